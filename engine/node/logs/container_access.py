@@ -1,7 +1,7 @@
-"""The way into a pod's containers from outside: logs, commands, attachments, ports, checkpoints.
+"""Gives access to a pod's containers from outside: logs, commands, attach, port forwarding, checkpoints.
 
-Names come from a request; the rules by which they are looked up, and the words where that fails, are those of
-a kubelet v1.36 (`pkg/kubelet/server/server.go`, `kubelet_pods.go`).
+Names come from a request. The rules for looking them up and the error texts are those of kubelet v1.36
+(`pkg/kubelet/server/server.go`, `kubelet_pods.go`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from engine.node.logs.log_reader import LogWatch, read_log
 
 
 class Unknown(InvalidInput):
-    """There is no such pod or container."""
+    """Raised if there is no such pod or container."""
 
     grpc_status = "NOT_FOUND"
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerStreams:
-    """Which streams a session has; a terminal has one output."""
+    """The streams of a session; a terminal has one output."""
 
     stdin: bool
     stdout: bool
@@ -38,7 +38,9 @@ class ContainerStreams:
 
 
 class ContainerAccess:
-    """`pods` are those that the node knows, `held` says what the runtime holds of one."""
+    """Look up containers. `pods` are those that the node knows, `held` returns what the runtime
+    holds of one.
+    """
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class ContainerAccess:
         self._watch = LogWatch()
 
     def pod(self, namespace: str, name: str) -> Pod:
-        """Raises Unknown."""
+        """Return the pod. Raises Unknown."""
         for pod in self._pods():
             if pod.metadata.name == name and (pod.metadata.namespace or "default") == namespace:
                 return pod
@@ -66,7 +68,7 @@ class ContainerAccess:
     async def logs(
         self, namespace: str, name: str, container: str, options: LogOptions
     ) -> AsyncGenerator[bytes, None]:
-        """The log that is there, opened. Raises Unknown, and InvalidInput where there is none yet."""
+        """Open the log of a container. Raises Unknown, and InvalidInput if there is no log yet."""
         try:
             pod = self.pod(namespace, name)
         except Unknown:
@@ -91,7 +93,9 @@ class ContainerAccess:
     async def exec_url(
         self, namespace: str, name: str, container: str, command: list[str], streams: ContainerStreams
     ) -> str:
-        """Where the runtime waits for who brings the streams. Raises Unknown, or what the runtime says."""
+        """Return the URL at which the runtime waits for the streams. Raises Unknown, or the
+        runtime's error.
+        """
         running = self._running(self.pod(namespace, name), container)
         with _as_unknown():
             return await self._runtime.exec_url(
@@ -106,7 +110,9 @@ class ContainerAccess:
     async def attach_url(
         self, namespace: str, name: str, uid: str, container: str, streams: ContainerStreams
     ) -> str:
-        """Like `exec_url`; whether there is a terminal, the container's spec says."""
+        """Return the URL for attaching, like `exec_url`; the container's spec decides whether there is a
+        terminal.
+        """
         pod = self.pod(namespace, name)
         full_name = f"{name}_{namespace}"
         record = self._held(pod.metadata.uid).container(container)
@@ -125,7 +131,7 @@ class ContainerAccess:
             )
 
     async def port_forward_url(self, namespace: str, name: str, uid: str, ports: list[int]) -> str:
-        """`ports` may be empty where they come with each connection."""
+        """Return the URL for port forwarding; `ports` may be empty if each connection names its own."""
         pod = self.pod(namespace, name)
         if uid and uid != pod.metadata.uid:
             raise Unknown("pod not found")
@@ -136,7 +142,7 @@ class ContainerAccess:
             return await self._runtime.port_forward_url(sandbox.id, ports)
 
     async def run(self, namespace: str, name: str, container: str, command: list[str]) -> bytes:
-        """What a command prints, both outputs. Raises Refused with that where it fails."""
+        """Run a command and return both outputs. Raises Refused with the output if it fails."""
         running = self._running(self.pod(namespace, name), container)
         result = await self._runtime.exec_sync(running.id, command, 0)
         printed = result.stdout + result.stderr
@@ -146,7 +152,9 @@ class ContainerAccess:
         return printed
 
     async def checkpoint(self, namespace: str, name: str, container: str, timeout_seconds: int) -> Path:
-        """The archive that the runtime wrote. Raises Unknown, or Refused with what went wrong."""
+        """Checkpoint a container and return the archive's path. Raises Unknown, or Refused with what went
+        wrong.
+        """
         pod = self.pod(namespace, name)
         if spec_of(pod, container) is None:
             raise Unknown(f"container {container} does not exist")
@@ -173,7 +181,7 @@ class ContainerAccess:
 
 @contextmanager
 def _as_unknown() -> Iterator[None]:
-    """What the runtime does not know any more is unknown here too."""
+    """Report what the runtime no longer knows as unknown."""
     try:
         yield
     except NotFound as error:

@@ -1,6 +1,6 @@
-"""Which container's log is meant, how much of it, and what a line of it becomes. Pure.
+"""Selects the log of a container, the part of it that a reader wants, and the form of its lines. Pure.
 
-The rules and the words are those of a kubelet v1.36 (`pkg/kubelet/kubelet_pods.go`, `cri-client/pkg/logs`).
+The rules and error texts are those of kubelet v1.36 (`pkg/kubelet/kubelet_pods.go`, `cri-client/pkg/logs`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ STREAMS: Final = (b"stdout", b"stderr")
 
 
 class OutOfRange(InvalidInput):
-    """A value that is one of its kind and yet makes no sense."""
+    """Raised for a value of the right type that makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How much of a log: `tail` lines from the end, `limit` bytes in all, lines from `since` (Unix
-    nanoseconds) on; None and 0 for everything."""
+    """The part of a log to return: the last `tail` lines, at most `limit` bytes, lines since `since` (Unix
+    nanoseconds).
+
+    None and 0 mean everything.
+    """
 
     follow: bool = False
     previous: bool = False
@@ -41,8 +44,9 @@ class LogOptions:
 
 
 def log_options(query: Mapping[str, str], now: float) -> LogOptions:
-    """From the fields of v1.PodLogOptions. Raises InvalidInput for what is no such value, OutOfRange for a
-    value that is none."""
+    """Read the fields of v1.PodLogOptions. Raises InvalidInput for a malformed value and OutOfRange for a
+    senseless one.
+    """
     old = query.get("tail", "")
     tail = ("" if old == "all" else old) if old else query.get("tailLines", "")
     lines = _number(tail, "tailLines") if tail else None
@@ -80,7 +84,7 @@ def _number(text: str, name: str) -> int:
 
 
 def nanoseconds(text: str) -> int:
-    """Unix nanoseconds of an RFC 3339 time. Raises InvalidInput."""
+    """Convert an RFC 3339 time to Unix nanoseconds. Raises InvalidInput."""
     try:
         whole, dot, rest = text.partition(".")
         zone = rest.lstrip("0123456789") if dot else ""
@@ -94,13 +98,14 @@ def nanoseconds(text: str) -> int:
 
 
 def spec_of(pod: Pod, name: str) -> Container | None:
-    """The container of that name, of whatever kind."""
+    """Return the container with that name, of any kind."""
     return next((each for each in pod.every_container if each.name == name), None)
 
 
 def logged_container(pod: Pod, name: str, *, previous: bool) -> str:
-    """The id of the container whose log is asked for. Raises InvalidInput in the kubelet's words where
-    there is none yet."""
+    """Return the id of the container whose log is wanted. Raises InvalidInput in the kubelet's words if there
+    is none yet.
+    """
     status = _status_of(pod, name)
     named = f'container "{name}" in pod "{pod.metadata.name}"'
     if status is None:
@@ -135,7 +140,7 @@ def _status_of(pod: Pod, name: str) -> ContainerStatus | None:
 
 
 class LogText:
-    """Turns lines of a log into what the reader gets, until `done`."""
+    """Convert log lines to what the reader gets, until `done`."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
@@ -145,7 +150,7 @@ class LogText:
         self.done = self._lines == 0
 
     def take_all(self, lines: Iterable[bytes]) -> bytes:
-        """As many of them as are wanted."""
+        """Convert as many of the lines as are wanted."""
         out = []
         for line in lines:
             if self.done:
@@ -154,8 +159,11 @@ class LogText:
         return b"".join(out)
 
     def take(self, line: bytes) -> bytes:
-        """`line` as it stands in the log: `TIME stdout|stderr F|P TEXT`, the newline included where it is
-        whole. What is no such line is left out."""
+        """Convert one line of the log, `TIME stdout|stderr F|P TEXT`, including its newline if it is
+        complete.
+
+        Lines of any other form are left out.
+        """
         time, stream, tags, text = _split(line)
         if stream not in STREAMS:
             return b""
@@ -190,5 +198,5 @@ def _split(line: bytes) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 def _fixed(time: bytes, at: int) -> bytes:
-    """With all nine digits of the second, in the zone that the log has."""
+    """Format a time with all nine digits of the second, in the zone of the log."""
     return b"%s.%09d%s" % (time[:19], at % 10**9, time[19:].lstrip(b".0123456789"))

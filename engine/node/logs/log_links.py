@@ -1,4 +1,4 @@
-"""A link for each container's log, under the name by which log shippers look for it. Best effort."""
+"""Links each container's log under the name that log shippers expect. Failures are ignored."""
 
 from __future__ import annotations
 

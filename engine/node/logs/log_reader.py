@@ -1,8 +1,7 @@
-"""Reads a container's log from its file, and follows it while the container runs, over rotations too.
+"""Reads a container's log from its file, and follows it across rotations while the container runs.
 
-Reading and cutting is done in threads, so that a long log keeps nobody else waiting. What was written is
-learned from the kernel (inotify), one watch for all readers; a look each second stands in for what it
-misses, as with the kubelet.
+Reading and filtering happen in threads, so that a long log delays nobody else. inotify reports new output,
+with one watch for all readers; a check each second covers what inotify misses, as in the kubelet.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LOOK_AGAIN_SECONDS = 1.0
 
 
 class LogWatch:
-    """Tells readers that something happened in the directory of a log."""
+    """Notify readers of changes in the directory of a log."""
 
     def __init__(self) -> None:
         self._watch: InotifyWatch | None = None
@@ -34,7 +33,7 @@ class LogWatch:
 
     @contextmanager
     def changes(self, directory: Path) -> Iterator[asyncio.Event]:
-        """Set with each change in it. Where the kernel grants no watch the event is never set."""
+        """Return an event that is set with each change; it is never set if the kernel grants no watch."""
         news = asyncio.Event()
         readers = self._readers.setdefault(directory, set())
         try:
@@ -64,7 +63,9 @@ class LogWatch:
             self._watch = None
 
     def _tell(self, _mask: int, directory: Path, name: str) -> None:
-        """Without a name the kernel has lost count: whoever reads shall look."""
+        """Notify the readers of a file. An event without a name means that the kernel lost events, so all are
+        notified.
+        """
         told: Iterable[set[asyncio.Event]] = [self._readers.get(directory, set())]
         for readers in told if name else self._readers.values():
             for news in readers:
@@ -72,7 +73,7 @@ class LogWatch:
 
 
 async def _opened(path: Path, top: Path) -> FileIO:
-    """A log beneath `top`. Raises InvalidInput naming the path."""
+    """Open a log below `top`. Raises InvalidInput naming the path."""
 
     def open_it() -> FileIO:
         with opened_parent(path, top) as (directory, name):
@@ -87,8 +88,11 @@ async def _opened(path: Path, top: Path) -> FileIO:
 async def read_log(
     path: Path, top: Path, options: LogOptions, *, running: Callable[[], bool], watch: LogWatch
 ) -> AsyncGenerator[bytes, None]:
-    """What the reader gets of a log beneath `top`, in pieces; the first is empty and says that the log is
-    open. `running` says whether more may come. Raises InvalidInput naming the path."""
+    """Yield the wanted part of a log below `top`, in pieces; the first is empty and reports that the log is
+    open.
+
+    `running` tells whether more may come. Raises InvalidInput naming the path.
+    """
     log = _Log(await _opened(path, top), LogText(options))
     try:
         yield b""
@@ -111,7 +115,7 @@ async def read_log(
                     try:
                         replacement = await _opened(path, top)
                     except InvalidInput:
-                        pass  # between the two steps of a rotation
+                        pass  # the log is missing between the two steps of a rotation
                     else:
                         while (piece := await asyncio.to_thread(log.read, last=True)) is not None:
                             if piece:
@@ -130,8 +134,11 @@ async def read_log(
 
 
 class _Log:
-    """One reader's place in a file. A thread may still be at it when the reader has gone: it meets a closed
-    file then, not what has come under the number of its descriptor."""
+    """The position of one reader in a file.
+
+    A thread may still read when the reader has left. It then finds the file closed, rather than another file
+    under the same descriptor.
+    """
 
     def __init__(self, file: FileIO, text: LogText) -> None:
         self._file = file
@@ -147,8 +154,10 @@ class _Log:
             self._file.seek(_tail_offset(self._file, tail))
 
     def read(self, *, last: bool) -> bytes | None:
-        """What the reader gets of one stretch, which may be nothing; None at the end of the file or of what
-        is wanted. `last`: a line without its end is taken too."""
+        """Read one stretch, which may be empty; return None at the end of the file or of what is wanted.
+
+        With `last`, a line without a newline is included.
+        """
         if self.done:
             return None
         data = self._file.read(PIECE)
@@ -161,7 +170,7 @@ class _Log:
         return self._text.take_all(lines)
 
     def is_another(self, path: Path) -> bool:
-        """Whether the path stands for another file by now, or for none."""
+        """Tell whether the path now leads to another file, or to none."""
         held = os.fstat(self._file.fileno())
         try:
             found = os.lstat(path)
@@ -178,14 +187,14 @@ class _Log:
 
 
 def _lines(data: bytes) -> list[bytes]:
-    """With their newlines; no other sign ends a line."""
+    """Split into lines with their newlines; no other character ends a line."""
     *whole, rest = data.split(b"\n")
     lines = [line + b"\n" for line in whole]
     return [*lines, rest] if rest else lines
 
 
 def _tail_offset(file: FileIO, lines: int) -> int:
-    """Where the last `lines` whole lines begin; what comes after them belongs to them."""
+    """Return the offset of the last `lines` complete lines; what follows them belongs to them."""
     at = file.seek(0, os.SEEK_END)
     wanted = lines + 1
     while at > 0:

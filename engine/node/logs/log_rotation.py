@@ -1,7 +1,7 @@
-"""Keeps containers' logs within `containerLogMaxSize` and `containerLogMaxFiles`, as the kubelet names them.
+"""Keeps container logs within `containerLogMaxSize` and `containerLogMaxFiles`.
 
-A log that has grown too large is moved to `<log>.<time>` and the runtime opens a new one; of the moved
-ones the latest stays plain (a reader may be in it), earlier ones are compressed, the oldest deleted.
+A log that is too large is renamed to `<log>.<time>`, and the runtime opens a new one. The latest rotated
+file stays uncompressed, since a reader may be in it; older ones are compressed, and the oldest deleted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEP_SECONDS = 600.0
 
 
 def log_limits(config: KubeletConfiguration) -> tuple[int, int]:
-    """Bytes of one file, negative for no limit, and the number of files. Raises `InvalidInput`."""
+    """Return the size limit in bytes, negative for none, and the number of files. Raises `InvalidInput`."""
     size = Quantity.parse(config.container_log_max_size).value
     if config.container_log_max_files <= 1:
         text = f"expected more than 1, got {config.container_log_max_files}"
@@ -47,9 +47,9 @@ def rotated_name(path: Path, now: float) -> Path:
 
 
 def surplus(rotated: Iterable[Path], max_files: int) -> tuple[list[Path], list[Path]]:
-    """Of a log's moved files: which to delete and which to compress, leaving room for one more.
+    """Return which rotated files of a log to delete and which to compress, leaving space for one more.
 
-    Names sort by time. What a kubelet left half compressed is deleted.
+    The names sort by time. Files that a kubelet left half compressed are deleted.
     """
     names = sorted(rotated, key=lambda path: path.name.removesuffix(COMPRESSED))
     unfinished = [path for path in names if path.name.endswith(UNFINISHED)]
@@ -60,8 +60,11 @@ def surplus(rotated: Iterable[Path], max_files: int) -> tuple[list[Path], list[P
 
 
 class LogRotation:
-    """`running()` gives the containers whose logs are looked at every `containerLogMonitorInterval`;
-    `containerLogMaxWorkers` of them are rotated at once."""
+    """Rotate the logs of the containers that `running()` returns.
+
+    All logs are examined every `containerLogMonitorInterval`; `containerLogMaxWorkers` are rotated at the
+    same time.
+    """
 
     def __init__(
         self,
@@ -129,7 +132,9 @@ class LogRotation:
 
 
 def _larger_than(size: int, paths: Sequence[str]) -> list[str]:
-    """In a thread: to look at thousands of files would keep the agent's loop from everything else."""
+    """Return the logs above the limit. Runs in a thread, because thousands of stat calls would block the
+    event loop.
+    """
     found = []
     for path in paths:
         try:
@@ -143,7 +148,9 @@ def _larger_than(size: int, paths: Sequence[str]) -> list[str]:
 
 
 def _make_room(path: Path, max_files: int) -> None:
-    """`path` begins with a descriptor: nobody can put another directory in the place of the log's."""
+    """Delete and compress rotated files. `path` begins with a descriptor, so nobody can swap the
+    directory.
+    """
     remove_unfinished(path.parent)
     delete, compress = surplus(path.parent.glob(f"{path.name}.*"), max_files)
     for old in delete:
@@ -153,7 +160,7 @@ def _make_room(path: Path, max_files: int) -> None:
             try:
                 plain = open_regular(directory, old.name)
             except OSError:
-                remove_tree(old)  # a link or a FIFO, which no runtime leaves there
+                remove_tree(old)  # a link or a FIFO; no runtime creates those here
                 continue
             with (
                 os.fdopen(plain, "rb") as source,

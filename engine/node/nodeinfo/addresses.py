@@ -1,4 +1,4 @@
-"""Under which addresses a node is found (kubelet v1.36: `--node-ip`, `nodestatus.NodeAddress`)."""
+"""Finds the addresses of the node (kubelet v1.36: `--node-ip`, `nodestatus.NodeAddress`)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from engine.api.pod import Pod
 DNS_SECONDS: Final = 5.0
 LOOPBACK: Final = "127.0.0.1"
 SOMEWHERE: Final = {4: "192.0.2.1", 6: "2001:db8::1"}
-"""Addresses for documentation: the default route is asked for them, and nothing is sent."""
+"""Documentation addresses; the kernel is asked for the route to them, and nothing is sent."""
 
 log = logging.getLogger("kubengine.node")
 
 
 def parse_node_ips(text: str) -> list[str]:
-    """`--node-ip`: one address, or one of each family; `0.0.0.0` and `::` only choose a family.
+    """Parse `--node-ip`: one address, or one per IP family; `0.0.0.0` and `::` only choose a family.
 
-    What is no address is logged and passed over. Raises InvalidInput for more or other pairs.
+    Text that is not an address is logged and ignored. Raises InvalidInput for more addresses or other pairs.
     """
     addresses = []
     for part in filter(None, map(str.strip, text.split(","))):
@@ -43,7 +43,7 @@ def parse_node_ips(text: str) -> list[str]:
 
 
 def unusable(address: str) -> str:
-    """Why an address cannot be the node's, in the kubelet's words; empty if it can."""
+    """Return why an address cannot be the node's, in the kubelet's words, or an empty text."""
     ip = ipaddress.ip_address(address)
     for is_so, what in (
         (ip.is_loopback, "loopback address"),
@@ -59,8 +59,11 @@ def unusable(address: str) -> str:
 
 
 async def node_ips(name: str, given: Sequence[str]) -> list[str]:
-    """The node's IP addresses, the first one before all: those given, the name if it is one, what DNS knows
-    of it and this machine has, or where the default route sends from (loopback without one)."""
+    """Return the node's IP addresses, the primary one first.
+
+    In this order: those given, the node's name if it is an address, what DNS has for the name if it is on
+    this machine, or the source address of the default route (loopback without one).
+    """
     fixed = _fixed(name, given)
     for each in _specified(given):
         if why := unusable(each):
@@ -69,10 +72,11 @@ async def node_ips(name: str, given: Sequence[str]) -> list[str]:
 
 
 class HostAddresses:
-    """`ips` are the node's IP addresses as they are now, as `node_ips` found them at its start.
+    """The current addresses of the node.
 
-    `look` finds them anew, as the kubelet v1.36 does at each look at the node's status. Where none is found
-    they stay. `changed` is told when they are other ones.
+    `ips` starts with what `node_ips` found. `look` searches again, as kubelet v1.36 does whenever it
+    computes the node's status; if nothing is found, the addresses stay. `changed` is called when they
+    differ.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class HostAddresses:
 
 
 def node_addresses(ips: Iterable[str], host_name: str) -> list[NodeAddress]:
-    """As the Node's status has them."""
+    """Return the addresses as the Node's status lists them."""
     return [
         *(NodeAddress(type="InternalIP", address=ip) for ip in ips),
         NodeAddress(type="Hostname", address=host_name),
@@ -101,10 +105,11 @@ def node_addresses(ips: Iterable[str], host_name: str) -> list[NodeAddress]:
 
 
 def pod_ips(pod: Pod, sandbox: Sequence[str], host_ips: Sequence[str]) -> tuple[str, ...]:
-    """A pod's addresses, one of each family, that of the node's first address before the other.
+    """Return a pod's addresses, one per family, with the family of the node's primary address first.
 
-    `sandbox` is what the runtime gave it; it keeps those when its sandbox has gone. A pod on the host's
-    network keeps its first ones too, and gets the node's second when that comes (kubelet v1.36).
+    `sandbox` are the addresses from the runtime, which a pod keeps when its sandbox is gone. A pod in the
+    host's network also keeps its first addresses, and gets the node's second when that appears (kubelet
+    v1.36).
     """
     kept = tuple(known.ip for known in pod.status.pod_ips or ())
     given = kept if pod.spec.host_network or not sandbox else sandbox
@@ -116,7 +121,7 @@ def pod_ips(pod: Pod, sandbox: Sequence[str], host_ips: Sequence[str]) -> tuple[
 
 
 def default_route(family: int) -> str:
-    """The address that the default route would send from; empty without one."""
+    """Return the source address of the default route, or an empty text."""
     for version in (family, 10 - family):
         with (
             contextlib.suppress(OSError),
@@ -132,7 +137,7 @@ def _specified(given: Sequence[str]) -> list[str]:
 
 
 def _fixed(name: str, given: Sequence[str]) -> list[str]:
-    """Those that nothing changes: what was given, or the name if it is one."""
+    """Return the addresses that cannot change: those given, or the name if it is an address."""
     if specified := _specified(given):
         return specified
     try:
@@ -142,7 +147,9 @@ def _fixed(name: str, given: Sequence[str]) -> list[str]:
 
 
 async def _found(name: str, given: Sequence[str]) -> str:
-    """What DNS knows of the name and this machine has, or where the default route sends from; or nothing."""
+    """Return what DNS has for the name if it is on this machine, or the source address of the
+    default route.
+    """
     family = ipaddress.ip_address(given[0]).version if given else 4
     known = [address for address in await _resolved(name) if not unusable(address)]
     preferred = [address for address in known if ipaddress.ip_address(address).version == family]
@@ -150,7 +157,7 @@ async def _found(name: str, given: Sequence[str]) -> str:
 
 
 def _is_here(address: str) -> bool:
-    """Whether an interface has it: only such an address can be bound."""
+    """Tell whether an interface has the address, because only then it can be bound."""
     family = _family(ipaddress.ip_address(address).version)
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

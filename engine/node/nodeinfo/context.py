@@ -1,4 +1,4 @@
-"""What a node is given, before anything of it runs."""
+"""Holds what a node is created with."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from engine.node.images.access import CredentialPrograms
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """`root` is the node's own directory, `clock` gives Unix seconds. `view` says what counts as the node
-    for eviction, the whole machine by default; `kubeconfig` which API server it belongs to, none without,
-    and `bootstrap_kubeconfig` how it gets there. `serving` is what its own server shows, `cert_dir` where
-    certificates are kept, `node_ips` which addresses it was given. `credential_programs` are asked for
-    credentials for an image's repository."""
+    """The inputs of a node.
+
+    `root` is the agent's directory; `clock` returns Unix seconds. `view` tells what counts as the node for
+    eviction, by default the whole machine. `kubeconfig` names the API server, if any, and
+    `bootstrap_kubeconfig` how to get credentials for it. `serving` is the certificate of the node's own
+    server, `cert_dir` the directory of certificates, and `node_ips` are the configured addresses.
+    `credential_programs` are the credential providers for image registries.
+    """
 
     config: KubeletConfiguration
     kubengine_config: KubengineConfiguration

@@ -1,4 +1,4 @@
-"""The node as an API object: what admission decides with, and what `/kubengine/node` shows."""
+"""Builds the Node object: for admission, and for `/kubengine/node`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ DECLARED_FEATURES: Final = (
     "InPlacePodVerticalScalingInitContainers",
     "RestartAllContainersOnContainerExits",
 )
-"""What a control plane may ask of this node beyond what every node can (KEP-5328)."""
+"""Features that the control plane may use on this node beyond those of every node (KEP-5328)."""
 
 
 class NodeDescription:
-    """`pressures()` are the node's pressure conditions, `problems()` is what keeps the node from
-    being ready, `images()` what the runtime has. Clock in Unix seconds."""
+    """Describe the node.
+
+    `pressures()` returns the pressure conditions, `problems()` what keeps the node from being ready, and
+    `images()` the images of the runtime. The clock returns Unix seconds.
+    """
 
     def __init__(
         self,
@@ -62,18 +65,19 @@ class NodeDescription:
         self._info = machine.node_info(runtime)
 
     def learn(self, metadata: ObjectMeta, spec: NodeSpec) -> bool:
-        """The API server's Node: pods are judged by the labels and taints that stand there. Whether those
-        are other ones now."""
+        """Adopt the labels and taints of the API server's Node; return whether they changed."""
         before, before_spec = self._known or (self._metadata, self._spec)
         self._known = metadata, spec
         return (before.labels, before_spec.taints) != (metadata.labels, spec.taints)
 
     def own(self) -> Node:
-        """As `complete`, without images, with the labels and taints that the agent was started with."""
+        """Return the Node as `complete` does, without images and with the labels and taints given
+        at start.
+        """
         return msgspec.structs.replace(self.current(), metadata=self._metadata, spec=self._spec)
 
     def current(self) -> Node:
-        """The node with its capacity, allocatable and conditions of this moment, without images."""
+        """Return the Node with its current capacity, allocatable and conditions, without images."""
         metadata, spec = self._known or (self._metadata, self._spec)
         shown = self._features()
         return Node(
@@ -94,14 +98,16 @@ class NodeDescription:
         )
 
     def judging(self) -> Node:
-        """As `current`, with no more than what pods are judged by: labels, taints, what can be given."""
+        """Return only what admission needs of the Node: labels, taints and allocatable."""
         metadata, spec = self._known or (self._metadata, self._spec)
         return Node(
             metadata=metadata, spec=spec, status=NodeStatus(allocatable=self._resources.allocatable())
         )
 
     async def complete(self) -> Node:
-        """As `own`, with images (without where the runtime doesn't answer), and addresses found anew."""
+        """Return the Node with images (unless the runtime does not answer), and search its
+        addresses again.
+        """
         await self._addresses.look()
         node = self.own()
         try:
@@ -111,7 +117,7 @@ class NodeDescription:
         return node
 
     async def describe(self) -> dict[str, Any]:
-        """A v1 Node as `kubectl get node -o json` prints it."""
+        """Return a v1 Node as `kubectl get node -o json` prints it."""
         node = await self.complete()
         return {"apiVersion": node.api_version, "kind": node.kind, **to_builtins(node)}
 
@@ -132,12 +138,12 @@ class NodeDescription:
 
 
 def _aggregate(errors: list[str]) -> str:
-    """Several errors in one line, as Kubernetes joins them."""
+    """Join several errors in one line, as Kubernetes does."""
     return errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
 
 
 def node_images(images: Iterable[cri.Image], most: int) -> list[ContainerImage]:
-    """The `most` largest images (-1: all), each with its first five names, digests before tags."""
+    """Return the `most` largest images (-1: all), each with its first five names, digests before tags."""
     listed = [
         ContainerImage(names=[*image.repo_digests, *image.repo_tags][:NAMES_PER_IMAGE], size_bytes=image.size)
         for image in images

@@ -1,4 +1,4 @@
-"""What this machine has: capacity, addresses and the facts of `nodeInfo`."""
+"""Reads the capacity of the machine and the facts of `nodeInfo`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ MEMINFO = Path("/proc/meminfo")
 _SEMANTIC = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 _NUMBERS = re.compile(r"\d+(\.\d+)+")
 KUBELET = "v1.36.2"
-"""The kubelet whose behaviour this is: control planes compare versions, and leave out what follows a plus."""
+"""The version of the kubelet that the agent behaves like; control planes compare versions and ignore what
+follows a plus.
+"""
 
 
 def capacity(root: Path, config: KubeletConfiguration) -> dict[str, Quantity]:
-    """cpu, memory, ephemeral-storage (of the file system that holds `root`), hugepages and pods.
+    """Return the capacity: cpu, memory, ephemeral-storage (of the file system of `root`), hugepages and pods.
 
-    A node that does not isolate local storage has none to request.
+    Without local storage isolation there is no ephemeral-storage to request.
     """
     cores = os.cpu_count() or 1
     most, per_core = config.max_pods, config.pods_per_core
@@ -49,20 +51,23 @@ def capacity(root: Path, config: KubeletConfiguration) -> dict[str, Quantity]:
 
 
 def existing_parent(path: Path) -> Path:
-    """The path, or its nearest parent that exists."""
+    """Return the path, or its nearest existing parent."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
 def memory_total() -> int:
-    """Bytes of memory."""
+    """Return the memory in bytes."""
     return _meminfo("MemTotal:")
 
 
 def memory_in_use() -> tuple[int, int]:
-    """Bytes in use, and the working set of them, which is what `memory.available` leaves: thresholds of it
-    are set by what is shown. Where no cgroup tells, all but what can be had without swapping."""
+    """Return the memory in use and the working set, in bytes.
+
+    The working set is what the eviction signal `memory.available` subtracts. Without a cgroup, everything
+    counts that is not available without swapping.
+    """
     root, meminfo = CgroupUsage("/"), HeldFile(MEMINFO)
     try:
         return machine_memory(root, meminfo)
@@ -75,12 +80,12 @@ def memory_in_use() -> tuple[int, int]:
 
 
 def swap() -> tuple[int, int]:
-    """Bytes of swap, and of it free."""
+    """Return the swap space and the free swap space, in bytes."""
     return _meminfo("SwapTotal:"), _meminfo("SwapFree:")
 
 
 def _meminfo(field: str) -> int:
-    """Bytes of one field of /proc/meminfo, 0 where the kernel has not got it."""
+    """Return one field of /proc/meminfo in bytes, or 0 if the kernel does not have it."""
     with MEMINFO.open() as lines:
         for line in lines:
             if line.startswith(field):
@@ -89,7 +94,7 @@ def _meminfo(field: str) -> int:
 
 
 def max_pids() -> int:
-    """How many processes the kernel allows: the smaller of pid_max and threads-max."""
+    """Return how many processes the kernel allows: the smaller of pid_max and threads-max."""
     files = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
     return min(int(file.read_text()) for file in files)
 
@@ -110,7 +115,7 @@ def kubelet_version() -> str:
 
 
 def node_info(runtime: str) -> dict[str, Any]:
-    """`runtime` is its name and version: `containerd://1.6.20`."""
+    """Return the node's info; `runtime` is the name and version of the runtime: `containerd://1.6.20`."""
     machine_id = Path("/etc/machine-id")
     swap_total, _ = swap()
     return {
@@ -128,7 +133,9 @@ def node_info(runtime: str) -> dict[str, Any]:
 
 
 def runtime_of(name: str, version: str) -> str:
-    """`containerd://1.6.20`: a semantic version whole, of another (`1.6.20~ds1`) the first numbers."""
+    """Return `containerd://1.6.20`: a semantic version as it is, the leading numbers of any other
+    (`1.6.20~ds1`).
+    """
     bare = version.removeprefix("v")
     if _SEMANTIC.fullmatch(bare):
         return f"{name}://{bare}"
@@ -137,7 +144,7 @@ def runtime_of(name: str, version: str) -> str:
 
 
 def _system_uuid() -> str:
-    """The firmware's, else the machine id in its place (cadvisor, which the kubelet asks)."""
+    """Return the UUID from the firmware, or else the machine id, as cadvisor does for the kubelet."""
     for file in ("/sys/class/dmi/id/product_uuid", "/proc/device-tree/vm,uuid", "/etc/machine-id"):
         with contextlib.suppress(OSError):
             return Path(file).read_text().strip("\0\n ")
@@ -145,7 +152,7 @@ def _system_uuid() -> str:
 
 
 def boot_id() -> str:
-    """Another one after each boot."""
+    """Return the boot id, which changes with each boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -157,7 +164,7 @@ def _os_name() -> str:
 
 
 def device_name(major: int, minor: int) -> str:
-    """`/dev/sda` of a block device, "" for one that the machine has not got."""
+    """Return the path of a block device, such as `/dev/sda`, or '' if the machine does not have it."""
     try:
         return f"/dev/{Path(f'/sys/dev/block/{major}:{minor}').readlink().name}"
     except OSError:

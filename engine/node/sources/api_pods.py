@@ -1,11 +1,11 @@
-"""The API server's pods on this node: what it wants goes to the node, how they are goes back.
+"""Follows the pods that the API server assigns to this node, and reports their status.
 
-A pod has changed when its spec, labels, annotations or deletion did; a change of its status alone is no
-more than news of what the server knows (kubelet v1.36, `pkg/kubelet/config`). Mirror pods only show
-static ones and never run.
+A pod has changed if its spec, labels, annotations or deletion changed; a change of the status alone only
+tells what the server knows (kubelet v1.36, `pkg/kubelet/config`). Mirror pods represent static pods and
+never run.
 
-What a pod is named by becomes a part of paths. An API server refuses a name that would lead elsewhere; a pod
-that has one all the same is passed over.
+Names of pods become parts of paths. An API server refuses names that lead elsewhere; if a pod has one
+nevertheless, it is ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ log = logging.getLogger("kubengine.pods")
 
 
 class ApiPods:
-    """`serve` names the node's pods before `run`, which follows the API until it is cancelled."""
+    """Follow the pods of the API; call `serve` with the node's pods before `run`, which runs
+    until cancelled.
+    """
 
     def __init__(
         self, client: ApiClient, node: str, *, node_uid: Callable[[], str], clock: Callable[[], float]
@@ -45,9 +47,9 @@ class ApiPods:
         self._seen: dict[str, Pod] = {}
         self._static: dict[str, Pod] = {}
         self._ending: dict[str, Pod] = {}
-        """Static pods that are wanted no more and have not ended yet, by full name."""
+        """Static pods by full name that are no longer wanted and have not ended yet."""
         self._back: set[str] = set()
-        """The uids of those that ended, are wanted again and have not begun anew."""
+        """Uids of static pods that ended, are wanted again, and have not started again."""
         self._watch = ResourceWatch(
             client,
             WatchedResource("/api/v1/pods", Pod, f"spec.nodeName={node}"),
@@ -61,14 +63,14 @@ class ApiPods:
         await self._watch.run()
 
     def leave(self) -> None:
-        """What the server is told is waited for no more."""
+        """Stop waiting for the API server to acknowledge statuses."""
         self._writer.leave()
 
     async def stop(self) -> None:
         await self._mirrors.stop()
         await self._writer.stop()
 
-    # What the node tells
+    # Reports from the node
 
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
         if may_run and pod.uid in self._back:
@@ -86,7 +88,7 @@ class ApiPods:
             await self._writer.settled(pod.uid)
 
     def manifests_changed(self, pods: Sequence[Pod]) -> None:
-        """The static pods that are wanted here. One that is no more keeps its mirror until it has ended."""
+        """Take the wanted static pods. A pod that is no longer wanted keeps its mirror until it has ended."""
         before, self._static = self._static, {pod.full_name: pod for pod in pods if is_static(pod)}
         wanted = {pod.uid for pod in self._static.values()}
         for name, pod in before.items():
@@ -96,7 +98,7 @@ class ApiPods:
         self._show()
 
     def _static_ended(self, pod: Pod) -> None:
-        """Its mirror goes with it, also where the same pod is wanted again."""
+        """Delete the mirror of an ended static pod, even if the same pod is wanted again."""
         ending, wanted = self._ending.get(pod.full_name), self._static.get(pod.full_name)
         if ending is None or ending.uid != pod.uid:
             return
@@ -110,10 +112,10 @@ class ApiPods:
         self._mirrors.want({name: pod for name, pod in shown.items() if pod.uid not in self._back})
 
     def _in_api(self, pod: Pod) -> str:
-        """The uid under which the API has the pod, empty if it has not."""
+        """Return the uid under which the API has the pod, or an empty text."""
         return self._mirrors.uid_of(pod) if is_static(pod) else pod.uid
 
-    # What the API tells
+    # Changes in the API
 
     def _replaced(self, pods: Sequence[Pod]) -> None:
         assert self._pods is not None
@@ -169,7 +171,7 @@ class ApiPods:
         self._writer.forget(uid)
 
     def _mirror_heard(self, mirror: Pod, *, listed: bool = False) -> None:
-        """The static pod's status goes to a mirror that is new or was written by another."""
+        """Send the static pod's status to a mirror that is new or that somebody else changed."""
         assert self._pods is not None
         mirror.metadata.managed_fields = None
         self._writer.heard(mirror, listed=listed)
@@ -184,7 +186,7 @@ class ApiPods:
             self.pod_changed(pod, may_run=self._pods.may_run(uid))
 
     def _known_as(self, pod: Pod) -> Pod:
-        """The pod as the node takes it: of this source, without what only a server needs."""
+        """Return the pod as the node uses it: marked with this source, without server-side fields."""
         meta = pod.metadata
         meta.managed_fields = None
         known = self._seen.get(pod.uid)
@@ -197,7 +199,7 @@ class ApiPods:
 
 
 def _can_have_a_place(pod: Pod) -> bool:
-    """Whether each of its names is one of a file or directory."""
+    """Tell whether each of its names is usable as the name of a file or directory."""
     meta = pod.metadata
     parts = [*pod.every_container, *(pod.spec.volumes or ())]
     wrong = [

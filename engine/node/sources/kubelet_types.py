@@ -1,8 +1,9 @@
-"""The fields of a pod in the kubelet's own structures, in their order: what its printed form lists.
+"""Lists the fields of a pod in the kubelet's internal structures, in the order of their printed form.
 
-One structure a paragraph line: its name, then its fields as `Name:type`, `Name` alone for text. A leading
-`.` stands for `core.`. Structures that a manifest's pod can't have are named but not listed. Facts of
-Kubernetes v1.36 (the internal core API); another minor version has other fields, and other uids.
+Each paragraph line is one structure: its name, then its fields as `Name:type`, or `Name` alone for text. A
+leading `.` stands for `core.`. Structures that a manifest cannot contain are named but not listed. The facts
+are those of Kubernetes v1.36 (the internal core API); other minor versions have other fields, and so other
+uids.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ v1.LabelSelectorRequirement Key Operator:v1.LabelSelectorOperator Values:[]strin
 
 
 def fields() -> dict[str, tuple[tuple[str, str], ...]]:
-    """Structure → its (field, type) pairs, types as Go writes them."""
+    """Return the (field, type) pairs of each structure; types are spelled as in Go."""
     found = {}
     for line in STRUCTURES.replace("\n  ", " ").strip().splitlines():
         name, *listed = line.split()
@@ -151,5 +152,5 @@ def fields() -> dict[str, tuple[tuple[str, str], ...]]:
 
 
 def _whole(kind: str) -> str:
-    """`[].Volume` → `[]core.Volume`."""
+    """Expand `[].Volume` to `[]core.Volume`."""
     return _CORE.sub(r"\1core.", kind)

@@ -1,8 +1,8 @@
-"""The uid that a kubelet v1.36 gives the pod of a manifest, so that one that comes later finds it here.
+"""Computes the uid that kubelet v1.36 gives a static pod, so that a later kubelet adopts the running pod.
 
-It is the 128-bit FNV-1a of the pod's printed form, with every field of the kubelet's own structures and
-the defaults filled in, followed by the node's name and the manifest's path, or by its URL. Source: kubelet
-v1.36, the config package's `applyDefaults`.
+The uid is the 128-bit FNV-1a hash of the pod's printed form, with every field of the kubelet's internal
+structures and all defaults, followed by the node's name and the manifest's path, or by its URL. Source:
+kubelet v1.36, `applyDefaults` of the config package.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ _DEFAULTS: dict[tuple[str, str], Any] = {
     ("core.ProjectedVolumeSource", "DefaultMode"): _FILE_MODE,
     ("core.VolumeSource", "EmptyDir"): {},
 }
-"""What the kubelet fills in and `engine.api.defaults` leaves out."""
+"""Defaults of the kubelet that `engine.api.defaults` does not set."""
 
 
 class Unprintable(Exception):
-    """The pod has something that this module doesn't know how a kubelet prints."""
+    """Raised if the pod has a field whose printed form is not known here."""
 
 
 def kubelet_uid(pod: Pod, *, metadata: ObjectMeta, place: str) -> str:
-    """`pod` has its defaults; `metadata` is the manifest's own; `place` is `host:NODEfile:PATH` or `url:URL`.
-    Raises `Unprintable`."""
+    """Compute the uid of a pod with defaults.
+
+    `metadata` is the manifest's own; `place` is `host:NODEfile:PATH` or `url:URL`. Raises `Unprintable`.
+    """
     text = f"(*core.Pod){printed_pod(pod, metadata)}{place}"
     return f"{fnv1a_128(text.encode(errors='surrogateescape')):032x}"
 
 
 def printed_pod(pod: Pod, metadata: ObjectMeta) -> str:
-    """The pod as Go prints the kubelet's structure of it."""
+    """Return the pod as Go prints the kubelet's structure."""
     if metadata.creation_timestamp or metadata.deletion_timestamp or pod.status != PodStatus():
         raise Unprintable("times and a status are not printed")
     return _printer("core.Pod")({"objectmeta": metadata, "spec": pod.spec, "status": {}})
@@ -57,7 +59,7 @@ def printed_pod(pod: Pod, metadata: ObjectMeta) -> str:
 
 @cache
 def _printer(kind: str) -> Callable[[Any], str]:
-    """What prints a value of a kind, without its type before it."""
+    """Return the function that prints a value of a kind, without its type name."""
     if kind.startswith("*"):
         return partial(_pointed_to, kind[1:])
     if kind.startswith("[]"):
@@ -108,7 +110,7 @@ def _struct(kind: str, value: Any) -> str:
 
 @cache
 def _empty(kind: str) -> str:
-    """A structure of which nothing is given."""
+    """Return the printed form of an empty structure."""
     return _braced([each.label + each.printed({}) for each in _members(kind)])
 
 
@@ -118,7 +120,7 @@ def _braced(fields: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A field of a structure: what stands before its value, and how that is found and printed."""
+    """A field of a structure: the text before its value, and how to find and print the value."""
 
     struct: str
     name: str
@@ -128,7 +130,7 @@ class _Member:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether the field is nothing but the one of its name."""
+        """Whether the field alone determines its name."""
         inherits = self.name in _INLINE or (self.struct, self.name) == _POD_SECURITY
         return not inherits and self.default is None
 
@@ -149,7 +151,7 @@ class _Member:
 
 @cache
 def _fields(kind: str, owner: type) -> list[Callable[[Any], str]]:
-    """What prints the fields of a structure, found in values of a class."""
+    """Return what prints the fields of a structure, read from values of a class."""
     return [_field(member, owner) for member in _members(kind)]
 
 
@@ -177,20 +179,24 @@ def _members(kind: str) -> list[_Member]:
 
 
 def _may_default(kind: str, value: Any) -> bool:
-    """A volume without any source is an empty directory; every other default stands alone."""
+    """Tell whether a structure gets defaults. A volume without a source is an emptyDir; other defaults stand
+    alone.
+    """
     sources = (name for name, _ in _structures()[kind])
     return kind != "core.VolumeSource" or all(_get(value, name) is None for name in sources)
 
 
 class _PodSecurity:
-    """The kubelet keeps the host's namespaces in the pod's security context, manifests beside it."""
+    """The host namespaces, which the kubelet's structure keeps in the security context and a manifest in the
+    spec.
+    """
 
     def __init__(self, spec: Any) -> None:
         self.spec = spec
 
 
 def _get(value: Any, name: str) -> Any:
-    """A field of a struct or of a plain object of a manifest, None where it has none."""
+    """Return a field of a struct or of a plain object, or None."""
     if value is None:
         return None
     if isinstance(value, dict):

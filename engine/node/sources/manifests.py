@@ -1,7 +1,7 @@
-"""Where pods come from: a directory of manifests, watched and re-read.
+"""Reads static pods from a directory, watches it, and reads changed files again.
 
-A file that cannot be read as pods keeps the pods that it held when it last could, and its fault is
-reported once per content; other files are not affected. An API server would be another source.
+A file that can no longer be parsed keeps the pods that it last contained, and its fault is reported once per
+content; other files are not affected.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ log = logging.getLogger("kubengine.sources")
 
 Stamp = tuple[int, int, int]
 SETTLE_SECONDS = 0.02
-"""How long further changes are waited for at most before a look; not longer than the last look took."""
+"""Seconds to wait at most for further changes before a scan; never longer than the last scan took."""
 TICK_SECONDS = 0.02
-"""A file written twice within a tick of the file system's clock may carry one time for both."""
+"""Seconds within which two writes may carry the same time stamp of the file system."""
 READ_AT_ONCE = 64
-"""So many manifests are read before what they say is followed, then as many again as have been read: who is
-told has the whole list to go through."""
+"""Manifests that are read before the first change is reported, and then again as many as have been read: each
+report passes on the whole list.
+"""
 STEP_SECONDS = 60.0
-"""A look at the directory, or the reading of a manifest, that takes longer is stuck."""
+"""Seconds after which a scan, or reading one manifest, counts as stuck."""
 RETRY_SECONDS = 0.2
-"""How soon what could not be read is tried again the first time; each pause is twice the one before."""
+"""Seconds until a failed read is tried again; the pause doubles each time."""
 FIRST_LOOK_SECONDS = 10.0
-"""How long a manifest that cannot be read keeps the pods of all from being known."""
+"""Seconds for which an unreadable manifest keeps the list of pods from being complete."""
 
 
 @dataclass(slots=True)
@@ -49,13 +50,13 @@ class _File:
 
 
 class ManifestDirectory:
-    """The static pods of one directory (or one file).
+    """The static pods of one directory, or of one file.
 
-    `uids` says under which uid a pod is here already. `on_change(pods)` gets the whole desired list
-    after every change; a pod whose manifest was taken away and is there again, the same, is missing once.
-    `on_fault(error)` gets what could not be used. What the disk does not give is no change:
-    it is tried again, and nothing is said of any pod before everything was read once, but for a manifest
-    that stays unreadable. `looked` is set after the first look, whatever came of it.
+    `uids` returns the uid that a running pod already has. `on_change(pods)` receives the whole desired list
+    after every change; a pod whose manifest was removed and returned unchanged is missing from one list.
+    `on_fault(error)` receives what could not be used. A read error is not a change: the read is tried again,
+    and no list is reported before everything was read once, unless a manifest stays unreadable. `looked` is
+    set after the first scan, whatever its result.
     """
 
     def __init__(
@@ -143,8 +144,11 @@ class ManifestDirectory:
         self._changed = False
 
     async def _look(self) -> None:
-        """Re-reads what changed, and says so part by part: the first of many start while the others are read.
-        Pods stay where something can't be read."""
+        """Read what changed and report it in parts, so that the first of many pods start while others are
+        read.
+
+        Pods of unreadable files stay.
+        """
         self._dirty.clear()
         with self._task.step(STEP_SECONDS):
             self._ensure_watch()
@@ -160,7 +164,7 @@ class ManifestDirectory:
                     told = 2 * count
 
     async def _take_stock(self) -> list[Path]:
-        """Forgets files that are gone; those to be read."""
+        """Forget files that are gone, and return those to read."""
         self._unread.clear()
         try:
             found, faults = await asyncio.to_thread(_stamps, self._path)
@@ -190,7 +194,7 @@ class ManifestDirectory:
             data, status = read_with_status(path)
         except InvalidInput as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                self._unread.add(path)  # it went while others were read
+                self._unread.add(path)  # the file disappeared while others were read
             elif isinstance(error.__cause__, OSError):
                 self._not_read(path, error)
             else:
@@ -232,7 +236,7 @@ class ManifestDirectory:
         )
 
     def _desired(self) -> list[Pod]:
-        """All pods; the first file (by name) keeps a pod name or uid, the others' pods are refused."""
+        """Return all pods. If two files use the same name or uid, the first file (by name) wins."""
         owners: dict[str, Path] = {}
         pods: list[Pod] = []
         for path, file in sorted(self._files.items()):
@@ -254,9 +258,9 @@ class ManifestDirectory:
 
 
 def _stamps(path: Path) -> tuple[dict[Path, Stamp], dict[Path, InvalidInput]]:
-    """Size, time and inode of every manifest, in the order of their names, and what can't be looked at.
+    """Return size, time and inode of every manifest in the order of their names, and the unreadable ones.
 
-    For a thread: to look at thousands of files would keep the agent's loop from everything else.
+    Call it in a thread, because thousands of stat calls would block the event loop.
     """
     if not path.exists():
         return {}, {}

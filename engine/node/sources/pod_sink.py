@@ -1,4 +1,4 @@
-"""Which pods should be on the node, as told by each of its sources."""
+"""States how the sources report the pods that should run on the node."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ MANIFESTS: Final = "manifests"
 MANIFEST_URL: Final = "manifest-url"
 API: Final = "api"
 LEAST_GRACE_SECONDS: Final = 1
-"""A pod that is deleted has this long at least."""
+"""Seconds that a deleted pod gets at least."""
 
 
 class PodSink(Protocol):
-    """What a source tells; `engine.node.pods.PodManager` hears it."""
+    """Receive pods from a source; `engine.node.pods.PodManager` implements it."""
 
     def set_desired(self, pods: Sequence[Pod], source: str) -> None:
-        """The whole list of pods that a source wants here."""
+        """Set the complete list of pods that a source wants on this node."""
 
     def put(self, pod: Pod, source: str) -> None:
-        """One pod of a source that is new or has changed."""
+        """Add or update one pod of a source."""
 
     def remove_pod(self, uid: str, source: str, grace: int | None) -> None:
-        """A source has a pod no more; `grace` in seconds, the pod's own if None."""
+        """Remove a pod that its source no longer has; `grace` in seconds, None for the pod's own."""
 
     def hear(self, uid: str, conditions: Sequence[PodCondition]) -> None:
-        """The conditions that the API has of a pod."""
+        """Take over the conditions that the API has of a pod."""
 
     def get(self, uid: str) -> Pod | None:
-        """The pod as the node has it."""
+        """Return the pod as the node has it."""
 
     def may_run(self, uid: str) -> bool:
-        """Whether something of the pod runs or will; true as long as it is not known."""
+        """Tell whether something of the pod runs or will run; true while that is unknown."""

@@ -1,7 +1,7 @@
-"""A quantity as Go prints the kubelet's structure of it: its number as parsed, not as meant.
+"""Prints a quantity as Go prints the kubelet's structure of it: as parsed, not as an amount.
 
-`0.5` and `500m` are the same amount and other structures: a number and a decimal scale where the text is
-short enough, an arbitrary number otherwise. Source: `resource.Quantity` of Kubernetes v1.36.
+`0.5` and `500m` are the same amount but different structures: a number and a decimal scale if the text is
+short enough, an arbitrary-precision number otherwise. Source: `resource.Quantity` of Kubernetes v1.36.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ _WORD = 1 << 64
 
 
 def printed_quantity(quantity: Quantity | None, *, milli: bool) -> str:
-    """`milli`: rounded up to thousandths, as amounts of resources are. None and zero amounts that nobody
-    wrote print as an empty structure."""
+    """Print a quantity; with `milli` rounded up to thousandths, as resource amounts are.
+
+    None and a defaulted zero print as an empty structure.
+    """
     if quantity is None:
         return _structure(0, 0, None, "", "")
     text = quantity.written
@@ -51,7 +53,7 @@ def _unit(suffix: str) -> tuple[int, str]:
 
 
 def _short(whole: str, fraction: str, exponent: int, kind: str) -> tuple[int, int] | None:
-    """Number and decimal scale, None where 64 bits may be too few."""
+    """Return number and decimal scale, or None if 64 bits may be too few."""
     if kind == BINARY_SI:
         if fraction or 14 - len(whole) - exponent * 3 // 10 < 0:
             return None
@@ -87,7 +89,7 @@ def _long(sign: str, whole: str, fraction: str, exponent: int, kind: str, milli:
 
 
 def _rounded(unscaled: int, places: int, wanted: int) -> int:
-    """Away from zero."""
+    """Round away from zero."""
     if places <= wanted:
         return unscaled * int(10 ** (wanted - places))
     return -(-unscaled // int(10 ** (places - wanted)))

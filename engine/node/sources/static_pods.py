@@ -1,10 +1,9 @@
-"""From manifests to the node's pods: names, uids and annotations as a kubelet gives static pods.
+"""Converts manifests to static pods with the names, uids and annotations that a kubelet gives them.
 
-Pure, but that a manifest becomes its pod. One that says of itself that it came from an API server (annotation
-`kubernetes.io/config.source: api`) is such a pod: not static, so not critical unless its priority is, and
-its name stays as it is. A uid comes from a manifest's file and content, so a changed one is a new pod.
-Amounts of cpu and memory that keep the QoS class are left out of the digest by which a pod is known again,
-so that they can be resized in place.
+Pure, except that it modifies the given manifest. A manifest with the annotation
+`kubernetes.io/config.source: api` is not a static pod: it is critical only by its priority, and it keeps its
+name. The uid depends on the manifest's file and content, so a changed manifest is a new pod. Amounts of CPU
+and memory that keep the QoS class are left out of the digest, so that they can be resized in place.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ def static_pod(
     source: str = SOURCE_FILE,
     uid_of: UidOf = lambda pod, digest, new: digest,
 ) -> Pod:
-    """The pod that a manifest stands for on this node, which `manifest` becomes. `origin` is its file or URL
-    (`source`), and position in it.
+    """Convert `manifest` to the static pod of this node. `origin` is its file or URL (`source`), and its
+    position there.
 
-    `uid_of(pod, digest, new)` gives a pod without a uid one, the digest if nobody knows better: the pod
-    has its final name then, the digest stays the same as long as nothing in the manifest changes that would
-    make it another pod, and `new()` is what a kubelet would give. Raises `InvalidInput` naming the origin
-    and every wrong field.
+    `uid_of(pod, digest, new)` returns the uid of a pod without one, or the digest as a fallback. The pod has
+    its final name by then; the digest stays the same as long as the manifest still means the same pod;
+    `new()` returns what a kubelet would assign. Raises `InvalidInput` naming the origin and every wrong
+    field.
     """
     pod, given = manifest, msgspec.structs.replace(manifest.metadata)
     apply_defaults(pod)
@@ -77,7 +76,7 @@ def static_pod(
 
 
 def _new_uid(pod: Pod, given: ObjectMeta, node_name: str, origin: str, source: str, digest: str) -> str:
-    """A kubelet's, or the digest for what a kubelet's is not known for."""
+    """Return the kubelet's uid, or the digest if the kubelet's is not known."""
     try:
         place = f"host:{node_name}file:{origin}" if source == SOURCE_FILE else f"url:{origin}"
         return kubelet_uid(pod, metadata=given, place=place)

@@ -1,9 +1,9 @@
-"""Which uid a static pod has: the one under which it is here already, as long as its manifest is the same.
+"""Chooses the uid of a static pod: that of the running pod, as long as the manifest is the same.
 
-A kubelet's uid for a manifest depends on the kubelet's version and on every field, so a pod that one left
-running, or that has finished, is known by what the runtime holds: name, namespace, the mark of a
-manifest's pod and containers that agree with the manifest. Nothing of it is restarted then. What manifest
-a uid stands for is kept with the accepted pod, so that an edit while no agent was there is an edit.
+A kubelet's uid for a manifest depends on the kubelet's version and on every field. A pod that a kubelet left
+running, or that has finished, is therefore recognized by what the runtime holds: name, namespace, the label
+of a static pod, and containers that agree with the manifest. Such a pod is adopted without a restart. The
+manifest of each uid is stored with the accepted pod, so that an edit during downtime is noticed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.node.spec.container_hash import container_hash
 
 
 class StaticUids:
-    """Of one source. `records()`: what the runtime holds."""
+    """The uids of one source; `records()` returns what the runtime holds."""
 
     def __init__(self, records: Callable[[], Iterable[PodRecord]], accepted: AcceptedSpecs) -> None:
         self._records = records
@@ -26,7 +26,7 @@ class StaticUids:
         self._chosen: set[str] = set()
 
     def held(self) -> dict[str, PodRecord]:
-        """Manifests' pods of the runtime by namespace and name, the newest where there are several."""
+        """Return the static pods in the runtime by namespace and name, the newest of each."""
         newest: dict[str, PodRecord] = {}
         for record in self._records():
             known = newest.get(record.full_name)
@@ -35,7 +35,7 @@ class StaticUids:
         return newest
 
     def choose(self, pod: Pod, digest: str, new: Callable[[], str], held: Mapping[str, PodRecord]) -> str:
-        """The uid of a pod that has its final name: the held one's where it is the same pod, else `new()`."""
+        """Return the uid of a pod with its final name: that of the same running pod, or `new()`."""
         record = held.get(pod.full_name)
         uid = record.uid if record is not None and self._stands_for(record, pod, digest) else new()
         self._accepted.comes_from(uid, digest)
@@ -54,7 +54,7 @@ class StaticUids:
 
 
 def agrees(pod: Pod, record: PodRecord) -> bool:
-    """Whether all containers that the runtime holds are the pod's, by name and by hash."""
+    """Tell whether all containers in the runtime agree with the pod's, by name and hash."""
     expected = {container.name: container for container in pod.all_containers}
     for name in {container.name for container in record.containers}:
         newest = record.container(name)

@@ -1,7 +1,4 @@
-"""Pods and containers as a kubelet describes them to a CRI runtime: names, labels, paths.
-
-Pure: messages out, nothing touched.
-"""
+"""Builds CRI sandbox and container configurations as a kubelet does: names, labels, paths. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _PROPAGATION = {
 
 @dataclass(slots=True)
 class ContainerInputs:
-    """What a container's configuration depends on beside its spec."""
+    """The inputs of a container's configuration besides its spec."""
 
     attempt: int
     image: str
@@ -69,8 +66,11 @@ def sandbox_config(
     resources: cri.LinuxContainerResources,
     users: cri.UserNamespace | None = None,
 ) -> cri.PodSandboxConfig:
-    """The sandbox of a pod. `attempt` counts sandboxes of this pod from 0; `resources` are what its
-    containers have together and `overhead` what the pod has beside them; `users` is its user namespace."""
+    """Build the sandbox configuration of a pod.
+
+    `attempt` counts the sandboxes of this pod from 0; `resources` is the sum of its containers, `overhead`
+    comes on top; `users` is its user namespace.
+    """
     meta = pod.metadata
     context = pod.spec.security_context or PodSecurityContext()
     return cri.PodSandboxConfig(
@@ -94,7 +94,9 @@ def sandbox_config(
 
 
 def _port_mappings(pod: Pod) -> list[cri.PortMapping]:
-    """Of containers and sidecars; a port that a container names twice counts once."""
+    """Return the port mappings of containers and sidecars; a port that a container lists twice
+    counts once.
+    """
     mappings = []
     for container in (*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers):
         ports = {
@@ -116,7 +118,7 @@ def _port_mappings(pod: Pod) -> list[cri.PortMapping]:
 def container_config(
     pod: Pod, container: Container, inputs: ContainerInputs, config: KubeletConfiguration
 ) -> cri.ContainerConfig:
-    """One container."""
+    """Build the configuration of one container."""
     variables = inputs.environment
     security = container_security(
         pod,
@@ -153,7 +155,7 @@ def container_config(
 
 
 def _stop_signal(container: Container) -> cri.Signal:
-    """The default where there is none; SIGRTMIN+1 is SIGRTMINPLUS1 there."""
+    """Return the stop signal, or the default; SIGRTMIN+1 is called SIGRTMINPLUS1 in CRI."""
     given = container.lifecycle.stop_signal if container.lifecycle is not None else None
     if given is None:
         return cri.RUNTIME_DEFAULT
@@ -178,7 +180,7 @@ def _annotations(pod: Pod, container: Container, attempt: int) -> dict[str, str]
 
 
 def _mapped(mount: cri.Mount, users: cri.UserNamespace | None) -> cri.Mount:
-    """The mount as the pod's users see it."""
+    """Return the mount with the id mapping of the pod's user namespace."""
     if users is None:
         return mount
     mapped = cri.Mount(uidMappings=users.uids, gidMappings=users.gids)
@@ -204,7 +206,7 @@ def mount(
 
 
 def image_mount(container_path: str, reference: str, image: str) -> cri.Mount:
-    """An image volume: `reference` as the manifest names it, `image` as the runtime does."""
+    """Build the mount of an image volume: `reference` as in the manifest, `image` as in the runtime."""
     return cri.Mount(
         container_path=container_path,
         readonly=True,

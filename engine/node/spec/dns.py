@@ -1,4 +1,4 @@
-"""A pod's resolver settings from its DNS policy and the node's resolv.conf.
+"""Computes a pod's resolver settings from its DNS policy and the node's resolv.conf.
 
 Source: kubelet v1.36 `network/dns`.
 """
@@ -22,9 +22,9 @@ _CLUSTER_OPTIONS = ("ndots:5",)
 
 
 def pod_dns(pod: Pod, config: KubeletConfiguration, host_ip: str = "") -> cri.DNSConfig:
-    """What exceeds a resolver's limits is left out.
+    """Compute the settings; entries beyond a resolver's limits are dropped.
 
-    Raises `Refused` when the node's resolv.conf is needed and cannot be read.
+    Raises `Refused` if the node's resolv.conf is needed and cannot be read.
     """
     policy = pod.spec.dns_policy
     if policy == "None":
@@ -50,7 +50,9 @@ def _wants_cluster_dns(pod: Pod) -> bool:
 
 
 def _cluster_dns(namespace: str, config: KubeletConfiguration) -> cri.DNSConfig:
-    """The node's own search paths come after the cluster's; its options do not count."""
+    """Combine the cluster's settings with the node's search paths, which come last; the node's options do not
+    count.
+    """
     host = _read(config.resolv_conf) if config.resolv_conf else cri.DNSConfig()
     domain = config.cluster_domain
     own = [f"{namespace}.svc.{domain}", f"svc.{domain}", domain] if domain else []
@@ -59,7 +61,7 @@ def _cluster_dns(namespace: str, config: KubeletConfiguration) -> cri.DNSConfig:
 
 
 def _no_lookups(host_ip: str) -> cri.DNSConfig:
-    """For a node without a resolv.conf: empty settings would make the runtime take the machine's."""
+    """Return settings for a node without resolv.conf; with empty ones the runtime would use the machine's."""
     server = "::1" if host_ip and ip_address(host_ip).version == 6 else "127.0.0.1"
     return cri.DNSConfig(servers=[server], searches=["."])
 
@@ -75,7 +77,7 @@ def _with_pods_own(answer: cri.DNSConfig, own: PodDNSConfig) -> cri.DNSConfig:
 
 
 def _fitting(searches: Sequence[str]) -> list[str]:
-    """Some resolvers abort at a longer path; a longer line is cut at its end."""
+    """Limit the search paths: some resolvers abort on a longer path, and a longer line is cut at its end."""
     kept = [path for path in searches[:MAX_SEARCHES] if len(path) <= MAX_SEARCH_PATH]
     while len(" ".join(kept)) > MAX_SEARCH_LINE:
         kept.pop()
@@ -83,7 +85,7 @@ def _fitting(searches: Sequence[str]) -> list[str]:
 
 
 def _read(resolv_conf: str) -> cri.DNSConfig:
-    """The last search line counts, and the last of each option."""
+    """Parse resolv.conf; the last search line counts, and the last of each option."""
     try:
         text = Path(resolv_conf).read_text()
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""Files of variables that containers write for those that come after them (`fileKeyRef`). Pure.
+"""Parses files of variables that containers write for later containers (`fileKeyRef`). Pure.
 
     NAME='any text,
     over several lines if need be'   # a comment
 
-A value stands between single quotes, as it is: nothing in it is escaped or expanded. Blanks before a name,
-blank lines and comments are skipped; blanks before `=` are wrong, blanks after it make the value empty.
-Source: kubelet v1.36 (`pkg/kubelet/util/env`); each of its lines has less than 64 KiB.
+A value stands in single quotes and is taken literally, without escapes or expansion. Blanks before a name,
+blank lines and comments are skipped; blanks before `=` are an error; blanks after it make the value empty.
+Source: kubelet v1.36 (`pkg/kubelet/util/env`); each line has less than 64 KiB.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _BLANKS: Final = b" \t"
 
 @dataclass(frozen=True, slots=True)
 class EnvFile:
-    """One on this host; without a text it could not be read."""
+    """An environment file on this host; without a text it could not be read."""
 
     path: str
     text: bytes | None
 
 
 def value_of(text: bytes, key: bytes) -> bytes:
-    """The first value of a variable, empty where it has none. What comes after it is not looked at.
+    """Return the first value of a variable, or '' if there is none; later lines are not checked.
 
     Raises `InvalidInput` naming the line.
     """
@@ -52,7 +52,7 @@ def value_of(text: bytes, key: bytes) -> bytes:
 
 
 def _quoted(rest: bytes, first: int, lines: Iterator[tuple[int, bytes]]) -> bytes:
-    """What is between quotes from here on; takes the lines that it goes over."""
+    """Return the quoted text that starts here, consuming the lines that it spans."""
     if not rest.startswith(b"'"):
         raise InvalidInput("value must be enclosed in single quotes", subject=f"line {first}")
     number, parts, rest = first, list[bytes](), rest[1:]
@@ -70,7 +70,7 @@ def _quoted(rest: bytes, first: int, lines: Iterator[tuple[int, bytes]]) -> byte
 
 
 def _lines(text: bytes) -> Iterator[bytes]:
-    """Without their ends, be it those of Unix or of Windows."""
+    """Yield the lines without their ends, Unix or Windows."""
     lines = text.split(b"\n")
     if not lines[-1]:
         lines.pop()

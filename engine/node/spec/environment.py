@@ -1,4 +1,4 @@
-"""Environment, command and downward-API values of a container. Pure."""
+"""Computes the environment, command and downward API values of a container. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("kubengine.pods")
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """`$(NAME)` by its value if there is one; `$$` is a dollar sign."""
+    """Replace `$(NAME)` by its value if there is one; `$$` is a dollar sign."""
     if "$" not in text:
         return text
 
@@ -38,15 +38,17 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def references(text: str) -> set[str]:
-    """The names that `expand` looks up."""
+    """Return the names that `expand` looks up."""
     return {match[2] for match in _REFERENCE.finditer(text) if match[1] != "$"}
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSources:
-    """What a container's variables are made of beside its spec: the pod's addresses, what its node can give,
-    the cluster's objects that it names, the services it may call (None: not known yet), files in its pod's
-    volumes by volume and path."""
+    """The sources of a container's environment besides its spec.
+
+    They are the pod's addresses, the node's allocatable, the cluster objects that the container refers to,
+    the services (None: not known yet), and files in the pod's volumes by volume and path.
+    """
 
     pod_ips: tuple[str, ...]
     host_ips: tuple[str, ...]
@@ -58,10 +60,10 @@ class EnvSources:
 
 
 def container_environment(pod: Pod, container: Container, given: EnvSources) -> dict[str, str]:
-    """Variables in order: those that `envFrom` names, then the container's own, each of which may refer to
-    those before it and to services, then the services. Raises `InvalidInput`.
+    """Compute the variables in order: those of `envFrom`, the container's own, and those of services.
 
-    An object that is not in `given` is missing, which only an optional reference allows.
+    The container's own variables may refer to earlier ones and to services. An object that is not in `given`
+    is missing, which only an optional reference allows. Raises `InvalidInput`.
     """
     if given.services is None and not is_static(pod):
         raise InvalidInput("services have not yet been read at least once, cannot construct envvars")
@@ -94,7 +96,7 @@ def _from_whole_objects(container: Container, given: EnvSources) -> dict[str, st
 
 
 def _from_source(pod: Pod, container: Container, source: EnvVarSource, given: EnvSources) -> str | None:
-    """None for an optional value that is not there."""
+    """Resolve `valueFrom`; return None for an optional value that does not exist."""
     namespace = pod.metadata.namespace
     if source.field_ref is not None:
         path = source.field_ref.field_path
@@ -121,9 +123,10 @@ def _from_source(pod: Pod, container: Container, source: EnvVarSource, given: En
 
 
 def _from_file(pod: Pod, wanted: FileKeySelector, given: EnvSources) -> str | None:
-    """An empty value is none, and only a variable may be missing, not its file (kubelet v1.36).
+    """Read a variable from a file. An empty value counts as missing; only the variable may be optional, not
+    the file (kubelet v1.36).
 
-    What is wrong with the file is for the log: its text is the containers'.
+    Errors in the file are only logged, because its text belongs to the containers.
     """
     file = given.files.get((wanted.volume_name, wanted.path))
     if file is None:
@@ -142,12 +145,14 @@ def _from_file(pod: Pod, wanted: FileKeySelector, given: EnvSources) -> str | No
 
 
 def _text(value: bytes) -> str:
-    """Bytes that are no UTF-8 are kept as surrogates, which the runtime gets as the bytes that they were."""
+    """Decode bytes; bytes that are not UTF-8 become surrogates, which the runtime receives as the original
+    bytes.
+    """
     return value.decode(errors="surrogateescape")
 
 
 def field_value(pod: Pod, path: str, *, pod_ips: tuple[str, ...] = (), host_ips: tuple[str, ...] = ()) -> str:
-    """A pod field as the downward API gives it. Raises `InvalidInput` for one that it has not."""
+    """Return a pod field for the downward API. Raises `InvalidInput` for an unknown field."""
     match = _SUBSCRIPT.fullmatch(path)
     if match is not None:
         texts: dict[str, str] = getattr(pod.metadata, match[1]) or {}
@@ -185,7 +190,7 @@ def resource_value(
     container: Container | None,
     allocatable: Mapping[str, Quantity],
 ) -> str:
-    """A request or limit in units of the divisor, rounded up; without one, `default_limit` or nothing.
+    """Return a request or limit in units of the divisor, rounded up; without one, `default_limit` or nothing.
 
     Source: kubelet v1.36 `kubelet_resources` and `api/v1/resource`.
     """
@@ -213,8 +218,10 @@ def resource_value(
 
 
 def default_limit(pod: Pod, resource: str, allocatable: Mapping[str, Quantity]) -> Quantity:
-    """What a container without a limit of its own may use: its pod's limit, else all that the node has.
-    Huge pages are never more than what a container names."""
+    """Return what a container without a limit may use: its pod's limit, or else all that the node has.
+
+    Huge pages are limited to what a container requests.
+    """
     if is_hugepage(resource):
         return Quantity()
     of_node = allocatable.get(resource, Quantity())

@@ -1,4 +1,4 @@
-"""What pods ask that this machine or its runtime may not have: they are turned away with the reason.
+"""Rejects pods that need what this machine or its runtime does not have, with the reason.
 
 Source: kubelet v1.36 (`lifecycle` AppArmor and predicate handlers, `apparmor` validator).
 """
@@ -23,7 +23,7 @@ GROUPS_POLICY: Final = "SupplementalGroupsPolicyNotSupported"
 
 
 def app_armor_enabled(root: Path = Path("/")) -> bool:
-    """Whether the kernel enforces AppArmor profiles, as runtimes find out."""
+    """Tell whether the kernel enforces AppArmor profiles, by the same test as container runtimes."""
     in_container = os.environ.get("container")  # noqa: SIM112
     if in_container or not (root / "sys/kernel/security/apparmor").exists():
         return False
@@ -32,7 +32,7 @@ def app_armor_enabled(root: Path = Path("/")) -> bool:
 
 
 class HostSupport:
-    """`check` raises `AdmissionRejected` for the first thing that a pod asks and cannot have here."""
+    """Check pods; `check` raises `AdmissionRejected` for the first unsupported feature."""
 
     def __init__(
         self, *, sysctls: SysctlAllowlist, app_armor: bool, features: Callable[[], RuntimeFeatures]

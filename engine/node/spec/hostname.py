@@ -1,4 +1,4 @@
-"""What a pod calls itself: its host name and domain, and what the kernel of its sandbox is given. Pure.
+"""Computes a pod's host name and domain, and the name that the kernel of its sandbox gets. Pure.
 
 Source: kubelet v1.36 (GeneratePodHostNameAndDomain, GetNodenameForKernel).
 """
@@ -16,7 +16,7 @@ MAX_NODENAME = 64
 
 @dataclass(frozen=True, slots=True)
 class PodHostname:
-    """`domain` is empty for a pod without a subdomain."""
+    """The host name of a pod; `domain` is empty without a subdomain."""
 
     name: str
     domain: str = ""
@@ -27,8 +27,11 @@ class PodHostname:
 
 
 def pod_hostname(pod: Pod, cluster_domain: str) -> PodHostname:
-    """`hostnameOverride` whole and without a domain, else `hostname` or the pod's name, cut to 63 bytes,
-    with the subdomain's place in the cluster."""
+    """Compute host name and domain.
+
+    `hostnameOverride` is used as it is and has no domain; otherwise `hostname` or the pod's name is cut to
+    63 bytes, and the subdomain gives the domain in the cluster.
+    """
     spec = pod.spec
     if spec.hostname_override is not None:
         return PodHostname(_cut(spec.hostname_override))
@@ -39,9 +42,10 @@ def pod_hostname(pod: Pod, cluster_domain: str) -> PodHostname:
 
 
 def sandbox_hostname(pod: Pod, cluster_domain: str) -> str:
-    """Empty in the host's network, where the node's own name shows; with `setHostnameAsFQDN` the whole name.
+    """Return the host name of the sandbox: empty in the host's network; the whole name with
+    `setHostnameAsFQDN`.
 
-    Raises `InvalidInput` for one that is too long for the kernel.
+    Raises `InvalidInput` if the name is too long for the kernel.
     """
     if pod.spec.host_network:
         return ""

@@ -1,4 +1,4 @@
-"""The text of a pod's /etc/hosts. Pure.
+"""Builds the text of a pod's /etc/hosts. Pure.
 
 Source: kubelet v1.36 (managedHostsFileContent, nodeHostsFileContent).
 """
@@ -19,7 +19,7 @@ fe00::2\tip6-allrouters
 
 
 def hosts_text(pod: Pod, ips: tuple[str, ...], hostname: PodHostname, node_hosts: str) -> str:
-    """`node_hosts` is the node's own file, which a pod in the host's network sees."""
+    """Build the text; `node_hosts` is the node's own file, which pods in the host's network see."""
     if pod.spec.host_network:
         text = "# Kubernetes-managed hosts file (host network).\n" + node_hosts
     else:
