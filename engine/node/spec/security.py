@@ -1,4 +1,4 @@
-"""Security settings of sandboxes and containers as a kubelet describes them to a CRI runtime. Pure.
+"""Builds the CRI security settings of sandboxes and containers as a kubelet does. Pure.
 
 Source: kubelet v1.36 `kuberuntime` (security_context, helpers, sandbox) and `securitycontext`.
 """
@@ -33,7 +33,9 @@ APPARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
 
 @cache
 def masked_paths() -> tuple[str, ...]:
-    """The common ones, and each processor's thermal throttling counters where the machine shows them."""
+    """Return the common masked paths, and the thermal throttling counters of each CPU that the
+    machine exposes.
+    """
     throttling = sorted(Path("/sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle"))
     return (*MASKED_PATHS, *map(str, throttling))
 
@@ -41,8 +43,11 @@ def masked_paths() -> tuple[str, ...]:
 def namespace_options(
     pod: Pod, users: cri.UserNamespace | None = None, target_id: str = ""
 ) -> cri.NamespaceOption:
-    """`users` is the pod's user namespace, None for the host's; `target_id` the container whose processes are
-    to be seen where each has its own."""
+    """Build the namespace options.
+
+    `users` is the pod's user namespace, None for the host's; `target_id` is the container whose PID
+    namespace an ephemeral container joins.
+    """
     spec = pod.spec
     pid = cri.POD if spec.share_process_namespace else cri.CONTAINER
     options = cri.NamespaceOption(
@@ -57,7 +62,9 @@ def namespace_options(
 
 
 def sandbox_security(pod: Pod, users: cri.UserNamespace | None = None) -> cri.LinuxSandboxSecurityContext:
-    """The sandbox itself always runs under the runtime's default seccomp profile."""
+    """Build the security settings of the sandbox, which always runs under the runtime's default seccomp
+    profile.
+    """
     context = pod.spec.security_context or PodSecurityContext()
     message = cri.LinuxSandboxSecurityContext(
         namespace_options=namespace_options(pod, users),
@@ -75,7 +82,7 @@ def sandbox_security(pod: Pod, users: cri.UserNamespace | None = None) -> cri.Li
 
 
 def effective_security(pod: Pod, container: Container) -> SecurityContext:
-    """The container's own settings over the pod's."""
+    """Merge the container's settings over the pod's."""
     of_pod = pod.spec.security_context or PodSecurityContext()
     merged = SecurityContext(
         se_linux_options=of_pod.se_linux_options,
@@ -103,10 +110,11 @@ def container_security(
     users: cri.UserNamespace | None = None,
     target_id: str = "",
 ) -> cri.LinuxContainerSecurityContext:
-    """`seccomp_root` is the directory that Localhost profiles are named beneath. An image that names no
-    user runs as 0. `users` and `target_id` as in `namespace_options`.
+    """Build the security settings of a container.
 
-    Raises `InvalidInput` for a Localhost profile without a name, or with one that leads elsewhere.
+    `seccomp_root` is the directory of Localhost profiles. An image without a user runs as 0. `users` and
+    `target_id` are those of `namespace_options`. Raises `InvalidInput` for a Localhost profile without a
+    name, or outside of the directory.
     """
     context = effective_security(pod, container)
     of_pod = pod.spec.security_context or PodSecurityContext()
@@ -140,7 +148,9 @@ def container_security(
 
 
 def app_armor_profile(pod: Pod, container: Container) -> SecurityProfile | None:
-    """The container's own, else that of the annotation that came before the field, else the pod's."""
+    """Return the AppArmor profile: the container's field, the annotation that preceded it, or the
+    pod's field.
+    """
     if container.security_context is not None and container.security_context.app_armor_profile is not None:
         return container.security_context.app_armor_profile
     named = _annotated(pod.annotations.get(APPARMOR_ANNOTATION + container.name))
@@ -160,7 +170,7 @@ def _annotated(value: str | None) -> SecurityProfile | None:
 
 
 def _set_app_armor(message: cri.LinuxContainerSecurityContext, profile: SecurityProfile) -> None:
-    """In today's field and in the one that older runtimes read."""
+    """Set the profile in today's field and in the one that older runtimes read."""
     kinds, name = cri.SecurityProfile, profile.localhost_profile or ""
     if profile.type == "Localhost":
         message.apparmor.CopyFrom(kinds(profile_type=kinds.Localhost, localhost_ref=name))

@@ -1,4 +1,4 @@
-"""What containers are told of services: addresses as variables, in the two forms that clients read. Pure.
+"""Builds the environment variables of services, in the two forms that clients read. Pure.
 
 Source: kubelet v1.36 (`pkg/kubelet/envvars`).
 """
@@ -15,7 +15,9 @@ _API_SERVER: Final = ("default", "kubernetes")
 
 
 def service_variables(services: Iterable[Service], namespace: str, links: bool) -> dict[str, str]:
-    """Of the API server for every pod, and of its namespace's services where it wants these `links`."""
+    """Return the variables of the API server for every pod, and with `links` those of the
+    namespace's services.
+    """
     chosen: dict[str, Service] = {}
     for service in services:
         meta = service.metadata

@@ -1,7 +1,7 @@
-"""The host ids that an administrator gave the user `kubelet`, for pods with user namespaces of their own.
+"""Reads the host ids that an administrator assigned to the user `kubelet`, for pods with user namespaces.
 
-Asked once, when a node starts, by the machine's own `getsubids`, as they may stand in a directory service as
-well as in `/etc/subuid`. Source: kubelet v1.36 `getKubeletMappings`.
+The agent asks the machine's `getsubids` once at start, because the ids may come from a directory service as
+well as from `/etc/subuid`. Source: kubelet v1.36 `getKubeletMappings`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _LINE = re.compile(r"\S+\s+\S+\s+([0-9]{1,10})\s+([0-9]{1,10})\s*")
 
 
 async def subordinate_ids() -> range | None:
-    """None where the machine has no such user, or nothing that knows of subordinate ids.
+    """Return the ids, or None if the machine has no such user or no `getsubids`.
 
-    Raises `Unavailable` where the program fails, and `InvalidInput` where it tells of anything but one range,
-    the same for users and groups: the node does not start, as nobody can tell which ids are other people's.
+    Raises `Unavailable` if the program fails, and `InvalidInput` if it returns anything but one range that
+    is equal for users and groups. The node does not start then, because the remaining ids may belong to
+    others.
     """
     program = shutil.which(PROGRAM)
     if program is None or not _is_user(USER):

@@ -1,6 +1,6 @@
-"""Fields of a pod that this node does not carry out: a pod of an API server that has one is turned away.
+"""Finds fields of a pod that this node does not support; pods of an API server with one are rejected.
 
-Manifests with them are refused when they are read. docs/pod-fields.md says what becomes of every field. Pure.
+Manifests with such fields are refused when they are read. docs/pod-fields.md describes every field. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DEVICE_CLAIMS: Final = "dynamic resource allocation is not supported by this nod
 
 
 def unsupported_fields(pod: Pod) -> Iterator[str]:
-    """Each as `field: why`."""
+    """Return each unsupported field as `field: reason`."""
     spec = pod.spec
     if spec.resource_claims:
         yield f"spec.resourceClaims: {DEVICE_CLAIMS}"

@@ -1,8 +1,8 @@
-"""Ranges of host ids for pods with user namespaces of their own (`hostUsers: false`).
+"""Assigns ranges of host ids to pods with user namespaces (`hostUsers: false`).
 
-Each pod has one range, kept in `userns` of its directory as a kubelet keeps it, so that either finds the
-other's. It stands there twice, for users and for groups, by which damage is seen. Source: kubelet v1.36
-`userns`.
+Each pod has one range, stored in the file `userns` of its directory in the kubelet's format, so that each
+agent finds the other's. The file contains the range twice, for users and for groups, which reveals damage.
+Source: kubelet v1.36 `userns`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class _Mappings(msgspec.Struct, rename="camel"):
 
 
 class UserNamespaces:
-    """Of one node; `directories()` are those of pods that have something on disk."""
+    """The ranges of one node; `directories()` returns the directories of pods on disk."""
 
     def __init__(self, pods: Path, ids_per_pod: int = IDS_PER_POD) -> None:
-        """Raises `InvalidInput` for a number of ids that is no multiple of 65,536."""
+        """Raises `InvalidInput` if the number of ids is not a multiple of 65,536."""
         if ids_per_pod <= 0 or ids_per_pod % IDS_PER_POD:
             text = f"expected a multiple of {IDS_PER_POD}, got {ids_per_pod}"
             raise InvalidInput(text, subject="userNamespaces.idsPerPod")
@@ -52,10 +52,10 @@ class UserNamespaces:
         self._ids = range(ids_per_pod, _ALL_IDS)
 
     def take_from(self, ids: range, most_pods: int) -> None:
-        """New ranges are parts of `ids`. What a pod has already stays its own.
+        """Take new ranges from `ids`; pods keep the ranges that they have.
 
-        Raises `InvalidInput` for ids that are not whole ranges, hold those of the host's own users, or are
-        too few for this many pods.
+        Raises `InvalidInput` if the ids are not whole ranges, include ids of the host's own users, or are
+        too few for the number of pods.
         """
         fault = ""
         if ids.start % self._length or len(ids) % self._length:
@@ -69,9 +69,9 @@ class UserNamespaces:
         self._ids = ids
 
     def of(self, pod: Pod, handler: str, features: RuntimeFeatures) -> cri.UserNamespace | None:
-        """The pod's range, taken now if it has none; None for one that uses the host's.
+        """Return the pod's range, assigned now if it has none; None for a pod that uses the host's ids.
 
-        Raises `Refused` where the runtime's handler can't, or no range is left.
+        Raises `Refused` if the runtime's handler does not support it, or no range is left.
         """
         if pod.spec.host_users is not False:
             return None
@@ -99,7 +99,7 @@ class UserNamespaces:
         return self._pods.glob(f"*/{FILE}")
 
     def _read(self, file: Path) -> int | None:
-        """The first host id of a pod's range, None where it has none that can be trusted."""
+        """Return the first host id of a pod's range, or None if it has none that can be trusted."""
         try:
             return self._first(msgspec.json.decode(file.read_bytes(), type=_Mappings))
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What cgroups say, v1 or v2: many are read at once, and each is a row. What the kernel has not got is None.
+"""Reads many cgroups at once, v1 or v2, into rows of a table. What the kernel does not provide is None.
 
 Times are nanoseconds, amounts bytes.
 """
@@ -21,7 +21,7 @@ MOUNT: Final = Path("/sys/fs/cgroup")
 WIDTH: Final = len(COLUMNS) + 4 * len(PRESSURE)
 SETTINGS_SECONDS: Final = 600.0
 SPREAD: Final = 100
-"""Groups that were met at the same time are not all due again at the same time."""
+"""Spread, in readings, of the times at which groups that appeared together are read again."""
 SHORTEST_RATE, LONGEST_RATE = 0.5, 600.0
 _FASTEST: Final = 2.0**62
 _COLUMN: Final = {name: at for at, name in enumerate(COLUMNS)}
@@ -30,7 +30,7 @@ _OF_CONTROLLER: Final = {
     "cpu": slice(_COLUMN["periods"], _COLUMN["memory"]),
     "pids": slice(_COLUMN["threads"], _COLUMN["processes"]),
 }
-"""What a hierarchy of v1 says that need not have a process in the same place as memory's."""
+"""Columns of v1 controllers whose directory may differ from that of the memory controller."""
 _STALLED: Final = {name: len(COLUMNS) + 4 * at for at, name in enumerate(PRESSURE)}
 
 
@@ -45,9 +45,12 @@ class PressureStall:
 
 
 class GroupTable:
-    """One reading. `numbers` has a row for each group, `io` rows of `IO_COLUMNS`; `looked_at` are the groups
-    in which something ran since the reading before, and those whose turn it was; `rates` are nanoseconds of
-    CPU per second, `ABSENT` where there is nothing to compare with. `time` is Unix seconds."""
+    """One reading of all groups.
+
+    `numbers` has a row for each group, `io` rows of `IO_COLUMNS`. `looked_at` are the groups in which
+    something ran since the last reading, and those whose turn it was. `rates` are nanoseconds of CPU per
+    second, `ABSENT` without an earlier reading. `time` is a Unix time.
+    """
 
     def __init__(
         self,
@@ -61,21 +64,21 @@ class GroupTable:
         self.io, self.rates = io, rates
 
     def column(self, name: str) -> NDArray[np.int64]:
-        """A number of each group, `ABSENT` where it has none."""
+        """Return one number of each group, `ABSENT` where it has none."""
         return self.numbers[:, _COLUMN[name]]
 
     def stalled(self, resource: str, kind: str) -> NDArray[np.int64]:
-        """PSI's microseconds of each group."""
+        """Return the PSI total of each group in microseconds."""
         return self.numbers[:, _STALLED[resource, kind]]
 
     def averages(self, resource: str, kind: str) -> list[NDArray[np.int64]]:
-        """The same, and the averages over 10, 60 and 300 seconds in hundredths of a percent."""
+        """Return PSI total and the averages over 10, 60 and 300 s in hundredths of a percent."""
         begin = _STALLED[resource, kind]
         return [self.numbers[:, at] for at in range(begin, begin + 4)]
 
     @cached_property
     def working_set(self) -> NDArray[np.int64]:
-        """Bytes in use less the page cache that nobody touched lately."""
+        """Return the memory in use minus the inactive page cache, in bytes."""
         memory, idle = self.column("memory"), self.column("inactive_file")
         left = np.maximum(memory - np.where(idle == ABSENT, 0, idle), 0)
         return np.where(memory == ABSENT, ABSENT, left)
@@ -85,11 +88,11 @@ class GroupTable:
 
 
 class Groups:
-    """Groups that are read again and again. Each has a row as long as it is here.
+    """A set of groups that are read repeatedly; each keeps its row while it is in the set.
 
-    What is known of a group is looked at again only where something ran; what is set from outside, and what
-    the kernel does with memory that nobody uses, every `SETTINGS_SECONDS`.
-    `borrowed`: what a controller of v1 says of a group is in another row, as (row, other, controller).
+    A group is read again only if something ran in it; values set from outside, and memory that the kernel
+    reclaims, are refreshed every `SETTINGS_SECONDS`. `borrowed` names, as (row, other, controller), rows
+    whose v1 controller keeps its numbers in another row.
     """
 
     def __init__(self) -> None:
@@ -103,10 +106,10 @@ class Groups:
         self._read: NDArray[np.int64] = np.empty((0, WIDTH), np.int64)
 
     def add(self, cgroups: Sequence[str], known: Mapping[str, int] | None = None, within: bool = True) -> int:
-        """Rows one after another, the first of which is returned. The others are groups within the first's,
-        or, if not `within`, anywhere.
+        """Add consecutive rows and return the first.
 
-        `known` are rows that groups had until now: what was read there goes on here.
+        The others are groups within the first, or with `within` false, anywhere. `known` are rows that the
+        groups had before: their numbers continue.
         """
         count = len(cgroups)
         free = self._free.get(count)
@@ -121,13 +124,13 @@ class Groups:
         return first
 
     def drop(self, first: int, count: int) -> None:
-        """Nobody asks for these rows any more, that were added together."""
+        """Drop rows that were added together."""
         self._names[first : first + count] = [None] * count
         self._new |= dict.fromkeys(range(first, first + count), -1)
         self._free.setdefault(count, []).append(first)
 
     def read(self, mount: Path = MOUNT, time: float = 0.0) -> GroupTable:
-        """All that can be read now; a group that is gone has nothing."""
+        """Read everything that can be read now; a group that is gone has no numbers."""
         last, count = self._last, len(self._names)
         now_at = self._take_in(count)
         numbers = self._read
@@ -152,7 +155,9 @@ class Groups:
         return self._last
 
     def _take_in(self, count: int) -> NDArray[np.intp]:
-        """Makes the rows of new groups; where each row of the reading before is now, -1 for nowhere."""
+        """Create the rows of new groups; return the new position of each row of the last reading, -1 if it is
+        gone.
+        """
         before, looked_at = self._read, self._settings_read
         if not self._new and len(before) == count:
             return np.arange(count)
@@ -176,7 +181,7 @@ class Groups:
 def _merged(
     before: NDArray[np.int64], now_at: NDArray[np.intp], moved: NDArray[np.uint8], io: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """What was read now, and of groups that rest what was read before."""
+    """Merge the numbers read now with the earlier ones of idle groups."""
     rows = now_at[before[:, 0]]
     resting = (rows >= 0) & (moved[rows] == 0)
     if not len(io) and resting.all() and (rows == before[:, 0]).all():
@@ -188,7 +193,7 @@ def _merged(
 
 
 def _rates(used: NDArray[np.int64], now: NDArray[np.int64], seconds: float) -> NDArray[np.int64]:
-    """Nanoseconds of CPU per second since the reading before."""
+    """Return nanoseconds of CPU per second since the last reading."""
     if not SHORTEST_RATE <= seconds <= LONGEST_RATE:
         return np.full(len(now), ABSENT, np.int64)
     known = (used != ABSENT) & (now != ABSENT) & (now >= used)
@@ -206,7 +211,9 @@ class _Column:
 
 
 class GroupSample:
-    """One group's numbers: `numbers` by `COLUMNS`, `ABSENT` where there is none; pressure follows."""
+    """The numbers of one group: `numbers` by `COLUMNS`, `ABSENT` where there is none, followed by
+    pressure.
+    """
 
     __slots__ = ("numbers", "row", "table")
 
@@ -245,12 +252,12 @@ class GroupSample:
 
     @property
     def rate(self) -> int | None:
-        """Nanoseconds of CPU per second since it was read before."""
+        """Nanoseconds of CPU per second since the last reading."""
         return _known(self.table.rates[self.row])
 
     @property
     def working_set(self) -> int | None:
-        """Bytes in use less the page cache that nobody touched lately."""
+        """Memory in use minus the inactive page cache, in bytes."""
         return _known(self.table.working_set[self.row])
 
     @property
@@ -259,7 +266,7 @@ class GroupSample:
         return any(numbers[at] != ABSENT for at in _STALLED.values())
 
     def pressure(self, resource: str, kind: str) -> PressureStall | None:
-        """Of `cpu`, `memory` or `io`; `some` or `full`."""
+        """Return the pressure of `cpu`, `memory` or `io`, `some` or `full`."""
         begin, row = _STALLED[resource, kind], self.numbers
         if row[begin] == ABSENT:
             return None
@@ -275,12 +282,12 @@ def is_v1(mount: Path = MOUNT) -> bool:
 
 
 def directory_of(cgroup: str, mount: Path = MOUNT) -> Path:
-    """Where its memory is accounted."""
+    """Return the directory that accounts for the group's memory."""
     return (mount / "memory" if is_v1(mount) else mount) / cgroup.strip("/")
 
 
 def children(cgroup: str, mount: Path = MOUNT) -> Iterable[str]:
-    """Names of the groups right below it."""
+    """Return the names of the child groups."""
     try:
         with os.scandir(directory_of(cgroup, mount)) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

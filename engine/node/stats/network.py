@@ -1,4 +1,4 @@
-"""What went over the devices of a network namespace, as /proc/PID/net/dev has it."""
+"""Reads the counters of network devices in a namespace from /proc/PID/net/dev."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """Counters since the device was made."""
+    """Counters since the device was created."""
 
     name: str
     rx_bytes: int
@@ -24,7 +24,7 @@ class Interface:
 
     @property
     def counters(self) -> tuple[int, ...]:
-        """In their order."""
+        """The counters in their order."""
         return (
             *(self.rx_bytes, self.rx_packets, self.rx_errors, self.rx_dropped),
             *(self.tx_bytes, self.tx_packets, self.tx_errors, self.tx_dropped),
@@ -32,7 +32,7 @@ class Interface:
 
 
 def interfaces_of(pid: int | str) -> list[Interface]:
-    """The devices that a process sees but for the loopback; none where it is gone."""
+    """Return the devices that a process sees, without loopback; none if the process is gone."""
     try:
         with Path(f"/proc/{pid}/net/dev").open() as file:
             return read_devices(file.read(MOST))
@@ -41,7 +41,7 @@ def interfaces_of(pid: int | str) -> list[Interface]:
 
 
 def read_devices(text: str) -> list[Interface]:
-    """Two lines of headings, then `NAME: ` and sixteen numbers."""
+    """Parse two header lines, then lines of `NAME: ` and sixteen numbers."""
     found = []
     for line in text.splitlines()[2:]:
         name, _, rest = line.partition(":")

@@ -1,4 +1,4 @@
-"""What a node uses of its machine, in the shape of the kubelet's Summary."""
+"""Builds the node's part of the kubelet's Summary from the machine alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.node.nodeinfo.machine import existing_parent, memory_in_use, memory_
 
 
 def node_summary(name: str, root: Path, started_at: float, now: float) -> dict[str, Any]:
-    """The node's own part: memory of the machine and the file system of the root directory."""
+    """Return memory of the machine and the file system of the root directory."""
     used, working_set = memory_in_use()
     disk = os.statvfs(existing_parent(root))
     time = rfc3339(now)

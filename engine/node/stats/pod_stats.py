@@ -1,7 +1,7 @@
-"""What the runtime measures of all pods; what it cannot read is left out.
+"""Reads the runtime's statistics of all pods, leaving out what it cannot provide.
 
-containerd 1.6 fails its whole list for one pod that has finished, so then each pod is asked for by itself,
-and where that fails too its containers are.
+containerd 1.6 fails the whole list if one pod has finished. Then each pod is read by itself, and if that
+fails too, each container.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ASKED_AT_ONCE = 16
 
 
 async def pod_stats(runtime: RuntimeClient, pods: Iterable[PodRecord]) -> RuntimeStats:
-    """Of each pod that can be read. Raises `Unavailable` where the runtime doesn't answer."""
+    """Return the statistics of each readable pod. Raises `Unavailable` if the runtime does not answer."""
     try:
         return await runtime.read_pod_sandbox_stats(runtime_numbers.read)
     except Unavailable:

@@ -1,4 +1,4 @@
-"""What the runtime measures of pods and containers, as columns out of its own bytes. Pure."""
+"""Decodes the runtime's statistics of pods and containers into columns. Pure."""
 
 from __future__ import annotations
 
@@ -58,9 +58,12 @@ _CONTAINERS: Final = Picker(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuntimeStats:
-    """`places` are name, namespace and uid of each pod, `told` the names of its containers. `pods` has
-    columns by `USE` and `PROCESSES`; `containers` by `USE` and `LAYER`, a pod's behind those of the one
-    before. What the runtime does not say is `ABSENT`; times are whole seconds."""
+    """The statistics of pods and containers.
+
+    `places` are name, namespace and uid of each pod, `told` the names of its containers. `pods` has columns
+    by `USE` and `PROCESSES`; `containers` by `USE` and `LAYER`, pod after pod. Missing values are `ABSENT`;
+    times are whole seconds.
+    """
 
     places: Sequence[tuple[str, str, str]]
     told: Sequence[Sequence[str]]
@@ -69,7 +72,7 @@ class RuntimeStats:
 
 
 def read(message: bytes) -> RuntimeStats:
-    """Of a ListPodSandboxStatsResponse. `ValueError` for bytes that are none."""
+    """Decode a ListPodSandboxStatsResponse. Raises `ValueError` for malformed bytes."""
     names, namespaces, uids, inside, *numbers = _PODS.pick(message)
     container_names, *of_containers = _CONTAINERS.pick_items([*chain.from_iterable(inside)])
     begins = accumulate(map(len, inside), initial=0)

@@ -1,4 +1,4 @@
-"""What the runtime says of containers and pods whose own groups say nothing. Pure."""
+"""Selects the runtime's numbers for containers and pods whose cgroups provide none. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _CPU, _MEMORY = ("usage_core_nano_seconds", "cpu_second"), ("working_set_bytes",
 
 @dataclass(frozen=True, slots=True)
 class RuntimeUse:
-    """Of a container, or of a pod where `container` is "". `cpu` is nanoseconds in all and `memory` the
-    working set in bytes, each with the Unix second that it was read in; None for what the group says itself,
-    or nobody. `started` is Unix seconds, 0 where it is not known."""
+    """The usage of a container, or of a pod if `container` is "".
+
+    `cpu` is the total in nanoseconds and `memory` the working set in bytes, each with its Unix second; None
+    if the cgroup provides the number, or nothing does. `started` is a Unix time, 0 if unknown.
+    """
 
     namespace: str
     pod: str
@@ -27,7 +29,7 @@ class RuntimeUse:
 
 
 def runtime_use(usage: NodeUsage, stats: RuntimeStats) -> Iterator[RuntimeUse]:
-    """Each container and pod that the runtime knows more of than its group."""
+    """Return the containers and pods of which the runtime knows more than their cgroups."""
     groups = {(pod.record.uid, ""): pod.group for pod in usage.pods}
     groups |= {
         (pod.record.uid, name): group for pod in usage.pods for name, (group, _) in pod.by_name.items()
@@ -50,7 +52,7 @@ def runtime_use(usage: NodeUsage, stats: RuntimeStats) -> Iterator[RuntimeUse]:
 
 
 def _own(usage: NodeUsage, group: UsedGroup | None) -> tuple[bool, bool]:
-    """Whether a group says itself what CPU time and memory it used."""
+    """Tell whether a cgroup provides its own CPU time and memory."""
     if group is None:
         return False, False
     cpu, memory = (usage.table.column(name)[group.row] != ABSENT for name in ("cpu", "memory"))

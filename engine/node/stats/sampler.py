@@ -1,4 +1,4 @@
-"""Reads every group of the node once, for all who ask while it reads or right after."""
+"""Reads every cgroup of the node once for all callers that ask at about the same time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from engine.node.stats.used import NodeUsage, UsedGroup, UsedPod
 SHARED_SECONDS = 1.0
 
 _Held = tuple[PodRecord, str, tuple[object, ...]]
-"""A pod, its cgroup, and all that is told of it."""
+"""A pod, its cgroup, and what the runtime reports about it."""
 
 
 class UsageSampler:
-    """`pods` are those that the runtime holds, `pod_cgroup` says where one's group is, `pods_root` where all
-    are; `runtime` is the runtime's socket."""
+    """Sample the usage of the node.
+
+    `pods` are those in the runtime, `pod_cgroup` returns the cgroup of one, and `pods_root` is the parent of
+    all; `runtime` is the runtime's socket.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class UsageSampler:
         self._reading: asyncio.Task[NodeUsage] | None = None
 
     async def sample(self) -> NodeUsage:
-        """What is used now, or was less than a second ago."""
+        """Return the usage now, or a reading that is less than a second old."""
         if self._last is not None and 0 <= self._clock() - self._last.time < SHARED_SECONDS:
             return self._last
         if self._reading is None:
@@ -68,8 +71,10 @@ class UsageSampler:
             self._reading = None
 
     def _held(self) -> tuple[list[_Held], bool]:
-        """The pods with a group that may run, with all that is told of them now, and whether others run. One
-        that did before, of which the same is told, still may."""
+        """Return the pods with a cgroup that may run, and whether others run.
+
+        A pod that was in the last reading and of which the runtime reports the same may still run.
+        """
         held, apart = [], False
         for record in self._pods():
             cgroup = self._pod_cgroup(record.uid)
@@ -103,7 +108,9 @@ class UsageSampler:
         )
 
     def _place(self, held: Sequence[_Held]) -> tuple[UsedPod, ...]:
-        """Each pod with rows for its groups: those that it had, if the runtime says the same of it."""
+        """Assign rows to the cgroups of each pod, the same as before if the runtime reports the
+        same about it.
+        """
         pods = tuple(self._pod(*each) for each in held)
         if len(pods) != len(self._known):
             here = {record.uid for record, _, _ in held}
@@ -117,7 +124,7 @@ class UsageSampler:
         return self._shown
 
     def _pod(self, record: PodRecord, cgroup: str, told: tuple[object, ...]) -> UsedPod:
-        """Its groups, of which those are looked for that nobody has seen before, or that are gone."""
+        """Find the cgroups of a pod; only those that are new or gone are searched."""
         before = self._known.get(record.uid)
         lost = record.uid in self._gone
         same = before is not None and not lost and before.record is record and before.told == told
@@ -160,7 +167,9 @@ class UsageSampler:
         return pod
 
     def _networks(self, table: GroupTable) -> dict[str, Sequence[Interface]]:
-        """Of pods in which nothing ran mostly what was read before: they have sent nothing."""
+        """Read the network counters; pods in which nothing ran keep most of theirs, because they have sent
+        nothing.
+        """
         before = self._last.networks if self._last is not None else {}
         first_process = table.column("first_process").tolist()
         looked_at = table.looked_at.tolist()

@@ -1,4 +1,4 @@
-"""Usage in the shape of the kubelet's Summary (`stats/v1alpha1`). Pure; what is not known is left out."""
+"""Formats usage as in the kubelet's Summary (`stats/v1alpha1`); unknown values are omitted. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_PRESSURE = PressureStall(0, 0.0, 0.0, 0.0)
 
 
 def group(sample: GroupSample) -> dict[str, Any]:
-    """cpu, memory, io (where the kernel has PSI) and swap of a group."""
+    """Return cpu, memory, io (if the kernel has PSI) and swap of a cgroup."""
     time = _second(int(sample.table.time))
     numbers = sample.numbers
     rate = sample.rate
@@ -54,12 +54,12 @@ def group(sample: GroupSample) -> dict[str, Any]:
 
 
 def network(interfaces: Sequence[Interface], now: float) -> dict[str, Any]:
-    """What went over devices, and when it was read."""
+    """Return the network counters and the time of reading."""
     return {"time": rfc3339(now), **devices(interfaces)}
 
 
 def devices(interfaces: Sequence[Interface]) -> dict[str, Any]:
-    """eth0's numbers stand for all, as with the kubelet; each interface follows."""
+    """Return the counters of eth0 as the total, as the kubelet does, then each interface."""
     each = [
         {
             "name": one.name,
@@ -75,7 +75,7 @@ def devices(interfaces: Sequence[Interface]) -> dict[str, Any]:
 
 
 def psi(sample: GroupSample, name: str) -> dict[str, Any] | None:
-    """PSI of `cpu`, `memory` or `io`, None where the kernel has none."""
+    """Return the PSI of `cpu`, `memory` or `io`, or None without PSI."""
     full, some = sample.pressure(name, "full"), sample.pressure(name, "some")
     if full is None and some is None:
         return None
@@ -89,5 +89,5 @@ def _pressure(pressure: PressureStall) -> dict[str, float]:
 
 @lru_cache(1)
 def _second(second: int) -> str:
-    """All groups of one reading have the same."""
+    """Format a time; cached, because all groups of one reading have the same."""
     return rfc3339(second)

@@ -1,6 +1,6 @@
-"""`/stats/summary`: cgroups and network from the sampler, file systems from the runtime and the disk.
+"""Builds `/stats/summary`: cgroups and network from the sampler, file systems from the runtime and the disk.
 
-Where there are no cgroups to read, the runtime's own numbers stand in (`engine.node.stats.node_summary`).
+Where there are no cgroups, the numbers of the runtime are used (`engine.node.stats.node_summary`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Entry = dict[str, Any]
 
 
 class Summaries:
-    """The node's summary for whoever asks. `files_seconds` is how old a walk through pods' files may be."""
+    """Build the node's summary; pods' files are measured again after `files_seconds`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Summaries:
         self._pods, self._pods_use = SummaryPods(), SummaryPods(whole=False)
 
     async def current(self) -> Iterator[bytes]:
-        """The kubelet's Summary as JSON, in pieces. Raises `Unavailable` where the runtime doesn't answer."""
+        """Yield the kubelet's Summary as JSON. Raises `Unavailable` if the runtime does not answer."""
         stats = await pod_stats(self._runtime, self._held())
         usage = await self._sampler.sample()
         uids = dict.fromkeys(pod.record.uid for pod in usage.pods)
@@ -73,8 +73,11 @@ class Summaries:
         return self._pods.pages(opening, usage, stats, files, told)
 
     async def cpu_and_memory(self) -> Iterator[bytes]:
-        """The same with CPU, memory and swap alone. The runtime is asked where a group says nothing of these.
-        Raises `Unavailable` where it doesn't answer."""
+        """Yield the Summary with only CPU, memory and swap; asks the runtime only where cgroups provide
+        nothing.
+
+        Raises `Unavailable` if the runtime does not answer.
+        """
         usage = await self._sampler.sample()
         stats = await pod_stats(self._runtime, self._held()) if usage.lacking else runtime_numbers.read(b"")
         node = _cpu_and_memory_of(self._use_of_node(usage))
@@ -83,8 +86,10 @@ class Summaries:
         return self._pods_use.pages(opening, usage, stats, {}, {})
 
     async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
-        """CPU and memory of what the groups of a reading say nothing of; the runtime is asked only where
-        there may be such. Raises `Unavailable` where it doesn't answer."""
+        """Return CPU and memory of what has no cgroup numbers; asks the runtime only if there may be such.
+
+        Raises `Unavailable` if the runtime does not answer.
+        """
         if not usage.lacking:
             return []
         return [*runtime_use(usage, await pod_stats(self._runtime, self._held()))]
@@ -98,7 +103,7 @@ class Summaries:
         return node
 
     def _use_of_node(self, usage: NodeUsage) -> Entry:
-        """What the machine and its groups tell."""
+        """Return the part that the machine and its cgroups provide."""
         now, time = usage.time, rfc3339(usage.time)
         node = node_summary(self._name, self._root, self._began, now)
         whole = shown.group(usage.sample(usage.root))
@@ -118,7 +123,9 @@ class Summaries:
         return node
 
     async def _runtime_fs(self, time: str) -> Entry:
-        """Of images and of writable layers: the same where the runtime keeps both in one place."""
+        """Return the file systems of images and of writable layers; they are equal if the runtime uses one
+        for both.
+        """
         try:
             info = await self._runtime.image_fs_info()
         except Unavailable:
@@ -132,7 +139,7 @@ class Summaries:
         return {"imageFs": images, "containerFs": images}
 
     async def _files_of(self, pods: Sequence[Pod]) -> dict[str, PodFiles]:
-        """By pod; those are walked through whose last walk is too long ago."""
+        """Return the files of each pod, measured again where the last measurement is too old."""
         now = self._clock()
         kept = {pod.uid: self._files[pod.uid] for pod in pods if pod.uid in self._files}
         due = [
@@ -147,7 +154,7 @@ class Summaries:
         return {uid: files for uid, (_, files) in kept.items()}
 
     def _walk(self, pod: Pod, time: str) -> PodFiles:
-        """Logs by container, volumes, with the file systems that they are on, and the pod's hosts."""
+        """Measure logs by container, volumes with their file systems, and the pod's hosts file."""
         logs_top = pod_log_directory(self._pod_logs, pod)
         logs_disk = _place(logs_top)
         logs = {
@@ -170,7 +177,7 @@ def _cpu_and_memory_of(entry: Entry) -> Entry:
 
 
 async def _filesystem(listed: Sequence[cri.FilesystemUsage], time: str) -> Entry:
-    """The first, as in the kubelet, with what is known of its place."""
+    """Return the first file system, as the kubelet does, with what is known about its place."""
     if not listed:
         return {"time": time}
     place = await asyncio.to_thread(_place, Path(listed[0].fs_id.mountpoint))
@@ -184,17 +191,17 @@ def _used(path: Path, disk: Mapping[str, Any]) -> Entry:
 
 
 def _place(path: Path) -> Entry:
-    """The file system that a path is on, without what others use of it."""
+    """Return the file system of a path, without what others use of it."""
     whole = file_system(machine.existing_parent(path))
     return {name: whole[name] for name in ("availableBytes", "capacityBytes", "inodesFree", "inodes")}
 
 
 def machine_swap() -> dict[str, int]:
-    """Swap that is free and in use, in bytes."""
+    """Return free and used swap in bytes."""
     total, free = machine.swap()
     return {"swapAvailableBytes": free, "swapUsageBytes": total - free}
 
 
 def _processes() -> int:
-    """How many threads the kernel schedules."""
+    """Return the number of threads that the kernel schedules."""
     return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])

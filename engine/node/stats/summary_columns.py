@@ -1,4 +1,4 @@
-"""What a summary says of pods and containers in numbers: columns, and the forms they are written in. Pure."""
+"""Collects the numbers of a summary's pods and containers as columns with their output forms. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.node.stats import runtime_numbers
 from engine.node.stats.group import GroupTable
 
 CONTAINER, POD, NETWORK, EPHEMERAL = range(4)
-"""Forms; `NONE` is that of a text with nothing behind it."""
+"""Output forms; `NONE` is for a text without anything after it."""
 NONE: Final = -1
 DISK: Final = ("availableBytes", "capacityBytes", "inodesFree", "inodes")
 _NAMES: Final = {
@@ -37,9 +37,12 @@ Stalled = dict[str, list[Numbers]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Items:
-    """The items of a summary. `rows` are their rows in a reading, -1 where they have no group; `runtime` has
-    the runtime's numbers by name, `disk` `DISK` of each; `pods` are the pods among them, `of` the place in
-    `pods` of each, and `files` the bytes and inodes of each pod that are not of a writable layer."""
+    """The items of a summary.
+
+    `rows` are their rows in a reading, -1 without a cgroup. `runtime` has the runtime's numbers by name,
+    `disk` the `DISK` numbers of each. `pods` are the items that are pods, `of` the index in `pods` of each
+    item, and `files` bytes and inodes of each pod outside of writable layers.
+    """
 
     rows: NDArray[np.intp]
     runtime: Mapping[str, Numbers]
@@ -50,15 +53,16 @@ class Items:
 
 
 def counted(table: GroupTable) -> NDArray[np.bool_]:
-    """Of each row, whether its group tells all that the runtime could."""
+    """Tell for each row whether its cgroup provides everything that the runtime could."""
     cpu, memory, threads = (table.column(name) != ABSENT for name in ("cpu", "memory", "threads"))
     all_three: NDArray[np.bool_] = cpu & memory & threads
     return all_three
 
 
 def forms(table: GroupTable, items: Items, whole: bool = True) -> list[list[MemberStep]]:
-    """By `CONTAINER`, `POD`, `NETWORK` and `EPHEMERAL`, the rows of each being items. If not `whole`, with
-    CPU, memory and swap alone."""
+    """Return the forms `CONTAINER`, `POD`, `NETWORK` and `EPHEMERAL`, one row per item; only CPU, memory and
+    swap unless `whole`.
+    """
     count = len(items.rows)
     now = np.full(count, int(table.time), np.int64)
     used = [*_used(table, items, now)]
@@ -88,7 +92,7 @@ def forms(table: GroupTable, items: Items, whole: bool = True) -> list[list[Memb
 
 
 def _used(table: GroupTable, items: Items, now: Numbers) -> Iterator[MemberStep]:
-    """What a group's own numbers say is truer than what the runtime says, each of both for cpu and memory."""
+    """Prefer the cgroup's numbers over the runtime's, separately for CPU and memory."""
     rows, runtime = items.rows, items.runtime
     group = {
         "usage_core_nano_seconds": _of(table.column("cpu"), rows),
@@ -116,7 +120,7 @@ def _of(column: Numbers, rows: NDArray[np.intp]) -> Numbers:
 
 
 def _left(most: Numbers, used: Numbers) -> Numbers:
-    """What may still be used, where both are known."""
+    """Return what may still be used, where limit and usage are known."""
     known = (most != ABSENT) & (used != ABSENT)
     return np.where(known, np.maximum(np.where(known, most - used, 0), 0), ABSENT)
 
@@ -127,7 +131,7 @@ def _any(columns: Sequence[Numbers]) -> NDArray[np.bool_]:
 
 
 def _stalled(table: GroupTable, name: str, rows: NDArray[np.intp]) -> Stalled:
-    """Of a group that tells one of both, the other is zeros; empty on a kernel without PSI."""
+    """Return PSI; if the cgroup has only one of both, the other is zero. Empty on a kernel without PSI."""
     found = {kind: table.averages(name, kind) for kind in ("full", "some")}
     known = _any([columns[0] for columns in found.values()])
     if not known.any():

@@ -1,7 +1,8 @@
-"""The pods of a summary as JSON, in pieces. What stays the same of a pod is kept as text from one summary to
-the next; what it uses are columns, written while somebody takes the text.
+"""Writes the pods of a summary as JSON, in pieces.
 
-Each container and each pod is an item: a pod's containers one after another, and then itself. Pure.
+Text that does not change is kept from one summary to the next; usage numbers are columns, written while the
+caller reads. Each container and each pod is an item: the containers of a pod in sequence, then the pod.
+Pure.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ _NO_DISK: Final = (ABSENT,) * len(DISK)
 
 @dataclass(frozen=True, slots=True)
 class PodFiles:
-    """What was found of a pod's files: `logs` by container, `volumes` and the names of those among them that
-    are `ephemeral`, bytes and inodes of its `hosts`, and the `disk` that all are on."""
+    """The files of a pod: `logs` by container, `volumes` and the names of the `ephemeral` ones, bytes and
+    inodes of `hosts`, and the `disk` that holds all of them.
+    """
 
     logs: Mapping[str, Entry]
     volumes: Sequence[Entry]
@@ -55,7 +57,7 @@ class PodFiles:
 
 
 class _Known(NamedTuple):
-    """All that a pod's text is made of. `told` are the containers that the runtime tells of."""
+    """The inputs of a pod's text; `told` are the containers that the runtime lists."""
 
     place: Place
     used: UsedPod | None
@@ -66,7 +68,7 @@ class _Known(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What all texts are made of: `places` and `containers` are the runtime's, the mappings by uid."""
+    """The inputs of all texts: `places` and `containers` from the runtime, mappings by uid."""
 
     pods: Sequence[UsedPod]
     places: Sequence[Place]
@@ -78,8 +80,9 @@ class _Told(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
-    """A pod's texts, the form behind each and, of its items, which one that is of; what doesn't change of the
-    items' numbers; and the items of the containers that the runtime tells of."""
+    """The texts of a pod with the form after each and its item, the constant numbers of the items, and the
+    items of the containers that the runtime lists.
+    """
 
     known: _Known
     texts: list[bytes]
@@ -93,8 +96,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """All pods behind one another. `told` are the items of the containers that the runtime
-    tells of."""
+    """All pods in sequence; `told` are the items of the containers that the runtime lists."""
 
     pods: Sequence[_Kept]
     texts: Texts
@@ -109,8 +111,7 @@ class _Layout:
 
 
 class SummaryPods:
-    """Keeps the texts of pods, as long as they are in the summary. If not `whole`, it says of CPU, memory and
-    swap, and of nothing else."""
+    """Keep the texts of pods while they are in the summary; only CPU, memory and swap unless `whole`."""
 
     def __init__(self, *, whole: bool = True) -> None:
         self._whole = whole
@@ -127,7 +128,7 @@ class SummaryPods:
         files: Mapping[str, PodFiles],
         of_drivers: Mapping[str, Sequence[Entry]],
     ) -> Iterator[bytes]:
-        """Behind `opening`, a list of pods: those that have a group, and what else the runtime tells."""
+        """Yield `opening` and the list of pods: those with a cgroup, then others that the runtime lists."""
         networks = usage.networks if self._whole else {}
         told = _Told(usage.pods, stats.places, stats.told, dict(files), dict(of_drivers), dict(networks))
         if self._layout is None or told != self._told:
@@ -137,8 +138,9 @@ class SummaryPods:
         return _written(opening, usage, self._layout, runtime, self._whole)
 
     def _lay_out(self, told: _Told) -> tuple[_Layout, NDArray[np.intp]]:
-        """Texts of pods of which the same is told are those that they had; where each pod is among those of
-        the runtime, -1 for nowhere."""
+        """Arrange the texts; unchanged pods keep theirs. Also returns each pod's index in the runtime's list,
+        or -1.
+        """
         by_uid = {place[2]: at for at, place in enumerate(told.places)}
         used = {pod.record.uid: pod for pod in told.pods}
         before, self._kept = self._kept, {}
@@ -165,8 +167,11 @@ class SummaryPods:
 def _runtime_columns(
     layout: _Layout, places: NDArray[np.intp], stats: RuntimeStats, read: NDArray[np.bool_]
 ) -> dict[str, Numbers]:
-    """By `USE`, `LAYER` and `PROCESSES`. `places` are those of pods in `stats`, -1 where they are not; of
-    groups that are `read` only the layers are taken from there."""
+    """Return the runtime's columns by `USE`, `LAYER` and `PROCESSES`.
+
+    `places` are the indexes of the pods in `stats`, -1 if absent; of cgroups that are `read`, only the
+    layers come from the runtime.
+    """
     told = np.fromiter(map(len, stats.told), np.intp, len(stats.told))
     here = places[places >= 0]
     own = layout.own[places >= 0]
@@ -185,7 +190,7 @@ def _runtime_columns(
 
 
 def _grouped(pod: UsedPod) -> dict[str, tuple[int, float]]:
-    """Row and start of each container by its name."""
+    """Return row and start time of each container by name."""
     return {name: (group.row, container.started_at) for name, (group, container) in pod.by_name.items()}
 
 
@@ -203,7 +208,7 @@ def _made(known: _Known) -> _Kept:
     items: list[int] = []
 
     def add(form: int, item: int) -> None:
-        """What was said since the last one is a text, with a form behind it."""
+        """Add what was written since the last form as a text, followed by a form."""
         texts.append(b"".join(said))
         said.clear()
         forms.append(form)
@@ -245,7 +250,7 @@ def _made(known: _Known) -> _Kept:
 
 
 def _files_used(files: PodFiles | None, containers: Sequence[str]) -> tuple[int, int]:
-    """Bytes and inodes of a pod's ephemeral storage, but for writable layers."""
+    """Return bytes and inodes of a pod's ephemeral storage without writable layers."""
     if files is None:
         return 0, 0
     used, inodes = files.hosts

@@ -1,4 +1,4 @@
-"""The kubelet's system containers: the groups of the agent, of the runtime and of all pods."""
+"""Finds the kubelet's system containers: the cgroups of the agent, of the runtime and of all pods."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine.node.stats.group import Groups, is_v1
 from engine.node.stats.used import UsedGroup
 
 _ELSEWHERE: Final[tuple[str, ...]] = ("cpuacct", "cpu", "pids")
-"""Hierarchies of v1 in which a process need not be in the group where its memory is accounted."""
+"""v1 hierarchies in which a process may be in another group than in the memory hierarchy."""
 
 Places = dict[str, str]
-"""Groups of one process by controller, "memory" first."""
+"""The groups of one process by controller, "memory" first."""
 
 
 class SystemGroups:
-    """`groups` by their names, without those that could not be found."""
+    """The groups by name, without those that could not be found."""
 
     def __init__(self, rows: Groups) -> None:
         self._rows = rows
@@ -26,7 +26,7 @@ class SystemGroups:
         self.groups: dict[str, UsedGroup] = {}
 
     def look(self, runtime: Path, pods: str | None) -> None:
-        """Finds them; one that is where it was keeps its rows. `runtime` is the runtime's socket."""
+        """Find the groups; a group that has not moved keeps its rows. `runtime` is the runtime's socket."""
         found = {
             "kubelet": own_places("self"),
             "runtime": _places_of_server(runtime),
@@ -52,7 +52,7 @@ class SystemGroups:
 
 
 def own_places(pid: int | str) -> Places:
-    """The groups of a process, none where it is gone."""
+    """Return the groups of a process, none if it is gone."""
     try:
         text = Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:
@@ -61,7 +61,7 @@ def own_places(pid: int | str) -> Places:
 
 
 def read_places(text: str, v1: bool) -> Places:
-    """From `NUMBER:CONTROLLERS:PATH` lines; of v2 there is one path, which is memory's."""
+    """Parse `NUMBER:CONTROLLERS:PATH` lines; v2 has one path, which is memory's."""
     lines = [line.split(":", 2) for line in text.splitlines()]
     by_controller = {name: path for _, names, path in lines for name in names.split(",")}
     memory = by_controller.get("memory" if v1 else "")
@@ -72,7 +72,7 @@ def read_places(text: str, v1: bool) -> Places:
 
 
 def _places_of_server(path: Path) -> Places:
-    """The groups of the process that listens on a unix socket."""
+    """Return the groups of the process that listens on a unix socket."""
     with socket.socket(socket.AF_UNIX) as asked:
         asked.settimeout(1.0)
         try:

@@ -1,4 +1,4 @@
-"""Whose groups were read, and what was read of them."""
+"""Describes which cgroups were read, and the results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from engine.node.stats.network import Interface
 
 @dataclass(frozen=True, slots=True)
 class UsedGroup:
-    """A group, its row in each reading, and whose it is: `owner` is the id of a container or sandbox, "" for
-    others."""
+    """A cgroup and its row in each reading; `owner` is the id of a container or sandbox, "" for others."""
 
     cgroup: str
     row: int
@@ -23,9 +22,11 @@ class UsedGroup:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class UsedPod:
-    """The same object as long as the runtime says the same of it and its groups are where they were.
-    `sandbox` is the group of the pod's sandbox, if it has one; `told` is all that the runtime says;
-    `complete`: the sandbox and each container that may run have a group."""
+    """A pod's cgroups; the same object while the runtime reports the same and the cgroups have not moved.
+
+    `sandbox` is the cgroup of the sandbox, if there is one; `told` is the runtime's report; `complete` means
+    that the sandbox and each container that may run have a cgroup.
+    """
 
     record: PodRecord
     group: UsedGroup
@@ -41,7 +42,7 @@ class UsedPod:
 
     @property
     def by_name(self) -> dict[str, tuple[UsedGroup, ContainerRecord]]:
-        """The newest container of each name; an older one may be there of which the runtime cannot say."""
+        """The newest container of each name; the runtime may have no statistics of older ones."""
         newest_last = reversed(self.containers)
         return {
             each.container.name: (each, each.container) for each in newest_last if each.container is not None
@@ -49,17 +50,20 @@ class UsedPod:
 
     @property
     def inner_rows(self) -> range:
-        """Rows of what is in the pod's own group."""
+        """The rows inside of the pod's own cgroup."""
         inner = len(self.containers) + (self.sandbox is not None)
         return range(self.group.row + 1, self.group.row + 1 + inner)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """`time` is Unix seconds; `table` has all groups; `system` are the groups of the agent (`kubelet`), the
-    runtime and all pods. `pods` is the same object while they are the same; `network` are the host's devices,
-    `networks` those of each pod with a network of its own, by uid. `lacking` is true where something
-    may run that has no numbers of its own here."""
+    """The usage of the node.
+
+    `time` is a Unix time; `table` has all cgroups; `system` are the cgroups of the agent (`kubelet`), the
+    runtime and all pods. `pods` is the same object while the pods are the same. `network` are the host's
+    devices, `networks` by uid those of each pod with its own network. `lacking` is true if something may run
+    that has no numbers here.
+    """
 
     time: float
     table: GroupTable

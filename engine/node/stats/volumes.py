@@ -1,7 +1,7 @@
-"""What is used of pods' volumes, in the kubelet's shape: walked, asked of the file system, or of the driver.
+"""Measures the usage of volumes: by walking files, from the file system, or from the CSI driver.
 
-As in the kubelet (v1.36) a volume that the agent makes is walked, a local one has the figures of its file
-system and a block device its size; hostPath and image volumes have none.
+As in the kubelet (v1.36), volumes that the agent creates are walked, a local volume has the figures of its
+file system, a block device its size, and hostPath and image volumes have none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NONE: Final = dict.fromkeys(
 
 
 class VolumeFigures:
-    """`made` gives what a pod has by now, by its uid and the volumes' names."""
+    """The usage of volumes; `made` returns a pod's mounted volumes by its uid and their names."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class VolumeFigures:
         self._said: dict[tuple[str, str], str] = {}
 
     def of_files(self, pod: Pod) -> list[Entry]:
-        """Of volumes that the node can look at itself; a walk, for a thread."""
+        """Measure the volumes that the node can measure itself. Walks files; call it in a thread."""
         return [
             entry
             for volume, made in self._volumes(pod)
@@ -52,7 +52,7 @@ class VolumeFigures:
         ]
 
     async def of_drivers(self, pods: Iterable[Pod]) -> dict[str, list[Entry]]:
-        """By pod, of the volumes whose drivers have told by now."""
+        """Return by pod the usage of volumes whose drivers have reported."""
         asked = [
             (pod, volume, made)
             for pod in pods
@@ -71,7 +71,7 @@ class VolumeFigures:
         return found
 
     async def of_claims(self, pods: Iterable[Pod]) -> list[Entry]:
-        """One for each claim that a pod has, without walking through any."""
+        """Return the usage of each claim without walking any files."""
         with_claims = [pod for pod in pods if any(made.bound for _, made in self._volumes(pod))]
         told = await self.of_drivers(with_claims)
         found: dict[tuple[str, str], Entry] = {}
@@ -95,7 +95,7 @@ class VolumeFigures:
         return [(volume, made[volume.name]) for volume in pod.spec.volumes or () if volume.name in made]
 
     def _say(self, pod: Pod, volume: Volume, measured: VolumeMeasurement) -> None:
-        """That a volume is not well is an event, once for each reason."""
+        """Emit an event for an abnormal volume, once per reason."""
         condition = measured.usage.condition if measured.usage is not None else None
         message = condition.message if condition is not None and condition.abnormal else None
         key = pod.uid, volume.name
@@ -119,7 +119,7 @@ def _of_files(pod: Pod, volume: Volume, made: MadeVolume, now: float) -> Entry |
             figures = {**file_system(made.path), "usedBytes": used, "inodesUsed": inodes}
         else:
             figures = None
-    except OSError:  # taken away meanwhile
+    except OSError:  # the volume was removed meanwhile
         return None
     return None if figures is None else _entry(pod, volume, now, figures)
 
@@ -150,7 +150,7 @@ def _entry(pod: Pod, volume: Volume, time: float, figures: Mapping[str, int]) ->
 
 
 def file_system(path: Path) -> dict[str, int]:
-    """What there is and what is used of the file system that a path is on. Raises `OSError`."""
+    """Return capacity and usage of the file system of a path. Raises `OSError`."""
     disk = os.statvfs(path)
     return {
         "availableBytes": disk.f_bavail * disk.f_frsize,
