@@ -1,6 +1,6 @@
-"""A pod's directory under the node's root: its volumes, the files made for its containers, their removal.
+"""Creates and removes a pod's directory below the node's root: its volumes and the files of its containers.
 
-`<root>/pods/<uid>` is laid out as a kubelet does. What containers can reach in it goes through
+`<root>/pods/<uid>` has the kubelet's layout. Files that containers can reach are accessed through
 `engine.host.safe_open`, `engine.host.trees` and `engine.host.atomic_writer`, never by path.
 """
 

@@ -1,8 +1,9 @@
-"""Volumes that a controller attaches to this node: what is used of them, and what the Node's status says.
+"""Tracks volumes that a controller attaches to this node: which are in use, and what the Node's status lists.
 
-A volume is named in `volumesInUse` before it is mounted and until it is unmounted, so that nobody detaches
-it meanwhile; `volumesAttached` is the attach-detach controller's word (kubelet v1.36,
-`pkg/kubelet/volumemanager`). Volumes go by their unique names (`kubernetes.io/csi/DRIVER^HANDLE`).
+A volume is listed in `volumesInUse` before it is mounted and until it is unmounted, so that nobody detaches
+it meanwhile; `volumesAttached` comes from the attach-detach controller (kubelet v1.36,
+`pkg/kubelet/volumemanager`). Volumes are identified by their unique names
+(`kubernetes.io/csi/DRIVER^HANDLE`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 
 
 class Attachments:
-    """`changed` is called when the Node's status is to be told. Belongs to one event loop."""
+    """Track attachments; `changed` is called when the Node's status must be updated. Belongs to
+    one event loop.
+    """
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
@@ -24,14 +27,14 @@ class Attachments:
         self._news = asyncio.Event()
 
     def use(self, volume: str, user: str) -> None:
-        """A pod (by its uid) is to have the volume."""
+        """Note that the pod with this uid will use the volume."""
         users = self._users.setdefault(volume, set())
         users.add(user)
         if len(users) == 1:
             self._changed()
 
     def release(self, volume: str, user: str) -> None:
-        """The pod has it no more: it is unmounted."""
+        """Note that the pod no longer uses the volume: it is unmounted."""
         users = self._users.get(volume, set())
         users.discard(user)
         if volume in self._users and not users:
@@ -39,23 +42,25 @@ class Attachments:
             self._changed()
 
     def complete(self) -> None:
-        """What an earlier agent left mounted has been named."""
+        """Note that everything an earlier agent left mounted is listed."""
         self._complete = True
         self._changed()
 
     @property
     def in_use(self) -> list[str] | None:
-        """For the Node's status; None, which leaves what stands there, until all is known."""
+        """Return `volumesInUse`; None, which keeps the server's list, until the list is complete."""
         return sorted(self._users) if self._complete else None
 
     def heard(self, status: Mapping[str, Any]) -> None:
-        """The status of the server's Node."""
+        """Take the status of the server's Node."""
         self._told = frozenset(status.get("volumesInUse") or ())
         self._attached = frozenset(each["name"] for each in status.get("volumesAttached") or ())
         self._news.set()
         self._news = asyncio.Event()
 
     async def attached(self, volume: str) -> None:
-        """Returns when it is attached and the server knows of its use; the deadline is the caller's."""
+        """Return when the volume is attached and the server knows that it is in use. The caller sets the
+        deadline.
+        """
         while volume not in self._told or volume not in self._attached:
             await self._news.wait()

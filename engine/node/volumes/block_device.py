@@ -1,6 +1,6 @@
-"""Persistent volumes that are block devices: a container gets the device, nothing is mounted.
+"""Gives containers persistent volumes that are block devices, without mounting them.
 
-Where the kubelet has it, `<pod>/volumeDevices/<plugin>/<volume>` is a link to the device.
+As in the kubelet, `<pod>/volumeDevices/<plugin>/<volume>` is a link to the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIRECTORY = "volumeDevices"
 
 
 def set_up(pod_directory: Path, name: str, volume: LocalVolume) -> Path:
-    """The device itself. The volume's own path is the host's owner's, and trusted.
+    """Return the device. The volume's path belongs to the owner of the host and is trusted.
 
     Raises `InvalidInput`, `Refused` or `OSError`.
     """
@@ -42,13 +42,14 @@ def set_up(pod_directory: Path, name: str, volume: LocalVolume) -> Path:
 
 
 def users(pods: Path, name: str) -> set[str]:
-    """The pods of those below `pods`, by their uids, that have the device now."""
+    """Return the uids of the pods below `pods` that have the device now."""
     return {link.parents[2].name for link in pods.glob(f"*/{DIRECTORY}/{LOCAL_VOLUME}/{name}")}
 
 
 def forget_kubelets_part(pods: Path, uid: str) -> None:
-    """Takes away what a kubelet that gave the pod its devices made beside the links: a second mount of each,
-    with a loop device that holds it open. Raises `OSError`."""
+    """Remove what a kubelet created for the pod's devices besides the links: a second mount of each, and a
+    loop device that holds it open. Raises `OSError`.
+    """
     links = pods / uid / DIRECTORY / LOCAL_VOLUME
     for name in os.listdir(links) if links.exists() else ():  # noqa: PTH208
         mount = pods.parent / "plugins" / LOCAL_VOLUME / DIRECTORY / name / uid
@@ -58,9 +59,9 @@ def forget_kubelets_part(pods: Path, uid: str) -> None:
 
 
 def block_devices(pod: Pod, container: Container, volumes: Mapping[str, Path]) -> Iterator[cri.Device]:
-    """What a container gets; `volumes` are its pod's, by name.
+    """Return the devices of a container; `volumes` are those of its pod by name.
 
-    Raises `InvalidInput` for a device without a volume, and for one whose path is not absolute.
+    Raises `InvalidInput` for a device without a volume, or with a relative path.
     """
     specs = {volume.name: volume for volume in pod.spec.volumes or []}
     for device in container.volume_devices or []:

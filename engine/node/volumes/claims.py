@@ -1,4 +1,4 @@
-"""Claims of storage: what a pod's claim is bound to, if this node can mount it.
+"""Resolves a pod's claims to persistent volumes that this node can mount.
 
 Source: kubelet v1.36 (volume manager's populator, node affinity of persistent volumes).
 """
@@ -32,8 +32,10 @@ _PROTECTED = "kubernetes.io/pvc-protection"
 
 @dataclass(frozen=True, slots=True)
 class BoundVolume:
-    """A persistent volume, of one of three kinds; what else was said of it, and its claim. `directory` is
-    what a pod gets a mount of, where the volume is local and no device."""
+    """A persistent volume of one of three kinds, with its settings and its claim.
+
+    `directory` is what a pod gets mounted, if the volume is local and not a device.
+    """
 
     metadata: ObjectMeta
     source: HostPathVolume | LocalVolume | CSIPersistentVolume
@@ -47,44 +49,46 @@ class BoundVolume:
 
     @property
     def block(self) -> bool:
-        """A device, not a file system."""
+        """Whether it is a device rather than a file system."""
         return self.spec.volume_mode == BLOCK
 
     @property
     def for_one_pod(self) -> bool:
-        """Whether no two pods may have it at a time: of several access modes nobody knows which is meant."""
+        """Whether only one pod may use it at a time; unknown, and so false, with several access modes."""
         return list(self.spec.access_modes or ()) == [READ_WRITE_ONCE_POD]
 
 
 def is_of_driver(volume: Volume, bound: object) -> bool:
-    """Whether a storage driver makes it; `bound` is what its claim is bound to."""
+    """Tell whether a storage driver provides the volume; `bound` is what its claim is bound to."""
     of_claim = isinstance(bound, BoundVolume) and isinstance(bound.source, CSIPersistentVolume)
     return volume.csi is not None or of_claim
 
 
 def claim_name(pod: Pod, volume: Volume) -> str | None:
-    """The claim that a volume stands for; an ephemeral one is named for pod and volume."""
+    """Return the name of the claim behind a volume; that of an ephemeral volume derives from pod
+    and volume.
+    """
     if volume.persistent_volume_claim is not None:
         return volume.persistent_volume_claim.claim_name
     return f"{pod.metadata.name}-{volume.name}" if volume.ephemeral is not None else None
 
 
 def is_read_only(volume: Volume) -> bool:
-    """Whether it, or its claim, says so for every mount."""
+    """Tell whether the volume or its claim makes every mount read-only."""
     if volume.csi is not None:
         return bool(volume.csi.read_only)
     return volume.persistent_volume_claim is not None and volume.persistent_volume_claim.read_only
 
 
 def mount_options(volume: Volume, bound: BoundVolume) -> list[str]:
-    """Those of a local volume for the pod."""
+    """Return the mount options of a local volume."""
     return [*(bound.spec.mount_options or ()), *(["ro"] if is_read_only(volume) else ())]
 
 
 async def bound_volume(
     pod: Pod, volume: Volume, name: str, objects: ClusterObjects, node: Node
 ) -> BoundVolume:
-    """Raises `VolumeRefused`."""
+    """Return what a claim is bound to. Raises `VolumeRefused`."""
     try:
         try:
             claim = await objects.claim(pod, name)

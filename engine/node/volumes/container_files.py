@@ -1,4 +1,4 @@
-"""The files beside its volumes that every container gets: /etc/hosts and a place for its last words."""
+"""Creates the files of every container besides its volumes: /etc/hosts and the termination message file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.node.spec.hosts import hosts_text
 
 
 def termination_message_file(pod_directory: Path, container: Container, attempt: int) -> Path:
-    """A fresh, world-writable file for the container's last words."""
+    """Create an empty, world-writable termination message file."""
     path = last_words_path(pod_directory, container.name, attempt)
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -26,7 +26,7 @@ def termination_message_file(pod_directory: Path, container: Container, attempt:
 
 
 def hosts_file(pod_directory: Path, pod: Pod, ips: tuple[str, ...], hostname: PodHostname) -> Path:
-    """/etc/hosts of a pod, written anew for each of its containers."""
+    """Write /etc/hosts of a pod, again for each of its containers."""
     node_hosts = Path("/etc/hosts").read_text() if pod.spec.host_network else ""
     path = hosts_path(pod_directory)
     replace_file(path, hosts_text(pod, ips, hostname, node_hosts), mode=0o644, durable=False)

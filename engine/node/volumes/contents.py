@@ -1,6 +1,6 @@
-"""What the files of agent-written volumes hold now: configMap, secret, downwardAPI, projected.
+"""Computes the current files of configMap, secret, downwardAPI and projected volumes.
 
-Whatever leads out (`..` in a path, an absolute one) is refused where it is written, by `host.published`.
+Paths that lead outside (`..`, or absolute) are refused by `host.atomic_writer` when the files are written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Files = dict[str, PublishedFile]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """`renew_at`, in Unix seconds, is when they are others even if nobody changes anything."""
+    """The files of a volume; at `renew_at`, a Unix time, they change even if no object does."""
 
     files: Mapping[str, PublishedFile] = field(repr=False)
     renew_at: float = math.inf
@@ -39,7 +39,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class ContentSource:
-    """One pod's: the pod, its cluster's objects, and what the downward API tells of its node."""
+    """The sources of one pod: the pod, its cluster's objects, and the downward API values of its node."""
 
     pod: Pod
     objects: ClusterObjects
@@ -47,7 +47,7 @@ class ContentSource:
     allocatable: Mapping[str, Quantity]
 
     async def of(self, volume: Volume) -> Contents:
-        """Raises `KubengineError` with what is wrong, as the kubelet says it."""
+        """Return the files of a volume. Raises `KubengineError` in the kubelet's words."""
         if volume.downward_api is not None:
             mode = volume.downward_api.default_mode
             return Contents(self._downward(volume.downward_api, _or_default(mode)))
@@ -66,7 +66,7 @@ class ContentSource:
         )
 
     async def _projected(self, sources: Iterable[VolumeProjection], mode: int) -> Contents:
-        """All that is wrong is said at once."""
+        """Return the files of a projected volume; all errors are reported together."""
         files: Files = {}
         renew_at = math.inf
         wrong: list[KubengineError] = []
@@ -129,7 +129,9 @@ class ContentSource:
         return Contents({wanted.path: self._own(anchors, mode)})
 
     def _own(self, data: bytes, mode: int) -> PublishedFile:
-        """For few eyes where a group or one user reads it, as the volume's default mode has it otherwise."""
+        """Restrict the mode for one reading group or user, unless the volume's default mode says
+        otherwise.
+        """
         context, user = self.pod.spec.security_context, only_user(self.pod)
         if user is not None or (context is not None and context.fs_group is not None):
             mode = _OWN_MODE
@@ -151,8 +153,10 @@ class ContentSource:
 def chosen_files(
     data: Mapping[str, bytes], items: list[KeyToPath] | None, mode: int, optional: bool, words: str
 ) -> Files:
-    """All keys as files, or `items` where there are any. Raises `InvalidInput`, beginning with `words`, for a
-    key that is not there and not optional."""
+    """Return all keys as files, or `items` if there are any.
+
+    Raises `InvalidInput`, beginning with `words`, for a missing key that is not optional.
+    """
     if not items:
         return {key: PublishedFile(value, mode) for key, value in data.items()}
     files = {}
@@ -166,7 +170,7 @@ def chosen_files(
 
 
 def only_user(pod: Pod) -> int | None:
-    """The one user that all containers run as, if their spec says so."""
+    """Return the one user that all containers run as, if their spec says so."""
     users = {effective_security(pod, container).run_as_user for container in pod.all_containers}
     return users.pop() if len(users) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Volumes of storage drivers for pods: what the cluster says of them is gathered, then the driver is asked.
+"""Sets up volumes of storage drivers: collects what the cluster says about them, then calls the driver.
 
 Source: kubelet v1.36 (`pkg/volume/csi`, events of `operationexecutor`).
 """
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class CsiVolumes:
-    """`node` is this node's name."""
+    """CSI volumes of the node named `node`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class CsiVolumes:
     async def set_up(
         self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
     ) -> MadeVolume:
-        """Raises `VolumeRefused`. `left` is set when nobody waits any more."""
+        """Set up a volume. `left` is set when nobody waits any longer. Raises `VolumeRefused`."""
         wanted = _wanted(pod, volume, bound)
         making, publishing = _doing(wanted)
         with refusing(wanted.name, making):
@@ -108,23 +108,23 @@ class CsiVolumes:
         return MadeVolume(path, bound, expand, grows=able.expands)
 
     def key(self, pod: Pod, volume: Volume, bound: BoundVolume | None) -> tuple[str, str]:
-        """A volume's driver and handle."""
+        """Return driver and handle of a volume."""
         wanted = _wanted(pod, volume, bound)
         return wanted.driver, wanted.handle
 
     def to_publish_again(self, uid: str) -> set[str]:
-        """The names of a pod's volumes whose drivers want to be asked again and again."""
+        """Return the names of a pod's volumes whose drivers want periodic NodePublishVolume calls."""
         return self._again.get(uid, set())
 
     async def withdraw(self, uid: str) -> None:
-        """Takes away all that a pod has. Raises `Refused`."""
+        """Remove all CSI volumes of a pod. Raises `Refused`."""
         self._again.pop(uid, None)
         await self._mounting.withdraw(uid)
         for name in self._used.pop(uid, ()):
             self._attachments.release(name, uid)
 
     async def _expand(self, wanted: CsiVolume, path: Path, bound: BoundVolume, size: int) -> None:
-        """Raises `NotGrown`, `Refused` where the driver cannot be asked."""
+        """Expand a volume. Raises `NotGrown`, or `Refused` if the driver cannot be called."""
         driver = self._drivers.get(wanted.driver)
         able = await driver.capabilities()
         if not able.expands:
@@ -145,7 +145,7 @@ class CsiVolumes:
             ) from failure
 
     def _use(self, uid: str, wanted: CsiVolume) -> None:
-        """Said before it is used, so that nobody detaches it meanwhile."""
+        """Report the volume as in use before it is used, so that nobody detaches it."""
         name = places.unique_name(wanted.driver, wanted.handle)
         self._used.setdefault(uid, set()).add(name)
         self._attachments.use(name, uid)
@@ -168,7 +168,7 @@ class CsiVolumes:
             raise Unavailable(f"{SAYS}{doing}: {error.message}") from error
 
     async def _until(self, left: asyncio.Event, waiting: Coroutine[Any, Any, T]) -> T:
-        """What is waited for, unless nobody waits for it any more, or for ever."""
+        """Wait for something until nobody waits for the volume any longer."""
         leaving = asyncio.ensure_future(left.wait())
         wanted = asyncio.ensure_future(waiting)
         both: set[asyncio.Future[Any]] = {leaving, wanted}
@@ -182,7 +182,7 @@ class CsiVolumes:
                 each.cancel()
 
     async def _attached(self, wanted: CsiVolume) -> Mapping[str, str]:
-        """What was said when the volume was attached to this node."""
+        """Return the publish context of the attachment to this node."""
         await self._attachments.attached(places.unique_name(wanted.driver, wanted.handle))
         name = places.attachment_name(wanted.handle, wanted.driver, self._node)
         try:
@@ -206,7 +206,9 @@ class CsiVolumes:
         wanted: CsiVolume,
         known: CSIDriver | None,
     ) -> CsiVolume:
-        """With all that the driver gets with it; tokens are for file systems only."""
+        """Return the volume context with everything that the driver asks for; tokens are for file
+        systems only.
+        """
         if not wanted.block:
             check_mode(wanted.driver, known, wanted.mode)
         reference = None
@@ -255,7 +257,7 @@ class CsiVolumes:
 
 
 def _doing(volume: CsiVolume) -> tuple[str, str]:
-    """What fails where a volume is not made ready, and where it is not published."""
+    """The names of the operations that fail before and after staging."""
     if volume.block:
         return SET_UP_DEVICE, MAP_POD_DEVICE
     return MOUNT_DEVICE if volume.persistent else SET_UP, SET_UP

@@ -1,4 +1,4 @@
-"""Storage drivers for the node's pods; what it takes is loaded with the first driver or volume of one."""
+"""Connects storage drivers with the node's pods; the CSI code is imported with the first driver or volume."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from engine.node.volumes.csi import CsiVolumes
 
 CSI_PLUGIN: Final = "CSIPlugin"
-"""The plugin watcher's word for drivers."""
+"""The plugin type of drivers."""
 
 
 class _Parts(NamedTuple):
@@ -36,7 +36,7 @@ class _Parts(NamedTuple):
 
 
 class CsiStorage:
-    """`engine.plugins.watcher.PluginHandler` for drivers; their volumes under the node's directory `root`."""
+    """Handle driver registrations for `engine.plugins.watcher.PluginHandler`, with volumes below `root`."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class CsiStorage:
         return "_parts" in self.__dict__
 
     async def start(self) -> None:
-        """What an earlier agent left staged is in use. Raises `Refused`."""
+        """Mark what an earlier agent left staged as in use. Raises `Refused`."""
         if places.all_staged(self._root).exists():
             await self._parts.mounting.look_around()
         self._attachments.complete()
@@ -95,29 +95,29 @@ class CsiStorage:
     async def set_up(
         self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
     ) -> MadeVolume:
-        """Raises `VolumeRefused`. `left` is set when nobody waits any more."""
+        """Set up a volume. `left` is set when nobody waits any longer. Raises `VolumeRefused`."""
         return await self._parts.volumes.set_up(pod, volume, bound, left)
 
     def to_publish_again(self, uid: str) -> set[str]:
-        """The names of a pod's volumes whose drivers want to be asked again and again."""
+        """Return the names of a pod's volumes whose drivers want periodic NodePublishVolume calls."""
         return self._parts.volumes.to_publish_again(uid) if self._loaded else set()
 
     async def usage(
         self, volumes: Mapping[Path, tuple[Pod, Volume, BoundVolume | None]]
     ) -> dict[Path, VolumeMeasurement]:
-        """What drivers tell of volumes, by where containers find them."""
+        """Return the usage that drivers report, by the path of each volume."""
         keys = {path: self._parts.volumes.key(*volume) for path, volume in volumes.items()}
         return await self._parts.usages.of(keys)
 
     async def withdraw(self, uid: str) -> None:
-        """Takes all volumes from a pod of which nothing runs. Raises `Refused`."""
+        """Remove all CSI volumes of a pod that no longer runs. Raises `Refused`."""
         of_pod = (places.pods_volumes(self._root, uid), places.pods_devices(self._root, uid))
         if self._loaded or any(directory.exists() for directory in of_pod):
             await self._parts.volumes.withdraw(uid)
             self._parts.usages.forget(uid)
 
     async def stop(self) -> None:
-        """Leaves drivers and volumes as they are."""
+        """Stop, and leave drivers and volumes as they are."""
         if self._loaded:
             await self._parts.usages.stop()
             await self._parts.mounting.stop()

@@ -1,7 +1,7 @@
-"""emptyDir: a directory on disk, in memory, or of huge pages, made once in a pod's life.
+"""Creates emptyDir volumes once in a pod's life: a directory on disk, in memory, or of huge pages.
 
-A file `ready` under the pod's `plugins` directory says that it was, as the kubelet's does: what the pod has
-made of modes and owners since is its own.
+The kubelet's file `ready` in the pod's `plugins` directory marks a created volume. Modes and owners belong
+to the pod from then on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def set_up(
     allocatable: Mapping[str, Quantity],
     projects: ProjectIds,
 ) -> Path:
-    """The volume's directory, the fsGroup's where there is one. Raises `OSError` or `InvalidInput`."""
+    """Return the volume's directory, owned by the fsGroup if there is one. Raises `OSError` or
+    `InvalidInput`.
+    """
     path = volume_path(pod_directory, EMPTY_DIR, name)
     ready = pod_directory / "plugins" / EMPTY_DIR / name / "ready"
     mounted = volume.medium == "" or is_mount(path)
@@ -69,20 +71,20 @@ def _mount(path: Path, volume: EmptyDirVolume, pod: Pod, allocatable: Mapping[st
 
 
 def mount_memory(path: Path, size: int) -> None:
-    """A file system in memory, never swapped out where the kernel knows how; of 0 bytes: of its own size."""
+    """Mount a tmpfs, without swap if the kernel supports that; 0 bytes mean the kernel's default size."""
     options = [f"size={size}"] if size else []
     try:
         mount_filesystem("tmpfs", path, ",".join([*options, "noswap"]))
     except OSError as error:
-        if error.errno != errno.EINVAL:  # kernels before 6.4 do not know it
+        if error.errno != errno.EINVAL:  # kernels before 6.4 do not know `noswap`
             raise
         mount_filesystem("tmpfs", path, ",".join(options))
 
 
 def memory_size(limit: Quantity | None, pod: Pod, allocatable: Quantity | None) -> int:
-    """Bytes of a `Memory` volume: the least of its limit, the pod's memory limit, the node's allocatable.
+    """Return the size of a `Memory` volume: the least of its limit, the pod's memory limit and allocatable.
 
-    0 where none is known, for which the kernel takes half of its memory.
+    Returns 0 if none is known; the kernel then takes half of its memory.
     """
     bounds = [allocatable, limit]
     if limits_declared(pod)[1]:
@@ -91,7 +93,7 @@ def memory_size(limit: Quantity | None, pod: Pod, allocatable: Quantity | None) 
 
 
 def _page_size(medium: str, pod: Pod) -> str:
-    """The page size that the medium names, or the one that the pod requests."""
+    """Return the page size that the medium names, or that of the pod's requests."""
     of_pod = pod.spec.resources.requests if pod.spec.resources is not None else None
     requested = {
         name.removeprefix(_HUGE_PAGES)

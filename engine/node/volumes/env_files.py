@@ -1,4 +1,6 @@
-"""Files of variables in a pod's volumes, which containers wrote: read once, bounded, beneath the volume."""
+"""Reads files of variables that containers wrote to the pod's volumes: once, bounded, and inside
+of the volume.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,17 @@ from engine.host.safe_open import HANDLE, open_in_root, opened, read_handle
 from engine.node.spec.env_file import EnvFile
 
 LARGEST: Final = 1024 * 1024
-"""Bytes of one file: more than a container may have of variables."""
+"""The size limit in bytes, which is more than the environment of a container can hold."""
 
 
 log = logging.getLogger("kubengine.volumes")
 
 
 def env_files(container: Container, volumes: Mapping[str, Path]) -> dict[tuple[str, str], EnvFile]:
-    """Those that a container's variables name, by volume and path; `volumes`, by name, are the pod's.
+    """Return the files that a container's variables name, by volume and path; `volumes` are the pod's by
+    name.
 
-    Why one could not be read is for the log: it would tell the pod's author about the host.
+    The reason why a file cannot be read is only logged, because it could reveal facts about the host.
     """
     files = {}
     for variable in container.env or []:
@@ -41,7 +44,9 @@ def env_files(container: Container, volumes: Mapping[str, Path]) -> dict[tuple[s
 
 
 def _read(volume: Path, path: str) -> bytes:
-    """Links lead about inside the volume only. Raises `Refused` or `OSError` naming the path."""
+    """Read a file; links are followed inside of the volume only. Raises `Refused` or `OSError`
+    naming the path.
+    """
     with opened(volume) as root:
         handle = open_in_root(root, path, HANDLE)
         try:

@@ -1,6 +1,6 @@
-"""Volumes that have become larger: their file systems are, too, at mount and while pods have them.
+"""Expands the file systems of volumes that have become larger, at mount and while pods use them.
 
-The claim says how far it is. Source: kubelet v1.36 (`pkg/volume/util/operationexecutor`).
+The claim's status records the progress. Source: kubelet v1.36 (`pkg/volume/util/operationexecutor`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger("kubengine.volumes")
 
 @dataclass(frozen=True, slots=True)
 class _Mounted:
-    """One pod's volume."""
+    """The volume of one pod."""
 
     pod: Pod
     bound: BoundVolume
@@ -52,7 +52,7 @@ class _Mounted:
 
 @dataclass(slots=True)
 class _Known:
-    """What this node knows of a volume as long as pods have it: its `size` here, and how an attempt ended."""
+    """What the node knows about a volume while pods use it: its `size` here, and the result of an attempt."""
 
     size: Quantity
     pods: dict[str, _Mounted] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class _Known:
 
 
 class Growing:
-    """Belongs to one node, which goes by `node` in events."""
+    """Expand the volumes of one node, which appears as `node` in events."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Growing:
         self._known: dict[str, _Known] = {}
 
     async def at_mount(self, pod: Pod, made: MadeVolume, *, read_only: bool) -> None:
-        """Before a pod has the volume, which for the pod may be `read_only`. Raises `VolumeRefused`."""
+        """Expand a volume before a pod uses it; the pod may use it `read_only`. Raises `VolumeRefused`."""
         bound, expand = made.bound, made.expand
         if bound is None or expand is None:
             return
@@ -90,7 +90,7 @@ class Growing:
                 await self._grow(mounted, known)
 
     def may_grow(self, uid: str) -> set[str]:
-        """The claims of a pod whose volumes' sizes are to be looked at now and then."""
+        """Return the claims of a pod whose volumes may be expanded while it runs."""
         return {
             mounted.bound.claim.metadata.name
             for known in self._known.values()
@@ -101,7 +101,7 @@ class Growing:
         }
 
     async def meanwhile(self, uid: str, bound: BoundVolume) -> None:
-        """While a pod has what is `bound` so by now. Raises `VolumeRefused`."""
+        """Expand a volume that is in use. Raises `VolumeRefused`."""
         known = self._known.get(bound.name)
         mounted = known.pods.get(uid) if known is not None else None
         if known is not None and mounted is not None and ZERO < known.size < size_of(bound.spec.capacity):
@@ -109,14 +109,14 @@ class Growing:
                 await self._grow(replace(mounted, bound=bound), known)
 
     def leave(self, uid: str) -> None:
-        """The pod has no volumes any more."""
+        """Forget a pod that no longer has volumes."""
         for name in [name for name, known in self._known.items() if uid in known.pods]:
             del self._known[name].pods[uid]
             if not self._known[name].pods:
                 del self._known[name]
 
     async def _grow(self, mounted: _Mounted, known: _Known) -> None:
-        """Raises `Refused`."""
+        """Expand the file system. Raises `Refused`."""
         async with known.lock:
             wanted = size_of(mounted.bound.spec.capacity)
             if known.size >= wanted:
@@ -149,7 +149,9 @@ class Growing:
     async def _expanded(
         self, mounted: _Mounted, claim: PersistentVolumeClaim, step: Growth, known: _Known
     ) -> bool:
-        """Whether it is larger now; False where it cannot be and nobody is to mend that. Raises `Refused`."""
+        """Tell whether the volume is larger now; false if that is impossible and nobody can help. Raises
+        `Refused`.
+        """
         try:
             await mounted.expand(mounted.bound, step.size.value)
         except NotGrown as error:
@@ -172,8 +174,9 @@ class Growing:
         known: _Known,
         error: NotGrown,
     ) -> None:
-        """The claim says what is wrong. One that failed before and is to have another size by now is given
-        back to its controller."""
+        """Report the failure in the claim; a repeated failure with another size goes back to the
+        controller.
+        """
         infeasible = error.infeasible or (known.failed and is_other_than_wanted(claim, step.size))
         known.failed = True
         try:
@@ -202,6 +205,6 @@ class Growing:
     def _say(
         self, mounted: _Mounted, claim: PersistentVolumeClaim, kind: str, reason: str, message: str
     ) -> None:
-        """To who looks at the pod, and to who looks at the claim."""
+        """Emit the event on the pod and on the claim."""
         self._recorder.pod(mounted.pod, kind, reason, message)
         self._recorder.claim(mounted.pod, claim.metadata, kind, reason, message)

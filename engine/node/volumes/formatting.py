@@ -1,7 +1,8 @@
-"""File systems on block devices, by the machine's own programs: blkid, mkfs, fsck, mount, resize2fs.
+"""Creates, checks, mounts and grows file systems with the machine's programs: blkid, mkfs, fsck, mount,
+resize2fs.
 
-A device on which there is nothing gets a file system; one that holds something is never written over. Source:
-kubelet v1.36 (`mount-utils`).
+An empty device gets a file system; a device with any content is never overwritten. Source: kubelet v1.36
+(`mount-utils`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from engine.host.child import Printed, run_child
 LOOK_SECONDS: Final = 60.0
 MOUNT_SECONDS: Final = 120.0
 WORK_SECONDS: Final = 3600.0
-"""Of making, checking and growing a file system."""
+"""Seconds allowed for creating, checking or growing a file system."""
 
 DEFAULT_KIND: Final = "ext4"
 PARTITIONS: Final = "unknown data, probably partitions"
@@ -34,13 +35,13 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class FilesystemMismatch(Refused):
-    """What is on a device is no file system of the kind that was asked for, and is not mounted as one."""
+    """Raised if a device holds something other than the requested type of file system."""
 
 
 async def format_and_mount(device: Path, target: Path, kind: str, options: Sequence[str]) -> None:
-    """Mounts a device with a file system of this kind, made where there is none.
+    """Mount a device with a file system of this type, which is created if the device is empty.
 
-    Raises `InvalidInput` for what is no kind, `FilesystemMismatch` and `Refused`.
+    Raises `InvalidInput` for an unknown type, `FilesystemMismatch` and `Refused`.
     """
     if not _KIND.fullmatch(kind):
         raise InvalidInput(f"{kind!r} is no kind of file system")
@@ -54,7 +55,7 @@ async def format_and_mount(device: Path, target: Path, kind: str, options: Seque
 
 
 async def grow_file_system(device: Path, mount: Path) -> None:
-    """Gives the file system on a device, which is mounted there, all of its room. Raises `Refused`."""
+    """Grow the mounted file system to the size of its device. Raises `Refused`."""
     found = await _found(device)
     commands = {
         **{kind: ["resize2fs", str(device)] for kind in ("ext3", "ext4")},
@@ -98,7 +99,9 @@ async def _format_and_mount(device: Path, target: Path, kind: str, options: Sequ
 
 
 async def _found(device: Path) -> str:
-    """The kind of what is on a device, "" for nothing; blkid says that too of one that it cannot open."""
+    """Return the type of content on a device, "" for none; blkid also returns that if it cannot open the
+    device.
+    """
     try:
         os.close(await asyncio.to_thread(os.open, device, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -117,7 +120,7 @@ async def _found(device: Path) -> str:
 
 
 async def _check(device: Path) -> None:
-    """Mends what can be mended by itself; a machine without the program goes on without."""
+    """Repair what can be repaired automatically; continues if the machine has no fsck."""
     try:
         checked = await _run(["fsck", "-a", str(device)], WORK_SECONDS)
     except Unavailable as error:

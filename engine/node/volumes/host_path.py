@@ -1,4 +1,4 @@
-"""hostPath: what the host's owner says a pod may use. Its own path is trusted, as the kubelet trusts it."""
+"""Checks or creates hostPath directories and files. The path is trusted, as in the kubelet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {
 
 
 def set_up(volume: HostPathVolume) -> Path:
-    """Makes or checks the path as its `type` asks. Raises `Refused`, `InvalidInput` or `OSError`."""
+    """Create or check the path according to `type`. Raises `Refused`, `InvalidInput` or `OSError`."""
     path = Path(volume.path)
     if not path.is_absolute() or ".." in path.parts or "\0" in volume.path:
         raise InvalidInput(f"invalid HostPath {volume.path!r}: expected an absolute path without '..'")

@@ -1,4 +1,4 @@
-"""Local persistent volumes: a directory of the node, bound into the pod's own."""
+"""Binds directories of the node, as local persistent volumes, into pods."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def set_up(
     policy: str | None,
     options: Collection[str],
 ) -> Path:
-    """Where the directory is mounted for the pod; it is given to `group` (fsGroup) with all that is in it,
-    but not where another pod has it, where it is so already and the policy is OnRootMismatch, or where the
-    pod may only read.
+    """Mount the directory for the pod and return where.
 
-    Its own path is the host's owner's, and trusted. Raises `Refused` or `OSError`.
+    The directory tree is given to `group` (fsGroup), unless another pod uses it, it already belongs to the
+    group under the policy OnRootMismatch, or the pod may only read. The path belongs to the owner of the
+    host and is trusted. Raises `Refused` or `OSError`.
     """
     target = volume_path(pod_directory, LOCAL_VOLUME, name)
     if not is_mount(target):
@@ -48,12 +48,12 @@ def _bind(directory: Path, target: Path, group: int | None, policy: str | None) 
 
 
 def check_path(volume: LocalVolume) -> None:
-    """Raises `InvalidInput`."""
+    """Check the path. Raises `InvalidInput`."""
     if not volume.path.startswith("/") or ".." in volume.path.split("/") or "\0" in volume.path:
         raise InvalidInput(f"invalid path: {volume.path!r} must be absolute and not contain '..'")
 
 
 def users(pods: Path, name: str) -> set[str]:
-    """The pods of those below `pods`, by their uids, that have the volume mounted now."""
+    """Return the uids of the pods below `pods` that have the volume mounted now."""
     mounts = pods.glob(f"*/volumes/{LOCAL_VOLUME}/{name}")
     return {path.parents[2].name for path in mounts if is_mount(path)}

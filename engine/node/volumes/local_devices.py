@@ -1,7 +1,7 @@
-"""Local persistent volumes: who has them, and those that are file systems on block devices, mounted once.
+"""Manages local persistent volumes: which pods use them, and file systems on block devices, mounted once.
 
-Where a kubelet has it, `<root>/plugins/kubernetes.io/local-volume/mounts/<volume>` is the mount that those of
-pods are made of. It stays as long as one of these does.
+As in a kubelet, `<root>/plugins/kubernetes.io/local-volume/mounts/<volume>` is the mount from which pods get
+bind mounts. It stays while one of those exists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class LocalDevices:
-    """Under the node's directory `root`."""
+    """Local volumes below the node's directory `root`."""
 
     def __init__(self, root: Path, recorder: EventRecorder) -> None:
         self._root = root
@@ -48,8 +48,7 @@ class LocalDevices:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def take(self, uid: str, bound: BoundVolume) -> None:
-        """A pod is to have a volume from now on. Raises `VolumeRefused` for one that only one pod may have,
-        if another has it."""
+        """Reserve a volume for a pod. Raises `VolumeRefused` if only one pod may use it and another does."""
         name = bound.name
         if bound.for_one_pod:
             kind = block_device if bound.block else local
@@ -60,7 +59,8 @@ class LocalDevices:
         self._users[name].add(uid)
 
     async def set_up(self, uid: str, bound: BoundVolume, volume: LocalVolume, options: Sequence[str]) -> Path:
-        """Of what a pod that took the volume gets a mount: its own directory, or where its file system is.
+        """Return the directory to mount for a pod that reserved the volume: its own, or that of its file
+        system.
 
         Raises `VolumeRefused`.
         """
@@ -91,7 +91,7 @@ class LocalDevices:
         return target
 
     async def expand(self, bound: BoundVolume, _: int) -> None:
-        """What is on a device gets all the room there is. Raises `NotGrown`."""
+        """Grow the file system to the size of its device. Raises `NotGrown`."""
         assert isinstance(bound.source, LocalVolume)
         try:
             if bound.block or not await asyncio.to_thread(_is_device, bound.source):
@@ -104,7 +104,7 @@ class LocalDevices:
             raise NotGrown(str(error)) from error
 
     async def leave(self, uid: str) -> None:
-        """A pod has let go of volumes, or is to: what nobody has is taken away."""
+        """Release volumes of a pod, and unmount those that no pod uses."""
         for name, users in list(self._users.items()):
             users.discard(uid)
             if not users:
@@ -112,7 +112,7 @@ class LocalDevices:
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Takes away what no pod has; what cannot be taken away stays until somebody tries again."""
+        """Unmount what no pod uses; failures are tried again later."""
         if not self._mounts.exists():
             return
         for name in await asyncio.to_thread(os.listdir, self._mounts):
@@ -121,7 +121,7 @@ class LocalDevices:
                     await self._try_to_take_away(name)
 
     def _say_mismatch(self, bound: BoundVolume, error: Exception) -> None:
-        """To who looks at the volume, once while it stays the same."""
+        """Emit the event about a wrong file system, once while it stays the same."""
         text = f'MountVolume failed for volume "{bound.name}" {error}'
         if self._mismatches.get(bound.name) != text:
             self._mismatches[bound.name] = text
@@ -134,7 +134,7 @@ class LocalDevices:
             log.warning("%s cannot be taken away: %s", self._mounts / name, error.strerror)
 
     def _take_away(self, name: str) -> None:
-        """Unless a pod still has it, which an earlier agent gave it. Raises `OSError`."""
+        """Unmount, unless a pod still uses the volume since an earlier agent. Raises `OSError`."""
         if local.users(self._pods, name):
             return
         with opened_parent(self._mounts / name, self._root) as (parent, entry):
@@ -145,7 +145,9 @@ class LocalDevices:
 
 
 def _is_device(volume: LocalVolume) -> bool:
-    """False for a directory. Raises `Refused` or `OSError` for anything else."""
+    """Return true for a block device and false for a directory. Raises `Refused` or `OSError` for anything
+    else.
+    """
     mode = Path(volume.path).stat().st_mode
     if not stat.S_ISBLK(mode) and not stat.S_ISDIR(mode):
         raise Refused("only directory and block device are supported")

@@ -1,4 +1,4 @@
-"""A volume that a pod has."""
+"""Describes a volume that a pod has."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from pathlib import Path
 from engine.node.volumes.claims import BoundVolume
 
 Expand = Callable[[BoundVolume, int], Awaitable[None]]
-"""Lets a volume, as it is bound by now, have so many bytes. Raises `NotGrown`, or `Refused` before that."""
+"""Expands the volume to a number of bytes. Raises `NotGrown`, or `Refused` before that."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeVolume:
-    """Where containers find a volume, and what its claim, if it has one, is bound to. `expand` is None where
-    nothing is to be done for one that became larger; `grows`: that may be while pods have it."""
+    """Where containers find a volume, and what its claim is bound to.
+
+    `expand` is None if the volume needs no action after it became larger; `grows` allows expansion while
+    pods use it.
+    """
 
     path: Path
     bound: BoundVolume | None = None

@@ -1,4 +1,4 @@
-"""All of a pod's volumes: made before its containers, taken away after its sandboxes."""
+"""Creates a pod's volumes before its containers, and removes them after its sandboxes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ Given = Contents | BoundVolume
 
 
 class PodVolumes:
-    """The volumes of one node's pods, under the node's root directory. `project_quotas`: whose emptyDirs the
-    kernel counts, as in `ProjectIds`."""
+    """The volumes of one node's pods; `project_quotas` selects the emptyDirs that the kernel counts
+    (`ProjectIds`).
+    """
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class PodVolumes:
         return self._pods / uid
 
     def known_uids(self) -> set[str]:
-        """Pods that have something on disk."""
+        """Return the uids of pods that have something on disk."""
         return {path.name for path in self._pods.iterdir()} if self._pods.is_dir() else set()
 
     def set_up(
@@ -57,11 +58,12 @@ class PodVolumes:
         allocatable: Mapping[str, Quantity],
         durations: Durations | None = None,
     ) -> dict[str, Path]:
-        """Makes what containers use but images and what drivers make, again where it exists;
-        name → host path. `given` has what is not in the pod itself, by the volumes' names: contents of those
-        that the agent writes, what claims are bound to. How long each takes is noted in `durations`.
+        """Create the volumes that containers use, except images and those of storage drivers; existing ones
+        are kept.
 
-        Raises `VolumeRefused` naming the volume.
+        Returns name → host path. `given` has by name what is not in the pod itself: contents of the agent's
+        volumes, and what claims are bound to. The time that each takes is added to `durations`. Raises
+        `VolumeRefused` naming the volume.
         """
         directory = self.pod_directory(pod.uid)
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -82,7 +84,7 @@ class PodVolumes:
     def write(
         self, pod: Pod, volume: Volume, contents: Contents, allocatable: Mapping[str, Quantity]
     ) -> Path:
-        """Shows what a volume that the agent writes holds now. Raises `KubengineError` or `OSError`."""
+        """Write the current content of a volume. Raises `KubengineError` or `OSError`."""
         plugin = agent_written.plugin_of(volume)
         assert plugin is not None
         path = volume_path(self.pod_directory(pod.uid), plugin, volume.name)
@@ -124,17 +126,16 @@ class PodVolumes:
         return local.set_up(directory, given.name, given.directory, group, policy, options)
 
     def tear_down(self, uid: str) -> None:
-        """Unmounts and removes all that a pod has on disk. Raises `Refused` naming the path."""
+        """Unmount and remove everything that a pod has on disk. Raises `Refused` naming the path."""
         self._remove_devices(uid)
         _remove(self.pod_directory(uid))
 
     def remove_sub_paths(self, uid: str) -> None:
-        """Unmounts and removes parts of a pod's volumes that hold these. Raises `Refused` naming the path."""
+        """Unmount and remove the subPath mounts that hold these volumes. Raises `Refused` naming the path."""
         _remove(self.pod_directory(uid) / sub_path.DIRECTORY)
 
     def remove_volumes(self, uid: str) -> None:
-        """Unmounts and removes the volumes of a pod of which nothing runs any more; what was mounted
-        from elsewhere stays there.
+        """Unmount and remove the volumes of a pod that no longer runs; data mounted from elsewhere stays.
 
         Raises `Refused` naming the path.
         """
@@ -149,7 +150,9 @@ class PodVolumes:
 
 
 def _remove(directory: Path) -> None:
-    """Looks for mounts only where something does not go: few pods have any; the table has all."""
+    """Remove a tree. The mount table is searched only on failure: few pods have mounts, and the table lists
+    all.
+    """
     with suppress(OSError):
         remove_tree(directory)
         return
@@ -168,14 +171,15 @@ def _refused(doing: str, directory: Path) -> Iterator[None]:
 
 
 def _shown_name(volume: Volume, given: Mapping[str, Given]) -> str:
-    """In messages a claim goes by what it is bound to."""
+    """Return the name for messages; a claim is called by what it is bound to."""
     bound = given.get(volume.name)
     return bound.name if isinstance(bound, BoundVolume) else volume.name
 
 
 def used_volumes(pod: Pod) -> list[Volume]:
-    """Those that a container mounts or has as a device, but images, which are the runtime's; others are left
-    alone, as the kubelet does."""
+    """Return the volumes that a container mounts or has as a device, except images; others are ignored, as by
+    the kubelet.
+    """
     if not pod.spec.volumes:
         return []
     mounted = {m.name for container in pod.every_container for m in container.volume_mounts or []}

@@ -1,6 +1,7 @@
-"""Which project of the file system's quotas an emptyDir belongs to, one for each.
+"""Assigns a quota project of the file system to each emptyDir.
 
-A volume's project stands beside its file `ready`, where no container comes; it goes with the pod's directory.
+The project id is stored in a file next to `ready`, which containers cannot reach, and is removed with the
+pod's directory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ USER_NAMESPACES: Final = "user-namespaces"
 ALL: Final = "all"
 
 FIRST: Final = 1_048_577
-"""Where the kubelet begins, too."""
+"""The first id, which is also the kubelet's."""
 LAST: Final = 2**32 - 2
 PROJECT_FILES: Final = (Path("/etc/projects"), Path("/etc/projid"))
 
@@ -29,8 +30,11 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class ProjectIds:
-    """Gives projects to volumes of pods below `pods`, for those whom `whose` allows: pods with a user
-    namespace of their own, or all. Raises `InvalidInput` for another word."""
+    """Assign projects to volumes of pods below `pods`.
+
+    `whose` selects pods with a user namespace of their own, or all pods. Raises `InvalidInput` for other
+    values.
+    """
 
     def __init__(
         self, pods: Path, whose: str, registry: Registry, project_files: Iterable[Path] = PROJECT_FILES
@@ -50,8 +54,10 @@ class ProjectIds:
         )
 
     def give(self, pod: Pod, directory: Path, record: Path) -> None:
-        """Have the kernel count what is in a new volume, where it can. A file system without such quotas is
-        said once. Raises `Refused` if the record cannot be written."""
+        """Let the kernel count a new volume, if the file system supports it; if not, that is reported once.
+
+        Raises `Refused` if the record cannot be written.
+        """
         if self._whose == NONE or (self._whose == USER_NAMESPACES and pod.spec.host_users is not False):
             return
         device = directory.stat().st_dev
@@ -68,7 +74,7 @@ class ProjectIds:
         self._given.inc("given")
 
     def _free(self, directory: Path) -> int:
-        """One that nobody has. Raises `OSError` where the kernel counts none."""
+        """Return an unused id. Raises `OSError` if the kernel counts no projects."""
         if self._next == FIRST:
             self._next = next_free(self._taken(), FIRST)
         while project_quota.counted(directory, self._next) != (0, 0):
@@ -77,7 +83,7 @@ class ProjectIds:
         return project
 
     def _taken(self) -> set[int]:
-        """Of volumes that are there, and of those whom the host's owner names."""
+        """Return the ids of existing volumes, and those that the host's owner has named."""
         records = self._pods.glob(str(project_record(volume_path(Path("*"), EMPTY_DIR, "*"))))
         given = {project for path in records if (project := project_quota.kept_project(path)) is not None}
         words = [word for path in self._project_files for word in _text(path).replace(":", " ").split()]
@@ -85,7 +91,7 @@ class ProjectIds:
 
 
 def next_free(taken: set[int], first: int) -> int:
-    """The first number after all that are taken from `first` on."""
+    """Return the first unused number from `first` on."""
     return max((number for number in taken if first <= number < LAST), default=first - 1) + 1
 
 

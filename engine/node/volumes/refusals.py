@@ -1,4 +1,4 @@
-"""What keeps a pod's volumes from being made, in the words of its event."""
+"""Defines the errors that keep a pod's volumes from being set up, in the words of their events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TAKEN: Final = "volume uses the ReadWriteOncePod access mode and is already in u
 
 
 class VolumeRefused(Refused):
-    """A volume that cannot be made, or not yet; the message is the event's, as is `reason`."""
+    """Raised if a volume cannot be set up, or not yet; message and `reason` are those of the event."""
 
     def __init__(self, message: str, *, reason: str = "FailedMount", errno: int | None = None) -> None:
         self.reason = reason
@@ -22,8 +22,11 @@ class VolumeRefused(Refused):
 
 
 class NotGrown(Refused):
-    """A volume that is not made larger. `settled`: nothing of it is under way any more; `infeasible`: it
-    cannot have that size; `in_use`: not as long as pods here have it; `unsupported`: nobody here could."""
+    """Raised if a volume was not expanded.
+
+    `settled`: nothing is under way; `infeasible`: it cannot have that size; `in_use`: impossible while pods
+    use it; `unsupported`: nothing on this node can do it.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class NotGrown(Refused):
 
 @contextmanager
 def refusing(volume: str, doing: str = SET_UP) -> Iterator[None]:
-    """What goes wrong with a volume is raised as `VolumeRefused` naming it and what failed."""
+    """Raise any failure with a volume as `VolumeRefused` naming the volume and the operation."""
     try:
         yield
     except VolumeRefused:

@@ -1,8 +1,8 @@
-"""subPath: a part of a volume, handed to the runtime as a mount of what was looked up, not as a path.
+"""Mounts subPaths: a part of a volume, opened safely, is mounted where no container can change it.
 
-The part is opened once beneath the volume and that descriptor is mounted at
-`<pod>/volume-subpaths/<volume>/<container>/<index>`, where the kubelet has it. No container can change what
-is there, so it does not matter what the volume's names lead to by the time the runtime looks.
+The part is opened once below the volume, and that descriptor is mounted at
+`<pod>/volume-subpaths/<volume>/<container>/<index>`, as in the kubelet. The runtime gets this path, so later
+changes of names inside of the volume have no effect.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger("kubengine.volumes")
 
 
 def wanted_part(mount: VolumeMount, environment: Mapping[str, str]) -> str:
-    """The subPath of a mount, its `subPathExpr` expanded; '' for the whole volume.
+    """Return the subPath of a mount with `subPathExpr` expanded; '' for the whole volume.
 
-    Raises `InvalidInput` for one that leads out by itself, and for a variable without a value.
+    Raises `InvalidInput` for a path that leads outside, and for a variable without a value.
     """
     sub_path = mount.sub_path
     if mount.sub_path_expr:
@@ -47,10 +47,10 @@ def wanted_part(mount: VolumeMount, environment: Mapping[str, str]) -> str:
 def mount_sub_path(
     pod_directory: Path, volume_name: str, volume: Path, sub_path: str, container: str, index: int
 ) -> Path:
-    """Where `sub_path` of a volume is mounted for a container's `index`-th mount, made where it is missing.
+    """Mount `sub_path` of a volume for a container's `index`-th mount, creating it if missing; return where.
 
-    Raises `Refused`. Why a path was refused would tell the pod's author about the host: only
-    the log says it.
+    Raises `Refused`. The reason why a path was refused is only logged, because it could reveal facts about
+    the host.
     """
     try:
         top = os.open(volume, HANDLE)
@@ -77,8 +77,9 @@ def mount_sub_path(
 
 
 def _open_part(top: int, volume: Path, sub_path: str) -> int:
-    """A handle on the part. Links are followed where they stay inside the volume, as the kubelet does: where
-    they lead is found out first, then opened with none allowed."""
+    """Open the part. Links that stay inside of the volume are followed, as by the kubelet: their target is
+    computed first and then opened without following links.
+    """
     try:
         return _open_or_make(top, sub_path)
     except OSError as error:
@@ -90,7 +91,7 @@ def _open_part(top: int, volume: Path, sub_path: str) -> int:
 
 
 def _open_or_make(top: int, path: str) -> int:
-    """What is missing is made with the volume's own mode."""
+    """Open a directory; a missing one is created with the mode of the volume."""
     try:
         return open_beneath(top, path, HANDLE)
     except FileNotFoundError:
@@ -98,7 +99,7 @@ def _open_or_make(top: int, path: str) -> int:
 
 
 def _mount(part: int, target: Path) -> None:
-    """Mounts the part unless it is what is mounted there already; a leftover of another kind goes first."""
+    """Mount the part, unless it is mounted there already; another leftover is removed first."""
     wanted = os.fstat(part)
     while (found := _mounted(target)) is not None:
         try:
@@ -124,7 +125,7 @@ def _mount(part: int, target: Path) -> None:
 
 
 def _mounted(target: Path) -> int | None:
-    """A handle on what is mounted at a path; None where nothing is."""
+    """Open what is mounted at a path; return None if nothing is."""
     try:
         found = os.open(target, HANDLE | os.O_NOFOLLOW)
     except FileNotFoundError:

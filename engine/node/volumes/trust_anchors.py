@@ -1,6 +1,6 @@
-"""The certificates that a projected `clusterTrustBundle` shows: each once, in an order of their own. Pure.
+"""Collects the certificates of a projected `clusterTrustBundle`: each once, in a stable order. Pure.
 
-Source: kubelet v1.36 (`pkg/kubelet/clustertrustbundle`), which shuffles them at each of its starts.
+Source: kubelet v1.36 (`pkg/kubelet/clustertrustbundle`), which shuffles them at each start.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _LINE: Final = 64
 
 
 def trust_anchors(wanted: ClusterTrustBundleProjection, bundles: Mapping[str, ClusterTrustBundle]) -> bytes:
-    """As PEM; empty where nothing is there and that is allowed. `bundles` are the cluster's by name.
+    """Return the certificates as PEM; empty if there are none and the source is optional.
 
-    Raises `Missing` in the kubelet's words, `InvalidInput` for a source that names nothing.
+    `bundles` are the cluster's by name. Raises `Missing` in the kubelet's words, and `InvalidInput` for a
+    source that names nothing.
     """
     return _pem(_selected(wanted, bundles))
 
@@ -33,7 +34,7 @@ def trust_anchors(wanted: ClusterTrustBundleProjection, bundles: Mapping[str, Cl
 def _selected(
     wanted: ClusterTrustBundleProjection, bundles: Mapping[str, ClusterTrustBundle]
 ) -> list[ClusterTrustBundle]:
-    """Without a selector no bundle of a signer is meant, with an empty one all."""
+    """Select bundles by signer: none without a selector, all with an empty one."""
     if wanted.name is not None:
         found = [bundles[wanted.name]] if wanted.name in bundles else []
         text = f'clustertrustbundle.certificates.k8s.io "{wanted.name}" not found'
@@ -59,7 +60,7 @@ def _pem(bundles: Iterable[ClusterTrustBundle]) -> bytes:
 
 
 def _certificates(text: str) -> Iterator[bytes]:
-    """What is no PEM is passed over."""
+    """Return the certificates; text that is not PEM is ignored."""
     for match in _BLOCK.finditer(text):
         try:
             yield base64.b64decode("".join(match[2].split()), validate=True)

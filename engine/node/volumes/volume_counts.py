@@ -1,6 +1,6 @@
-"""What dashboards ask of a node's volumes: how many there are, and how long their operations take.
+"""Counts volumes and measures their operations under the kubelet's metric names.
 
-Names, labels and buckets are those of the kubelet v1.36 (`pkg/kubelet/volumemanager/metrics`,
+Names, labels and buckets are those of kubelet v1.36 (`pkg/kubelet/volumemanager/metrics`,
 `pkg/volume/util/metrics.go`).
 """
 
@@ -27,7 +27,7 @@ _BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0,
 
 
 def plugin_name(volume: Volume, bound: object) -> str:
-    """The kubelet's name of what makes a volume; `bound` is what its claim is bound to, if that is known."""
+    """Return the kubelet's plugin name of a volume; `bound` is what its claim is bound to, if known."""
     source = bound.source if isinstance(bound, BoundVolume) else None
     if volume.csi is not None:
         return f"{_OF_KUBERNETES}csi:{volume.csi.driver}"
@@ -44,19 +44,19 @@ def plugin_name(volume: Volume, bound: object) -> str:
 
 
 def mounting(bound: object) -> str:
-    """What making a volume is called."""
+    """Return the operation name for mounting a volume."""
     return MAP if isinstance(bound, BoundVolume) and bound.block else MOUNT
 
 
 class Durations:
-    """How long operations took, noted in any thread."""
+    """The durations of operations, recorded from any thread."""
 
     def __init__(self) -> None:
         self.noted: list[tuple[float, str, str, bool]] = []
 
     @contextmanager
     def of(self, plugin: str, operation: str) -> Iterator[None]:
-        """Notes how long the block takes, and whether it fails."""
+        """Record how long the block takes, and whether it fails."""
         began, done = time.monotonic(), False
         try:
             yield
@@ -66,18 +66,18 @@ class Durations:
 
 
 class PodsVolumes(Protocol):
-    """Of one pod. `left`: they are being taken away."""
+    """The volumes of one pod; `left` means that they are being removed."""
 
     @property
     def left(self) -> bool: ...
 
     def plugins(self) -> Iterable[tuple[str, bool]]:
-        """Of each volume, and whether the pod has it."""
+        """Return the plugin of each volume, and whether the pod has it."""
         ...
 
 
 class VolumeCounts:
-    """`pods` are all whose volumes are kept."""
+    """Count the volumes of all pods."""
 
     def __init__(self, registry: Registry, pods: Callable[[], Iterable[PodsVolumes]]) -> None:
         self._lasted = registry.histogram(
@@ -105,7 +105,7 @@ class VolumeCounts:
 
     @contextmanager
     def timed(self) -> Iterator[Durations]:
-        """What is noted in the block is counted when it ends, in this thread."""
+        """Record what happens in the block; it is counted in this thread when the block ends."""
         durations = Durations()
         try:
             yield durations

@@ -1,8 +1,8 @@
-"""Pods' volumes from their making to their removal: made for the worker, then kept as the API has them.
+"""Manages pods' volumes from setup to removal, and keeps their contents as the API has them.
 
-A change of what a pod's volumes show (an object, labels, annotations, a token's time) is written at once,
-by one task per pod that ends when there is nothing left to write. What is done to one pod's volumes is done
-one after another, whoever asks: none is made while, or after, they are taken away.
+When an object, a label, an annotation or a token changes, the volume is written at once, by one task per pod
+that ends when nothing is left to write. Operations on the volumes of one pod are serialized: none is set up
+while, or after, they are removed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class VolumeManager:
-    """One per node. `clock` gives Unix seconds, `allocatable` what the node can give, `node` what it is."""
+    """Manage the volumes of one node. `clock` returns Unix seconds, `allocatable` the node's resources."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class VolumeManager:
         objects.on_change(self._changed)
 
     async def start(self) -> None:
-        """What an earlier agent left for nobody goes. Raises `Refused`."""
+        """Remove what an earlier agent left of pods that are gone. Raises `Refused`."""
         await self._csi.start()
         await self._local.sweep()
 
     def follow(self, pod: Pod) -> None:
-        """The pod is worked on: what it names in the cluster is followed from now on."""
+        """Follow the objects that the pod refers to from now on."""
         self._objects.follow(pod)
         kept = self._kept.get(pod.uid)
         if kept is None or kept.left:
@@ -102,9 +102,9 @@ class VolumeManager:
             kept.pod = pod
 
     async def set_up(self, pod: Pod) -> Mapping[str, Path]:
-        """Name → host path of what containers mount. Raises `VolumeRefused` naming the volume.
+        """Set up the volumes; return name → host path. Raises `VolumeRefused` naming the volume.
 
-        Who gives up waiting leaves the making to its end.
+        If the caller gives up, the setup continues to its end.
         """
         self.follow(pod)
         made: asyncio.Future[Mapping[str, Path]] = asyncio.get_running_loop().create_future()
@@ -112,26 +112,26 @@ class VolumeManager:
         return await made
 
     def made(self, uid: str) -> Mapping[str, MadeVolume]:
-        """What a pod has by now, by the volumes' names."""
+        """Return the volumes that a pod has by now, by name."""
         kept = self._kept.get(uid)
         return {} if kept is None or kept.left else kept.made
 
     def described(self, pod: Pod) -> None:
-        """The pod has other labels, annotations or amounts."""
+        """Handle changed labels, annotations or amounts of the pod."""
         if pod.uid in self._kept:
             self.follow(pod)
             self._changed(pod.uid)
 
     async def leave(self, uid: str) -> None:
-        """Nothing of the pod runs any more: its volumes are taken away. Raises `Refused`."""
+        """Remove the volumes of a pod that no longer runs. Raises `Refused`."""
         await self._take_away(uid, self._volumes.remove_volumes)
 
     async def tear_down(self, uid: str) -> None:
-        """Takes away all that the pod has on disk. Raises `Refused`."""
+        """Remove everything that the pod has on disk. Raises `Refused`."""
         await self._take_away(uid, self._volumes.tear_down)
 
     async def stop(self) -> None:
-        """Leaves volumes as they are."""
+        """Stop, and leave volumes as they are."""
         for kept in self._kept.values():
             kept.forget_time()
         await self._working.stop()
@@ -200,7 +200,7 @@ class VolumeManager:
             self._working.start(self._refresh(kept), f"of {kept.pod.full_name}")
 
     async def _refresh(self, kept: _Kept) -> None:
-        """Until what is shown is what there is, or a failure has to be waited out."""
+        """Write until the contents are current, or a failure requires a pause."""
         try:
             while kept.stale and not kept.left:
                 kept.stale = False
@@ -237,7 +237,7 @@ class VolumeManager:
         return bound
 
     async def _with_directories(self, pod: Pod, bound: Mapping[str, BoundVolume]) -> dict[str, BoundVolume]:
-        """Local volumes are the pod's from now on; what is on devices is mounted for the node first."""
+        """Reserve local volumes for the pod, and mount those on devices for the node first."""
         found = dict(bound)
         for volume in used_volumes(pod):
             each = bound.get(volume.name)
@@ -256,7 +256,7 @@ class VolumeManager:
         return MadeVolume(path, bound, self._local.expand, grows=True)
 
     async def _of_drivers(self, kept: _Kept, bound: Mapping[str, BoundVolume]) -> dict[str, MadeVolume]:
-        """Beside each other; the first refusal is raised when all have ended."""
+        """Set up the volumes of drivers in parallel; raise the first refusal when all have ended."""
         volumes = [v for v in used_volumes(kept.pod) if is_of_driver(v, bound.get(v.name))]
         making = (self._publish(kept, v, bound.get(v.name)) for v in volumes)
         made = await asyncio.gather(*making, return_exceptions=True)
@@ -272,7 +272,7 @@ class VolumeManager:
 
     @cached_property
     def _growing(self) -> Growing:
-        """A node without claims has no use for it."""
+        """Return what expands volumes; created only on a node with claims."""
         from engine.node.volumes.expansion import Growing
 
         return Growing(self._node().metadata.name, self._objects, self._recorder, self._clock)
@@ -296,7 +296,7 @@ class VolumeManager:
                     await self._publish(kept, volume, bound.get(volume.name))
 
     async def _grow(self, kept: _Kept) -> None:
-        """A claim that cannot be read now is read again in its time."""
+        """Expand volumes in use; a claim that cannot be read now is read again later."""
         claims = self._may_grow(kept.pod.uid)
         for volume in used_volumes(kept.pod):
             claim = claim_name(kept.pod, volume)
@@ -313,7 +313,7 @@ class VolumeManager:
                 raise VolumeRefused(str(error), reason="VolumeResizeFailed") from error.__cause__
 
     def _may_grow(self, uid: str) -> set[str]:
-        """The claims of a pod whose volumes' sizes are to be looked at now and then."""
+        """Return the claims of a pod whose volumes may be expanded while it runs."""
         return self._growing.may_grow(uid) if self._has_claims else set()
 
     async def _write(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
@@ -325,7 +325,9 @@ class VolumeManager:
                     )
 
     def _failed(self, kept: _Kept, error: VolumeRefused) -> None:
-        """What is shown stays. Who is missing will be heard of, all else is tried again."""
+        """Handle a failed update: the old contents stay. A missing object will be reported; other failures
+        are retried.
+        """
         if str(error) != kept.said:
             kept.said = str(error)
             self._recorder.pod(kept.pod, WARNING, error.reason, str(error))
@@ -335,7 +337,7 @@ class VolumeManager:
             self._look_again_in(kept, delay)
 
     def _look_again_at(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
-        """When the first token is to be renewed, a driver to be asked again, or a claim looked at."""
+        """Return when to act next: a token expires, a driver wants another call, or a claim needs a look."""
         kept.forget_time()
         first = min((each.renew_at for each in contents.values()), default=float("inf"))
         if self._csi.to_publish_again(kept.pod.uid):
@@ -353,8 +355,9 @@ class VolumeManager:
 
 
 class _Kept:
-    """One pod's volumes. `shown` once they are made, `stale` when what they show may be another, `left` when
-    they are being taken away."""
+    """The volumes of one pod: `shown` once set up, `stale` when contents may have changed, `left` during
+    removal.
+    """
 
     __slots__ = (
         "_leaving", "failures", "left", "lock", "made", "pod", "refreshing", "said", "shown", "stale",
@@ -377,7 +380,7 @@ class _Kept:
 
     @property
     def leaving(self) -> asyncio.Event:
-        """Set when they are being taken away. Few ask for it, and it takes most of a KiB."""
+        """An event that is set on removal; created on demand, since it takes most of a KiB."""
         if self._leaving is None:
             self._leaving = asyncio.Event()
             if self.left:
@@ -385,7 +388,7 @@ class _Kept:
         return self._leaving
 
     def plugins(self) -> Iterator[tuple[str, bool]]:
-        """Of each of the pod's volumes, and whether the pod has it."""
+        """Return the plugin of each of the pod's volumes, and whether the pod has it."""
         for volume in used_volumes(self.pod):
             made = self.made.get(volume.name)
             yield plugin_name(volume, made.bound if made is not None else None), made is not None
