@@ -1,4 +1,4 @@
-"""A thin client of the API server: typed objects in JSON over one pool of HTTP/2 connections."""
+"""Calls the API server: typed objects in JSON over a pool of HTTP/2 connections."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ T = TypeVar("T")
 
 
 class ApiError(Refused):
-    """The API server's refusal. `code` is the HTTP status, `reason` Kubernetes' word for it (`NotFound`,
-    `AlreadyExists`, `Conflict`, `Expired`, `Forbidden`, …), `retry_after` seconds where it asked to wait.
+    """Raised if the API server refuses a request.
+
+    `code` is the HTTP status, `reason` Kubernetes' word for it (`NotFound`, `AlreadyExists`, `Conflict`,
+    `Expired`, `Forbidden`, …), `retry_after` the seconds to wait if the server named them.
     """
 
     def __init__(self, message: str, *, subject: str, code: int, reason: str, retry_after: float) -> None:
@@ -51,7 +53,7 @@ class _Details(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """metav1.Status, as far as it is read."""
+    """The fields of metav1.Status that are read."""
 
     code: int = 0
     reason: str = ""
@@ -109,7 +111,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def lines(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
-        """A watch: the lines of an answer that goes on. Its begin has the deadline of any other call."""
+        """Yield the lines of a watch. Its response headers have the deadline of any other call."""
         try:
             async with asyncio.timeout(self.timeout):
                 exchange = await self._request("GET", path, params, b"", "")
@@ -119,7 +121,7 @@ class ApiClient:
             yield _split(exchange)
 
     def decode(self, data: bytes | msgspec.Raw, kind: type[T]) -> T:
-        """Raises Unavailable for what is not such an object: a server that talks nonsense may recover."""
+        """Decode an object. Raises Unavailable for malformed data, since the server may recover."""
         decoder = self._decoders.get(kind)
         if decoder is None:
             decoder = self._decoders[kind] = msgspec.json.Decoder(kind, dec_hook=decode_hook)
@@ -130,9 +132,10 @@ class ApiClient:
         return decoded
 
     def set_back(self) -> None:
-        """The server's store was replaced by an older one: versions heard so far mean nothing any more.
+        """Note that the server's store was replaced by an older one, which invalidates all known resource
+        versions.
 
-        Every connection is closed, and nobody goes on from a version of before (`was_set_back`).
+        Closes every connection; `was_set_back` keeps watches from continuing at an old version.
         """
         self.was_set_back = True
         self._pool.reset()
@@ -174,7 +177,7 @@ class ApiClient:
     async def _request(
         self, method: str, path: str, params: Mapping[str, str], body: bytes, content_type: str
     ) -> Exchange:
-        """An answer of success; errors are raised. Tries again where that is asked for."""
+        """Send a request and return a successful response; retries where the server asks for it."""
         target = self._prefix + path + (f"?{urlencode(params, quote_via=quote)}" if params else "")
         busy = 0
         refused: int | None = None
@@ -231,13 +234,13 @@ class ApiClient:
 
 
 def _is_unlimited(path: str) -> bool:
-    """Whether the kubelet sends such a call by its clients of heartbeats and events."""
+    """Tell whether the kubelet sends such a call by its unlimited clients of heartbeats and events."""
     heartbeat = path.startswith(("/api/v1/nodes", "/apis/coordination.k8s.io/"))
     return heartbeat or _EVENTS.fullmatch(path) is not None
 
 
 async def _split(exchange: Exchange) -> AsyncIterator[bytes]:
-    """Lines, without the newline. Raises Refused where one is longer than any answer may be."""
+    """Split into lines without newlines. Raises Refused for a line beyond the limit."""
     rest = bytearray()
     async for data in exchange.chunks():
         rest += data

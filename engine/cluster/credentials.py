@@ -1,7 +1,7 @@
-"""Who the node is to the API server: read from where the kubeconfig says, and again when that changes.
+"""Holds the node's credentials for the API server, and reads them again when they change.
 
-A token file is read again each minute, certificate files when they differ at a look each minute, an exec
-plugin's answer when it expires (client-go v1.36). A 401 reads everything again at once.
+A token file is read each minute, certificate files when a check each minute finds them changed, and an exec
+plugin is called when its credentials expire (client-go v1.36). A 401 reads everything at once.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class _ExecCredential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Credentials:
-    """`headers()` and `context()` for the next request; who listens is told when connections are outdated.
+    """Provide `headers()` and `context()` for the next request; listeners are told when connections are
+    outdated.
 
-    `pair()` is a file, if there is one, whose certificate and key go before the kubeconfig's.
+    `pair()` is a file whose certificate and key take precedence over the kubeconfig's.
     """
 
     def __init__(
@@ -70,19 +71,19 @@ class Credentials:
         self._changed = changed
 
     def use(self, config: Kubeconfig) -> None:
-        """Another user of the same server from now on."""
+        """Continue as another user of the same server."""
         self._config = config
         self.outdated()
 
     def outdated(self) -> None:
-        """Everything is read again before the next request."""
+        """Read everything again before the next request."""
         self._read_at = float("-inf")
 
     async def refresh(self, *, refused: int | None = None) -> None:
-        """Read what may have changed; `refused` is the number of the `reading` that earned a 401.
+        """Read what may have changed; `refused` is the number of the `reading` that got a 401.
 
-        What cannot be read again leaves what is known in force, but for the refused. Raises InvalidInput or
-        Refused, naming the file.
+        If it cannot be read, the known credentials stay in use, unless they were refused. Raises
+        InvalidInput or Refused naming the file.
         """
         if not self._is_due() and refused != self.reading:
             return
@@ -113,7 +114,7 @@ class Credentials:
         return [("authorization", f"Bearer {self._token}")] if self._token else []
 
     def context(self) -> ssl.SSLContext:
-        """For a new connection; `refresh` came before."""
+        """Return the TLS context of a new connection; call `refresh` before."""
         assert self._context is not None
         return self._context
 
@@ -149,7 +150,7 @@ class Credentials:
 
 
 async def run_exec_plugin(plugin: ExecConfig, config: Kubeconfig) -> _ExecStatus:
-    """What the program prints as ExecCredential. Raises Refused with its last words when it fails."""
+    """Run the plugin and return its ExecCredential. Raises Refused with its error text if it fails."""
     request: dict[str, object] = {"interactive": False}
     if plugin.provide_cluster_info:
         cluster = config.cluster
@@ -192,7 +193,7 @@ async def run_exec_plugin(plugin: ExecConfig, config: Kubeconfig) -> _ExecStatus
 
 
 def client_pair(config: Kubeconfig) -> tuple[bytes, bytes]:
-    """The kubeconfig's client certificate and key, each empty if there is none. Raises InvalidInput."""
+    """Return the kubeconfig's client certificate and key, empty if absent. Raises InvalidInput."""
     user, subject = config.user, str(config.path)
     return (
         _either(user.client_certificate, user.client_certificate_data, "client-certificate", subject),

@@ -1,8 +1,8 @@
-"""Which events go to the API server, and how: as they are, counted up, combined, or not at all.
+"""Decides how events go to the API server: unchanged, counted up, combined, or not at all.
 
-Pure; the rules of client-go's correlator (tools/record, v1.36): what is said again in the same words is
-counted up; from `SIMILAR` messages of one reason about one object within `WINDOW` seconds on, one combined
-event is counted up instead; one object may say `BURST` things at once and one more each `REFILL` seconds.
+Pure; the rules of client-go's correlator (tools/record, v1.36). A repeated event is counted up. From
+`SIMILAR` messages of one reason about one object within `WINDOW` seconds on, one combined event is counted
+up instead. One object may emit `BURST` events at once and one more each `REFILL` seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What is to be written. `name` is the Event's; `count` above 1 patches the one that is there."""
+    """What to write. `name` is that of the Event; a `count` above 1 patches the existing one."""
 
     event: Event
     name: str
@@ -48,7 +48,7 @@ class _Similar:
 
 
 class EventSeries:
-    """Remembers what was said of late, `REMEMBERED` entries of each kind at most."""
+    """Remember recent events, at most `REMEMBERED` of each kind."""
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[Object, _Bucket] = OrderedDict()
@@ -56,7 +56,7 @@ class EventSeries:
         self._said: OrderedDict[tuple[str, ...], Said] = OrderedDict()
 
     def next(self, event: Event, name: str) -> Said | None:
-        """What to write for `event`, None for nothing; `name` is a fresh name in case it is a new one."""
+        """Return what to write for `event`, or None; `name` is a fresh name for a new Event."""
         about = (event.pod, event.pod_uid, event.claim, event.volume)
         reason: tuple[str, ...] = (*about, event.type, event.reason)
         if self._are_many(reason, event):
@@ -74,7 +74,7 @@ class EventSeries:
         return said if self._may_speak(about, event.at) else None
 
     def anew(self, said: Said, name: str) -> Said:
-        """The server has forgotten the event that was to be counted up: it is made again under `name`."""
+        """Create the event again under `name`, because the server has forgotten the one to count up."""
         made = replace(said, name=name, count=1, first=said.event.at)
         _remember(self._said, said.key, made)
         return made

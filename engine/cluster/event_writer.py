@@ -1,7 +1,7 @@
-"""Writes the agent's events to the API server, behind everything else and never in anybody's way.
+"""Writes the agent's events to the API server in the background, with the lowest priority.
 
-Facts of client-go v1.36: a queue of 1,000 (more are dropped), 12 tries 10 s apart while the server is away;
-a refusal is final; so many a second (`eventRecordQPS`), and so many at once after a pause (`eventBurst`).
+Facts of client-go v1.36: a queue of 1,000 (further events are dropped), 12 tries 10 s apart while the server
+is unreachable, no retry after a refusal, and a rate limit (`eventRecordQPS`, `eventBurst`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ log = logging.getLogger("kubengine.cluster")
 
 
 def event_object(said: Said, node: str) -> dict[str, Any]:
-    """The v1 Event. Those about the node name it without a uid of its own; what has no namespace is spoken of
-    in `default`."""
+    """Return the v1 Event. Events about the node have no uid; objects without a namespace use `default`."""
     event = said.event
     namespace, _, name = event.pod.partition("/")
     about: dict[str, Any] = (
@@ -67,7 +66,7 @@ def event_object(said: Said, node: str) -> dict[str, Any]:
 
 
 class EventWriter:
-    """`take` an event at any time; `run` writes them one after another, at `rate`."""
+    """Queue events with `take`; `run` writes them one after another, limited by `rate`."""
 
     def __init__(
         self,
@@ -129,6 +128,6 @@ class EventWriter:
         await self._client.create(all_events, value, msgspec.Raw)
 
     def _name(self, event: Event) -> str:
-        """As client-go names events: the object and the nanoseconds in hexadecimal."""
+        """Return a name as client-go does: the object and the nanoseconds in hexadecimal."""
         name = event.claim or event.pod.partition("/")[2] or event.volume or self._node
         return f"{name}.{int(event.at * 1e9):x}"

@@ -1,4 +1,4 @@
-"""A kubeconfig: the current context's server and user, with every path made absolute (client-go v1.36)."""
+"""Reads a kubeconfig: the current context's server and user, with absolute paths (client-go v1.36)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class Kubeconfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the current context says. Paths are absolute; data is PEM."""
+    """The current context; paths are absolute, data is PEM."""
 
     path: Path
     server: Server
@@ -76,17 +76,17 @@ class Kubeconfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefix(self) -> str:
-        """The path before `/api`, where the server is behind one."""
+        """The path before `/api`, if the server is behind one."""
         return urlsplit(self.cluster.server).path.rstrip("/")
 
 
 def load_kubeconfig(path: Path) -> Kubeconfig:
-    """Raises InvalidInput, naming the file and the field, for what cannot be used."""
+    """Read a kubeconfig. Raises InvalidInput naming the file and the field."""
     return parse_kubeconfig(read_text(path), path)
 
 
 def parse_kubeconfig(text: bytes, path: Path) -> Kubeconfig:
-    """`path` is where the text stands: relative paths begin there."""
+    """Parse a kubeconfig; relative paths start at the directory of `path`."""
     documents = parse_documents(text, str(path))
     try:
         file = msgspec.convert(documents[0] if documents else {}, _File)
@@ -108,7 +108,7 @@ def parse_kubeconfig(text: bytes, path: Path) -> Kubeconfig:
 
 
 def pem(data: str, field: str, subject: str) -> bytes:
-    """The text in a `…-data` field. Raises InvalidInput where it is not base64."""
+    """Decode a `…-data` field. Raises InvalidInput if it is not base64."""
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:

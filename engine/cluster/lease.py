@@ -1,10 +1,10 @@
-"""The node's lease in kube-node-lease: renewed each quarter of its length, whatever else goes on.
+"""Renews the node's lease in kube-node-lease every quarter of its duration.
 
-Facts of the kubelet v1.36: 40 s long, renewed every 10 s by PUT of the last seen object, five tries; after a
-conflict it is read again, where it is missing it is made; the Node owns it.
+Facts of kubelet v1.36: 40 s long, renewed every 10 s by a PUT of the last seen object, five tries; after a
+conflict it is read again, a missing one is created, and the Node owns it.
 
-Only the node writes it. So a lease that is older than the node wrote it, or not there any more, says that the
-server may have lost other things too: its store was replaced by an older one.
+Only the node writes its lease. If the server's lease is older than the last one written, or missing, the
+store was replaced by an older one and may have lost other objects too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("kubengine.cluster")
 
 
 def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: float) -> Lease:
-    """The lease as it is to be written at `now` (Unix seconds); an owner stays once it is there."""
+    """Return the lease to write at `now` (Unix seconds); an existing owner stays."""
     meta = known.metadata if known is not None else ObjectMeta(name=node, namespace=NAMESPACE)
     if not meta.owner_references and node_uid:
         owner = OwnerReference(api_version="v1", kind="Node", name=node, uid=node_uid)
@@ -50,8 +50,10 @@ def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: fl
 
 
 class LeaseKeeper:
-    """Renews the lease of `node` until `run` is cancelled. `node_uid()` is "" until it is known; `lost` is
-    called when the server has not what it was told."""
+    """Renew the lease of `node` until `run` is cancelled.
+
+    `node_uid()` is "" until it is known; `lost` is called when the server lost what it had acknowledged.
+    """
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class LeaseKeeper:
             await asyncio.sleep(self._seconds / RENEWALS)
 
     async def renew(self) -> bool:
-        """Whether the lease could be renewed; failing is said."""
+        """Renew the lease; return whether it worked. Failures are logged."""
         last: KubengineError | None = None
         for attempt in range(TRIES):
             try:

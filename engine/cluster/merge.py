@@ -1,7 +1,7 @@
-"""Strategic merge patches: what turns one object into another, as the API server merges it.
+"""Computes strategic merge patches from one object to another, as the API server applies them.
 
-Pure, over the objects' JSON (dicts and lists). Lists whose items have a merge key are merged by it, others
-are replaced whole (Kubernetes' API conventions, "Strategic Merge Patch").
+Pure, on JSON objects. Lists with a merge key are merged by it, others are replaced (Kubernetes' API
+conventions, "Strategic Merge Patch").
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 MERGE_KEYS: Mapping[str, str] = {"conditions": "type", "podIPs": "ip", "hostIPs": "ip", "addresses": "type"}
 REPLACED = frozenset({"addresses"})
-"""Lists with a merge key that kubelets replace all the same: two addresses may share a type."""
+"""Lists with a merge key that kubelets replace nevertheless: two addresses may share a type."""
 
 
 def strategic_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch from `old` to `new`; empty when they say the same."""
+    """Return the patch from `old` to `new`; empty if they are equal."""
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
         before = old.get(name)

@@ -1,8 +1,8 @@
-"""Mirror pods: what the API server shows of the static pods that a node runs by itself.
+"""Maintains mirror pods, which represent static pods in the API.
 
-Facts of the kubelet v1.36 (`pkg/kubelet/pod/mirror_client.go`): the mirror is the static pod with its hash
-as annotation `kubernetes.io/config.mirror` and the Node as its owner; one that is deleted, or of another
-hash, is made anew; one without a static pod is deleted.
+Facts of kubelet v1.36 (`pkg/kubelet/pod/mirror_client.go`): a mirror is the static pod with its hash in the
+annotation `kubernetes.io/config.mirror` and the Node as owner. A mirror that was deleted or has another hash
+is created again; one without a static pod is deleted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("kubengine.cluster")
 
 
 def mirror_of(static: Pod, node: str, node_uid: str) -> dict[str, Any]:
-    """The mirror pod to be created."""
+    """Return the mirror pod to create."""
     meta = static.metadata
     owner = OwnerReference(api_version="v1", kind="Node", name=node, uid=node_uid, controller=True)
     return {
@@ -45,13 +45,15 @@ def mirror_of(static: Pod, node: str, node_uid: str) -> dict[str, Any]:
 
 
 def shows(mirror: Pod, static: Pod) -> bool:
-    """Whether a mirror is this static pod's, and stays."""
+    """Tell whether a mirror represents this static pod as it is."""
     same = mirror.annotations.get(MIRROR_ANNOTATION) == _hash(static)
     return same and mirror.metadata.deletion_timestamp is None
 
 
 class MirrorPods:
-    """`want` the static pods by full name, once they are known; the rest tells what a watch hears."""
+    """Maintain mirrors; call `want` with the static pods by full name once they are known, the rest from a
+    watch.
+    """
 
     def __init__(self, client: ApiClient, node: str, *, node_uid: Callable[[], str]) -> None:
         self._client = client
@@ -62,7 +64,7 @@ class MirrorPods:
         self._failures: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._overtaken: dict[str, str] = {}
-        """Full name → uid of a mirror that was heard to be deleted while something is done for that name."""
+        """Full name → uid of a mirror whose deletion was reported during an operation on that name."""
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -75,7 +77,7 @@ class MirrorPods:
         self._settle_all()
 
     def replaced(self, mirrors: Sequence[Pod]) -> list[str]:
-        """All mirrors that there are; the uids of those that there are no more."""
+        """Replace the known mirrors; return the uids of deleted ones."""
         before, now = self._mirrors or {}, {mirror.uid for mirror in mirrors}
         self._mirrors = {mirror.full_name: mirror for mirror in mirrors}
         self._settle_all()
@@ -96,7 +98,7 @@ class MirrorPods:
         self._settle(mirror.full_name)
 
     def uid_of(self, static: Pod) -> str:
-        """The uid of the mirror that shows a static pod, empty if there is none."""
+        """Return the uid of a static pod's mirror, or an empty text."""
         mirror = (self._mirrors or {}).get(static.full_name)
         return mirror.uid if mirror is not None and shows(mirror, static) else ""
 
@@ -118,7 +120,7 @@ class MirrorPods:
         self._tasks[name] = asyncio.create_task(self._work(name, static, mirror), name=f"mirror {name}")
 
     async def _work(self, name: str, static: Pod | None, mirror: Pod | None) -> None:
-        """One step; the watch tells of its outcome, and then it is looked at again."""
+        """Run one step; the watch reports its result, which leads to the next."""
         try:
             if mirror is not None:
                 await self._delete(mirror)

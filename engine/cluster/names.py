@@ -1,5 +1,6 @@
-"""Names of objects where they become part of a request: whatever somebody calls an object, nothing else is
-asked for. Pure. Source: client-go v1.36 (`rest.Request.Name`, `fields.EscapeValue`).
+"""Escapes object names in requests, so that no name can change which object is meant. Pure.
+
+Source: client-go v1.36 (`rest.Request.Name`, `fields.EscapeValue`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _SPECIAL: Final = str.maketrans({"\\": "\\\\", ",": "\\,", "=": "\\="})
 
 
 def object_path(collection: str, name: str) -> str:
-    """The path of one of a collection's objects. Raises `InvalidInput` for what can be no object's name."""
+    """Return the path of an object in a collection. Raises `InvalidInput` for an impossible name."""
     if not name:
         raise InvalidInput("resource name may not be empty")
     wrong = [f"may not be '{name}'"] if name in _NO_SEGMENT else []
@@ -25,5 +26,5 @@ def object_path(collection: str, name: str) -> str:
 
 
 def field_is(field: str, value: str) -> str:
-    """A field selector of one term."""
+    """Return a field selector of one term."""
     return f"{field}={value.translate(_SPECIAL)}"

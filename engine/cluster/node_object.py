@@ -1,4 +1,4 @@
-"""What a node writes of its own Node object, and when (kubelet v1.36, kubelet_node_status.go)."""
+"""Computes what a node writes into its Node object, and when (kubelet v1.36, kubelet_node_status.go)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HEARTBEAT = "lastHeartbeatTime"
 
 
 def registration(wanted: Node, *, controller_attaches: bool = True) -> dict[str, Any]:
-    """The Node to create."""
+    """Return the Node to create."""
     created: dict[str, Any] = to_builtins(wanted)
     created |= {"apiVersion": "v1", "kind": "Node"}
     if controller_attaches:
@@ -43,7 +43,7 @@ def registration(wanted: Node, *, controller_attaches: bool = True) -> dict[str,
 
 
 def reconciliation(known: Node, wanted: Node, *, controller_attaches: bool = True) -> dict[str, Any]:
-    """The patch of a Node that is there already: default labels and the annotation, nothing of others."""
+    """Return the patch of an existing Node: default labels and the annotation, nothing of others."""
     labels, annotations = known.metadata.labels or {}, known.metadata.annotations or {}
     ours = wanted.metadata.labels or {}
     stale = {name: ours[name] for name in DEFAULT_LABELS if name in ours and labels.get(name) != ours[name]}
@@ -61,15 +61,18 @@ def changed_labels(known: ObjectMeta, wanted: ObjectMeta) -> dict[str, str]:
 
 
 def left_behind(known: Node, wanted: Node) -> set[str]:
-    """The extended resources of a Node that is there already which count as gone: all of them where no plugin
-    has ever been with this agent, so that the Node may be another machine's."""
+    """Return the extended resources of an existing Node that count as gone.
+
+    These are all of them if no plugin has ever been registered with this agent, since the Node may describe
+    another machine.
+    """
     if any(map(is_extended, wanted.status.capacity or ())):
         return set()
     return {name for name in known.status.capacity or () if is_extended(name)}
 
 
 def without_heartbeats(status: NodeStatus) -> NodeStatus:
-    """What is worth telling at once where it differs."""
+    """Return the part of the status whose changes must be reported at once."""
     conditions = [
         msgspec.structs.replace(condition, last_heartbeat_time=None) for condition in status.conditions or ()
     ]
@@ -79,10 +82,10 @@ def without_heartbeats(status: NodeStatus) -> NodeStatus:
 def status_patch(
     known: Mapping[str, Any], wanted: Mapping[str, Any], gone: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The patch from the status that the server has to the one that holds; conditions of others stay.
+    """Return the patch from the server's status to the actual one; conditions of others stay.
 
-    Both as JSON of `Node.status`; `gone` are resources that the node had. Empty when nothing but heartbeats
-    differs.
+    Both are the JSON of `Node.status`; `gone` are former resources of the node. Empty if only heartbeats
+    differ.
     """
     if _said(known) == _said(_with_others(known, wanted, gone)):
         return {}
@@ -92,20 +95,25 @@ def status_patch(
 def full_patch(
     known: Mapping[str, Any], wanted: Mapping[str, Any], gone: Collection[str] = ()
 ) -> dict[str, Any]:
-    """As `status_patch`, heartbeats included."""
+    """Return the same patch with heartbeats."""
     return {"status": strategic_patch(known, _with_others(known, wanted, gone))}
 
 
 def report_after(frequency: float, chance: random.Random) -> float:
-    """Seconds until an unchanged status is reported again: `frequency` and up to half of it less or more."""
+    """Return the seconds until an unchanged status is reported again: `frequency` plus or minus up to half of
+    it.
+    """
     return frequency * chance.uniform(0.5, 1.5)
 
 
 def _with_others(
     known: Mapping[str, Any], wanted: Mapping[str, Any], gone: Collection[str]
 ) -> dict[str, Any]:
-    """What the node says, beside what others said: unknown fields, conditions that are not the node's, and
-    extended resources that somebody else gave it; those that are `gone` stay, at 0."""
+    """Return the node's status merged with that of others.
+
+    Others own unknown fields, conditions that are not the node's, and extended resources that somebody else
+    added. Resources that are `gone` stay with amount 0.
+    """
     ours = {condition["type"] for condition in wanted.get("conditions", ())}
     kept = [condition for condition in known.get("conditions", ()) if condition["type"] not in ours]
     merged = {**known, **wanted, "conditions": [*kept, *wanted.get("conditions", ())]}

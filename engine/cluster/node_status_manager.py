@@ -1,4 +1,4 @@
-"""Keeps the Node object: registers it, and says how it is when that changes or has not been said for long."""
+"""Maintains the Node object: registers it, and reports its status on changes and periodically."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger("kubengine.cluster")
 
 
 class ApiNode(msgspec.Struct):
-    """The server's Node with its status as it stands there, fields that we do not know included."""
+    """The server's Node with its raw status, including fields that this version does not know."""
 
     metadata: ObjectMeta
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
@@ -46,9 +46,11 @@ class ApiNode(msgspec.Struct):
 
 
 class NodeStatusManager:
-    """`describe()` is the Node as it is now, with images. `update_seconds` (10) is how often it is looked at,
-    `report_seconds` (300) how often it is told unchanged; `soon` asks for a look at once. `changed`
-    is told of labels, taints and whatever else others write into the Node, by `follow`.
+    """Maintain the Node.
+
+    `describe()` returns the actual Node with images. It is examined every `update_seconds` (10) and reported
+    every `report_seconds` (300) if unchanged; `soon` requests an examination now. `follow` calls `changed`
+    with labels, taints and whatever others write.
     """
 
     def __init__(
@@ -90,11 +92,11 @@ class NodeStatusManager:
 
     @property
     def seen(self) -> asyncio.Event:
-        """Set once the server's Node, or that there is none, has been heard."""
+        """Set once the server's Node has been read, or found missing."""
         return self._watch.synced
 
     async def follow(self) -> None:
-        """Hear what others write into the Node, until it is cancelled."""
+        """Follow changes of the Node until cancelled."""
         await self.registered.wait()
         await self._watch.run()
 
@@ -113,16 +115,16 @@ class NodeStatusManager:
                 continue
 
     def lost(self) -> None:
-        """The server has lost what it was told: the Node is registered again, unless somebody deleted it."""
+        """Register the Node again, because the server lost it, unless somebody deleted it."""
         self._lost = True
         self._soon.set()
 
     def soon(self) -> None:
-        """Something that the status shows has changed."""
+        """Report soon, because something in the status has changed."""
         self._soon.set()
 
     async def tell(self) -> bool:
-        """Say how the node is, where that is due; whether the server knows now."""
+        """Report the status if due; return whether the server has it."""
         self._soon.clear()
         node = await self._describe()
         said = without_heartbeats(node.status)
@@ -143,7 +145,7 @@ class NodeStatusManager:
         return False
 
     async def _tell(self, node: Node) -> ApiNode:
-        """The server's Node to which there is nothing more to say."""
+        """Report the status; return the server's Node afterwards."""
         wanted = to_builtins(node.status)
         known = self._known
         if known is None:
@@ -164,7 +166,7 @@ class NodeStatusManager:
         return known
 
     async def _begin_anew(self) -> None:
-        """The Node comes first: what belongs to it can only be made when it is there."""
+        """Register the Node first, because its dependents can only be created after it."""
         self._lost = False
         self._known = None
         if self._register and not self._removed:
@@ -199,7 +201,7 @@ class NodeStatusManager:
             self._learn(await self._client.patch(self._path, patch, ApiNode))
 
     def _learn(self, known: ApiNode) -> None:
-        """Answers and the watch overtake each other: what is older than what is known is passed over."""
+        """Take a version of the Node, unless it is older than the known one: responses and the watch race."""
         if self._known is not None and not is_newer(known.metadata, self._known.metadata):
             return
         self._known = known
@@ -216,10 +218,10 @@ class NodeStatusManager:
             self.uid = ""
 
     def heard(self, node: ApiNode) -> None:
-        """The server's Node as it is now."""
+        """Return the server's Node as last known."""
         self._learn(node)
 
     def _deleted(self, node: ApiNode) -> None:
-        """It is not made again: who deleted it wants it gone until the agent starts again."""
+        """Handle a deletion. The Node is not registered again before a restart: somebody wanted it gone."""
         if node.metadata.uid == self.uid:
             self._known, self._removed, self.uid = None, True, ""

@@ -1,8 +1,8 @@
-"""The objects that pods of this node refer to: each followed while a pod does, none without one.
+"""Follows the objects that pods of this node refer to, while a pod refers to them.
 
-A node may read a secret or a config map only by its name and only while a pod bound to it names it. So
-each has a watch of its own, on the connection that is there; one that can no longer change has none.
-Source: kubelet v1.36 (`pkg/kubelet/util/manager`).
+A node may read a secret or a ConfigMap only by name, and only while a pod bound to it refers to it. Each
+object therefore has its own watch on the shared connection; immutable objects have none. Source: kubelet
+v1.36 (`pkg/kubelet/util/manager`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORDS: dict[Kind, str] = {Secret: "secret", ConfigMap: "configmap"}
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One object by its name."""
+    """One object by name."""
 
     kind: Kind
     namespace: str
@@ -40,7 +40,8 @@ class Reference:
 
 
 class ReferredObjects:
-    """`changed(pod uid)` is called when an object that the pod refers to is another one, or has come or gone.
+    """Follow objects; `changed(pod uid)` is called when an object that the pod refers to changes, appears or
+    vanishes.
 
     Belongs to one event loop.
     """
@@ -53,7 +54,7 @@ class ReferredObjects:
         self._of_pods: dict[str, frozenset[Reference]] = {}
 
     def refer(self, uid: str, references: Iterable[Reference]) -> None:
-        """All that a pod refers to from now on."""
+        """Set all objects that a pod refers to."""
         before, now = self._of_pods.get(uid, frozenset()), frozenset(references)
         if now:
             self._of_pods[uid] = now
@@ -69,9 +70,9 @@ class ReferredObjects:
                 del self._followed[reference]
 
     async def get(self, kind: type[T], namespace: str, name: str) -> T:
-        """The object as it is known now. Its first reading is waited for, but not long.
+        """Return the object as known now; waits briefly for the first read.
 
-        Raises `Missing` where there is none and `Unavailable` where it is not known yet.
+        Raises `Missing` if there is none, and `Unavailable` if it is not known yet.
         """
         words = _WORDS[kind]
         followed = self._followed.get(Reference(kind, namespace, name))
@@ -89,7 +90,7 @@ class ReferredObjects:
 
     @property
     def followed(self) -> int:
-        """How many objects are watched now."""
+        """The number of watched objects."""
         return sum(not followed.task.done() for followed in self._followed.values())
 
     async def stop(self) -> None:
@@ -107,7 +108,7 @@ class ReferredObjects:
 
 
 class _Followed:
-    """One object and who refers to it. Of its metadata only what names it is kept."""
+    """One object and the pods that refer to it; of its metadata only the identity is kept."""
 
     __slots__ = ("_changed", "current", "pods", "task", "watch")
 

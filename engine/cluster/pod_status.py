@@ -1,9 +1,8 @@
-"""What the API server is told of a pod: the node's status in the words of the API. Pure.
+"""Converts the node's status of a pod to what the API server gets. Pure.
 
-Facts of the kubelet v1.36 (`pkg/kubelet/status`): conditions of others stay as the server has them, the
-node's own carry the generation that they speak of, but a static pod has none; a terminal phase is final and
-is not sent while something of the pod may run; a container that nobody knows the end of ends with
-`ContainerStatusUnknown`.
+Facts of kubelet v1.36 (`pkg/kubelet/status`): conditions of others stay as the server has them; the node's
+own carry the generation that they reflect, except for static pods; a terminal phase is final and is not sent
+while something of the pod may run; a container whose end is unknown gets `ContainerStatusUnknown`.
 """
 
 from __future__ import annotations
@@ -34,8 +33,11 @@ DISRUPTION = "DisruptionTarget"
 def status_to_send(
     status: PodStatus, server: PodStatus, meta: ObjectMeta, *, may_run: bool, now: datetime
 ) -> PodStatus:
-    """`status` is the node's, `server` the API's; `meta` the API's metadata; `may_run`: something of the
-    pod runs, or will; then the node says of which generation it speaks."""
+    """Return the status to send.
+
+    `status` is the node's, `server` the API's; `meta` is the API's metadata; `may_run` tells whether
+    something of the pod runs or will run. The generation is filled in.
+    """
     generation = status.observed_generation if may_run else meta.generation
     if MIRROR_ANNOTATION in (meta.annotations or {}):
         generation = 0
@@ -62,14 +64,14 @@ def status_to_send(
 def _disrupted(
     condition: PodCondition, known: PodCondition | None, generation: int, now: datetime
 ) -> PodCondition:
-    """It is first said when nothing of the pod runs, and that is since when it holds."""
+    """Return DisruptionTarget, which is first sent, and starts to hold, when nothing of the pod runs."""
     same = known is not None and known.status == condition.status
     since = known.last_transition_time if known is not None and same else now.replace(microsecond=0)
     return msgspec.structs.replace(_of(condition, generation), last_transition_time=since)
 
 
 def status_patch(server: PodStatus, told: PodStatus) -> dict[str, Any]:
-    """The strategic merge patch of the status; empty where the server knows it all."""
+    """Return the strategic merge patch of the status; empty if the server has it all."""
     return strategic_patch(to_builtins(server), to_builtins(told)) if server != told else {}
 
 
@@ -82,8 +84,11 @@ def _of(condition: PodCondition, generation: int) -> PodCondition:
 
 
 def _end_containers(told: PodStatus, server: PodStatus) -> None:
-    """No container of a pod that is over runs or waits, but those whose turn never came: regular ones of a
-    pod that was not initialized, and init containers after the last that was tried."""
+    """End the containers of a finished pod.
+
+    None of them runs or waits, except those whose turn never came: regular containers of a pod that was not
+    initialized, and init containers after the last one tried.
+    """
     conditions = (*(told.conditions or ()), *(server.conditions or ()))
     if any(c.type == "Initialized" and c.status == "True" for c in conditions):
         told.container_statuses = _ended(told.container_statuses, server.container_statuses) or None
@@ -100,7 +105,7 @@ def _was_tried(status: ContainerStatus) -> bool:
 def _ended(
     statuses: Sequence[ContainerStatus] | None, known: Sequence[ContainerStatus] | None
 ) -> list[ContainerStatus]:
-    """Each as it ended, or as the server knew it to, or lost."""
+    """Return each container as it ended, as the server knew it, or as lost."""
     before = {status.name: status for status in known or ()}
     return [
         status if status.state.terminated is not None else _lost(status, before.get(status.name))

@@ -1,9 +1,8 @@
-"""Tells the API server how pods are, and of those that were deleted that nothing is left of them.
+"""Reports pod statuses to the API server, and confirms deleted pods once nothing is left of them.
 
-Only what has changed is sent, several pods at once: first those that become ready or cease to be, then those
-in another phase or on their way out. Everything else waits a moment for what follows it: of a pod that starts
-at once the server hears once. What fails is tried again with back-off for as long as the pod is there.
-Nothing runs while nothing changes.
+Only changes are sent, for several pods in parallel. Pods that become ready or unready go first, then those
+with a changed phase or deletion. Other changes wait a moment, so that a starting pod causes one request.
+Failures are retried with back-off while the pod exists. Nothing runs while nothing changes.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ log = logging.getLogger("kubengine.cluster")
 
 
 class _Urgency(IntEnum):
-    """Why a pod is told of, the most urgent first."""
+    """Why a pod is reported, most urgent first."""
 
     READINESS = 0
     PHASE = 1
@@ -51,7 +50,7 @@ class _Answer(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Told:
-    """One pod: the server's side, ours, and what of ours the server does not take up."""
+    """One pod: the server's side, the node's side, and fields that the server rejects."""
 
     meta: ObjectMeta
     server: PodStatus
@@ -64,7 +63,7 @@ class _Told:
     busy: bool = False
     again: bool = False
     news: asyncio.Event | None = None
-    """For those who wait for what is said of the pod."""
+    """Futures that wait until the pod is reported."""
 
     @property
     def path(self) -> str:
@@ -72,28 +71,31 @@ class _Told:
 
 
 class PodStatusManager:
-    """Keyed by the uid in the API. `heard` and `forget` what a watch tells, `tell` and `left` what the node
-    knows; in any order, from the loop's thread."""
+    """Report pods by their uid in the API.
+
+    `heard` and `forget` take what a watch reports, `tell` and `left` what the node knows, in any order, from
+    the loop's thread.
+    """
 
     def __init__(self, client: ApiClient, *, clock: Callable[[], float]) -> None:
         self._client = client
         self._clock = clock
         self._pods: dict[str, _Told] = {}
         self._due: dict[_Urgency, dict[str, float]] = {urgency: {} for urgency in _Urgency}
-        """When each pod may be told of, in the loop's time; the first to come is the first to go."""
+        """When each pod may be reported, in the loop's time."""
         self._settling: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._followed = True
 
     def leave(self) -> None:
-        """Nobody waits any more until something is told."""
+        """Stop waiting for the API server to acknowledge anything."""
         self._followed = False
         for known in self._pods.values():
             _settle(known)
 
     async def stop(self) -> None:
-        """Leaves unsaid what has not been said."""
+        """Stop; pending reports are dropped."""
         for timer in (*self._timers.values(), self._settling):
             if timer is not None:
                 timer.cancel()
@@ -106,7 +108,7 @@ class PodStatusManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def heard(self, pod: Pod, *, listed: bool = False) -> None:
-        """The pod as the server has it now; `listed`: whatever was known before."""
+        """Take the pod as the server has it; `listed` means that it overrides what was known."""
         known = self._pods.get(pod.uid)
         if known is None:
             self._pods[pod.uid] = _Told(pod.metadata, pod.status)
@@ -118,11 +120,11 @@ class PodStatusManager:
         elif known.meta.generation < generation:
             known.meta.generation = generation
         else:
-            return  # what the answer to a patch has told
+            return  # the response to our patch has reported it already
         self._mark(pod.uid)
 
     def forget(self, uid: str) -> None:
-        """The server has no such pod any more."""
+        """Forget a pod that the server no longer has."""
         known = self._pods.pop(uid, None)
         if known is not None:
             _settle(known)
@@ -133,21 +135,21 @@ class PodStatusManager:
             timer.cancel()
 
     def tell(self, uid: str, status: PodStatus, *, may_run: bool) -> None:
-        """The pod as the node has it now; one that the server has not is passed over."""
+        """Take the pod's status from the node; a pod that the server does not have is ignored."""
         known = self._pods.get(uid)
         if known is not None:
             known.ours, known.may_run = status, may_run
             self._mark(uid)
 
     def left(self, uid: str) -> None:
-        """Nothing of the pod runs, and it has nothing of the node any more."""
+        """Note that nothing of the pod runs and it holds nothing of the node any longer."""
         known = self._pods.get(uid)
         if known is not None:
             known.left, known.may_run = True, False
             self._mark(uid)
 
     async def settled(self, uid: str) -> None:
-        """Returns when the server has all that was told of the pod, or has no such pod."""
+        """Return when the server has everything that the node reported of the pod, or has no such pod."""
         known = self._pods.get(uid)
         while known is not None and self._followed and known is self._pods.get(uid):
             if not self._patch(known):
@@ -170,7 +172,7 @@ class PodStatusManager:
             self._pump()
 
     def _line_up(self, uid: str, urgency: _Urgency) -> None:
-        """Who waits already keeps the place, or goes to a better one."""
+        """Queue a pod; a queued pod keeps its place or gets a more urgent one."""
         if any(uid in self._due[better] for better in _Urgency if better <= urgency):
             return
         for queue in self._due.values():
@@ -190,7 +192,7 @@ class PodStatusManager:
             task.add_done_callback(self._worked)
 
     def _next(self) -> str | None:
-        """The uid of who is to be told of now, who waits for it no more."""
+        """Pop the next pod whose report is due."""
         urgency = next((each for each in _Urgency if self._due[each]), None)
         at_once = DETAILS_AT_ONCE if urgency is _Urgency.DETAIL else AT_ONCE
         if urgency is None or len(self._tasks) >= at_once:
@@ -250,7 +252,7 @@ class PodStatusManager:
             if answer.metadata.uid == known.meta.uid and is_newer(answer.metadata, known.meta):
                 spoken_of = known.meta.generation
                 known.meta, known.server = answer.metadata, answer.status
-                known.meta.generation = spoken_of  # a newer one has yet to reach the node
+                known.meta.generation = spoken_of  # the node has not received the newer version yet
                 known.residue = {}
                 known.residue = self._patch(known) if not known.again else {}
                 _settle(known)
@@ -290,7 +292,7 @@ def _urgency(known: _Told) -> _Urgency:
 
 
 def _settle(known: _Told) -> None:
-    """Whoever waits for what is said of the pod looks again."""
+    """Wake everybody who waits for reports of the pod."""
     if known.news is not None:
         known.news.set()
         known.news = None

@@ -1,4 +1,4 @@
-"""Requests to an API server, counted as client-go counts them."""
+"""Counts requests to an API server under client-go's metric names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0,
 
 
 class RequestMetrics:
-    """Of one client; `host` is its server, with port."""
+    """The metrics of one client; `host` is its server with port."""
 
     def __init__(self, registry: Registry, host: str) -> None:
         self._host = host
@@ -31,7 +31,7 @@ class RequestMetrics:
         self._count(method, str(status), seconds)
 
     def failed(self, method: str, seconds: float) -> None:
-        """There was no answer, or nobody waited for it any more."""
+        """Count a request without a response, or one that nobody waits for any longer."""
         self._count(method, FAILED, seconds)
 
     def _count(self, method: str, code: str, seconds: float) -> None:

@@ -1,8 +1,8 @@
-"""Which of two states of an object is the newer one.
+"""Compares resource versions of an object.
 
-Answers, watches of several ages and lists overtake each other; versions say what follows what. They grow, as
-long as the server keeps its store: one that was set back to an older one counts on from there. Who hears a
-whole list takes it as it is (`engine.cluster.watching`), so nothing is compared with what was lost.
+Responses, watches and lists overtake each other; versions tell which state is newer. They grow as long as
+the server keeps its store; a store that was reset counts on from its old state. A complete list is therefore
+taken as it is (`engine.cluster.watching`), and nothing is compared with what was lost.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from engine.api.meta import ObjectMeta
 
 
 def is_newer(meta: ObjectMeta, known: ObjectMeta) -> bool:
-    """Whether `meta` follows `known`, both of one name.
+    """Tell whether `meta` follows `known`; both have the same name.
 
-    Versions of one object that are numbers can be compared (Kubernetes v1.35, KEP-5504); others, and another
-    object of the same name, are as they come.
+    Numeric versions of one object can be compared (Kubernetes v1.35, KEP-5504); others, and another object
+    of the same name, count in the order of arrival.
     """
     versions = meta.resource_version, known.resource_version
     if meta.uid != known.uid or not all(version.isdecimal() for version in versions):

@@ -1,4 +1,4 @@
-"""The cluster's services, followed by one watch: containers get their addresses as environment variables."""
+"""Follows the cluster's services with one watch, for the environment variables of containers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.cluster.watching import ResourceWatch, WatchedResource, WatchHandler
 
 
 class ServiceLister:
-    """Those that have an address of their own. Of their metadata only what names them is kept."""
+    """Services with a cluster IP; of their metadata only the identity is kept."""
 
     def __init__(self, client: ApiClient) -> None:
         self._known: dict[tuple[str, str], Service] = {}
@@ -22,11 +22,11 @@ class ServiceLister:
         )
 
     async def run(self) -> None:
-        """Follows them until it is cancelled."""
+        """Follow services until cancelled."""
         await self._watch.run()
 
     def all(self) -> Sequence[Service] | None:
-        """None as long as they have not been read."""
+        """Return the services, or None before they have been read."""
         return list(self._known.values()) if self._watch.synced.is_set() else None
 
     def _replaced(self, services: Sequence[Service]) -> None:

@@ -1,4 +1,4 @@
-"""All objects of one kind, followed by one watch while pods of this node need them; none without."""
+"""Follows all objects of one kind with one watch, while pods of this node need them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ T = TypeVar("T", bound=Named)
 
 
 class SharedWatch(Generic[T]):
-    """`find` names the resource, once somebody asks; `changed(pod uid)` is called when one of them is
-    another one, or has come or gone. Belongs to one event loop."""
+    """Follow a kind; `find` determines the resource on first use.
+
+    `changed(pod uid)` is called when an object changes, appears or vanishes. Belongs to one event loop.
+    """
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class SharedWatch(Generic[T]):
         self._finding = asyncio.Lock()
 
     def refer(self, uid: str, *, needs: bool) -> None:
-        """Whether a pod needs them from now on."""
+        """Set whether a pod needs the objects."""
         if needs:
             self._pods.add(uid)
             return
@@ -49,9 +51,9 @@ class SharedWatch(Generic[T]):
             self._known.clear()
 
     async def all(self) -> Mapping[str, T]:
-        """By name. Their first reading is waited for, but not long.
+        """Return the objects by name; waits briefly for the first read.
 
-        Raises `Unavailable` where they are not known yet, and what `find` raises.
+        Raises `Unavailable` if they are not known yet, and what `find` raises.
         """
         if not self._pods:
             raise Unavailable("no pod needs them any more")

@@ -1,8 +1,8 @@
-"""Service-account tokens for pods, by TokenRequest; kept in memory only, for as long as their pod is here.
+"""Requests service account tokens for pods, and keeps them in memory while their pod exists.
 
-A token is bound to its pod and renewed when 80 % of its life or a day have passed, a little early so that
-not all come at once. Where that fails the old one serves until it expires.
-Source: kubelet v1.36 (`pkg/kubelet/token`).
+A token is bound to its pod. It is renewed after 80 % of its lifetime or a day, with jitter so that renewals
+spread. If a renewal fails, the old token serves until it expires. Source: kubelet v1.36
+(`pkg/kubelet/token`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("kubengine.cluster")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Times in Unix seconds."""
+    """A token; times are Unix seconds."""
 
     text: str = field(repr=False)
     renew_at: float
@@ -38,13 +38,13 @@ class Token:
 
 
 def renewal(expires_at: float, seconds: int, early: float) -> float:
-    """When a token that lives for `seconds` is to be renewed."""
+    """Return when to renew a token that lives for `seconds`."""
     issued = expires_at - seconds
     return min(issued + LONGEST_USE, expires_at - seconds * LEFT_PERCENT // 100) - early
 
 
 class Tokens:
-    """`clock` gives Unix seconds, `chance` numbers in [0, 1)."""
+    """Tokens of pods; `clock` returns Unix seconds, `chance` numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Tokens:
         self._of_pods: dict[str, dict[tuple[str, str, int], Token]] = {}
 
     async def token(self, pod: Pod, audience: str, seconds: int) -> Token:
-        """The pod's token for an audience, a new one where that is due. Raises `Refused`."""
+        """Return the pod's token for an audience, renewed if due. Raises `Refused`."""
         account = pod.spec.service_account_name or "default"
         key = account, audience, seconds
         tokens = self._of_pods.setdefault(pod.uid, {})
@@ -81,7 +81,7 @@ class Tokens:
         return fresh
 
     def forget(self, uid: str) -> None:
-        """A pod needs its tokens no more."""
+        """Forget the tokens of a pod."""
         self._of_pods.pop(uid, None)
 
     async def _request(self, pod: Pod, account: str, audience: str, seconds: int) -> Token:

@@ -1,4 +1,4 @@
-"""Where an API server has its ClusterTrustBundles: in the newest version of them that it serves."""
+"""Finds the newest version of ClusterTrustBundle that the API server serves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Group(msgspec.Struct):
 
 
 async def trust_bundles_of(client: ApiClient) -> WatchedResource[ClusterTrustBundle]:
-    """Raises `InvalidInput` where the server has none, `Refused` where it does not say."""
+    """Return the resource. Raises `InvalidInput` if the server has none, `Refused` if it does not answer."""
     for version in _VERSIONS:
         path = f"/apis/certificates.k8s.io/{version}"
         try:

@@ -1,12 +1,13 @@
-"""Following a list on the API server: the first set, then every change, for as long as it is wanted.
+"""Follows a list on the API server: the initial set, then every change.
 
-As client-go v1.36 does: a streaming list first (`sendInitialEvents`, ended by a marked bookmark), where the
-server refuses that a LIST and a WATCH; after a clean end again from the last version seen; after 410 anew;
-trouble is retried with back-off (0.8 s doubling to 30 s, jittered, forgotten after 2 quiet minutes).
+As client-go v1.36 does: a streaming list first (`sendInitialEvents`, ended by an annotated bookmark), or
+LIST and WATCH if the server refuses; after a clean end the watch continues at the last version; after 410 it
+starts again; errors are retried with back-off (0.8 s doubling to 30 s, with jitter, reset after 2 quiet
+minutes).
 
-A server whose store was set back takes a WATCH from a version that it has yet to reach, and says nothing
-until then. Once that has happened (`ApiClient.set_back`) no WATCH goes on from a version any more: the server
-may still hold in memory what its store has lost.
+A server whose store was reset accepts a WATCH from a version that it has not reached yet, and sends nothing
+until then. Once that has happened (`ApiClient.set_back`), no WATCH continues at an old version: the server
+may still cache what its store has lost.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class WatchedResource(Generic[T]):
 
 @dataclass(slots=True)
 class WatchHandler(Generic[T]):
-    """What a watch tells. `replaced` gets the whole set (at first and after a gap), the others one object."""
+    """The callbacks of a watch: `replaced` gets the whole set (at first and after a gap), the others one
+    object.
+    """
 
     replaced: Callable[[Sequence[T]], None]
     changed: Callable[[T], None]
@@ -88,9 +91,10 @@ class WatchHandler(Generic[T]):
 
 @dataclass(slots=True)
 class ResourceWatch(Generic[T]):
-    """Follows one resource until it is cancelled. `synced` is set once the first set has been heard.
+    """Follow one resource until cancelled.
 
-    One WATCH lasts between `least_seconds` and twice as long.
+    `synced` is set once the initial set has been received. One WATCH lasts between `least_seconds` and twice
+    as long.
     """
 
     client: ApiClient
@@ -131,7 +135,7 @@ class ResourceWatch(Generic[T]):
         await self._watch({"resourceVersion": self._version}, None)
 
     async def _stream_list(self) -> bool:
-        """The first set as a stream, and what follows it; False where it has to be listed instead.
+        """Receive the initial set as a stream, then changes; return False if it must be listed instead.
 
         A server whose etcd is older than 3.5.8 refuses each stream with an error of its own.
         """
@@ -146,7 +150,7 @@ class ResourceWatch(Generic[T]):
         return True
 
     async def _list(self) -> None:
-        """The set as the server's cache has it, or as it is now where the cache is too old."""
+        """List the set from the server's cache, or from the store if the cache is too old."""
         try:
             listed = await self.client.get(
                 self.resource.path, _List, self.resource.params(resourceVersion="0")
@@ -165,10 +169,10 @@ class ResourceWatch(Generic[T]):
         self.synced.set()
 
     async def _watch(self, params: Mapping[str, str], first: _First[T] | None) -> None:
-        """One WATCH to its end. `first` collects the set that a streaming list begins with.
+        """Run one WATCH to its end; `first` collects the initial set of a streaming list.
 
-        Raises Unavailable for one that ends at once with nothing to say, so that it is not asked without
-        pause, and for one that outlives its time.
+        Raises Unavailable for a watch that ends at once without an event, so that it is not repeated without
+        a pause, and for one that outlives its time.
         """
         seconds = random.randint(self.least_seconds, 2 * self.least_seconds)
         asked = self.resource.params(
@@ -204,7 +208,9 @@ class ResourceWatch(Generic[T]):
         return event
 
     def _first(self, known: _First[T], event: _Event) -> _First[T] | None:
-        """One event of the first set, changes in between included; None when the set is whole."""
+        """Handle one event of the initial set, including changes in between; return None when the set is
+        complete.
+        """
         meta = self.client.decode(event.object, _Bookmark).metadata
         key = meta.namespace, meta.name
         if event.type == "BOOKMARK":
@@ -226,7 +232,7 @@ class ResourceWatch(Generic[T]):
         self._version = self.client.decode(event.object, _Bookmark).metadata.resource_version
 
     def _object(self, raw: msgspec.Raw) -> T | None:
-        """None for one that makes no sense: it is said, and the others are followed all the same."""
+        """Decode an object; return None for a malformed one, which is logged while the others continue."""
         try:
             return self.client.decode(raw, self.resource.kind)
         except Unavailable as error:

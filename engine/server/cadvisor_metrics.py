@@ -1,7 +1,7 @@
-"""`/metrics/cadvisor`: cAdvisor's names and labels, as the stock rules and dashboards of Kubernetes use them.
+"""Serves `/metrics/cadvisor` with cAdvisor's names and labels, as the usual rules and dashboards expect them.
 
-Each group has one set of labels, made once; a series is a name and a column of the table of groups.
-The text is written while it is sent, as it is far larger than what it is made of.
+Each cgroup has one set of labels, made once; a series is a name and a column of the table of cgroups. The
+text is written while it is sent, because it is far larger than its inputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.server.metrics_text import MICRO, NANO, head, labelled
 
 Numbers: TypeAlias = "NDArray[np.int64]"
 Column = Callable[[GroupTable], tuple[Numbers, int]]
-"""Values and how many of their digits are behind the point."""
+"""Values, and how many of their digits follow the decimal point."""
 
 
 def _column(name: str, point: int = 0) -> Column:
@@ -31,7 +31,7 @@ def _column(name: str, point: int = 0) -> Column:
 
 
 def _limit(name: str) -> Column:
-    """0 stands for no limit."""
+    """Return a limit; 0 means unlimited."""
 
     def read(table: GroupTable) -> tuple[Numbers, int]:
         values = table.column(name)
@@ -109,7 +109,7 @@ _NETWORK: tuple[tuple[str, str], ...] = (
     ("transmit_errors_total", "Errors when sending"),
     ("transmit_packets_dropped_total", "Packets dropped when sending"),
 )
-"""In the order of an interface's counters."""
+"""Series in the order of an interface's counters."""
 _IO = (
     ("fs_reads_bytes_total", "Bytes read", "read_bytes"),
     ("fs_writes_bytes_total", "Bytes written", "written_bytes"),
@@ -119,13 +119,13 @@ _IO = (
 
 
 class CadvisorPage:
-    """The page of one node, whose groups' labels it keeps."""
+    """The page of one node; keeps the labels of the cgroups."""
 
     def __init__(self) -> None:
         self._places = Places()
 
     def text(self, usage: NodeUsage) -> Iterator[bytes]:
-        """In Prometheus' text format, piece by piece."""
+        """Yield the page in Prometheus' text format, piece by piece."""
         return exposition(list(_page(usage, self._places.of(usage))))
 
 
@@ -168,14 +168,14 @@ def _family(name: str, help: str, kind: str, labels: Texts, values: Numbers, poi
 
 
 def _plain(name: str, help: str, value: int) -> Series:
-    """One number of the whole machine."""
+    """Write one number of the whole machine."""
     return _family(name, help, "gauge", joined([b""]), np.array([value], np.int64))
 
 
 def _parts(
     name: str, help: str, labels: Texts, parts: Iterable[tuple[str, Numbers, Numbers | None]]
 ) -> Iterator[Series]:
-    """A counter by further labels: each part has the text of these, values and the groups that have them."""
+    """Write a counter with further labels: each part has the text of these, the values, and the rows."""
     heading = head(name, help, "counter").encode()
     for further, values, picked in parts:
         yield Series(heading, f"{name}{{{further},".encode(), labels, values, picked=picked)
@@ -194,7 +194,7 @@ def _failures(table: GroupTable, shown: Shown) -> Iterator[Series]:
 
 
 def _devices(table: GroupTable, shown: Shown) -> Iterator[Series]:
-    """What went to and from block devices, by number and by name."""
+    """Write the traffic of block devices, by number and by name."""
     place = np.full(len(table.numbers), -1, np.int64)
     place[shown.rows] = np.arange(len(shown.rows))
     io = table.io[place[table.io[:, 0]] >= 0]
@@ -224,7 +224,7 @@ def _devices(table: GroupTable, shown: Shown) -> Iterator[Series]:
 
 
 def _networks(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
-    """By interface; the host's are those of the root."""
+    """Write the network counters by interface; the host's belong to the root cgroup."""
     found: dict[str, list[tuple[int, ...]]] = {}
     for place, interfaces in [(0, usage.network), *shown.networks_of(usage)]:
         for one in interfaces:

@@ -1,6 +1,6 @@
-"""Groups that have a place on a page of metrics, with the text of their labels.
+"""Keeps the label texts of the cgroups on a metrics page.
 
-It is made once for each pod and kept while the pod stays the same: most do, and the text takes longest.
+The labels of a pod are made once and kept while the pod stays the same, because making them takes longest.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ _NAMES = ("container", "id", "image", "name", "namespace", "pod")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """In the order of the page, the root first: rows in a reading, labels, starts in microseconds of Unix
-    time (`ABSENT` where there is none). `pods` has where each pod's groups begin, `owners` which of them has
-    the pod's network."""
+    """The cgroups in the order of the page, the root first.
+
+    They have rows in a reading, labels, and start times in microseconds (`ABSENT` if unknown). `pods` is the
+    index of each pod's first cgroup, `owners` the cgroup that has the pod's network.
+    """
 
     system: tuple[UsedGroup, ...]
     of: Sequence[UsedPod]
@@ -38,7 +40,7 @@ class Shown:
             yield owner, usage.networks.get(pod.record.uid, ())
 
     def kept(self, pod: UsedPod) -> Texts | None:
-        """Its labels, if it is here."""
+        """Return the labels of a pod, if they are kept."""
         first = self.pods.get(pod)
         if first is None:
             return None
@@ -48,7 +50,7 @@ class Shown:
 
 
 class Places:
-    """Makes `Shown`, from the one before."""
+    """Build `Shown` from the previous one."""
 
     def __init__(self) -> None:
         self._last: Shown | None = None

@@ -1,4 +1,4 @@
-"""`/healthz`: the node's checks, and how often each was looked at."""
+"""Serves `/healthz` and counts how often each check ran."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from engine.server.http.exchange import TEXT, Request, Response, failure
 from engine.server.interfaces.node import ServedNode
 
 HEALTH_METRICS: Final = "kubernetes_healthcheck"
-"""What the names of its metrics begin with."""
+"""The prefix of the metric names."""
 _HEALTHZ: Final = "healthz"
 
 
 class ServerHealth:
-    """One per node: whoever looks counts for `/metrics/slis`, as in the kubelet."""
+    """The health checks of one node; every run counts for `/metrics/slis`, as in the kubelet."""
 
     def __init__(self, view: ServedNode) -> None:
         self._view = view
@@ -26,7 +26,7 @@ class ServerHealth:
         )
 
     def look(self) -> Sequence[tuple[str, str | None]]:
-        """Each check with what is wrong, None when it is well."""
+        """Run the checks; return the problem of each, or None."""
         checks = self._view.healthz()
         for name, error in checks:
             self._current.set(int(error is None), name, _HEALTHZ)
@@ -34,7 +34,7 @@ class ServerHealth:
         return checks
 
     def answer(self, request: Request) -> Response:
-        """`ok`, or 500 and the checks that fail; each check with `?verbose`."""
+        """Answer `ok`, or 500 with the failing checks; `?verbose` lists every check."""
         if request.method not in {"GET", "HEAD"}:
             return failure(405, f"{request.method} is not allowed here")
         name = request.path.removeprefix("/healthz").strip("/")

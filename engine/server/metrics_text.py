@@ -1,7 +1,7 @@
-"""Metrics in Prometheus' text format 0.0.4.
+"""Writes metrics in Prometheus' text format 0.0.4.
 
-Written here because the text is small, while the client library would keep 14 MB of memory in an
-agent that uses nothing else of it; the tests read the text back with that library.
+The format is simple, while the client library would cost 14 MB of memory in an agent that needs nothing else
+of it; the tests parse the text with that library.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from pathlib import Path
 from engine.metrics import Collected, Histogram, Registry
 
 NANO, MICRO = 9, 6
-"""Digits behind the point of what is read in parts of a unit."""
+"""Decimal digits of values that are read in fractions of a unit."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _LABEL = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 def exposition(registry: Registry, *, prefix: str = "", without: tuple[str, ...] = ()) -> Iterator[str]:
-    """The text of each metric whose name starts with `prefix` and with none of `without`, in name order."""
+    """Return the text of each metric whose name starts with `prefix` and with none of `without`, sorted by
+    name.
+    """
     for name in sorted(registry.metrics):
         if not name.startswith(prefix) or name.startswith(without):
             continue
@@ -44,7 +46,7 @@ def family(
     labels: tuple[str, ...],
     samples: Iterable[tuple[tuple[str, ...], float] | tuple[tuple[str, ...], float, int | None]],
 ) -> str:
-    """One metric of simple values, each perhaps with its time in milliseconds."""
+    """Return one metric of simple values, each optionally with its time in milliseconds."""
     lines = []
     for values, value, *times in samples:
         moment = "".join(f" {at}" for at in times if at is not None)
@@ -53,7 +55,7 @@ def family(
 
 
 def process_metrics() -> Iterator[str]:
-    """What every Go process exports about itself, which dashboards of the kubelet rely on."""
+    """Return what every Go process exports about itself; dashboards of the kubelet rely on it."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     page = os.sysconf("SC_PAGE_SIZE")
@@ -75,14 +77,14 @@ def process_metrics() -> Iterator[str]:
 
 
 def process_started() -> float:
-    """When this process began, in Unix seconds."""
+    """Return the start time of this process in Unix seconds."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return boot + int(stat[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def head(name: str, help: str, kind: str) -> str:
-    """The two lines before a metric's samples."""
+    """Return the two header lines of a metric."""
     return f"# HELP {name} {help.translate(_HELP)}\n# TYPE {name} {kind}\n"
 
 
@@ -102,12 +104,12 @@ def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
 
 
 def labelled(names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    """Labels and their values, without the braces."""
+    """Return labels and values without the braces."""
     return ",".join(f'{name}="{value.translate(_LABEL)}"' for name, value in zip(names, values, strict=True))
 
 
 def number(value: float) -> str:
-    """A value as the format has it."""
+    """Format a value."""
     if value == math.inf:
         return "+Inf"
     if value == -math.inf:

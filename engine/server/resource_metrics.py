@@ -1,6 +1,7 @@
-"""`/metrics/resource`: the kubelet's resource metrics, which a metrics-server scrapes, from groups' columns.
+"""Serves `/metrics/resource`, which metrics-server scrapes, from the columns of the cgroups.
 
-Each number has the time of its reading, from which rates are made. The text is written while it is sent.
+Each number carries the time of its reading, from which rates are computed. The text is written while it is
+sent.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _START: Final = ("start_time_seconds", "Start of the {} in Unix seconds", "gauge
 
 Numbers: TypeAlias = "NDArray[np.int64]"
 Part = tuple[Texts, Numbers, int | None]
-"""Labels, a value of each, and the Unix milliseconds of their reading."""
+"""Labels, a value of each, and the Unix milliseconds of the reading."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shown:
-    """Labels and rows of pods and of containers; `started` are microseconds of Unix time."""
+    """Labels and rows of pods and containers; `started` are microseconds since the epoch."""
 
     pods: Texts
     pod_rows: NDArray[np.intp]
@@ -42,14 +43,16 @@ class _Shown:
 
 
 def resource_metrics(usage: NodeUsage, told: Sequence[RuntimeUse] = ()) -> Iterator[bytes]:
-    """The page in pieces. `told` is of those whose groups say nothing. What nobody says is left out."""
+    """Yield the page. `told` are the runtime's numbers where cgroups have none. Unknown values
+    are omitted.
+    """
     yield "".join(_of_node(usage)).encode()
     yield from _of_pods(usage, _shown(tuple(usage.pods)), told)
     yield scrape_error(0)
 
 
 def scrape_error(value: int) -> bytes:
-    """The last of the page, or all of it where nothing could be read."""
+    """Return the last sample of the page, which is the only one if nothing could be read."""
     help = "1 if the metrics could not be collected"
     return family("resource_scrape_error", help, "gauge", (), [((), value)]).encode()
 
@@ -91,7 +94,7 @@ def _of_pods(usage: NodeUsage, shown: _Shown, told: Sequence[RuntimeUse]) -> Ite
 
 
 def _told(amounts: Iterable[tuple[RuntimeUse, int, int]]) -> Iterator[Part]:
-    """By the second of their reading."""
+    """Group the runtime's numbers by the second of their reading."""
     by_second: dict[int, list[tuple[RuntimeUse, int]]] = {}
     for of, value, second in amounts:
         by_second.setdefault(second, []).append((of, value))
@@ -125,7 +128,7 @@ def _written(
 
 @lru_cache(1)
 def _shown(pods: tuple[UsedPod, ...]) -> _Shown:
-    """The pods are the same objects while the runtime says the same of them."""
+    """Return labels and rows; kept while the pods are the same objects."""
     places = [
         (group.row, _label(pod.record.namespace, pod.record.name, name), container.started_at)
         for pod in pods

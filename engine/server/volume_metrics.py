@@ -1,4 +1,4 @@
-"""`kubelet_volume_stats_*`: what is used of claims, as alerts of full volumes ask for it (kubelet v1.36)."""
+"""Serves `kubelet_volume_stats_*`: the usage of claims, for alerts about full volumes (kubelet v1.36)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AMOUNTS: Final = (
 
 
 def volume_metrics(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Of the kubelet's `VolumeStats`, one for each claim."""
+    """Write the metrics of the kubelet's `VolumeStats`, one per claim."""
     named = [((claim["pvcRef"]["namespace"], claim["pvcRef"]["name"]), claim) for claim in claims]
     for name, help, amount in _AMOUNTS:
         if named:

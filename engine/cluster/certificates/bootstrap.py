@@ -1,7 +1,7 @@
-"""The first client certificate, asked for with the bootstrap kubeconfig (kubelet v1.36).
+"""Requests the first client certificate with the bootstrap kubeconfig (kubelet v1.36).
 
-The request's name is made from its key, and the key waits in a file of its own until it is signed: an agent
-that starts again meanwhile finds the request that it made.
+The name of the request derives from its key, and the key waits in a file until the certificate is signed. A
+restarted agent thus finds its own request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEY: Final = "kubelet-client.key.tmp"
 
 
 def kubeconfig_text(bootstrap: Kubeconfig, certificate: Path) -> str:
-    """A kubeconfig for the bootstrap's server and `certificate`, which has its key with it (YAML)."""
+    """Return a kubeconfig (YAML) with the bootstrap's server and `certificate`, which contains its key."""
     cluster = bootstrap.cluster
     fields: dict[str, str | bool] = {
         "server": cluster.server,
@@ -57,7 +57,7 @@ users:
 
 
 def write_kubeconfig(path: Path, bootstrap: Kubeconfig, certificate: Path) -> None:
-    """Raises Refused, naming the path."""
+    """Write the kubeconfig. Raises Refused naming the path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -66,7 +66,7 @@ def write_kubeconfig(path: Path, bootstrap: Kubeconfig, certificate: Path) -> No
 
 
 async def first_certificate(client: ApiClient, node: str, directory: Path) -> tuple[bytes, bytes]:
-    """A signed certificate and its key; `client` speaks with the bootstrap's credentials.
+    """Return a signed certificate and its key; `client` uses the bootstrap credentials.
 
     Raises ApiError, Refused and Unavailable as `request_certificate` does.
     """

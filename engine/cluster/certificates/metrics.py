@@ -1,4 +1,4 @@
-"""How long a rotated certificate is still good, and how often it could not be renewed."""
+"""Measures how long a rotated certificate remains valid, and counts failed renewals."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FAILURES: Final = {
 
 
 class CertificateMetrics:
-    """Of the client's or the server's certificate; `clock` gives Unix seconds."""
+    """Metrics of the client or the server certificate; `clock` returns Unix seconds."""
 
     def __init__(
         self, registry: Registry, whose: Literal["client", "server"], clock: Callable[[], float]
     ) -> None:
         self.ends = math.inf
-        """In Unix seconds; endless while there is no certificate."""
+        """Expiry in Unix seconds; infinite while there is no certificate."""
         self._clock = clock
         self._failures = registry.counter(_FAILURES[whose], f"Failed renewals of the {whose} certificate.")
         self._failures.inc(by=0)

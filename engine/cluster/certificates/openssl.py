@@ -1,7 +1,7 @@
-"""Keys, certificate requests and self-signed certificates, made by the `openssl` command.
+"""Creates keys, certificate requests and self-signed certificates with the `openssl` command.
 
-Each call is a child that has ended when the call returns: what key work needs in memory goes with it.
-Texts are PEM; a key never stands in an argument or in a file of its own.
+Each call runs a child process, so that the memory for key operations is released with it. Texts are PEM; a
+key never appears in an argument or in a file of its own.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _ALTERNATIVES = "[alternatives]\nsubjectAltName = {names}\n"
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """What a certificate says of itself: Unix seconds, and subject alternative names (IP addresses in
-    their shortest form)."""
+    """The facts of a certificate: times in Unix seconds, and subject alternative names with IP addresses in
+    short form.
+    """
 
     not_before: float
     not_after: float
@@ -42,19 +43,19 @@ class CertificateFacts:
 
 
 async def new_key() -> bytes:
-    """An ECDSA key on P-256."""
+    """Create an ECDSA key on P-256."""
     return await _openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
 
 
 async def public_key(key: bytes) -> bytes:
-    """The public half, as DER. Raises Refused for what is no key."""
+    """Return the public key as DER. Raises Refused for text that is not a key."""
     return await _openssl("pkey", "-pubout", "-outform", "DER", stdin=key)
 
 
 async def certificate_request(
     key: bytes, common_name: str, organization: str, names: Sequence[str] = ()
 ) -> bytes:
-    """A request signed by `key`; `names` are DNS names and IP addresses."""
+    """Create a request signed by `key`; `names` are DNS names and IP addresses."""
     subject = f"O = {_plain(organization)}\nCN = {_plain(common_name)}"
     more = "req_extensions = alternatives\n" if names else ""
     config = _REQUEST.format(more=more, subject=subject)
@@ -64,7 +65,7 @@ async def certificate_request(
 
 
 async def self_signed(key: bytes, common_name: str, names: Sequence[str], days: int) -> bytes:
-    """A server's certificate that vouches for itself."""
+    """Create a self-signed server certificate."""
     subject = f"CN = {_plain(common_name)}"
     config = _REQUEST.format(more=_SELF_SIGNED, subject=subject) + _SELF.format(names=_alternatives(names))
     command = ("req", "-new", "-x509", "-key", "/dev/stdin", "-days", str(days))
@@ -72,7 +73,7 @@ async def self_signed(key: bytes, common_name: str, names: Sequence[str], days: 
 
 
 async def certificate_facts(certificate: bytes) -> CertificateFacts:
-    """Of the first certificate in the text. Raises Refused where there is none."""
+    """Read the first certificate in the text. Raises Refused if there is none."""
     out = await _openssl(
         "x509", "-noout", "-startdate", "-enddate", "-ext", "subjectAltName", stdin=certificate
     )
@@ -87,20 +88,20 @@ async def certificate_facts(certificate: bytes) -> CertificateFacts:
 
 
 async def fits(certificate: bytes, key: bytes) -> bool:
-    """Whether the first certificate is for this key."""
+    """Tell whether the first certificate belongs to this key."""
     of_certificate = await _openssl("x509", "-noout", "-pubkey", stdin=certificate)
     of_key = await _openssl("pkey", "-pubout", stdin=key)
     return of_certificate.strip() == of_key.strip()
 
 
 def shortest(name: str) -> str:
-    """A name as it is compared: IP addresses in their shortest form."""
+    """Return a name in the form for comparison: IP addresses in short form."""
     return str(ipaddress.ip_address(name)) if is_ip(name) else name
 
 
 def digest(data: bytes) -> bytes:
-    """SHA-512/256, which names what a request is for."""
-    import hashlib  # loads OpenSSL, which most agents never need
+    """Compute SHA-512/256, which names a request after its content."""
+    import hashlib  # imported here because it loads OpenSSL, which most agents never need
 
     return hashlib.new("sha512_256", data).digest()
 
@@ -128,7 +129,9 @@ def _seconds(date: str) -> float:
 
 
 async def _openssl(command: str, *arguments: str, stdin: bytes = b"", config: str = "") -> bytes:
-    """What it prints. Raises Refused with its last words, Unavailable when it is late or not there."""
+    """Run `openssl` and return its output. Raises Refused with its error text, Unavailable if it is slow or
+    missing.
+    """
     subject = f"openssl {command}"
     descriptor = os.memfd_create("openssl.cnf", os.MFD_CLOEXEC)
     try:

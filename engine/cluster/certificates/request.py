@@ -1,4 +1,4 @@
-"""Asking the cluster to sign a certificate: a CertificateSigningRequest, and what becomes of it."""
+"""Requests a certificate from the cluster by a CertificateSigningRequest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_SECONDS: Final = 15 * 60.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A certificate of the node's: who signs it, what for, and under which names."""
+    """A certificate of the node: signer, usages, and names."""
 
     signer: str
     usages: tuple[str, ...]
@@ -34,7 +34,7 @@ class Wanted:
 
 
 def client_certificate(node: str) -> Wanted:
-    """With which the node speaks to the API server."""
+    """Return the client certificate to request, for the API server."""
     return Wanted(
         "kubernetes.io/kube-apiserver-client-kubelet",
         ("digital signature", "client auth"),
@@ -43,7 +43,7 @@ def client_certificate(node: str) -> Wanted:
 
 
 def serving_certificate(node: str, names: Sequence[str]) -> Wanted:
-    """Which the node's own server shows, for its addresses."""
+    """Return the serving certificate to request, for the node's addresses."""
     return Wanted(
         "kubernetes.io/kubelet-serving",
         ("digital signature", "server auth"),
@@ -53,8 +53,9 @@ def serving_certificate(node: str, names: Sequence[str]) -> Wanted:
 
 
 def serving_names(addresses: Iterable[NodeAddress]) -> list[str]:
-    """The DNS names and then the IP addresses of a serving certificate, none while the node has no IP
-    address."""
+    """Return DNS names, then IP addresses, of a serving certificate; none while the node has no
+    IP address.
+    """
     names, ips = set(), set()
     for each in addresses:
         if each.type in ("InternalDNS", "ExternalDNS"):
@@ -79,14 +80,16 @@ class _Status(Struct):
 
 
 class SigningRequest(Struct):
-    """certificates.k8s.io/v1, as far as it is read."""
+    """The fields of certificates.k8s.io/v1 that are read."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     status: _Status = msgspec.field(default_factory=_Status)
 
 
 def issued(request: SigningRequest) -> bytes | None:
-    """The signed certificate, None while it is waited for. Raises Refused when it will never come."""
+    """Return the signed certificate, or None while it is pending. Raises Refused if it will never
+    be signed.
+    """
     conditions = {each.type: each for each in request.status.conditions or ()}
     for kind, words in (("Denied", "is denied"), ("Failed", "failed")):
         if kind in conditions:
@@ -105,7 +108,9 @@ def issued(request: SigningRequest) -> bytes | None:
 
 
 async def request_name(wanted: Wanted, key: bytes) -> str:
-    """The same for the same request by the same key: an agent that starts again finds what it asked for."""
+    """Return the request's name, which is the same for the same content and key, so that a restarted agent
+    finds it.
+    """
     said = (wanted.common_name, ORGANIZATION, *wanted.usages)
     parts = [await public_key(key), *(word.encode() for word in said)]
     return f"node-csr-{_text(digest(''.join(f'{_text(part)}|' for part in parts).encode()))}"
@@ -114,10 +119,10 @@ async def request_name(wanted: Wanted, key: bytes) -> str:
 async def request_certificate(
     client: ApiClient, wanted: Wanted, key: bytes, *, seconds: float = WAIT_SECONDS, name: str = ""
 ) -> bytes:
-    """The certificate, once somebody has approved it and it is signed.
+    """Return the certificate once it is approved and signed.
 
-    With a `name` a request that is there already is taken up. Raises ApiError or Unavailable where the
-    server cannot be asked, Refused when the request is denied or fails, Unavailable after `seconds`.
+    With a `name`, an existing request is continued. Raises ApiError or Unavailable if the server cannot be
+    reached, Refused if the request is denied or fails, and Unavailable after `seconds`.
     """
     text = await certificate_request(key, wanted.common_name, ORGANIZATION, wanted.names)
     asked = await _ask(client, wanted, text, name)

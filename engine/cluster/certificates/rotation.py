@@ -1,8 +1,8 @@
-"""A certificate that is renewed before it ends, or when it misses a name (client-go v1.36).
+"""Renews a certificate before it expires, or when it lacks a name (client-go v1.36).
 
-Renewed at a random point between 70 and 90 % of its life. What fails is tried again after 2 s, doubling to
-32 s. So long is also waited after a renewal: what was signed may be due at once, for a name that the signer
-left out or a clock that is wrong.
+Renewal happens at a random point between 70 and 90 % of the lifetime. Failures are retried after 2 s,
+doubling to 32 s. The same pause follows a renewal, because the new certificate may be due at once: the
+signer may have left out a name, or a clock may be wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.cluster.certificates.store import CertificateStore, read_certificate
 FIRST_DELAY: Final = 2.0
 LAST_DELAY: Final = 32.0
 LOOK_AGAIN: Final = 3600.0
-"""Seconds: clocks are set and machines sleep, so a far deadline is looked at again on the way."""
+"""Seconds between checks of a distant deadline: clocks get set, and machines sleep."""
 
 log = logging.getLogger("kubengine.cluster")
 
@@ -33,23 +33,23 @@ Sign = Callable[[Wanted], Awaitable[tuple[bytes, bytes]]]
 
 
 def renew_at(facts: CertificateFacts, chance: float) -> float:
-    """When to renew it, in Unix seconds; `chance` is in [0, 1)."""
+    """Return the Unix time for renewal; `chance` is in [0, 1)."""
     return facts.not_before + (facts.not_after - facts.not_before) * (0.7 + 0.2 * chance)
 
 
 def misses(facts: CertificateFacts, wanted: Wanted) -> bool:
-    """Whether a name is wanted that the certificate has not."""
+    """Tell whether a wanted name is missing from the certificate."""
     return not {shortest(name) for name in wanted.names} <= facts.names
 
 
 def pauses(chance: random.Random) -> Iterator[float]:
-    """Seconds to wait after each failure in a row."""
+    """Yield the seconds to wait after each consecutive failure."""
     for failures in count(1):
         yield doubled(FIRST_DELAY, failures, LAST_DELAY) * chance.uniform(1.0, 1.1)
 
 
 class CertificateRotation:
-    """Keeps the current certificate of `store` fresh.
+    """Keep the current certificate of `store` fresh.
 
     `wanted()` returns the certificate to request, None while that is not known; `sign` returns a signed
     certificate and its key; `changed` is called after each new one. With `at_once` the first renewal is due
@@ -80,12 +80,12 @@ class CertificateRotation:
         self._other_wanted = asyncio.Event()
 
     def look(self) -> None:
-        """Another certificate may be wanted."""
+        """Check whether another certificate is wanted now."""
         if self._wanted() != self._for:
             self._other_wanted.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Renew certificates until cancelled."""
         while True:
             self._other_wanted.clear()
             self._for = wanted = self._wanted()
@@ -95,7 +95,7 @@ class CertificateRotation:
                 await self._pause(LAST_DELAY)
 
     async def _reached(self, due: float) -> bool:
-        """Waits until it is time; False where another certificate is wanted before."""
+        """Wait until the time has come; return False if another certificate is wanted before."""
         while (left := due - self._clock()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, LOOK_AGAIN)):
@@ -104,7 +104,7 @@ class CertificateRotation:
         return True
 
     async def _due(self, wanted: Wanted) -> float:
-        """When the current certificate is to be renewed; at once where there is none that is good."""
+        """Return when to renew the current certificate; now if there is no valid one."""
         path = self._store.current()
         if path is None:
             return float("-inf")
@@ -139,9 +139,9 @@ class CertificateRotation:
 
 
 async def keep_signed(store: CertificateStore, certificate: bytes, key: bytes, now: float) -> float:
-    """Keep what was signed; returns when it ends, in Unix seconds.
+    """Store a signed certificate; return its expiry in Unix seconds.
 
-    Raises Refused where it is for another key or has ended already.
+    Raises Refused if it belongs to another key or has expired.
     """
     if not await fits(certificate, key):
         raise Refused("the signed certificate is for another key", subject=str(store.path))

@@ -1,13 +1,13 @@
-"""The certificate that the node's own server shows (kubelet v1.36: `InitializeTLS`, kubelet-serving).
+"""Chooses the serving certificate of the node (kubelet v1.36: `InitializeTLS`, kubelet-serving).
 
     serving = ServingCertificate(config, directory, host_name, clock=time.time)
     await serving.start()
     serving.pair              # files to load, None while there is no certificate
 
-Whose it is: `tlsCertFile` and `tlsPrivateKeyFile` where the configuration names them; with
-`serverTLSBootstrap` what the cluster signs, kept as `kubelet-server-current.pem`; else `kubelet.crt` and
-`kubelet.key`, made here when they are not there. Loads nothing of TLS: whoever serves does, and sees when
-the files change.
+The certificate is `tlsCertFile` and `tlsPrivateKeyFile` if the configuration names them; with
+`serverTLSBootstrap` it is signed by the cluster and stored as `kubelet-server-current.pem`; otherwise it is
+`kubelet.crt` and `kubelet.key`, created here if missing. This module does not load TLS: the server does, and
+notices when the files change.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ log = logging.getLogger("kubengine.cluster")
 
 @dataclass(frozen=True, slots=True)
 class ServingPair:
-    """Files in PEM; both may be one."""
+    """PEM files of certificate and key; both may be the same file."""
 
     certificate: Path
     key: Path
 
 
 class ServingCertificate:
-    """`directory` is the kubelet's `--cert-dir`. `pair` may be other files after a change, and the same files
-    may have another content."""
+    """The serving certificate; `directory` is the kubelet's `--cert-dir`.
+
+    `pair` may name other files after a change, and the same files may get other content.
+    """
 
     def __init__(
         self, config: KubeletConfiguration, directory: Path, host_name: str, *, clock: Callable[[], float]
@@ -65,7 +67,7 @@ class ServingCertificate:
         return pair if pair is not None and pair.certificate.exists() and pair.key.exists() else None
 
     async def start(self) -> None:
-        """Make what is to be made here and is not there. What fails is logged: there is no `pair` then."""
+        """Create missing files. A failure is logged, and `pair` is None then."""
         if self._signed or self._named is not None or self.pair is not None:
             return
         try:

@@ -1,7 +1,7 @@
-"""Where a node's certificates are kept, under the kubelet's file names (client-go v1.36, certificate_store).
+"""Stores the node's certificates under the kubelet's file names (client-go v1.36, certificate_store).
 
-`PREFIX-current.pem` is a link to the newest `PREFIX-YYYY-MM-DD-hh-mm-ss.pem`, which has the certificate and
-then its key. A kubelet takes over what is written here, and we what it wrote.
+`PREFIX-current.pem` links to the newest `PREFIX-YYYY-MM-DD-hh-mm-ss.pem`, which contains the certificate and
+then its key. A kubelet can continue with these files, and this agent with a kubelet's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST = 1 << 20
 
 
 class CertificateStore:
-    """The pairs named `prefix` (`kubelet-client`, `kubelet-server`) in `directory`."""
+    """The certificates named `prefix` (`kubelet-client`, `kubelet-server`) in `directory`."""
 
     def __init__(self, directory: Path, prefix: str) -> None:
         self._directory = directory
@@ -25,14 +25,14 @@ class CertificateStore:
         self.path = directory / f"{prefix}-current.pem"
 
     def current(self) -> Path | None:
-        """The file to use, if there is one. A rotation that broke off half way is ended first."""
+        """Return the current file, if there is one; completes an interrupted rotation first."""
         if not self.path.exists():
             with suppress(OSError):
                 self._updated.rename(self.path)
         return self.path if self.path.exists() else None
 
     def update(self, certificate: bytes, key: bytes, now: float) -> None:
-        """Keep a pair and make it the current one. Raises Refused, and the old one stays then."""
+        """Store a pair and make it current. Raises Refused, and the old one stays then."""
         name = f"{self._prefix}-{datetime.fromtimestamp(now):%Y-%m-%d-%H-%M-%S}.pem"
         dated = self._directory.absolute() / name
         try:
@@ -52,7 +52,7 @@ class CertificateStore:
 
 
 def read_certificates(path: Path) -> bytes:
-    """The text of a file of certificates. Raises InvalidInput, naming it."""
+    """Read a file of certificates. Raises InvalidInput naming it."""
     try:
         with path.open("rb") as file:
             return file.read(_MOST)

@@ -1,4 +1,4 @@
-"""What the server asks of a node."""
+"""States what the server needs from the node that it serves."""
 
 from __future__ import annotations
 
@@ -37,46 +37,46 @@ class ServedNode(Protocol):
         ...
 
     def pods(self) -> Sequence[Pod]:
-        """Every pod that the node knows, with status."""
+        """Return every pod that the node knows, with its status."""
         ...
 
     async def running_pods(self) -> Sequence[Pod]:
-        """Pods that the runtime runs, known to the node or not: names, uid and containers."""
+        """Return the pods that the runtime runs, known to the node or not: names, uid and containers."""
         ...
 
     def healthz(self) -> Sequence[tuple[str, str | None]]:
-        """Each check with what is wrong, None when it is well."""
+        """Return the problem of each health check, or None."""
         ...
 
     async def stats_summary(self) -> Iterable[bytes]:
-        """The kubelet's `Summary` as JSON, in pieces."""
+        """Yield the kubelet's `Summary` as JSON."""
         ...
 
     async def cpu_and_memory_summary(self) -> Iterable[bytes]:
-        """The same with no more than CPU, memory and swap, for which nothing else is looked at."""
+        """Yield the Summary with only CPU, memory and swap, without measuring anything else."""
         ...
 
     async def claims_usage(self) -> Sequence[Mapping[str, Any]]:
-        """The kubelet's `VolumeStats` of the claims that pods have, as JSON-able data."""
+        """Return the kubelet's `VolumeStats` of the mounted claims, ready for JSON."""
         ...
 
     async def usage(self) -> NodeUsage:
-        """The same as it is read, from cgroups and network devices."""
+        """Return the usage as read from cgroups and network devices."""
         ...
 
     async def runtime_use(self, usage: NodeUsage) -> Sequence[RuntimeUse]:
-        """CPU and memory of what `usage` has no numbers of, where the runtime has."""
+        """Return CPU and memory from the runtime, for what `usage` has no numbers of."""
         ...
 
 
 class ApiServer(Protocol):
-    """`engine.cluster.client.ApiClient`, as far as reviews need it."""
+    """The part of `engine.cluster.client.ApiClient` that reviews need."""
 
     async def create(self, path: str, value: Any, kind: type[T]) -> T: ...
 
 
 class ServingPair(Protocol):
-    """Files in PEM; both may be one."""
+    """PEM files of certificate and key; both may be the same file."""
 
     @property
     def certificate(self) -> Path: ...
@@ -86,7 +86,9 @@ class ServingPair(Protocol):
 
 
 class ServingCertificate(Protocol):
-    """What the port shows; `pair` may be another at any time, None while there is none."""
+    """The certificate that the port serves; `pair` may change at any time, and is None while
+    there is none.
+    """
 
     @property
     def pair(self) -> ServingPair | None: ...
@@ -95,7 +97,7 @@ class ServingCertificate(Protocol):
 
 
 class PortNode(ServedNode, Protocol):
-    """A node as its own port sees it."""
+    """A node as its own port (10250) sees it."""
 
     @property
     def name(self) -> str: ...
@@ -105,7 +107,7 @@ class PortNode(ServedNode, Protocol):
 
     @property
     def api(self) -> ApiServer | None:
-        """Who reviews tokens and access; None without a cluster."""
+        """The API server that reviews tokens and access; None without a cluster."""
         ...
 
     @property

@@ -1,5 +1,6 @@
-"""The node at a glance: one page that needs nothing from elsewhere, and what keeps it current.
+"""The node's web page: one document without external resources, kept current by server-sent events.
 
-`document` is the page (`page.html`, `page.css`, `page.js` in one), `rows` says of each part of the node what
-the page shows, `watch` looks while somebody is there, `live` tells each reader what has changed.
+`document` is the page (`page.html`, `page.css` and `page.js` in one), `rows` computes what it shows of each
+part of the node, `watch` reads the node while somebody looks at the page, and `live` sends each reader the
+changes.
 """

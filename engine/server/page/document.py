@@ -1,4 +1,4 @@
-"""The page, whole: a browser asks for nothing else but `/live`."""
+"""Serves the page as a single document; a browser requests nothing else but `/live`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HERE = Path(__file__).parent
 
 @cache
 def page() -> Response:
-    """The document, and a policy by which a browser runs nothing but its own script."""
+    """Return the document, with a policy that lets browsers run only its own script."""
     style, script = (_HERE / "page.css").read_text(), (_HERE / "page.js").read_text()
     text = (_HERE / "page.html").read_text().replace("{style}", style).replace("{script}", script)
     policy = (

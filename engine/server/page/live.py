@@ -1,4 +1,4 @@
-"""What a reader of the page is told: server-sent events, each with the rows of one part that have changed."""
+"""Sends changes to the readers of the page: server-sent events with the changed rows of one part each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from engine.server.page.rows import differences
 from engine.server.page.watch import PageWatch, watch_of
 
 STILL_HERE = 15.0
-"""Seconds of silence after which a reader hears that the agent is there."""
+"""Seconds without an event after which a reader gets a sign of life."""
 
 
 def live(view: ServedNode) -> Response:
-    """Goes on until the reader goes."""
+    """Send changes until the reader leaves."""
     headers = (("cache-control", "no-store"), ("x-content-type-options", "nosniff"))
     return Response(200, "text/event-stream", _news(watch_of(view)), headers)
 

@@ -1,7 +1,7 @@
-"""What the page shows of each part of the node, as rows under a key of their own. Pure.
+"""Computes the rows that the page shows for each part of the node. Pure.
 
-A row that says the same as before is not told again, so rows have no ages and no times to come: the page
-works these out from Unix times. Amounts that always move are rounded to what can be seen.
+An unchanged row is not sent again. Rows therefore contain Unix times rather than ages, which the page
+computes itself, and amounts that always change are rounded to what is visible.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from engine.node.stats.used import NodeUsage
 Rows = dict[str, Any]
 
 MOST_DEVICES = 512
-"""Of a resource; the page says how many more there are."""
+"""How many devices of a resource are listed; the page shows how many more there are."""
 FIRST_TO_GO = 8
 USERS = 4
 _MIB = 1 << 20
 
 
 def node_rows(node: Mapping[str, Any], checks: Sequence[tuple[str, str | None]]) -> Rows:
-    """Who the node is, its conditions, and health checks that fail."""
+    """Return who the node is, its conditions, and failing health checks."""
     status = node.get("status", {})
     info = status.get("nodeInfo", {})
     return {
@@ -47,7 +47,7 @@ def node_rows(node: Mapping[str, Any], checks: Sequence[tuple[str, str | None]])
 
 
 def pod_rows(pods: Iterable[Pod]) -> Rows:
-    """Each pod by its uid."""
+    """Return each pod by its uid."""
     return {pod.uid: _pod(pod) for pod in pods}
 
 
@@ -86,7 +86,7 @@ def _container(status: ContainerStatus) -> dict[str, Any]:
 
 
 def use_rows(usage: NodeUsage) -> Rows:
-    """`[milli-CPU, MiB]` by pod uid, and of the whole node under "node"; None for what is not known yet."""
+    """Return `[milli-CPU, MiB]` by pod uid, and of the whole node as "node"; None if not known yet."""
     groups = {"node": usage.root, **{pod.record.uid: pod.group for pod in usage.pods}}
     samples = {key: usage.sample(group) for key, group in groups.items()}
     return {
@@ -99,7 +99,7 @@ def _per(amount: int | None, unit: float, digits: int) -> float | None:
 
 
 def cgroup_rows(told: Mapping[str, Any]) -> Rows:
-    """Each group by its path, with the values that it has and those that it should have; and the settings."""
+    """Return each cgroup by its path with its actual and expected values, and the settings."""
     rows: Rows = {
         group["path"]: {
             "qos": group["qosClass"],
@@ -117,7 +117,7 @@ def cgroup_rows(told: Mapping[str, Any]) -> Rows:
 
 
 def device_rows(told: Mapping[str, Any]) -> Rows:
-    """Each resource by its name, with its devices, where they are and who holds them."""
+    """Return each resource by name, with its devices, their NUMA nodes and their holders."""
     return {
         resource["name"]: {
             **{
@@ -143,7 +143,7 @@ def device_rows(told: Mapping[str, Any]) -> Rows:
 
 
 def eviction_rows(told: Mapping[str, Any]) -> Rows:
-    """Each threshold, and who would go first when a resource is short."""
+    """Return each threshold, and which pods would be evicted first when a resource is short."""
     rows: Rows = {}
     for threshold in told["thresholds"]:
         signal, observed = threshold["signal"], told["signals"].get(threshold["signal"], {})
@@ -171,7 +171,7 @@ def eviction_rows(told: Mapping[str, Any]) -> Rows:
 
 
 def _counted(name: str) -> bool:
-    """Whether it is a number of things, not of bytes."""
+    """Tell whether the signal counts things rather than bytes."""
     return "inodes" in name or "pid" in name
 
 
@@ -180,7 +180,7 @@ def _rounded(amount: int | None, step: int) -> int | None:
 
 
 def image_rows(told: Mapping[str, Any]) -> Rows:
-    """Each image by its id, and by what it stays; and the thresholds of collection."""
+    """Return each image by id with what protects it, and the thresholds of garbage collection."""
     rows: Rows = {
         f"{image['id']} {image['handler']}": {
             "names": image["names"],
@@ -199,7 +199,7 @@ def image_rows(told: Mapping[str, Any]) -> Rows:
 
 
 def probe_rows(told: Mapping[str, Any]) -> Rows:
-    """Each probe, with what it found last and how late it began."""
+    """Return each probe with its last result and how late it started."""
     return {
         f"{probe['pod_uid']} {probe['container']} {probe['type']}": {
             **{
@@ -219,7 +219,7 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 def differences(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> Iterator[bytes]:
-    """What turns rows `before` into those of `now`, as pieces of a JSON object; nothing if they are equal."""
+    """Return as pieces of a JSON object what changed from `before` to `now`; nothing if they are equal."""
     changed = [(key, row) for key, row in now.items() if before.get(key) != row]
     gone = [key for key in before if key not in now]
     if not changed and not gone:

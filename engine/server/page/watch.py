@@ -1,4 +1,4 @@
-"""Looks at the node while somebody reads the page, once for all who do; not at all otherwise."""
+"""Reads the node while somebody looks at the page, once for all readers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from engine.server.page import rows
 log = logging.getLogger(__name__)
 
 SHARE = 20.0
-"""The rest after a look is at least so many times what the look took."""
+"""The pause after a read is at least this many times as long as the read."""
 DECISIONS = 300
 
 Look = Callable[[], Awaitable[rows.Rows]]
 
 
 class PageWatch:
-    """Rows of each part of one node, as JSON, since its first reader came.
+    """The rows of each part of one node as JSON.
 
-    `parts` are replaced whole, so a reader may keep what it has told. `failures` say why a part could not be
-    looked at.
+    `parts` are replaced as a whole, so that a reader can keep what it has sent. `failures` tell why a part
+    could not be read.
     """
 
     def __init__(self, view: ServedNode) -> None:
@@ -43,7 +43,7 @@ class PageWatch:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[asyncio.Event]:
-        """Looks go on while there is a reader; the event is set when a part has changed."""
+        """Keep reading while there is a reader; the event is set when a part has changed."""
         news = asyncio.Event()
         self._readers.add(news)
         if self.parts:
@@ -66,7 +66,7 @@ class PageWatch:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def _looks(self) -> dict[str, tuple[float, Look]]:
-        """Seconds between two looks, and how each part is looked at, of the parts that the node has."""
+        """Return for each part of the node how to read it, and how often in seconds."""
         told: dict[str, tuple[str, float, Callable[[Mapping[str, Any]], rows.Rows]]] = {
             "node": ("node", 10, lambda node: rows.node_rows(to_builtins(node), self._view.healthz())),
             "cgroups": ("cgroups", 10, rows.cgroup_rows),
@@ -126,11 +126,11 @@ class PageWatch:
 
 
 _watches: WeakValueDictionary[int, PageWatch] = WeakValueDictionary()
-"""By the id of the node, which lives as long as its watch; a watch lives as long as its readers."""
+"""Watches by the id of the node; a watch exists while it has readers."""
 
 
 def watch_of(view: ServedNode) -> PageWatch:
-    """The one watch of a node."""
+    """Return the watch of a node."""
     watch = _watches.get(id(view))
     if watch is None:
         watch = _watches[id(view)] = PageWatch(view)

@@ -1,5 +1,6 @@
-"""The node's own port (10250): TLS, who may come in, and what a kubelet serves there.
+"""Serves the node's own port (10250): TLS, authentication, authorization, and the kubelet's paths.
 
-`door` accepts; `authentication` and `authorization` decide about each request by what `reviews` an API server
-gave; `access` says what a request needs; `routes` answers. Nothing here is loaded while the port is off.
+`server` accepts connections; `authentication` and `authorization` decide about each request with the help of
+`reviews` by an API server; `access` tells which permission a request needs; `routes` answers. The package is
+imported only if the port is open.
 """

@@ -1,6 +1,6 @@
-"""What a request needs of its user, and the words of a refusal. Pure.
+"""Tells which permission a request needs, and words refusals. Pure.
 
-The rule is a kubelet's, v1.36 (`pkg/kubelet/server/auth.go`).
+The rule is that of kubelet v1.36 (`pkg/kubelet/server/auth.go`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALONE = (
 
 @dataclass(frozen=True, slots=True)
 class RequestUser:
-    """Who a request comes from, as an API server's TokenReview has it."""
+    """The user of a request, as an API server's TokenReview describes it."""
 
     name: str
     uid: str = ""
@@ -36,21 +36,21 @@ class RequestUser:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """A verb on one of some subresources of the node: whoever may do it on any of them may come in."""
+    """A verb on subresources of the node; permission for any of them is enough."""
 
     verb: str
     subresources: tuple[str, ...]
 
 
 def needs(method: str, path: str) -> Needs:
-    """What a request for `path` (without the query) needs, the finest subresource first."""
+    """Return what a request for `path` (without its query) needs, the most specific subresource first."""
     fine = tuple(name for top, name in _BESIDE_PROXY if _is_below(path, top))[:1]
     rest = next((name for top, name in _ALONE if _is_below(path, top)), "proxy")
     return Needs(_VERBS.get(method, ""), (*fine, rest))
 
 
 def refusal(user: RequestUser, needed: Needs) -> str:
-    """For one who may do none of it."""
+    """Return the refusal for a user without permission."""
     return (
         f"Forbidden (user={user.name}, verb={needed.verb}, resource=nodes, "
         f"subresource(s)=[{' '.join(needed.subresources)}])\n"
@@ -58,7 +58,7 @@ def refusal(user: RequestUser, needed: Needs) -> str:
 
 
 def no_answer(user: RequestUser, needed: Needs, subresource: str) -> str:
-    """Where nobody could say whether the user may."""
+    """Return the answer if the authorizer could not be reached."""
     return (
         f"Authorization error (user={user.name}, verb={needed.verb}, resource=nodes, "
         f"subresource={subresource})"

@@ -1,8 +1,8 @@
-"""Who a request comes from: a client certificate, a bearer token, or nobody (kubelet v1.36).
+"""Authenticates requests by client certificate or bearer token (kubelet v1.36).
 
-A certificate was verified in the handshake; its common name is the user and its organizations the groups. A
-token is for the API server to judge, by TokenReview; with a WebSocket it may be among the subprotocols. What
-has neither is anonymous, if that is allowed at all; a token that was judged to be no good never is.
+A certificate is verified in the handshake; its common name is the user, and its organizations are the
+groups. The API server judges tokens by TokenReview; a WebSocket may carry its token as a subprotocol.
+Requests without either are anonymous, if that is allowed; a request with a bad token never is.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _TokenReview(msgspec.Struct, frozen=True):
 
 
 class Authentication:
-    """Raises InvalidInput where tokens shall be reviewed and there is no API server to do it."""
+    """Raises InvalidInput if tokens must be reviewed and there is no API server."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Authentication:
         )
 
     async def user(self, certificate: ssl.SSLObject | None, request: Request) -> RequestUser | None:
-        """None for one that cannot be told. Raises KubengineError where the API server could not be asked."""
+        """Return the user, or None. Raises KubengineError if the API server could not be asked."""
         named = _of_certificate(certificate) if certificate is not None else None
         if named is not None:
             return named
@@ -88,7 +88,7 @@ class Authentication:
         self._reviews.stop()
 
     async def _of_token(self, api: ApiServer, token: str) -> RequestUser | None:
-        """Kept under a keyed digest: tokens themselves don't stay in memory."""
+        """Review a token; the answer is cached under a keyed digest, so that no tokens stay in memory."""
         key = hashlib.blake2b(token.encode(), key=self._secret, digest_size=32).digest()
         return await self._reviews.get(key, lambda: _review(api, token))
 
@@ -108,7 +108,9 @@ async def _review(api: ApiServer, token: str) -> RequestUser | None:
 
 
 def _of_certificate(session: ssl.SSLObject) -> RequestUser | None:
-    """Of several common names the last one counts, as in Go and so for who signed it."""
+    """Return the user of a certificate. The last of several common names counts, as in Go, and so for the
+    signer.
+    """
     certificate = session.getpeercert()
     encoded = session.getpeercert(binary_form=True)
     if not certificate or not encoded:
@@ -124,7 +126,7 @@ def _of_certificate(session: ssl.SSLObject) -> RequestUser | None:
 
 
 def _known(user: RequestUser) -> RequestUser:
-    """One of the authenticated, unless it says itself whether it is."""
+    """Add the group of authenticated users, unless the certificate names it."""
     if user.name == ANONYMOUS.name or {AUTHENTICATED, UNAUTHENTICATED} & set(user.groups):
         return user
     return replace(user, groups=(*user.groups, AUTHENTICATED))

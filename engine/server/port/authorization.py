@@ -1,4 +1,4 @@
-"""Who may do what at the node: what an API server says (SubjectAccessReview), or everybody everything."""
+"""Authorizes requests by SubjectAccessReview of the API server, or allows everything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALWAYS_ALLOW, WEBHOOK = "AlwaysAllow", "Webhook"
 
 
 class NoReview(Exception):
-    """Nobody could say whether a user may use `subresource`."""
+    """Raised if nobody could tell whether a user may access `subresource`."""
 
     def __init__(self, subresource: str) -> None:
         super().__init__(subresource)
@@ -34,7 +34,7 @@ class _AccessReview(msgspec.Struct, frozen=True):
 
 
 class Authorization:
-    """Raises InvalidInput for a mode that is none, and where there is no API server to ask."""
+    """Raises InvalidInput for an unknown mode, and if there is no API server to ask."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Authorization:
         )
 
     async def allows(self, user: RequestUser, needed: Needs) -> bool:
-        """Whether one of the subresources is the user's, asked in their order. Raises NoReview."""
+        """Tell whether the user may access one of the subresources, asked in their order. Raises NoReview."""
         if self._api is None:
             return True
         for subresource in needed.subresources:

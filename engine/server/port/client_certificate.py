@@ -1,4 +1,4 @@
-"""A client's certificate as its handshake left it, and how long what was said then holds."""
+"""Describes a client's certificate after the handshake, and how long its verification holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Presented:
-    """Good before `until` (Unix seconds), as long as `authorities` (PEM) are those that vouch for clients."""
+    """Valid before `until` (Unix seconds), and while `authorities` (PEM) are the trusted client CAs."""
 
     until: float
     authorities: bytes
@@ -18,7 +18,7 @@ class Presented:
 
 
 def presented(session: ssl.SSLObject, authorities: bytes) -> Presented | None:
-    """None for a client without a certificate."""
+    """Return the certificate, or None if the client showed none."""
     certificate = session.getpeercert()
     if not certificate:
         return None

@@ -1,7 +1,7 @@
-"""What an API server said of tokens and of users, kept for a while.
+"""Caches what an API server answered about tokens and users.
 
-Who asks what another is asking already waits for the same answer. Answers are kept for as long as they say;
-what could not be found out is not kept.
+Concurrent identical questions share one answer. Answers are kept for as long as they say; failures are not
+kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AccessReviews(Generic[T]):
-    """At most `KEPT` answers; the oldest go first. `monotonic` is in seconds."""
+    """Cache at most `KEPT` answers, dropping the oldest; `monotonic` returns seconds."""
 
     def __init__(self, *, lifetime: Callable[[T], float], monotonic: Callable[[], float]) -> None:
         self._lifetime = lifetime
@@ -30,7 +30,7 @@ class AccessReviews(Generic[T]):
         self._asking: dict[Hashable, asyncio.Task[T]] = {}
 
     async def get(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer that is known, or `ask`'s. Raises what `ask` raises in the end."""
+        """Return the cached answer, or that of `ask`. Raises what `ask` raises in the end."""
         kept = self._kept.get(key)
         if kept is not None and self._monotonic() < kept[0]:
             return kept[1]
@@ -41,7 +41,7 @@ class AccessReviews(Generic[T]):
         return await asyncio.shield(task)
 
     def stop(self) -> None:
-        """Whoever waits is told that there is no answer."""
+        """Fail all pending questions."""
         for task in self._asking.values():
             task.cancel()
 
@@ -58,7 +58,7 @@ class AccessReviews(Generic[T]):
 
 
 async def _tried_again(ask: Callable[[], Awaitable[T]]) -> T:
-    """Where nobody answers, a few times more within the deadline."""
+    """Ask, and repeat a few times within the deadline if the server is unreachable."""
     pause = FIRST_PAUSE
     try:
         async with asyncio.timeout(DEADLINE):
@@ -74,6 +74,6 @@ async def _tried_again(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 def _heeded(task: asyncio.Task[T]) -> None:
-    """An error that nobody waits for any more is nobody's."""
+    """Retrieve an exception that nobody waits for any longer."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""From a request of somebody who may ask it to its answer: the paths of a kubelet v1.36."""
+"""Answers authorized requests on the paths of kubelet v1.36."""
 
 from __future__ import annotations
 
@@ -144,7 +144,9 @@ async def _statusz(view: PortNode, _request: Request, _: list[str]) -> Answer:
 
 
 def _named(names: list[str]) -> tuple[str, str, str, str]:
-    """Namespace, pod, uid ("" without) and container. Raises Unknown for another number of them."""
+    """Return namespace, pod, uid ("" if absent) and container of a path. Raises Unknown for another number of
+    parts.
+    """
     match names:
         case [namespace, pod, container]:
             return namespace, pod, "", container
@@ -154,7 +156,7 @@ def _named(names: list[str]) -> tuple[str, str, str, str]:
 
 
 def _streams(request: Request) -> ContainerStreams:
-    """Raises InvalidInput where none is asked for."""
+    """Return the requested streams. Raises InvalidInput if there is none."""
     stdin, stdout, stderr, tty = (
         request.query.get(name) == "1" for name in ("input", "output", "error", "tty")
     )
@@ -165,7 +167,7 @@ def _streams(request: Request) -> ContainerStreams:
 
 
 def _ports(request: Request) -> list[int]:
-    """A WebSocket names its ports in the query, SPDY with each stream. Raises InvalidInput."""
+    """Return the ports. A WebSocket names them in the query, SPDY in each stream. Raises InvalidInput."""
     if request.header("upgrade").lower() != "websocket":
         return []
     named = request.values("port")

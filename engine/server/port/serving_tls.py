@@ -1,7 +1,7 @@
-"""TLS as the port speaks it: the node's certificate, what a client may bring, versions and ciphers.
+"""Configures TLS of the port: the node's certificate, client CAs, versions and cipher suites.
 
-The files are looked at with each connection, so a certificate or authority that was replaced is used from
-the next one on. What cannot be read leaves what is known in force, and is logged once.
+The files are examined with each connection, so that replaced certificates and CAs count from the next one
+on. If they cannot be read, the old ones stay in use, and that is logged once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ CIPHERS = {
     "TLS_RSA_WITH_AES_128_CBC_SHA256": "AES128-SHA256",
     "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
 }
-"""Names of a KubeletConfiguration, and OpenSSL's. Those of TLS 1.3 are always on, as with the kubelet."""
+"""Cipher suites by their names in KubeletConfiguration, with OpenSSL's. TLS 1.3 suites are always on, as in
+the kubelet.
+"""
 CURVES = {
     23: "prime256v1",
     24: "secp384r1",
@@ -55,7 +57,7 @@ CURVES = {
     4588: "X25519MLKEM768",
     4589: "SecP384r1MLKEM1024",
 }
-"""Numbers of a KubeletConfiguration (IANA's of TLS groups), and OpenSSL's names."""
+"""Curves by their numbers in KubeletConfiguration (IANA TLS groups), with OpenSSL's names."""
 LAST_CURVE = 65535
 TLS13 = frozenset(("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"))
 
@@ -63,12 +65,12 @@ Seen = tuple[tuple[str, int, int, int], ...]
 
 
 class ServingTLS:
-    """`context()` for the next connection; `pair` says which files to use now.
+    """Create the TLS context of connections.
 
-    `authorities` are those, in PEM, that vouch for clients since the last call of it. Without
-    `client_authorities` no certificate is asked for. Of `curves` the first that OpenSSL knows is the only one
-    offered: Python can set one (`set_ecdh_curve`). Raises InvalidInput for a version, cipher or curve that
-    is none.
+    `context()` returns the one for the next connection; `pair` returns the current files. `authorities` are
+    the client CAs in PEM as of the last call. Without `client_authorities` no certificate is requested. Of
+    `curves`, only the first that OpenSSL knows is offered, because Python can set only one
+    (`set_ecdh_curve`). Raises InvalidInput for an unknown version, cipher or curve.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class ServingTLS:
         self.authorities = b""
 
     def context(self) -> ssl.SSLContext:
-        """Raises InvalidInput, naming the files, where there has never been a usable one."""
+        """Return the context. Raises InvalidInput naming the files if there has never been a usable pair."""
         paths: list[Path] = []
         try:
             pair = self._pair()
@@ -115,7 +117,7 @@ class ServingTLS:
         return self._context
 
     def _say(self, failure: InvalidInput) -> None:
-        """Once while it lasts, however many connect."""
+        """Log a problem once while it lasts, however many clients connect."""
         if str(failure) != self._trouble:
             self._trouble = str(failure)
             use = "there is none" if self._context is None else "the one before is used on"
@@ -139,7 +141,7 @@ class ServingTLS:
 
 
 def _look(path: Path) -> tuple[str, int, int, int]:
-    """What is another when the file was written or replaced."""
+    """Return what changes when a file is written or replaced."""
     found = path.stat()
     return str(path), found.st_ino, found.st_mtime_ns, found.st_size
 
@@ -152,7 +154,7 @@ def _openssl_ciphers(names: Sequence[str]) -> str:
 
 
 def _openssl_curve(numbers: Sequence[int]) -> str:
-    """OpenSSL's name of the first curve that it has."""
+    """Return OpenSSL's name of the first known curve."""
     subject = "tlsCurvePreferences"
     for at, number in enumerate(numbers):
         if not 0 < number <= LAST_CURVE:

@@ -1,8 +1,7 @@
-"""Sessions of exec, attach and port-forward: handed to the runtime's own URL, byte for byte.
+"""Proxies sessions of exec, attach and port-forward to the runtime's own URL.
 
-The request is asked again of the runtime, without the user's credentials. Where the runtime agrees to
-change protocols the two connections become one; else its answer goes back. A session in which nothing moves
-ends after a while.
+The request is sent to the runtime without the user's credentials. If the runtime switches protocols, bytes
+are copied both ways; otherwise its response is returned. An idle session ends after a while.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ NO_UPGRADE = "Upgrade request required\n"
 
 
 async def handed_to(url: str, request: Request, *, idle: float) -> Answer:
-    """The session at the runtime's `url`. `idle`: seconds after which one in which nothing moves ends.
+    """Open the session at the runtime's `url`; without traffic for `idle` seconds it ends.
 
-    Raises Unavailable where nobody is there, Refused for an answer that is none.
+    Raises Unavailable if nobody answers, and Refused for a malformed response.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -99,7 +98,7 @@ class _Session:
     async def _converse(
         self, said: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Until one side has nothing more to say, or nothing moves."""
+        """Copy bytes until one side closes or the session is idle."""
         self._writer.write(said)
         writer.write(self._http.trailing_data[0])
         with contextlib.suppress(TimeoutError, ConnectionError):

@@ -1,6 +1,6 @@
-"""The bearer token among a WebSocket's subprotocols: `base64url.bearer.authorization.k8s.io.TOKEN`.
+"""Finds the bearer token among a WebSocket's subprotocols: `base64url.bearer.authorization.k8s.io.TOKEN`.
 
-The rule is an API server's and a kubelet's, v1.36 (`pkg/authentication/request/websocket`).
+The rule is that of the API server and the kubelet, v1.36 (`pkg/authentication/request/websocket`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ PREFIX = "base64url.bearer.authorization.k8s.io."
 
 
 def websocket_token(request: Request) -> str | None:
-    """ "" where there is none; None for what is no token: two of them, one in no base64url, or one that no
-    other subprotocol stands beside, which could be agreed on."""
+    """Return the token, "" if there is none, and None if it is malformed.
+
+    Malformed are two tokens, bad base64url, and a token without another subprotocol to agree on.
+    """
     if request.upgrade != "websocket":
         return ""
     named = _subprotocols(request.header(SUBPROTOCOLS))
@@ -30,7 +32,7 @@ def websocket_token(request: Request) -> str | None:
 
 
 def without_tokens(headers: Headers) -> Headers:
-    """Headers for somebody who is to see no token."""
+    """Return the headers without the token."""
     kept = []
     for name, value in headers:
         if name == SUBPROTOCOLS:
@@ -46,7 +48,7 @@ def _subprotocols(value: str) -> list[str]:
 
 
 def _decoded(text: str) -> str | None:
-    """Base64url without padding, of UTF-8."""
+    """Decode unpadded base64url of UTF-8."""
     if not text.isascii() or not set(text) <= _ALPHABET:
         return None
     try:

@@ -1,4 +1,6 @@
-"""`/flagz` and `/statusz`: the agent's settings and state, for people. No program should read them."""
+"""Serves `/flagz` and `/statusz`: settings and state of the agent for people; programs should not
+parse them.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ _HEAD = (
 
 
 def flagz(view: PortNode) -> Response:
-    """Every setting that is not the default, by its name in the configuration file."""
+    """Return every setting that differs from its default, by its name in the configuration file."""
     lines = [f"{name}={value}\n" for name, value in sorted(to_builtins(view.config).items())]
     return Response(200, TEXT, (_HEAD.format(page="flagz") + "".join(lines)).encode())
 
 
 def statusz(view: PortNode, paths: Sequence[str]) -> Response:
-    """Since when it runs, what it is, and what it serves."""
+    """Return start time, version and paths of the agent."""
     started = process_started()
     up = int(time.time() - started)
     said = {
