@@ -106,8 +106,9 @@ class ApiClient:
     async def patch(self, path: str, value: Any, kind: type[T], *, form: str = STRATEGIC_MERGE) -> T:
         return await self._object("PATCH", path, kind, body=to_json(value), content_type=form)
 
-    async def delete(self, path: str, options: Any) -> None:
-        await self._object("DELETE", path, msgspec.Raw, body=to_json(options))
+    async def delete(self, path: str, options: Any, params: Mapping[str, str] | None = None) -> None:
+        """One object, or of a collection those that `params` select."""
+        await self._object("DELETE", path, msgspec.Raw, params=params, body=to_json(options))
 
     @asynccontextmanager
     async def lines(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:

@@ -41,7 +41,12 @@ def status_to_send(
     generation = status.observed_generation if may_run else meta.generation
     if MIRROR_ANNOTATION in (meta.annotations or {}):
         generation = 0
-    told = msgspec.structs.replace(status, observed_generation=generation)
+    told = msgspec.structs.replace(
+        status,
+        observed_generation=generation,
+        resource_claim_statuses=server.resource_claim_statuses,
+        extended_resource_claim_status=server.extended_resource_claim_status,
+    )
     conditions = {c.type: c for c in status.conditions or ()}
     if server.phase in TERMINAL and told.phase != server.phase:
         told.phase, told.reason, told.message = server.phase, server.reason, server.message

@@ -28,7 +28,7 @@ from engine.devices.checkpoint_file import CheckpointFile
 from engine.devices.description import describe_devices, explain_pod
 from engine.devices.endpoint import DevicePluginDeadlines, Endpoint
 from engine.devices.found_plugins import FoundDevicePlugins
-from engine.devices.pod_resources import PodResourcesServer
+from engine.devices.pod_resources import ClaimsOf, PodResourcesServer
 from engine.devices.registration import RegistrationServer, check_resource_name
 from engine.devices.run_options import DeviceRunOptions, run_options
 from engine.devices.selection import SelectionError
@@ -158,6 +158,11 @@ class DeviceManager:
             "Duration in milliseconds to serve a pod admission request.",
             buckets=TOPOLOGY_BUCKETS,
         )
+
+    def show_claims(self, claims: ClaimsOf) -> None:
+        """The pod-resources API shows the claims of containers from now on."""
+        if self._pod_resources is not None:
+            self._pod_resources.claims = claims
 
     def claim(self) -> None:
         """Take the sockets and clear the plugin directory. Raises `Refused`, having touched nothing, where

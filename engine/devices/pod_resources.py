@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.grpc_codes import RESOURCE_EXHAUSTED, UNKNOWN
@@ -54,6 +54,39 @@ class RateLimit:
         return True
 
 
+class ClaimedDevice(Protocol):
+    """A device of a claim, as its driver named it."""
+
+    @property
+    def pool(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def share_id(self) -> str | None: ...
+
+    @property
+    def cdi_ids(self) -> Sequence[str]: ...
+
+
+class ContainerClaim(Protocol):
+    """A ResourceClaim that a container uses."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def namespace(self) -> str: ...
+
+    def devices(self) -> Iterable[tuple[str, ClaimedDevice]]:
+        """Each device with its driver."""
+
+
+ClaimsOf = Callable[[Pod, Container], Sequence[ContainerClaim]]
+"""The claims of a container."""
+
+
 class PodResourcesServer:
     """Both versions on one socket, behind one rate limit. `collect` frees devices of gone pods first."""
 
@@ -71,6 +104,7 @@ class PodResourcesServer:
         self.state = state
         self.pods = pods
         self.collect = collect
+        self.claims: ClaimsOf = lambda pod, container: ()
         self._limit = RateLimit(QUERIES_PER_SECOND, BURST)
         self._counters = {
             name: registry.counter(f"{_PREFIX}{name}", help, ("server_api_version",))
@@ -165,7 +199,11 @@ class _V1:
             name=pod.metadata.name,
             namespace=pod.metadata.namespace,
             containers=[
-                v1.ContainerResources(name=container.name, devices=self._devices(pod, container))
+                v1.ContainerResources(
+                    name=container.name,
+                    devices=self._devices(pod, container),
+                    dynamic_resources=_dynamic_resources(self._server.claims(pod, container)),
+                )
                 for container in [*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers]
             ],
         )
@@ -211,6 +249,26 @@ class _V1alpha1:
                 for pod in self._server.pods()
             ]
         )
+
+
+def _dynamic_resources(claims: Iterable[ContainerClaim]) -> list[v1.DynamicResource]:
+    return [
+        v1.DynamicResource(
+            claim_name=claim.name,
+            claim_namespace=claim.namespace,
+            claim_resources=[
+                v1.ClaimResource(
+                    cdi_devices=[v1.CDIDevice(name=id) for id in device.cdi_ids],
+                    driver_name=driver,
+                    pool_name=device.pool,
+                    device_name=device.device,
+                    share_id=device.share_id,
+                )
+                for driver, device in claim.devices()
+            ],
+        )
+        for claim in claims
+    ]
 
 
 def _nodes_by_device(entry: CheckpointEntry) -> list[tuple[str, tuple[int, ...] | None]]:

@@ -5,12 +5,15 @@ Rules and messages: kubelet v1.36 (`pkg/kubelet/cm/dra`, `dynamic-resource-alloc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from engine.api.errors import InvalidInput, Refused
 from engine.api.objects.dynamic_resources import ResourceClaim
-from engine.api.pod import Container, Pod, PodResourceClaim
+from engine.api.pod import Container, Pod, PodResourceClaim, ResourceRequirements
+from engine.api.quantity import Quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,30 @@ def container_requests(pod: Pod, container: Container) -> Iterator[tuple[PodClai
 def base_request(request: str) -> str:
     """`gpu/large`, a choice from a prioritized list, → `gpu`, as drivers name it."""
     return request.partition("/")[0]
+
+
+def without_claimed(pod: Pod) -> Pod:
+    """The pod as device plugins and the sums of resources see it: without the extended resources for which a
+    claim stands. The pod itself where there are none."""
+    if pod.status.extended_resource_claim_status is None:
+        return pod
+
+    def slim(container: Container) -> Container:
+        kept = ResourceRequirements(
+            requests=_unclaimed(pod, container.name, container.requests),
+            limits=_unclaimed(pod, container.name, container.limits),
+            claims=container.resources.claims if container.resources is not None else None,
+        )
+        return msgspec.structs.replace(container, resources=kept)
+
+    init = [slim(container) for container in pod.init_containers] or None
+    main = [slim(container) for container in pod.spec.containers]
+    spec = msgspec.structs.replace(pod.spec, init_containers=init, containers=main)
+    return msgspec.structs.replace(pod, spec=spec)
+
+
+def _unclaimed(pod: Pod, container: str, amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
+    return {name: amount for name, amount in amounts.items() if not is_claimed(pod, container, name)}
 
 
 def is_claimed(pod: Pod, container: str, resource: str) -> bool:

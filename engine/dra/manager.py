@@ -434,6 +434,27 @@ class ClaimManager:
                     listed.setdefault(id, self._health.get(driver, device.pool, device.device, now))
         return {name: devices for name, devices in found.items() if devices}
 
+    def device_status(self, pod: Pod, container: str) -> list[dict[str, Any]]:
+        """The same of a regular container, as `allocatedResourcesStatus` shows it."""
+        if not pod.spec.resource_claims:
+            return []
+        return [
+            {
+                "name": name,
+                "resources": [
+                    {
+                        "resourceID": id,
+                        "health": known.health,
+                        **({"message": known.message} if known.message else {}),
+                    }
+                    for id, known in devices.items()
+                ],
+            }
+            for each in pod.spec.containers
+            if each.name == container
+            for name, devices in self.health(pod, each).items()
+        ]
+
     # The health of devices (`engine.dra.drivers.HealthReports`)
 
     def listed(self, driver: str, devices: Sequence[DeviceHealth]) -> None:

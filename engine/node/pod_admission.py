@@ -24,6 +24,7 @@ from engine.api.resources import CPU, MEMORY, pod_requests
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.manager import DeviceManager
+from engine.dra.claims import without_claimed
 from engine.eviction.manager import EvictionManager
 from engine.metrics import Registry
 from engine.node.nodeinfo.machine_faults import MachineWait
@@ -71,7 +72,7 @@ class PodAdmission:
 
     async def ready_to_judge(self, pod: Pod, tell: TellWaiting) -> None:
         """Wait, for a limited time, for device plugins that come back; then the pod may be judged."""
-        await self._devices.await_plugins(pod, self._counted(tell))
+        await self._devices.await_plugins(without_claimed(pod), self._counted(tell))
 
     def wait_for_machine(self, tell: TellWaiting) -> MachineWait:
         """Return how long a pod tolerates a machine that refuses what admission needs."""
@@ -80,7 +81,7 @@ class PodAdmission:
     def adopt(self, pod: Pod) -> None:
         """Count a pod that an earlier agent left running, without judging it again."""
         try:
-            self._admission.add(pod)
+            self._admission.add(without_claimed(pod))
         except InvalidInput as error:
             log.error("pod %s runs and cannot be counted: %s", pod.full_name, error)
 
@@ -89,6 +90,7 @@ class PodAdmission:
         self._eviction.admit(pod)
         self._support.check(pod)
         self._check_annotations(pod)
+        pod = without_claimed(pod)
         node = self._node()
         node.status.allocatable = self._devices.sanitize_allocatable(pod, node.allocatable)
         self._admission.set_node(node)
@@ -106,7 +108,7 @@ class PodAdmission:
         Raises `AdmissionRejected`, after which the pod holds nothing.
         """
         try:
-            await self._devices.allocate(pod, self._counted(tell))
+            await self._devices.allocate(without_claimed(pod), self._counted(tell))
         except BaseException:
             self._admission.give_up(pod.uid, verdict)
             raise
@@ -170,13 +172,13 @@ class PodAdmission:
         """
         if pod.uid in self._admission.admitted:
             with contextlib.suppress(InvalidInput):
-                self._admission.add(pod)
+                self._admission.add(without_claimed(pod))
 
     def observed(self, pod: Pod, record: PodRecord) -> None:
         """Release what only init containers held, once every app container runs."""
         if not all(_runs(record.container(container.name)) for container in pod.spec.containers):
             return
-        slimmed = self._devices.app_containers_started(pod)
+        slimmed = self._devices.app_containers_started(without_claimed(pod))
         if slimmed is not None:
             self._admission.add(slimmed)
 

@@ -21,7 +21,7 @@ from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod, PodSpec
 from engine.api.qos import is_static
-from engine.api.status import PodCondition
+from engine.api.status import PodStatus
 from engine.cri.records import PodRecord
 from engine.node.nodeinfo import machine_faults
 from engine.node.nodeinfo.machine_faults import is_of_the_machine
@@ -104,11 +104,11 @@ class PodManager:
         self._wanted[source].discard(uid)
         self._drop(uid, grace)
 
-    def hear(self, uid: str, conditions: Sequence[PodCondition]) -> None:
-        """Take over the conditions that the API has of a pod."""
+    def hear(self, uid: str, status: PodStatus) -> None:
+        """Take over what others write into the status that the API has of a pod."""
         worker = self._workers.get(uid)
         if worker is not None:
-            worker.hear(conditions)
+            worker.hear(status)
 
     def _drop(self, uid: str, grace: int | None = None) -> None:
         """Stop wanting a pod for one source; the pod stays while another source wants it."""

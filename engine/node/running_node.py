@@ -23,6 +23,9 @@ from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
 from engine.devices.found_plugins import DEVICE_PLUGIN
+from engine.dra.driver_calls import Driver
+from engine.dra.drivers import DRA_PLUGIN
+from engine.dra.manager import ClaimManager
 from engine.host.stopping import stop_all
 from engine.node.controlplane.control_plane import Api, ControlPlane, NoControlPlane, NodeHeard
 from engine.node.decisions.endpoint import DecisionsEndpoint
@@ -178,7 +181,24 @@ class RunningNode:
             clock=clock,
             usage_seconds=max(config.volume_stats_agg_period, FILES_SECONDS),
         )
-        handlers: dict[str, PluginHandler] = {DEVICE_PLUGIN: managers.devices.found_plugins, CSI_PLUGIN: csi}
+        self._claims = claims = ClaimManager(
+            setting.root,
+            claims=self._belonging.objects,
+            slices=self._belonging.slices,
+            connect=self._connect_driver,
+            may_run=self._pod_may_run,
+            ready=lambda: self.pods.known,
+            changed=self._devices_changed,
+            registry=setting.registry,
+            tasks=tasks,
+            clock=clock,
+        )
+        managers.devices.show_claims(claims.container_claims)
+        handlers: dict[str, PluginHandler] = {
+            DEVICE_PLUGIN: managers.devices.found_plugins,
+            CSI_PLUGIN: csi,
+            DRA_PLUGIN: claims.drivers,
+        }
         self._plugins = PluginWatcher(setting.root / PLUGINS_REGISTRY, handlers, tasks)
         self._keeper = VolumeManager(
             volumes,
@@ -212,6 +232,7 @@ class RunningNode:
             accounts=gatekeeper,
             probes=probing,
             devices=managers.devices,
+            claims=claims,
             belonging=self._belonging,
             recorder=recorder,
             decisions=setting.decisions,
@@ -245,6 +266,7 @@ class RunningNode:
         self._belonging.start()
         await self.managers.start_before_pods()
         await self._keeper.start()
+        await self._claims.start()
         await self._plugins.start()
         await wait_for_runtime(self.watch.start)
         await wait_for_runtime(self.runtime_health.start)
@@ -271,6 +293,7 @@ class RunningNode:
                 self.pods.stop,
                 self._belonging.stop,
                 self._keeper.stop,
+                self._claims.stop,
                 self._probing.stop,
                 self.runtime_health.stop,
                 self.watch.stop,
@@ -302,6 +325,11 @@ class RunningNode:
                 self._cgroups.reconcile()
 
     # Notifications between the parts
+
+    def _connect_driver(self, name: str, socket: Path, service: str) -> Driver:
+        from engine.dra.driver_client import DriverClient  # a node without drivers has no use for it
+
+        return DriverClient(name, socket, service, self._setting.registry)
 
     async def _pull_image(self, image: str) -> None:
         await self._puller.pull_for_node(image)
@@ -339,6 +367,13 @@ class RunningNode:
         self.pods.something_changed()
         for uid in self.managers.devices.state.pods:
             self.pods.notify(uid)
+
+    def _pod_may_run(self, uid: str) -> bool:
+        return self.pods.may_run(uid)
+
+    def _devices_changed(self, uid: str) -> None:
+        """A pod's status shows how the devices of its claims are."""
+        self.pods.notify(uid)
 
     async def _images_looked_at(self, present: Sequence[str], at: float) -> None:
         await self._access.looked_at(present, at)

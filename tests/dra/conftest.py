@@ -1,3 +1,5 @@
+"""A claim manager by itself, and a whole node of a cluster."""
+
 from __future__ import annotations
 
 import tempfile
@@ -6,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from engine.cluster.client import ApiClient
+from engine.cluster.credentials import Credentials
+from engine.cluster.kubeconfig import load_kubeconfig
+from engine.runtime.hollow import HollowRuntime
+from engine.testing.apiserver import ApiServer
+from tests.cluster_rig import Cluster, Joined
 from tests.dra.rig import DraRig
+from tests.dra_rig import ClaimsRig
 
 
 @pytest.fixture
@@ -17,3 +26,27 @@ async def dra() -> AsyncIterator[DraRig]:
         await rig.start()
         yield rig
         await rig.close()
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with ApiServer(tmp_path / "api") as server:
+        config = load_kubeconfig(server.kubeconfig("admin"))
+        client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
+        yield Cluster(server, client)
+        client.close()
+
+
+@pytest.fixture
+async def claims(tmp_path: Path, cluster: Cluster) -> AsyncIterator[ClaimsRig]:
+    """A node that runs, on the hollow runtime, whose drivers end after it."""
+    with tempfile.TemporaryDirectory(prefix="kd-") as directory:
+        short = Path(directory)
+        async with HollowRuntime(short / "cri.sock") as hollow:
+            joined = Joined(short, hollow.socket)
+            joined.kubeconfig = cluster.server.kubeconfig("system:node:n1")
+            rig = ClaimsRig(joined, cluster, hollow, short / "d")
+            await joined.start()
+            yield rig
+            await joined.close()
+            await rig.close()

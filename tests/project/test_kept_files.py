@@ -32,6 +32,10 @@ from engine.cpumanager.checkpoint import encode as encode_cpus
 from engine.devices import checkpoint_file
 from engine.devices.checkpoint import Checkpoint, CheckpointEntry, encode
 from engine.devices.checkpoint_file import CheckpointFile
+from engine.dra.checkpoint import decode as claims_decode
+from engine.dra.checkpoint import encode as claims_encode
+from engine.dra.state_file import StateFile
+from engine.dra.table import ClaimState, PreparedDevice
 from engine.host.checksummed_file import keep, unsealed
 from engine.host.project_quota import keep_project, kept_project
 from engine.host.state_file import StateFile
@@ -180,6 +184,16 @@ def _state(directory: Path) -> StateDirectory:
     return state
 
 
+DEVICE = PreparedDevice("pool", "dev", None, ("r",), ("example.com/gpu=0",))
+CLAIM = ClaimState("u", "c", "default", {"p"}, {"example.com": (DEVICE,)})
+
+
+def restored_claims(path: Path) -> list[ClaimState]:
+    found: list[ClaimState] = []
+    StateFile(path, bytes).load(lambda text: found.extend(claims_decode(text)), "nothing")
+    return found
+
+
 KEPT = [
     Kept(
         "node/pod/accepted_spec.py",
@@ -261,6 +275,12 @@ KEPT = [
         "project",
         lambda d: keep_project(d / "project", 1_048_577),
         lambda d: kept_project(d / "project"),
+    ),
+    Kept(
+        "dra/state_file.py",
+        "dra_manager_state",
+        lambda d: StateFile(d / "dra_manager_state", lambda: claims_encode([CLAIM])).keep(),
+        lambda d: restored_claims(d / "dra_manager_state"),
     ),
     Kept(
         "runtime/addresses.py",

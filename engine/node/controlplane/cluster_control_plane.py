@@ -29,9 +29,10 @@ from engine.cluster.csi_node import CsiNodeKeeper
 from engine.cluster.event_writer import EventWriter
 from engine.cluster.lease import LeaseKeeper
 from engine.cluster.node_status_manager import NodeStatusManager
+from engine.cluster.resource_slices import ResourceSlices
 from engine.csi.records import DriverRecords
 from engine.host.tasks import Work
-from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.controlplane.cluster_objects import ClusterObjects, NodeSlices
 from engine.node.controlplane.control_plane import NodeHeard
 from engine.node.controlplane.pod_references import PodReferences
 from engine.node.nodeinfo.context import NodeContext
@@ -105,6 +106,7 @@ class ClusterControlPlane:
             self._client, name, node_uid=lambda: self._node.uid, registered=self._node.registered
         )
         self.drivers: DriverRecords = drivers
+        self.slices: NodeSlices = ResourceSlices(self._client, name, self._node.registered)
         self._pods = ApiPods(self._client, name, node_uid=lambda: self._node.uid, clock=clock)
         self._follow = tasks.task("cluster-pods")
         self._credentials = tasks.task("node-credentials")

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from engine.api.errors import InvalidInput, Missing, Refused
 from engine.api.objects.cluster_objects import ClusterTrustBundle, ConfigMap, Secret, Service
+from engine.api.objects.dynamic_resources import ResourceClaim, ResourceSlice
 from engine.api.objects.storage import CSIDriver, PersistentVolume, PersistentVolumeClaim, VolumeAttachment
 from engine.api.pod import Container, Pod, Volume
 from engine.api.references import KeySelector, WholeObject
@@ -75,6 +76,9 @@ class ClusterObjects(Protocol):
     async def volume_attachment(self, name: str) -> VolumeAttachment:
         """Return the VolumeAttachment. Raises `Refused` with the API server's message."""
 
+    async def resource_claim(self, pod: Pod, name: str) -> ResourceClaim:
+        """Raises `Refused` in the API server's words."""
+
     def services(self) -> Sequence[Service] | None:
         """Return the services, or None before they are known."""
 
@@ -139,8 +143,30 @@ class NoCluster:
     async def volume_attachment(self, name: str) -> VolumeAttachment:
         raise Refused(_NONE, subject=f"volume attachment {name}")
 
+    async def resource_claim(self, pod: Pod, name: str) -> ResourceClaim:
+        raise Refused(_NONE, subject=f"ResourceClaim {pod.metadata.namespace}/{name}")
+
     def services(self) -> Sequence[Service] | None:
         return ()
+
+
+class NodeSlices(Protocol):
+    """The ResourceSlices of this node in its cluster."""
+
+    async def list(self, driver: str) -> Sequence[ResourceSlice]:
+        """Those of a driver. Raises `Refused`."""
+
+    async def delete(self, driver: str) -> None:
+        """Those of a driver, or of all where it is ''. Raises `Refused`."""
+
+
+class NoSlices:
+    """Of a node without an API server."""
+
+    async def list(self, driver: str) -> Sequence[ResourceSlice]:
+        return ()
+
+    async def delete(self, driver: str) -> None: ...
 
 
 def secret_names(pod: Pod) -> set[str]:

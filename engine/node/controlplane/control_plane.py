@@ -12,7 +12,7 @@ from engine.api.meta import ObjectMeta
 from engine.api.node import NodeSpec
 from engine.api.pod import Pod
 from engine.csi.records import DriverRecords, NoRecords
-from engine.node.controlplane.cluster_objects import ClusterObjects, NoCluster
+from engine.node.controlplane.cluster_objects import ClusterObjects, NoCluster, NodeSlices, NoSlices
 from engine.node.sources.pod_sink import MANIFESTS, PodSink
 
 T = TypeVar("T")
@@ -38,6 +38,9 @@ class ControlPlane(Protocol):
 
     drivers: DriverRecords
     """Records of storage drivers (CSINode)."""
+
+    slices: NodeSlices
+    """What the cluster knows of this node's devices."""
 
     @property
     def api(self) -> Api | None:
@@ -83,6 +86,7 @@ class NoControlPlane:
         """`runtime_classes()` maps RuntimeClasses to the handlers of the node's runtime."""
         self.objects: ClusterObjects = NoCluster(runtime_classes)
         self.drivers: DriverRecords = NoRecords()
+        self.slices: NodeSlices = NoSlices()
 
     def start(self) -> None: ...
 

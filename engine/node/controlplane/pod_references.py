@@ -8,6 +8,7 @@ from typing import Final
 
 from engine.api.errors import Missing, Unavailable
 from engine.api.objects.cluster_objects import ClusterTrustBundle, ConfigMap, RuntimeClass, Secret, Service
+from engine.api.objects.dynamic_resources import API, ResourceClaim
 from engine.api.objects.storage import CSIDriver, PersistentVolume, PersistentVolumeClaim, VolumeAttachment
 from engine.api.pod import Pod
 from engine.cluster.client import ApiClient, ApiError
@@ -113,6 +114,10 @@ class PodReferences:
 
     async def volume_attachment(self, name: str) -> VolumeAttachment:
         return await self._client.get(object_path(f"{_STORAGE}/volumeattachments", name), VolumeAttachment)
+
+    async def resource_claim(self, pod: Pod, name: str) -> ResourceClaim:
+        namespace = object_path(f"{API}/namespaces", pod.metadata.namespace)
+        return await self._client.get(object_path(f"{namespace}/resourceclaims", name), ResourceClaim)
 
     def services(self) -> Sequence[Service] | None:
         return self._services.all()

@@ -126,10 +126,10 @@ class ApiPods:
         for pod in wanted:
             self._writer.heard(pod, listed=True)
         here = [pod for pod in wanted if not self._writer.has_left(pod.uid)]
-        heard = [(pod.uid, pod.status.conditions or ()) for pod in here]
+        heard = [(pod.uid, pod.status) for pod in here]
         self._pods.set_desired([self._known_as(pod) for pod in here], API)
-        for uid, conditions in heard:
-            self._pods.hear(uid, conditions)
+        for uid, status in heard:
+            self._pods.hear(uid, status)
             self._say(uid)
         for mirror in self._mirrors.replaced(mirrors):
             self._writer.forget(mirror)
@@ -144,7 +144,7 @@ class ApiPods:
             return
         if not _can_have_a_place(pod):
             return
-        conditions = pod.status.conditions or ()
+        status = pod.status
         known = self._seen.get(pod.uid)
         self._writer.heard(pod)
         if self._writer.has_left(pod.uid):
@@ -153,7 +153,7 @@ class ApiPods:
         if known is None or _is_changed(known, ours):
             self._pods.put(ours, API)
             self._say(pod.uid)
-        self._pods.hear(pod.uid, conditions)
+        self._pods.hear(pod.uid, status)
 
     def _deleted(self, pod: Pod) -> None:
         assert self._pods is not None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from engine.api.pod import Pod
-from engine.api.status import PodCondition
+from engine.api.status import PodStatus
 
 MANIFESTS: Final = "manifests"
 MANIFEST_URL: Final = "manifest-url"
@@ -27,8 +27,8 @@ class PodSink(Protocol):
     def remove_pod(self, uid: str, source: str, grace: int | None) -> None:
         """Remove a pod that its source no longer has; `grace` in seconds, None for the pod's own."""
 
-    def hear(self, uid: str, conditions: Sequence[PodCondition]) -> None:
-        """Take over the conditions that the API has of a pod."""
+    def hear(self, uid: str, status: PodStatus) -> None:
+        """Take over what others write into the status that the API has of a pod."""
 
     def get(self, uid: str) -> Pod | None:
         """Return the pod as the node has it."""

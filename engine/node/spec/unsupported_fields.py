@@ -8,23 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from engine.api.pod import Pod, ResourceRequirements
+from engine.api.pod import Pod
 
-DEVICE_CLAIMS: Final = "dynamic resource allocation is not supported by this node"
+POD_LEVEL_CLAIMS: Final = "claims belong to containers, not to the pod as a whole"
 
 
 def unsupported_fields(pod: Pod) -> Iterator[str]:
     """Return each unsupported field as `field: reason`."""
-    spec = pod.spec
-    if spec.resource_claims:
-        yield f"spec.resourceClaims: {DEVICE_CLAIMS}"
-    if _claims(spec.resources):
-        yield f"spec.resources.claims: {DEVICE_CLAIMS}"
-    for kind, containers in (("initContainers", pod.init_containers), ("containers", spec.containers)):
-        for index, container in enumerate(containers):
-            if _claims(container.resources):
-                yield f"spec.{kind}[{index}].resources.claims: {DEVICE_CLAIMS}"
-
-
-def _claims(resources: ResourceRequirements | None) -> bool:
-    return resources is not None and bool(resources.claims)
+    resources = pod.spec.resources
+    if resources is not None and resources.claims:
+        yield f"spec.resources.claims: {POD_LEVEL_CLAIMS}"

@@ -11,7 +11,7 @@ from engine.api.errors import KubengineError
 from engine.api.events import WARNING
 from engine.api.pod import Pod
 from engine.node.sync.services import Services
-from engine.node.sync.starting import SandboxRefused
+from engine.node.sync.starting import ClaimsRefused, SandboxRefused
 from engine.node.volumes import VolumeRefused
 
 log = logging.getLogger("kubengine.pods")
@@ -60,6 +60,8 @@ def _event(error: Exception, doing: str) -> tuple[str, str]:
     """Return the reason and the text of the event."""
     if isinstance(error, SandboxRefused):
         return "FailedCreatePodSandBox", str(error)
+    if isinstance(error, ClaimsRefused):
+        return "FailedPrepareDynamicResources", str(error)
     if isinstance(error, VolumeRefused):
         return error.reason, str(error)
     return "FailedSync", f"Error {doing} pod: {error}"

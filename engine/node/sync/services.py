@@ -17,6 +17,7 @@ from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions
+from engine.dra.manager import ClaimManager
 from engine.host.tasks import Tasks
 from engine.node.controlplane.control_plane import ControlPlane
 from engine.node.images.pull import ImagePuller
@@ -131,6 +132,7 @@ class Services:
     accounts: ResourceAccounting
     probes: Probes
     devices: ContainerDevices
+    claims: ClaimManager
     belonging: ControlPlane
     recorder: EventRecorder
     decisions: Decisions

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +19,7 @@ from engine.cri.client import NotFound
 from engine.cri.paths import logged_attempts, pod_log_directory
 from engine.cri.records import CREATED, PodRecord, SandboxRecord
 from engine.devices.run_options import DeviceRunOptions
+from engine.dra.claims import without_claimed
 from engine.node.controlplane.cluster_objects import config_maps_of, secrets_of
 from engine.node.images.pull import PresentImage, StartRefused, WantedImage, wanted_images
 from engine.node.logs.log_links import link_log
@@ -51,6 +52,10 @@ _RESOURCES = tuple(field.name for field in dataclasses.fields(ContainerResources
 
 class SandboxRefused(Refused):
     """Raised if the runtime did not create a sandbox for a pod."""
+
+
+class ClaimsRefused(Refused):
+    """Raised if the devices of a pod's claims cannot be prepared."""
 
 
 async def runtime_handler(pod: Pod, services: Services, sandbox: SandboxRecord | None) -> str:
@@ -119,10 +124,11 @@ async def start_container(
         }
         await slot.take()
         try:
-            grant = await services.devices.container_config(pod, container.name)
+            claimed = services.claims.container_devices(pod, container)
+            grant = await services.devices.container_config(without_claimed(pod), container.name)
             attempts = attempt, least_attempt
             config = await _config(
-                pod, container, services, volumes, record, sandbox, attempts, images, grant
+                pod, container, services, volumes, record, sandbox, attempts, images, grant, claimed
             )
         except (InvalidInput, Refused, OSError) as error:
             raise _refused("CreateContainerConfigError", str(error)) from error
@@ -223,11 +229,12 @@ async def _config(
     attempts: tuple[int | None, int],
     images: Mapping[str, PresentImage],
     grant: DeviceRunOptions,
+    claimed: Sequence[str],
 ) -> cri.ContainerConfig:
     """Build the container's configuration.
 
-    `images` maps the name of each image volume to its image, and '' to the container's own. The higher of
-    `attempts` is used; if the first is None, the logs decide.
+    `claimed` are the CDI ids of its claims. `images` maps the name of each image volume to its image, and ''
+    to the container's own. The higher of `attempts` is used; if the first is None, the logs decide.
     """
     image = images[""]
     assert record.sandbox is not None
@@ -253,10 +260,16 @@ async def _config(
         target_id=target_id(container, record),
         seccomp_root=services.node.root / "seccomp",
         devices=[*block_devices(pod, container, volumes), *grant.devices],
-        cdi_devices=grant.cdi_devices,
+        cdi_devices=_cdi_devices(claimed, grant),
         annotations=grant.annotations,
     )
     return cri_config.container_config(pod, container, inputs, services.node.config)
+
+
+def _cdi_devices(claimed: Sequence[str], grant: DeviceRunOptions) -> list[cri.CDIDevice]:
+    """Those of claims first, each once: a runtime refuses a device that is named twice."""
+    names = dict.fromkeys([*claimed, *(device.name for device in grant.cdi_devices)])
+    return [cri.CDIDevice(name=name) for name in names]
 
 
 async def _surroundings(

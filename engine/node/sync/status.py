@@ -47,8 +47,8 @@ class StatusInputs:
 
     `ready` and `started` answer for a running container. `end` is the reason why the node ends the pod
     (rejected, evicted, past its deadline). `reset` are the restart counts of containers that were removed so
-    that the pod starts again. `devices` are a container's devices by resource, with their health. Times are
-    Unix seconds.
+    that the pod starts again. `devices` are a container's devices by resource, with their health; `claimed`
+    are those of its claims, as the status shows them. Times are Unix seconds.
     """
 
     now: float
@@ -63,6 +63,7 @@ class StatusInputs:
     terminated: bool = False
     resources: Callable[[ContainerRecord], ResourceAmounts | None] = lambda _: None
     devices: Callable[[str], Mapping[str, Mapping[str, bool]]] = lambda _: {}
+    claimed: Callable[[str], Sequence[dict[str, Any]]] = lambda _: ()
     message: Callable[[ContainerRecord], str] = lambda record: record.message
     extra_conditions: tuple[PodCondition, ...] = ()
     recursive_read_only: bool = False
@@ -83,11 +84,14 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
             message=end.message,
             start_time=_time(inputs.start_time or 0),
             qos_class=qos_class(pod),
+            resource_claim_statuses=pod.status.resource_claim_statuses,
+            extended_resource_claim_status=pod.status.extended_resource_claim_status,
         )
     init = [_container_status(pod, c, record, inputs, is_init=True) for c in pod.init_containers]
     main = [_container_status(pod, c, record, inputs, is_init=False) for c in pod.spec.containers]
     for shown in main:
-        shown.allocated_resources_status = _devices(inputs.devices(shown.name))
+        held = [*_devices(inputs.devices(shown.name)), *inputs.claimed(shown.name)]
+        shown.allocated_resources_status = held or None
     status = PodStatus(
         phase=_phase(pod, record, init, main, inputs.terminated),
         host_ip=inputs.host_ips[0],
@@ -97,6 +101,8 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         container_statuses=main or None,
         ephemeral_container_statuses=_ephemeral_statuses(pod, record, inputs) or None,
         qos_class=qos_class(pod),
+        resource_claim_statuses=pod.status.resource_claim_statuses,
+        extended_resource_claim_status=pod.status.extended_resource_claim_status,
     )
     requests = pod_requests(pod) or None
     status.allocated_resources = requests
@@ -134,11 +140,16 @@ def _lost(status: ContainerStatus) -> ContainerStatus:
     return msgspec.structs.replace(status, state=ContainerState(terminated=ended))
 
 
-def with_others(status: PodStatus, heard: Sequence[PodCondition]) -> PodStatus:
-    """Return the node's status with the conditions that others own in the API."""
+def with_others(status: PodStatus, heard: PodStatus) -> PodStatus:
+    """Return the node's status with what others write into the API's: conditions, and names of claims."""
     own = [c for c in status.conditions or () if is_own_condition(c.type)]
-    others = [c for c in heard if not is_own_condition(c.type)]
-    return msgspec.structs.replace(status, conditions=[*others, *own] or None)
+    others = [c for c in heard.conditions or () if not is_own_condition(c.type)]
+    return msgspec.structs.replace(
+        status,
+        conditions=[*others, *own] or None,
+        resource_claim_statuses=heard.resource_claim_statuses,
+        extended_resource_claim_status=heard.extended_resource_claim_status,
+    )
 
 
 def _phase(
@@ -248,7 +259,7 @@ def _container_status(
     return status
 
 
-def _devices(held: Mapping[str, Mapping[str, bool]]) -> list[dict[str, Any]] | None:
+def _devices(held: Mapping[str, Mapping[str, bool]]) -> list[dict[str, Any]]:
     return [
         {
             "name": resource,
@@ -258,7 +269,7 @@ def _devices(held: Mapping[str, Mapping[str, bool]]) -> list[dict[str, Any]] | N
             ],
         }
         for resource, devices in held.items()
-    ] or None
+    ]
 
 
 def _volume_mounts(container: Container, recursive: bool) -> list[VolumeMountStatus] | None:

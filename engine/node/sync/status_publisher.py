@@ -69,6 +69,7 @@ class StatusPublisher:
             waiting_reason=hand.waiting_reason if life.state is LifeState.ENTERING else None,
             end=end,
             devices=lambda container: services.devices.health(uid, container),
+            claimed=lambda container: services.claims.device_status(hand.pod, container),
             start_time=hand.started_at,
             terminated=rejected or life.stopped,
             resources=self._resources,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.api.duration import Duration
+from engine.api.errors import InvalidInput, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, Pod
@@ -25,7 +26,13 @@ from engine.node.sync.resizing import carry_out
 from engine.node.sync.retries import retry_seconds
 from engine.node.sync.services import Services
 from engine.node.sync.start_slots import StartSlot
-from engine.node.sync.starting import runtime_handler, sandbox_config, start_container, start_sandbox
+from engine.node.sync.starting import (
+    ClaimsRefused,
+    runtime_handler,
+    sandbox_config,
+    start_container,
+    start_sandbox,
+)
 from engine.node.sync.stopping import grace_seconds, remove_dead, stop_container, stop_pod
 from engine.node.volumes.pod_volumes import used_volumes
 from engine.wire import cri_v1_pb2 as cri
@@ -94,6 +101,7 @@ class PodSync:
             await self._finish(actions)
             return SyncStep(event=LifeEvent.FINISH)
         await self._prepare()
+        await self._prepare_claims(actions)
         delay = None if actions.nothing else await self._act(actions)
         if actions.nothing:
             hand.waiting.clear()
@@ -139,6 +147,7 @@ class PodSync:
         if actions.kill_pod:
             await stop_pod(pod, services.watch.pod(pod.uid), services, lambda c: grace_seconds(pod, c))
         self._hand.waiting.clear()
+        await services.claims.unprepare(pod.uid)
         services.cgroups.remove_pod(pod.uid)
 
     async def _prepare(self) -> None:
@@ -152,6 +161,16 @@ class PodSync:
         elif all(volume.name in self._volumes for volume in used_volumes(pod)):
             return
         self._volumes = await services.volume_keeper.set_up(pod)
+
+    async def _prepare_claims(self, actions: PodActions) -> None:
+        """Before a sandbox, since its containers may need what drivers make for the pod; and where the record
+        of an earlier agent is lost."""
+        pod, claims = self._hand.pod, self._services.claims
+        if actions.create_sandbox or not claims.knows(pod):
+            try:
+                await claims.prepare(pod)
+            except (InvalidInput, Refused) as error:
+                raise ClaimsRefused(f"Failed to prepare dynamic resources: {error}") from error
 
     async def _act(self, actions: PodActions) -> float | None:
         pod, services = self._hand.pod, self._services

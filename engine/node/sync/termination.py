@@ -44,7 +44,8 @@ class PodTermination:
             log.error("pod %s: its end is not kept: %s", pod.full_name, error)
 
     async def stop(self) -> None:
-        """Stop the pod; return when the runtime lists nothing of it as running. Raises the first refusal."""
+        """Returns when nothing of the pod runs, as the runtime lists it, and its claims are given back: as
+        soon as the cluster hears that it ended, its devices are another's. Raises the first refusal."""
         pod, watch = self._hand.pod, self._services.watch
         record = await watch.reread_pod(pod.uid)
         self._stopping = True
@@ -54,6 +55,7 @@ class PodTermination:
             self._stopping = False
         if watch.pod(pod.uid).alive and (await watch.reread_pod(pod.uid)).alive:
             raise Refused("CRI lists it as running after its stop", subject=f"pod {pod.full_name}")
+        await self._services.claims.unprepare(pod.uid)
         self._services.cgroups.remove_pod(pod.uid)
 
     async def leave_volumes(self) -> None:

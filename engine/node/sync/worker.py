@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 
 from engine.api.errors import KubengineError, Refused
@@ -18,7 +18,7 @@ from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
 from engine.api.qos import is_static
-from engine.api.status import PodCondition
+from engine.api.status import PodStatus
 from engine.node.pod.life import Action, LifeEvent, LifeState, PodLife
 from engine.node.pod.resize import Resize
 from engine.node.pod.state import PodState
@@ -187,9 +187,9 @@ class PodWorker:
         self._services.volume_keeper.described(self.pod)
         self._wake.ring()
 
-    def hear(self, conditions: Sequence[PodCondition]) -> None:
-        """Take over the conditions that others own in the API."""
-        status = with_others(self.pod.status, conditions)
+    def hear(self, heard: PodStatus) -> None:
+        """The status as the API has it: what others write in it is taken over."""
+        status = with_others(self.pod.status, heard)
         if self.life.holds and status != self.pod.status:
             self.pod.status = status
             self._wake.ring()

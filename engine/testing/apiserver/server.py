@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -382,7 +382,17 @@ class ApiServer:
                 return 200, resources.update(self.objects, path, merged)
             case "DELETE" if path.name:
                 return 200, resources.delete(self.objects, path, _decoded(seen.body or b"{}"))
+            case "DELETE":
+                return 200, self._delete_all(path, seen.params)
         raise StoreError(405, "MethodNotAllowed", "the server does not allow this method on the resource")
+
+    def _delete_all(self, path: ResourcePath, params: Mapping[str, str]) -> Object:
+        listed = self._list(path, params)
+        for known in listed["items"]:
+            meta = known["metadata"]
+            one = replace(path, namespace=meta.get("namespace", path.namespace), name=meta["name"])
+            resources.delete(self.objects, one, {})
+        return listed
 
     def _list(self, path: ResourcePath, params: Mapping[str, str]) -> Object:
         selected = _selector(params)
@@ -494,6 +504,8 @@ KINDS = {
     "runtimeclasses": "RuntimeClass",
     "csidrivers": "CSIDriver",
     "csinodes": "CSINode",
+    "resourceclaims": "ResourceClaim",
+    "resourceslices": "ResourceSlice",
     "serviceaccounts": "ServiceAccount",
     "certificatesigningrequests": "CertificateSigningRequest",
     "persistentvolumes": "PersistentVolume",

@@ -356,10 +356,10 @@ async def test_a_resize_that_waits_still_does_after_a_restart(joined: Joined, cl
 
 async def test_what_the_node_does_not_carry_out_turns_the_pod_away(joined: Joined, cluster: Cluster):
     await joined.start()
-    await cluster.run("odd", resourceClaims=[{"name": "gpu", "resourceClaimName": "g"}])
+    await cluster.run("odd", resources={"claims": [{"name": "gpu"}]})
     pod = await cluster.until("odd", "Failed")
     assert pod["status"]["reason"] == "UnsupportedPodFields"
-    assert "Pod was rejected: spec.resourceClaims: " in pod["status"]["message"]
+    assert "Pod was rejected: spec.resources.claims: " in pod["status"]["message"]
 
 
 async def test_what_a_restored_server_does_not_know_ends_and_what_it_knows_is_let_alone(

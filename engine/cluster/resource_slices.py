@@ -1,0 +1,33 @@
+"""The ResourceSlices of this node: drivers publish them, the node reads them and deletes what is stale."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from engine.api.objects.dynamic_resources import API, ResourceSlice, ResourceSliceList
+from engine.cluster.client import ApiClient
+
+
+class ResourceSlices:
+    """Of the node `name`, once it is `registered`. An API server lets a node see no others."""
+
+    def __init__(self, client: ApiClient, name: str, registered: asyncio.Event) -> None:
+        self._client = client
+        self._name = name
+        self._registered = registered
+
+    async def list(self, driver: str) -> Sequence[ResourceSlice]:
+        """Those of a driver. Raises `Refused`."""
+        await self._registered.wait()
+        found = await self._client.get(f"{API}/resourceslices", ResourceSliceList, self._selected(driver))
+        return found.items or ()
+
+    async def delete(self, driver: str) -> None:
+        """Those of a driver, or of all where it is ''. Raises `Refused`."""
+        await self._registered.wait()
+        await self._client.delete(f"{API}/resourceslices", {}, self._selected(driver))
+
+    def _selected(self, driver: str) -> dict[str, str]:
+        of_driver = f",spec.driver={driver}" if driver else ""
+        return {"fieldSelector": f"spec.nodeName={self._name}{of_driver}"}

@@ -1,0 +1,107 @@
+"""A node of a cluster with DRA drivers, and what users and the scheduler make for claims of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from engine.node import Node
+from engine.runtime.hollow import HollowRuntime
+from engine.testing.dra_driver import SampleDraDriver
+from tests.cluster_rig import PODS, Cluster, Joined, Object
+from tests.node_rig import container
+from tests.waiting import eventually
+
+DRIVER = "dra.example.com"
+RESOURCE = "/apis/resource.k8s.io/v1"
+CLAIMS = f"{RESOURCE}/namespaces/default/resourceclaims"
+
+
+class ClaimsRig:
+    """`joined` is the node's rig; drivers end with it."""
+
+    def __init__(self, joined: Joined, cluster: Cluster, hollow: HollowRuntime, directory: Path) -> None:
+        self.joined, self.cluster, self.hollow, self._directory = joined, cluster, hollow, directory
+        self.drivers: list[SampleDraDriver] = []
+        directory.mkdir()
+
+    @property
+    def root(self) -> Path:
+        return self.joined.root
+
+    @property
+    def node(self) -> Node:
+        assert self.joined.node is not None
+        return self.joined.node
+
+    async def driver(self, name: str = DRIVER, **options: Any) -> SampleDraDriver:
+        """One that has been taken on."""
+        directory = self._directory / str(len(self.drivers))
+        driver = SampleDraDriver(directory, self.root / "plugins_registry", name, **options)
+        self.drivers.append(driver)
+        await driver.start()
+        await self.taken_on(driver)
+        return driver
+
+    async def taken_on(self, driver: SampleDraDriver, times: int = 1) -> None:
+        await eventually(lambda: sum(said.plugin_registered for said in driver.status) >= times)
+
+    def claim(
+        self, name: str, *, drivers: Iterable[str] = (DRIVER,), allocated: bool = True, **metadata: Any
+    ) -> Object:
+        """A claim that the scheduler has allocated, and reserved for nobody yet."""
+        results = [{"request": "r", "driver": d, "pool": "pool", "device": f"dev-{name}"} for d in drivers]
+        status = {"allocation": {"devices": {"results": results}}} if allocated else {}
+        return self.cluster.server.create(CLAIMS, {"metadata": {"name": name, **metadata}, "status": status})
+
+    def reserve(self, claim: str, *pods: Object) -> None:
+        """As the scheduler does for pods that it sends here."""
+        path = f"{CLAIMS}/{claim}"
+        users = [
+            {"resource": "pods", "name": p["metadata"]["name"], "uid": p["metadata"]["uid"]} for p in pods
+        ]
+        known = self.cluster.server.get(path)
+        known = {**known, "status": {**known.get("status", {}), "reservedFor": users}}
+        self.cluster.server.update(f"{path}/status", known)
+
+    async def ask(self, name: str = "p", *claims: str, request: str = "", **spec: Any) -> Object:
+        """A pod with claims, each reserved for it before the node hears of it."""
+        asked = [{"name": claim, **({"request": request} if request else {})} for claim in claims]
+        wanted = {
+            "containers": [container(resources={"claims": asked})],
+            "resourceClaims": [{"name": claim, "resourceClaimName": claim} for claim in claims],
+            **spec,
+        }
+        pod = await self.cluster.run(name, node="", **wanted)
+        for claim in claims:
+            self.reserve(claim, pod)
+        await self.bind(name)
+        return pod
+
+    async def bind(self, name: str) -> None:
+        value = {"target": {"name": "n1"}}
+        await self.cluster.client.create(f"{PODS}/{name}/binding", value, Object)
+
+    async def run(self, name: str = "p", *claims: str, **spec: Any) -> Object:
+        """The same; returns once the pod is ready."""
+        await self.ask(name, *claims, **spec)
+        return await self.cluster.ready(name)
+
+    async def delete(self, name: str = "p", grace: int = 1) -> None:
+        await self.cluster.delete(name, grace)
+        await self.cluster.gone(name)
+
+    def cdi(self) -> list[list[str]]:
+        """The CDI names that each container was made with, the newest last."""
+        made = sorted(
+            self.hollow.service.records.containers.values(), key=lambda container: container.created_at
+        )
+        return [[device.name for device in container.config.CDI_devices] for container in made]
+
+    def messages(self, reason: str = "FailedPrepareDynamicResources") -> list[str]:
+        return [event.message for event in self.node.recorder if event.reason == reason]
+
+    async def close(self) -> None:
+        for driver in self.drivers:
+            await driver.stop()
