@@ -10,6 +10,7 @@ import pytest
 
 from engine.cgroups.manager import CgroupManager
 from engine.csi.driver_client import DriverClient
+from engine.dra.driver_client import DriverClient as DraDriverClient
 from engine.metrics import Registry
 from engine.node import Node
 from engine.server.http.exchange import Request, Response
@@ -40,6 +41,7 @@ async def shown_series(
     found |= {page: _announced(await _text(busy, page)) for page in OF_CGROUPS}
     of_driver = Registry()
     DriverClient("d", tree / "none.sock", of_driver).close()
+    DraDriverClient("d", tree / "none.sock", "v1.DRAPlugin", of_driver).close()
     found["/metrics"] |= _announced("".join((*volume_metrics([CLAIM]), *exposition(of_driver))))
     return found
 
