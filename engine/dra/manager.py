@@ -37,8 +37,9 @@ from engine.dra.claims import base_request, check_claim, container_requests, has
 from engine.dra.driver_calls import DriverFailed
 from engine.dra.drivers import Connect, Drivers, NodeSlices
 from engine.dra.health import DeviceHealth, DeviceKey, HealthTable
-from engine.dra.state_file import FaultPoint, StateFile, no_fault
 from engine.dra.table import ClaimKey, ClaimState, ClaimTable, PreparedDevice
+from engine.host.state_file import FaultPoint, StateFile, no_fault
+from engine.host.stopping import stop_all
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 
@@ -90,12 +91,19 @@ class ClaimManager:
         self._clock = clock
         self._fault = fault
         self._health = HealthTable()
-        self._file = StateFile(root / STATE_FILE, lambda: checkpoint.encode(self.table), fault)
-        self._health_file = StateFile(root / HEALTH_FILE, self._health.encode)
+        self._file = StateFile(
+            root / STATE_FILE,
+            lambda: checkpoint.encode(self.table),
+            name="dra-state",
+            tasks=tasks,
+            fault=fault,
+        )
+        self._health_file = StateFile(
+            root / HEALTH_FILE, self._health.encode, name="dra-health-state", tasks=tasks
+        )
         self.drivers = Drivers(connect, slices, self, tasks, came=self._driver_came)
         self._locks: WeakValueDictionary[ClaimKey, asyncio.Lock] = WeakValueDictionary()
         self._calls = tasks.passing("dra-claims")
-        self._keeping = tasks.passing("dra-health")
         self._reconciler = tasks.task("dra-reconcile")
         self._soon = asyncio.Event()
         """Reconcile now, not in its time."""
@@ -121,8 +129,11 @@ class ClaimManager:
 
     async def start(self) -> None:
         """Read what an earlier agent, or a kubelet, has prepared. Raises `Unavailable`."""
-        self._file.load(self._restore, "claims of running pods are prepared again, others stay prepared")
-        self._health_file.load(self._health.restore, "the health of devices is unknown until drivers tell")
+        for claim in self._file.read(checkpoint.decode, _log_lost_claims) or ():
+            self.table.add(claim)
+        self._health_file.read(self._health.restore, _log_lost_health)
+        await self._file.start()
+        await self._health_file.start()
         self._expire()
         self.drivers.start()
         self._reconciler.start(self._reconcile)
@@ -134,12 +145,8 @@ class ClaimManager:
             self._expiry = None
         await self._reconciler.stop()
         await self._calls.stop()
-        await self._keeping.stop()
         await self.drivers.stop()
-
-    def _restore(self, text: bytes) -> None:
-        for claim in checkpoint.decode(text):
-            self.table.add(claim)
+        await stop_all([self._file.stop, self._health_file.stop])
 
     # Pods
 
@@ -246,7 +253,7 @@ class ClaimManager:
                 return
             attempts = self._enter(pod, claims)
             try:
-                await self._file.keep()
+                await self._file.flush()
             except Refused:
                 self._leave(pod, attempts, {(a.claim.key, driver) for a in attempts for driver in a.fresh})
                 raise
@@ -259,7 +266,7 @@ class ClaimManager:
             fault = next((asked.fault for asked in answers if asked.fault), "")
             if fault:
                 await self._roll_back(pod, attempts, answers)
-            await self._file.keep(durable=False)
+            await self._file.flush()
         self._soon.set()
         if fault:
             raise Refused(fault)
@@ -351,7 +358,7 @@ class ClaimManager:
                 return
             async with self._turn(keys):
                 faults = await self._give_back(pod_uid)
-                await self._file.keep()
+                await self._file.flush()
         if faults:
             raise Refused(faults[0])
 
@@ -485,7 +492,7 @@ class ClaimManager:
     def _health_changed(self, devices: Mapping[str, Sequence[DeviceKey]]) -> None:
         for pod in {pod for driver, keys in devices.items() for pod in self.table.users_of(driver, keys)}:
             self._changed(pod)
-        self._keeping.start(self._health_file.keep(durable=False))
+        self._health_file.changed()
 
     # Questions
 
@@ -545,6 +552,14 @@ class _Asked:
     @property
     def done(self) -> bool:
         return self.answered and not self.fault
+
+
+def _log_lost_claims(fault: str) -> None:
+    log.error("%s; claims of running pods are prepared again, others stay prepared", fault)
+
+
+def _log_lost_health(fault: str) -> None:
+    log.error("%s; the health of devices is unknown until drivers tell", fault)
 
 
 def _of_pod(uid: str) -> ClaimKey:

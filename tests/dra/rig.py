@@ -19,7 +19,7 @@ from engine.api.objects.dynamic_resources import (
 from engine.api.pod import Container, Pod, PodResourceClaim, PodSpec, ResourceClaimRef, ResourceRequirements
 from engine.dra.driver_client import DriverClient
 from engine.dra.manager import ClaimManager
-from engine.dra.state_file import FaultPoint, no_fault
+from engine.host.state_file import FaultPoint, no_fault
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.testing.dra_driver import SampleDraDriver

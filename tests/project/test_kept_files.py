@@ -34,7 +34,6 @@ from engine.devices.checkpoint import Checkpoint, CheckpointEntry, encode
 from engine.devices.checkpoint_file import CheckpointFile
 from engine.dra.checkpoint import decode as claims_decode
 from engine.dra.checkpoint import encode as claims_encode
-from engine.dra.state_file import StateFile
 from engine.dra.table import ClaimState, PreparedDevice
 from engine.host.checksummed_file import keep, unsealed
 from engine.host.project_quota import keep_project, kept_project
@@ -188,12 +187,6 @@ DEVICE = PreparedDevice("pool", "dev", None, ("r",), ("example.com/gpu=0",))
 CLAIM = ClaimState("u", "c", "default", {"p"}, {"example.com": (DEVICE,)})
 
 
-def restored_claims(path: Path) -> list[ClaimState]:
-    found: list[ClaimState] = []
-    StateFile(path, bytes).load(lambda text: found.extend(claims_decode(text)), "nothing")
-    return found
-
-
 KEPT = [
     Kept(
         "node/pod/accepted_spec.py",
@@ -277,10 +270,10 @@ KEPT = [
         lambda d: kept_project(d / "project"),
     ),
     Kept(
-        "dra/state_file.py",
+        "dra/manager.py",
         "dra_manager_state",
-        lambda d: StateFile(d / "dra_manager_state", lambda: claims_encode([CLAIM])).keep(),
-        lambda d: restored_claims(d / "dra_manager_state"),
+        lambda d: (d / "dra_manager_state").write_bytes(claims_encode([CLAIM])),
+        lambda d: state_file(d / "dra_manager_state").read(claims_decode, logging.error),
     ),
     Kept(
         "runtime/addresses.py",
