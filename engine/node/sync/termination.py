@@ -44,8 +44,11 @@ class PodTermination:
             log.error("pod %s: its end is not kept: %s", pod.full_name, error)
 
     async def stop(self) -> None:
-        """Returns when nothing of the pod runs, as the runtime lists it, and its claims are given back: as
-        soon as the cluster hears that it ended, its devices are another's. Raises the first refusal."""
+        """Stop the pod; return when the runtime lists nothing of it as running and its claims are unprepared.
+
+        The cluster may give the devices to another pod as soon as this one has ended. Raises the first
+        refusal.
+        """
         pod, watch = self._hand.pod, self._services.watch
         record = await watch.reread_pod(pod.uid)
         self._stopping = True

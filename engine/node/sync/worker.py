@@ -188,7 +188,7 @@ class PodWorker:
         self._wake.ring()
 
     def hear(self, heard: PodStatus) -> None:
-        """The status as the API has it: what others write in it is taken over."""
+        """Take over what others write into the status that the API has."""
         status = with_others(self.pod.status, heard)
         if self.life.holds and status != self.pod.status:
             self.pod.status = status
