@@ -1,10 +1,10 @@
-"""Does the node take a pod, and who must go for it?
+"""Decides whether a node admits a pod, and which pods must go for it.
 
-`failures`, `selectors`, `ports`, `predicates` and `admitted` decide whether a pod fits, in the kubelet's
-order and words; `preemption` (with `fewest` for the policies beside the kubelet's, and `decision` for the
-account that each answer gives of itself) chooses victims; `everywhere` asks many nodes at once. All of these
-are pure, and importing this package loads nothing else. `manager` acts: it admits pods one by one, kills
-victims, records events and counts. May touch `engine.api`, `tables`, `_fast` and `metrics`.
+`failures`, `selectors`, `ports`, `predicates` and `admitted` check whether a pod fits, in the kubelet's
+order and words. `preemption` chooses victims (`fewest` for the additional policies; `decision` explains each
+answer); `everywhere` asks many nodes at once. All of these are pure, and importing this package loads
+nothing else. `manager` acts: it admits pods one by one, kills victims, records events and counts. The
+package may import `engine.api`, `tables`, `_fast` and `metrics`.
 """
 
 from engine.admission.admitted import AdmittedPods

@@ -1,4 +1,4 @@
-"""AdmittedPods: the pods that a node has taken, with running sums, and whether another one fits. No I/O."""
+"""Keeps running sums of the pods admitted to a node, and checks whether another one fits. No I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGEST_SUM: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """`amounts`: what the pod still holds; `holds`: whether it had started."""
+    """A terminating pod: `amounts` is what it still holds; `holds` tells whether it had started."""
 
     pod: Pod
     amounts: dict[str, int]
@@ -35,18 +35,16 @@ class _Leaving:
 
 
 def _told(node: Node) -> tuple[object, ...]:
-    """What its `NodeFacts` follow from, as it is now."""
+    """Return the inputs of `NodeFacts` as they are now."""
     return node.metadata.name, dict(node.labels), list(node.spec.taints or ()), dict(node.allocatable)
 
 
 class AdmittedPods:
-    """A node and its pods. `check` costs the same however many pods there are.
+    """A node and its pods. `check` costs the same for any number of pods.
 
-    New pods are judged by those that are to stay. One that `leave`s is not counted any more, as on the
-    kubelet, but keeps what it holds until it is removed: `in_the_way` says which of them an admitted pod
-    has to wait for, so that what runs never exceeds the node.
-
-    Every method that raises leaves everything as it was.
+    New pods are checked against those that stay. A pod that `leave`s no longer counts, as in the kubelet,
+    but keeps what it holds until it is removed: `in_the_way` returns the terminating pods that an admitted
+    pod has to wait for, so that running pods never exceed the node. A method that raises changes nothing.
     """
 
     def __init__(self, node: Node, pods: Iterable[Pod] = ()) -> None:
@@ -70,21 +68,21 @@ class AdmittedPods:
 
     @property
     def pods(self) -> Mapping[str, Pod]:
-        """By uid, in the order in which they came."""
+        """The pods by uid, in the order of their arrival."""
         return self._pods
 
     @property
     def used(self) -> dict[str, int]:
-        """What the pods ask for together, in the table's units: cpu in milli, all else whole."""
+        """The summed requests in the table's units: milli-CPU, and whole numbers for the rest."""
         return self._sums.by_name()
 
     def find(self, uid: str) -> Pod | None:
-        """The pod of that uid, whether it is to stay or leaves."""
+        """Return the pod with that uid, staying or terminating."""
         leaving = self._leaving.get(uid)
         return leaving.pod if leaving is not None else self._pods.get(uid)
 
     def set_node(self, node: Node) -> None:
-        """The node's allocatable, labels or taints changed. Pods that are there stay."""
+        """Set the node's changed allocatable, labels or taints. Existing pods stay."""
         told = _told(node)
         if told == self._told:
             return
@@ -94,9 +92,10 @@ class AdmittedPods:
             self._sums.set_node(facts)
 
     def check(self, pod: Pod) -> list[Failure]:
-        """Every failed check in the kubelet's order, none if the pod fits.
+        """Return every failed check in the kubelet's order; none if the pod fits.
 
-        Raises `InvalidInput` for a pod that is there already, an amount that is negative or beyond 64 bits.
+        Raises `InvalidInput` for a pod that is already there, and for amounts that are negative or beyond 64
+        bits.
         """
         if pod.uid in self._pods or pod.uid in self._leaving:
             raise InvalidInput(f"uid {pod.uid} is on the node already", subject=pod.full_name)
@@ -110,7 +109,7 @@ class AdmittedPods:
         return failures
 
     def add(self, pod: Pod) -> None:
-        """Count a pod, whether it fits or not. Raises `InvalidInput` for a uid that is there."""
+        """Count a pod, whether or not it fits. Raises `InvalidInput` for a uid that is already there."""
         row = self.table.add(pod)
         if not self._sums.add(row):
             used, own = self.used, self._amounts(pod.uid)
@@ -121,7 +120,7 @@ class AdmittedPods:
         self._pods[pod.uid] = pod
 
     def update(self, pod: Pod) -> None:
-        """The pod's requests changed (a resize). Raises `InvalidInput` if it is not there."""
+        """Update the pod's requests (a resize). Raises `InvalidInput` if it is not there."""
         before = self._pods.get(pod.uid)
         if before is None:
             raise InvalidInput("no pod with this uid on the node", subject=pod.full_name)
@@ -133,13 +132,14 @@ class AdmittedPods:
             raise
 
     def expect(self, pod: Pod) -> None:
-        """Count a pod that has not started: until `started` it holds nothing yet. Raises as `add`."""
+        """Count a pod that has not started; until `started` it holds nothing. Raises like `add`."""
         self.add(pod)
         self._coming.add(pod.uid)
 
     def expect_if_it_fits(self, pod: Pod) -> bool:
-        """`check` and `expect` in one for an ordinary pod that fits; else nothing is done, and `check` says
-        why, or that it fits after all."""
+        """Combine `check` and `expect` for an ordinary pod that fits; otherwise change nothing, and `check`
+        tells why.
+        """
         uid = pod.metadata.uid
         if (
             uid in self._leaving
@@ -160,11 +160,11 @@ class AdmittedPods:
         return True
 
     def started(self, uid: str) -> None:
-        """An expected pod starts now."""
+        """Note that an expected pod starts now."""
         self._coming.discard(uid)
 
     def leave(self, uid: str) -> None:
-        """The pod is to end: it stops to count, and holds what it has until `remove`."""
+        """Note that the pod will end: it no longer counts, and holds its resources until `remove`."""
         pod = self._pods.get(uid)
         if pod is None:
             return
@@ -175,12 +175,12 @@ class AdmittedPods:
         self._leaving[uid] = leaving
 
     def stay(self, uid: str) -> None:
-        """Undo `leave`: the pod could not be ended."""
+        """Undo `leave`, because the pod could not be ended."""
         if uid in self._leaving:
             self.add(self._leaving.pop(uid).pod)
 
     def in_the_way(self, pod: Pod) -> list[str]:
-        """Uids of the pods that leave and still hold what an expected pod needs, none if it may start."""
+        """Return the uids of terminating pods that hold what an expected pod needs; none if it may start."""
         if not self._leaving:
             return []
         short = {failure.resource for failure in self._short(pod)}
@@ -192,11 +192,13 @@ class AdmittedPods:
         ]
 
     def short_while_others_leave(self, pod: Pod) -> Failure:
-        """What an expected pod has not got because of those who are `in_the_way`."""
+        """Return what an expected pod lacks because of the pods `in_the_way`."""
         return next(iter(self._short(pod)), NODE_PORTS)
 
     def _short(self, pod: Pod) -> list[InsufficientResource]:
-        """What is missing for an expected pod to start, with all that those who leave still hold."""
+        """Return what is missing for an expected pod to start, with everything that terminating pods still
+        hold.
+        """
         wanted = self._amounts(pod.uid) if pod.uid in self._pods else {}
         held = self.used_beside(pod.uid)
         for uid in self._coming - {pod.uid}:
@@ -208,7 +210,7 @@ class AdmittedPods:
         return [failure for failure in failures if isinstance(failure, InsufficientResource)]
 
     def remove(self, uid: str) -> None:
-        """The pod holds nothing any more; nothing happens if it is not there."""
+        """Remove a pod that holds nothing any longer; an unknown one is fine."""
         self._leaving.pop(uid, None)
         self._coming.discard(uid)
         pod = self._pods.pop(uid, None)
@@ -219,8 +221,7 @@ class AdmittedPods:
         self.table.remove(uid)
 
     def used_beside(self, uid: str) -> dict[str, int]:
-        """Summed requests of all other pods, those that leave included, in the table's units: cpu in milli,
-        all else whole."""
+        """Return the summed requests of all other pods, terminating ones included, in the table's units."""
         own = self._amounts(uid) if uid in self._pods else {}
         used = {name: amount - own.get(name, 0) for name, amount in self.used.items()}
         for other, leaving in self._leaving.items():
@@ -230,7 +231,7 @@ class AdmittedPods:
         return used
 
     def validate(self) -> None:
-        """Compare the running sums with sums taken anew; for tests. Raises `Bug`."""
+        """Compare the running sums with fresh ones, for tests. Raises `Bug`."""
         self.table.validate()
         sums: dict[str, int] = {}
         for uid in self._pods:

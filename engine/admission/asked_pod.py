@@ -1,4 +1,4 @@
-"""The pods that a what-if is about, in the words that every command and question takes them in. Pure."""
+"""Reads the pods of a what-if question from options, the same way for every command. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _WELL_KNOWN = {
 
 
 class PodParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which pods. One of `file`, `like` or the fields after them; these also override the manifest's."""
+    """The pods in question: one of `file`, `like` or the fields after them, which also override those of the
+    manifest.
+    """
 
     file: Annotated[str, Meta(description="Pod manifests, YAML or JSON; each pod is asked about")] = ""
     like: Annotated[str, Meta(description="namespace/name of a pod that is there")] = ""
@@ -104,7 +106,7 @@ def _change(pod: Pod, parameters: PodParameters, class_priority: Callable[[str],
         resources = {group: dict(given) for group, given in amounts.items() if given}
         for name, amount in parameters.requests.items():
             if is_extended(name) or is_hugepage(name):
-                # Kubernetes takes a request for these only beside an equal limit.
+                # Kubernetes accepts a request for these only with an equal limit.
                 resources.setdefault("limits", {}).setdefault(name, amount)
         pod.spec.containers = convert(
             {"spec": {"containers": [{"name": "main", "resources": resources}]}}, Pod, "pod"

@@ -1,4 +1,4 @@
-"""What a preemption decided, and the account of how it got there."""
+"""Describes the result of a preemption and how it was reached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Requirements = tuple[tuple[str, int], ...]
 
 
 class NotEnoughToPreempt(Refused):
-    """Even without every pod that may be preempted something stays short.
+    """Raised if not even all preemptable pods together are enough.
 
     `short` lists (resource, quantity) in the order of the requirements.
     """
@@ -29,7 +29,7 @@ class NotEnoughToPreempt(Refused):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionStep:
-    """One victim: what was short before it, what it frees of that, and how near it came (0: all of it)."""
+    """One victim: what was missing before, what it frees of that, and the distance that remains (0: none)."""
 
     uid: str
     qos: str
@@ -51,12 +51,11 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Who dies for a pod.
+    """The pods that end for another one.
 
-    `victims` are uids in the order in which they are killed; `requirements` what had to be freed;
-    `proven` is False if a search was cut off by its time limit and the best found so far is used.
-    The account (`steps`, `passed_over`) is made when asked for, from the table as it is then: ask before
-    the table changes.
+    `victims` are uids in the order of killing; `requirements` is what had to be freed; `proven` is False if
+    a time limit cut the search off and the best result so far is used. The explanation (`steps`,
+    `passed_over`) is computed on demand from the table: ask before the table changes.
     """
 
     policy: str
@@ -71,8 +70,11 @@ class Preemption:
     note: str = ""
 
     def steps(self) -> Iterator[AdmissionStep]:
-        """Victim by victim. The kubelet's policy chooses Guaranteed victims first and kills them last, so
-        its steps are in the order of choice."""
+        """Return the choice victim by victim.
+
+        The kubelet's policy chooses Guaranteed victims first and kills them last; its steps are in the order
+        of choice.
+        """
         rows = list(self.rows)
         short = dict(self.requirements)
         if self.policy == "kubelet":
@@ -84,7 +86,7 @@ class Preemption:
             short = self._without(short, [row])
 
     def _kubelet_steps(self, rows: Sequence[int]) -> Iterator[AdmissionStep]:
-        """Each class is chosen as if the classes below it were gone already."""
+        """Choose within each class as if all pods of lower classes were gone."""
         qos = self.table.columns.qos
         allowed = [row for row in self.table.rows().tolist() if self._why_not(row) is None]
         for code in (2, 1, 0):
@@ -105,7 +107,7 @@ class Preemption:
         )
 
     def passed_over(self) -> Iterator[PassedOver]:
-        """The node's other pods in their order."""
+        """Return the node's other pods in their order."""
         chosen = set(self.rows)
         for row in self.table.rows().tolist():
             if row not in chosen:
@@ -113,7 +115,7 @@ class Preemption:
                 yield PassedOver(self.table.uid(row), self._qos(row), self._priority(row), why)
 
     def describe(self, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """JSON-able. `names` gives uids the names that people know."""
+        """Return the result, ready for JSON. `names` maps uids to readable names."""
         names = names or {}
         return {
             "policy": self.policy,
@@ -172,7 +174,7 @@ class Preemption:
 def why_not_preemptable(
     table: PodTable, row: int, critical: bool, priority: int | None, *, respect_protection: bool
 ) -> str | None:
-    """None if a preemptor of this kind may evict the pod, else why not, in words."""
+    """Return why a preemptor of this kind may not evict the pod, or None if it may."""
     flags = int(table.columns.flags[row])
     if respect_protection and flags & PROTECTED:
         return "annotated not to be preempted"

@@ -1,5 +1,7 @@
-"""One pod's amounts on every node of a cluster, and whom it would preempt there: on each what the node's own
-admission says. Pure."""
+"""Computes for every node of a cluster whether a pod fits, and which pods it would preempt. Pure.
+
+The answer for each node is that of the node's own admission.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class Victims:
 
 
 def used_on_each_node(cluster: ClusterTables, threads: int = 0) -> NDArray[np.int64]:
-    """int64[R, M]: sums of requests. Raises `InvalidInput` where one exceeds 64 bits."""
+    """Return the sums of requests, int64[R, M]. Raises `InvalidInput` if one exceeds 64 bits."""
     try:
         return request_sums(cluster.columns.requests, cluster.offsets, threads)
     except OverflowError as error:
@@ -63,10 +65,10 @@ def used_on_each_node(cluster: ClusterTables, threads: int = 0) -> NDArray[np.in
 def shortages_everywhere(
     cluster: ClusterTables, pod: Pod, used: NDArray[np.int64], *, threads: int = 0
 ) -> Shortages:
-    """What each node is short of for a pod that is not in the cluster, resources only.
+    """Return what each node lacks for a pod that is not in the cluster, considering resources only.
 
-    `used` are the sums of `used_on_each_node`; `threads` 0 uses every core. What no node of the cluster has
-    is missing whole. Raises `InvalidInput` for bad amounts.
+    `used` are the sums of `used_on_each_node`; `threads` 0 uses every core. A resource that no node has is
+    missing entirely. Raises `InvalidInput` for bad amounts.
     """
     requests = {
         name: amount for name, amount in requests_of(pod).items() if name in _NATIVE or is_counted(name)
@@ -107,10 +109,10 @@ def shortages_everywhere(
 def victims_everywhere(
     cluster: ClusterTables, pod: Pod, ids: NDArray[np.int32], needs: NDArray[np.int64], *, threads: int = 0
 ) -> Victims:
-    """Whom the kubelet's policy preempts for the pod on each node.
+    """Return the pods that the kubelet's policy preempts on each node.
 
-    `ids` int32[k] and `needs` int64[k, M] say what has to come free, as in `Shortages`; a node that needs
-    nothing keeps all, and so does one that needs what no node has.
+    `ids` int32[k] and `needs` int64[k, M] are what must be freed, as in `Shortages`. A node that needs
+    nothing, or something that no node has, keeps all its pods.
     """
     columns = cluster.columns
     offered = ids < columns.resources

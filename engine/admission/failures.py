@@ -1,4 +1,4 @@
-"""Why a node does not take a pod, in the kubelet's words."""
+"""Words the reasons why a node does not admit a pod, as the kubelet does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class InsufficientResource:
 
 @dataclass(frozen=True, slots=True)
 class PredicateFailure:
-    """A check that more room would not help: affinity, node name, ports, taints."""
+    """A failed check that freeing resources would not help: affinity, node name, ports, taints."""
 
     predicate: str
     detail: str
@@ -66,7 +66,7 @@ class PredicateFailure:
 
 @dataclass(frozen=True, slots=True)
 class WrongOS:
-    """The pod is for another operating system; nothing else is looked at."""
+    """The pod is for another operating system; nothing else is checked."""
 
     reason: str
     message: str

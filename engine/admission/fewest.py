@@ -1,7 +1,7 @@
-"""Exact searches for few victims, within a budget of time or steps. Pure.
+"""Searches exactly for few victims, within a budget of time or steps. Pure.
 
-The search itself is `engine._fast.preemption.preempt_fewest`. Sizes are tried from the
-smallest that no single requirement rules out, so the first size that works is the fewest.
+The search itself is `engine._fast.preemption.preempt_fewest`. It tries sizes from the smallest that every
+single requirement allows, so the first size that works is the fewest.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from engine._fast.preemption.preempt_fewest import best_of_size
 NO_LIMIT: Final = 2**62
 _LARGEST_SUM: Final = 2**62
 _LARGEST_TABLE: Final = 1 << 22
-"""Candidates times victims: beyond it the bounds alone would take longer than anyone waits."""
+"""The largest product of candidates and victims; beyond it, the bounds alone would take too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pod that may go: its row, what it frees of each requirement, its priority (0 without one)."""
+    """A pod that may be preempted: its row, what it frees of each requirement, its priority (0
+    without one).
+    """
 
     row: int
     amounts: tuple[int, ...]
@@ -33,14 +35,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class FewestVictims:
-    """`chosen` in the order of the candidates; `proven` is False if the budget ran out first."""
+    """`chosen` is in the order of the candidates; `proven` is False if the budget ran out first."""
 
     chosen: tuple[Candidate, ...]
     proven: bool
 
 
 class Budget:
-    """Seconds from now, and steps: sets looked at in part or whole, the same on every machine."""
+    """A limit in seconds from now, and in steps (examined sets), which is the same on every machine."""
 
     def __init__(self, seconds: float, steps: int = NO_LIMIT) -> None:
         self._deadline = time.monotonic() + seconds
@@ -61,9 +63,11 @@ def fewest_victims(
     budget: Budget,
     goals: Sequence[int] | None = None,
 ) -> FewestVictims:
-    """The fewest candidates that meet `needs`, then the least total priority, then the least freed beyond
-    need (sum over requirements of the excess share); with `goals` rather the most freed of those.
-    All candidates together must be enough."""
+    """Return the fewest candidates that meet `needs`.
+
+    Among equally few: the least total priority, then the least freed beyond need (sum over requirements of
+    the excess share), or with `goals` the most freed of those. All candidates together must be enough.
+    """
     active = [index for index, need in enumerate(needs) if need > 0]
     if not active:
         return FewestVictims((), True)
@@ -86,9 +90,11 @@ def fewest_victims(
 def fewest_by_priority(
     candidates: Sequence[Candidate], needs: Sequence[int], budget: Budget
 ) -> FewestVictims:
-    """As few as possible of the highest priority that must be touched, then of the next one down, and so
-    on: each priority is chosen from as if everything below it were gone, and among equally few those that
-    free the most."""
+    """Return as few candidates as possible of the highest priority involved, then of the next lower, and so
+    on.
+
+    Each priority is chosen as if everything below it were gone; among equally few, those that free the most.
+    """
     chosen: list[Candidate] = []
     proven = True
     for priority in sorted({candidate.priority for candidate in candidates}, reverse=True):
@@ -109,7 +115,7 @@ def _exact(
     start: Sequence[int],
     budget: Budget,
 ) -> tuple[Sequence[int], bool]:
-    """The best set, or the best seen when the budget ran out (`start` at worst)."""
+    """Return the best set, or the best seen when the budget ran out (`start` at worst)."""
     sums = [sum(column) for column in zip(*amounts, strict=True)]
     if max(sums) >= _LARGEST_SUM or len(amounts) * len(start) > _LARGEST_TABLE:
         return start, False
@@ -135,8 +141,10 @@ def _exact(
 
 
 def _greedy(amounts: Sequence[tuple[int, ...]], needs: Sequence[int], budget: Budget) -> list[int]:
-    """A set to begin with: most useful first, then whoever turned out not to be needed is let off.
-    Usefulness is measured anew after each one while the budget lasts."""
+    """Return a first set: the most useful first, then drop those that are not needed.
+
+    The usefulness is computed again after each choice while the budget lasts.
+    """
     left = list(needs)
     chosen: list[int] = []
     others = list(range(len(amounts)))
@@ -166,7 +174,7 @@ def _use_of(left: Sequence[int], amounts: Sequence[tuple[int, ...]], index: int)
 
 
 def _at_least(amounts: Sequence[tuple[int, ...]], needs: Sequence[int]) -> int:
-    """No set smaller than this is enough for every single requirement."""
+    """Return a lower bound: no smaller set meets every single requirement."""
     fewest = 1
     for column, need in zip(zip(*amounts, strict=True), needs, strict=True):
         count = 0

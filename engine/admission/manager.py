@@ -1,4 +1,4 @@
-"""Admission: takes pods one by one, and makes room for critical ones. The file that acts."""
+"""Admits pods one by one, and makes room for critical ones. The acting module."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ log = logging.getLogger("kubengine.admission")
 
 
 class Admission:
-    """A node's admission.
+    """The admission of a node.
 
-    `reserve(pod)` decides at once and counts the pod from there on; `make_room` ends its victims and
-    returns when they have stopped; `admit` does both. `kill_pod` ends a victim with its own grace period.
-    `leave(uid)` tells of a pod that is to end, `remove(uid)` of one that holds nothing any more. Pods that
-    were here before (a restart of the agent) are told with `add`, without a check.
-    `patience` is `admission.patience`.
+    `reserve(pod)` decides at once and counts the pod from then on; `make_room` ends its victims and returns
+    when they have stopped; `admit` does both. `kill_pod` ends a victim with its own grace period. Call
+    `leave(uid)` for a pod that will end, `remove(uid)` for one that holds nothing any longer, and `add` for
+    pods that were there before (a restart of the agent), which are not checked. `patience` is
+    `admission.patience`.
     """
 
     def __init__(
@@ -95,40 +95,40 @@ class Admission:
         self._verdicts: deque[dict[str, Any]] = deque(maxlen=_KEPT_VERDICTS)
 
     async def start(self) -> None:
-        """Nothing runs by itself."""
+        """Do nothing; admission has no task of its own."""
 
     async def stop(self) -> None:
-        """Victims' ends are waited for no more."""
+        """Stop waiting for victims."""
         for kill in self._kills:
             kill.cancel()
         await asyncio.gather(*self._kills, return_exceptions=True)
 
     def set_node(self, node: Node) -> None:
-        """Allocatable, labels or taints changed; holds for pods that come from now on."""
+        """Set changed allocatable, labels or taints, which count for later pods."""
         self.admitted.set_node(node)
 
     def add(self, pod: Pod) -> None:
-        """A pod that is on the node already, whether it fits or not; a known one is updated (resize)."""
+        """Add a pod that is already on the node, whether or not it fits; a known one is updated (resize)."""
         if pod.uid in self.admitted:
             self.admitted.update(pod)
         elif self.admitted.find(pod.uid) is None:
             self.admitted.add(pod)
 
     def leave(self, uid: str) -> None:
-        """The pod is to end: nobody is judged by it any more, but what it holds is waited for."""
+        """Stop counting a pod that will end; others still wait for what it holds."""
         self.admitted.leave(uid)
 
     def remove(self, uid: str) -> None:
-        """The pod has ended; nothing happens if it is not known."""
+        """Remove a pod that has ended; an unknown one is fine."""
         self.admitted.remove(uid)
         self._tell()
 
     async def wait_for_room(self, pod: Pod, tell: TellWaiting = nobody_waits) -> None:
-        """Returns when nothing that leaves holds what a reserved pod needs; it may start then.
+        """Return when no terminating pod holds what a reserved pod needs, so that it may start.
 
-        `tell` hears for whom it waits. One that others have preempted meanwhile waits for its end, or
-        until it stays after all. Raises `AdmissionRejected` once the patience is over, counted from the
-        longest grace of the pods that leave; the pod is not counted any more then.
+        `tell` receives which pods it waits for. A pod that others have preempted meanwhile waits for its
+        end, or until it stays after all. Raises `AdmissionRejected` when the patience is over, counted from
+        the longest grace period of the terminating pods; the pod no longer counts then.
         """
         holders = self.admitted.in_the_way(pod)
         if holders:
@@ -159,7 +159,7 @@ class Admission:
         self._freed = asyncio.Event()
 
     def check(self, pod: Pod, *, policy: str = "") -> Verdict:
-        """What `admit` would decide, without doing it."""
+        """Return what `admit` would decide, without doing it."""
         return decide(
             self.admitted,
             pod,
@@ -168,16 +168,16 @@ class Admission:
         )
 
     async def admit(self, pod: Pod) -> Verdict:
-        """Take the pod, its victims having stopped, or raise `AdmissionRejected`."""
+        """Admit the pod after its victims have stopped, or raise `AdmissionRejected`."""
         verdict = self.reserve(pod)
         await self.make_room(verdict)
         self.admitted.started(pod.uid)
         return verdict
 
     def reserve(self, pod: Pod) -> Verdict:
-        """Take the pod or raise `AdmissionRejected` with the reason and message for its status.
+        """Admit the pod or raise `AdmissionRejected` with the reason and message for its status.
 
-        From here on its victims do not count any more, and it does.
+        From here on, its victims no longer count and it does.
         """
         if self.admitted.expect_if_it_fits(pod):
             return Verdict(pod.full_name, True, is_critical(pod))
@@ -197,15 +197,15 @@ class Admission:
         return verdict
 
     def give_up(self, uid: str, verdict: Verdict) -> None:
-        """A reserved pod will not come, and nobody has been ended for it."""
+        """Release a reserved pod that will not come; none of its victims has been ended."""
         for victim in verdict.victims:
             self.admitted.stay(victim)
         self.remove(uid)
 
     async def make_room(self, verdict: Verdict) -> None:
-        """End the victims of a reserved pod, together, and wait for them.
+        """End the victims of a reserved pod in parallel, and wait for them.
 
-        One that cannot be killed is logged, counts again, and does not keep the pod out.
+        A victim that cannot be killed is logged, counts again, and does not keep the pod out.
         """
         preemption = verdict.preemption
         if preemption is None:
@@ -255,7 +255,7 @@ class Admission:
             kill.exception()
 
     def describe(self) -> dict[str, Any]:
-        """Sums, limits, policy and the latest decisions that were not a plain yes."""
+        """Return sums, limits, policy and the latest decisions other than a plain yes."""
         admitted = self.admitted
         return {
             "policy": self._section.policy,
@@ -267,7 +267,9 @@ class Admission:
         }
 
     async def act(self, action: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """`dry-run` with `pod` (YAML or JSON text of one Pod) and perhaps `policy`: what `admit` would do."""
+        """Run `dry-run` with `pod` (YAML or JSON of one Pod) and optionally `policy`: what would
+        `admit` do?
+        """
         if action != "dry-run":
             raise InvalidInput(f"unknown action {action!r}; expected dry-run", subject="admission")
         expect_known(query, ("pod", "policy"), "admission dry-run")
@@ -286,6 +288,6 @@ class Admission:
 
 
 def _kill_seconds(pod: Pod) -> float:
-    """How long a victim may take to end: half as long again as its grace, as with evictions."""
+    """Return how long a victim may take: one and a half times its grace period, as with evictions."""
     grace = pod.spec.termination_grace_period_seconds
     return max(1.5 * (DEFAULT_GRACE_SECONDS if grace is None else grace), _LEAST_KILL_SECONDS)

@@ -1,4 +1,4 @@
-"""Host ports in use on a node."""
+"""Tracks the host ports in use on a node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ANY = "0.0.0.0"
 
 
 def host_ports(pod: Pod) -> list[Port]:
-    """(address, protocol, port) of sidecars and app containers, as the kubelet v1.36 counts them."""
+    """Return (address, protocol, port) of sidecars and app containers, as kubelet v1.36 counts them."""
     containers = pod.spec.containers
     if pod.spec.init_containers:
         containers = [*(c for c in pod.spec.init_containers if c.is_sidecar), *containers]
@@ -23,7 +23,7 @@ def host_ports(pod: Pod) -> list[Port]:
 
 
 class UsedPorts:
-    """Which pods hold which host ports; a port can be held twice, by pods that came before the check."""
+    """The pods that hold each host port; pods that came before the check may share one."""
 
     def __init__(self) -> None:
         self._holders: dict[tuple[str, int], dict[Port, int]] = {}
@@ -43,7 +43,7 @@ class UsedPorts:
                 del self._holders[port[1:]]
 
     def conflict(self, pod: Pod) -> bool:
-        """Whether a wanted port is held on the same address, or on any where either side means all."""
+        """Tell whether a wanted port is held on the same address, or on any if either side means all."""
         for port in host_ports(pod):
             held = self._holders.get(port[1:])
             if held and (port[0] == _ANY or any(other[0] in (_ANY, port[0]) for other in held)):

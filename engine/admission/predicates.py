@@ -1,7 +1,7 @@
-"""The kubelet's admission checks, in its order. Pure.
+"""Runs the kubelet's admission checks in its order. Pure.
 
-Source: kubelet v1.36 `lifecycle/predicate.go` (Admit, generalFilter, removeMissingExtendedResources) and
-the scheduler's AdmissionCheck.
+Source: kubelet v1.36 `lifecycle/predicate.go` (Admit, generalFilter, removeMissingExtendedResources) and the
+scheduler's AdmissionCheck.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NodeFacts:
 
     @classmethod
     def of(cls, node: Node) -> NodeFacts:
-        """Raises `InvalidInput` for a negative amount."""
+        """Read a Node. Raises `InvalidInput` for a negative amount."""
         for name, quantity in node.allocatable.items():
             if quantity < ZERO:
                 where = f"node {node.metadata.name}"
@@ -64,7 +64,7 @@ class NodeFacts:
 
 
 def wrong_os(pod: Pod) -> Failure | None:
-    """Checked before anything else; the label is the pod's own."""
+    """Check the operating system before anything else; the label is the pod's own."""
     if (pod.metadata.labels or {}).get(OS_LABEL, OS) != OS:
         return OS_SELECTOR
     if pod.spec.os is not None and pod.spec.os.name != OS:
@@ -73,8 +73,11 @@ def wrong_os(pod: Pod) -> Failure | None:
 
 
 def counted_requests(requests: Mapping[str, int], pod: Pod, allocatable: Mapping[str, int]) -> dict[str, int]:
-    """The pod's requests (`engine.api.resources.pod_requests`, scaled) without what its containers ask
-    of extended resources that the node does not name; overhead of those stays."""
+    """Return the pod's requests without those of containers for extended resources that the node does not
+    have.
+
+    Based on `engine.api.resources.pod_requests`, scaled; overhead of such resources stays.
+    """
     counted = {}
     for name, amount in requests.items():
         if name not in NATIVE and name not in allocatable and is_extended(name):
@@ -89,7 +92,9 @@ def counted_requests(requests: Mapping[str, int], pod: Pod, allocatable: Mapping
 def resource_failures(
     wanted: Mapping[str, int], used: Mapping[str, int], pods: int, node: NodeFacts
 ) -> list[Failure]:
-    """Pods, cpu, memory, ephemeral-storage, then the others by name. What is not asked for always fits."""
+    """Check pods, cpu, memory, ephemeral-storage, then the others by name. A resource without a request
+    always fits.
+    """
     failures: list[Failure] = []
     if pods + 1 > node.pod_limit:
         failures.append(InsufficientResource(PODS, 1, pods, node.pod_limit))
@@ -109,8 +114,10 @@ def resource_failures(
 
 
 def is_counted(resource: str) -> bool:
-    """Whether Kubernetes counts a resource beside the native ones: extended, huge pages, `kubernetes.io/`
-    ones and attachable volumes."""
+    """Tell whether Kubernetes counts a resource besides the native ones.
+
+    These are extended resources, huge pages, `kubernetes.io/` names and attachable volumes.
+    """
     return (
         is_extended(resource)
         or resource.startswith(("hugepages-", "attachable-volumes-"))
@@ -119,7 +126,7 @@ def is_counted(resource: str) -> bool:
 
 
 def other_failures(pod: Pod, node: NodeFacts, ports: UsedPorts) -> list[Failure]:
-    """What more room would not cure."""
+    """Return the failed checks that freeing resources would not cure."""
     failures: list[Failure] = []
     spec = pod.spec
     if (spec.node_selector or spec.affinity) and not matches_node(pod, node.labels, node.name):

@@ -1,4 +1,4 @@
-"""`preempt`: who must go for a pod, under a named policy. Pure."""
+"""Chooses which pods must go for a pod, under a named policy. Pure."""
 
 from __future__ import annotations
 
@@ -36,21 +36,20 @@ def preempt(
 ) -> Preemption:
     """Choose which of a node's pods are evicted so that `preemptor` fits.
 
-    `requirements` says how much of each resource must be freed, in the order in which the checks failed:
-    milli-CPU for cpu, bytes for memory and storage, pieces for the rest, `pods` for places. `pods` in
-    their order on the node, or a PodTable (whose row order is that order).
+    `requirements` is how much of each resource must be freed, in the order in which the checks failed:
+    milli-CPU for cpu, bytes for memory and storage, pieces for the rest, `pods` for pod slots. `pods` are in
+    their order on the node, or a PodTable, whose row order counts.
 
-    Policies: `kubelet` is v1.36's: within BestEffort, Burstable and Guaranteed the pod nearest to what
-    remains, until nothing does. `priority` spares high priorities: as few victims as possible of the
-    highest priority that must be touched, then of the next. `minimal` takes the fewest victims, among those
-    sets the least total priority, then the least freed beyond need. The last two leave alone pods annotated
-    `kubengine.dev/do-not-preempt: "true"` and are exact unless `time_limit` (seconds) passes or
-    `steps` are taken (the same on every machine); then the best set found so far is used and `proven` is
-    False.
+    Policies: `kubelet` is that of v1.36: within BestEffort, Burstable and Guaranteed, the pod that comes
+    closest to the remaining shortfall, until nothing is short. `priority` spares high priorities: as few
+    victims as possible of the highest priority involved, then of the next. `minimal` takes the fewest
+    victims, then the least total priority, then the least freed beyond need. The last two leave pods with
+    the annotation `kubengine.dev/do-not-preempt: "true"` alone, and are exact unless `time_limit` (seconds)
+    or `steps` (the same on every machine) run out; then the best set so far is used and `proven` is False.
 
     Raises `NotEnoughToPreempt` if all preemptable pods together are not enough, and `InvalidInput` for a
-    negative or repeated requirement, a name that is no resource, an unknown policy, a preemptor that is
-    among the pods, repeated uids and amounts that are negative or beyond 64 bits.
+    negative or repeated requirement, an unknown resource name or policy, a preemptor that is among the pods,
+    repeated uids, and amounts that are negative or beyond 64 bits.
     """
     if policy not in POLICIES:
         raise InvalidInput(

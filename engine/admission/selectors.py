@@ -1,4 +1,4 @@
-"""Node selectors, affinity terms, taints: does a node match? Selectors of labels. Pure."""
+"""Matches node selectors, affinity terms, taints and label selectors. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
 def matches_node(pod: Pod, labels: Mapping[str, str], name: str) -> bool:
-    """`spec.nodeSelector` and required node affinity (kubelet v1.32 GetRequiredNodeAffinity)."""
+    """Match `spec.nodeSelector` and required node affinity (kubelet v1.32 GetRequiredNodeAffinity)."""
     for key, value in (pod.spec.node_selector or {}).items():
         if labels.get(key) != value:
             return False
@@ -29,12 +29,12 @@ def matches_node(pod: Pod, labels: Mapping[str, str], name: str) -> bool:
 
 
 def selects(selector: NodeSelector, labels: Mapping[str, str], name: str) -> bool:
-    """Whether one of its terms matches a node."""
+    """Tell whether one of the terms matches a node."""
     return any(_term(term, labels, name) for term in selector.node_selector_terms or ())
 
 
 def selects_labels(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
-    """Whether a selector of objects takes one: an empty one takes all, None takes none."""
+    """Tell whether a label selector matches; an empty one matches everything, None nothing."""
     if selector is None:
         return False
     named = all(labels.get(key) == value for key, value in (selector.match_labels or {}).items())
@@ -45,7 +45,7 @@ def selects_labels(selector: LabelSelector | None, labels: Mapping[str, str]) ->
 
 
 def _term(term: NodeSelectorTerm, labels: Mapping[str, str], name: str) -> bool:
-    """An empty term matches nothing, and neither does one with a mistake in it."""
+    """Match one term; an empty or malformed term matches nothing."""
     expressions, fields = term.match_expressions or (), term.match_fields or ()
     if not expressions and not fields:
         return False

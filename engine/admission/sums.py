@@ -1,4 +1,4 @@
-"""What a node's pods ask for together, kept as they come and go, and whether another one's requests fit."""
+"""Keeps the summed requests of a node's pods, and checks whether another pod's fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNLIMITED: Final = 2**63 - 1
 
 
 class Sums:
-    """Sums over rows of a table of pods, in its units: cpu in milli, all else whole."""
+    """Sums over rows of a pod table, in its units: milli-CPU, and whole numbers for the rest."""
 
     def __init__(self, table: PodTable, node: NodeFacts) -> None:
         self._table, self._node = table, node
@@ -26,12 +26,14 @@ class Sums:
         self._node, self._kept = node, None
 
     def fits(self, row: int) -> bool:
-        """Whether the node has what a row asks for beside what is counted. False also where that takes a
-        closer look: at extended resources that the node does not name."""
+        """Tell whether a row fits next to what is counted.
+
+        False also if a closer look is needed, because of extended resources that the node does not have.
+        """
         return self._ledger().fits(row)
 
     def add(self, row: int) -> bool:
-        """Count a row. False, and nothing is changed, where a sum would exceed 64 bits."""
+        """Count a row; return False, without a change, if a sum would exceed 64 bits."""
         return self._ledger().add(row)
 
     def remove(self, row: int) -> None:
@@ -41,7 +43,7 @@ class Sums:
         return dict(zip(self._table.resources.in_order, self._used.tolist(), strict=False))
 
     def _ledger(self) -> Ledger:
-        """Made anew when the table's memory was replaced or the node has changed."""
+        """Return the running sums, computed again if the table's memory was replaced or the node changed."""
         cells = self._table.cells
         if self._kept is None or self._kept[0] is not cells:
             self._used = array(INT64, [*self._used, *[0] * (cells.resources - len(self._used))])

@@ -1,4 +1,4 @@
-"""Which sysctls a pod may set. Pure.
+"""Decides which sysctls a pod may set. Pure.
 
 Source: kubelet v1.36 `sysctl` (safe list, allow list) and `component-helpers/node/util/sysctl`.
 """
@@ -42,20 +42,20 @@ _IPC_NAMES: Final = frozenset(
 
 
 def safe_sysctls(kernel: tuple[int, int]) -> list[str]:
-    """Those that are a pod's own and harm no other on a kernel (major, minor)."""
+    """Return the namespaced sysctls that cannot harm other pods on a kernel (major, minor)."""
     return [name for name, since in _SAFE_SINCE if kernel >= since]
 
 
 def kernel_version(release: str) -> tuple[int, int]:
-    """`6.1.0-13-amd64` → (6, 1)."""
+    """Parse `6.1.0-13-amd64` to (6, 1)."""
     match = re.match(r"(\d+)\.(\d+)", release)
     return (int(match[1]), int(match[2])) if match is not None else (0, 0)
 
 
 class SysctlAllowlist:
-    """The safe sysctls and those that `allowedUnsafeSysctls` names, patterns ending in `*` among them.
+    """The safe sysctls and those of `allowedUnsafeSysctls`, including patterns that end in `*`.
 
-    Raises `InvalidInput` for a pattern that is none, or of sysctls that no namespace has.
+    Raises `InvalidInput` for a malformed pattern, or sysctls without a namespace.
     """
 
     def __init__(self, safe: Iterable[str], unsafe: Iterable[str]) -> None:
@@ -76,7 +76,7 @@ class SysctlAllowlist:
             (self._prefixes if star else self._names)[prefix] = namespace
 
     def check(self, pod: Pod) -> None:
-        """Raises `AdmissionRejected` for the first sysctl that the pod may not set."""
+        """Raise `AdmissionRejected` for the first sysctl that the pod may not set."""
         context = pod.spec.security_context
         for sysctl in (context.sysctls if context is not None else None) or []:
             wrong = self._wrong(_normalized(sysctl.name), pod)
@@ -96,7 +96,7 @@ class SysctlAllowlist:
 
 
 def _normalized(name: str) -> str:
-    """With dots between the parts: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`."""
+    """Return the name with dots: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`."""
     separator = re.search(r"[./]", name)
     if separator is None or separator[0] == ".":
         return name
@@ -104,7 +104,7 @@ def _normalized(name: str) -> str:
 
 
 def _namespace(name: str) -> str:
-    """`IPC`, `Net` or nothing."""
+    """Return `IPC`, `Net` or an empty text."""
     if name in _IPC_NAMES or name.startswith("fs.mqueue."):
         return "IPC"
     return "Net" if name.startswith("net.") else ""

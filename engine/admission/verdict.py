@@ -1,4 +1,4 @@
-"""The whole answer to "would the node take this pod?". Pure."""
+"""Answers "would the node admit this pod?". Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from engine.api.qos import is_critical
 
 
 class Verdict(NamedTuple):
-    """Yes; yes once `preemption.victims` are gone; or no, with the reason and message for the pod's status.
+    """The answer: yes; yes after `preemption.victims` have ended; or no, with reason and message for the
+    pod's status.
 
-    `failures` are all failed checks in the kubelet's order, also where preemption cures them.
+    `failures` are all failed checks in the kubelet's order, including those that preemption cures.
     """
 
     pod: str
@@ -29,11 +30,13 @@ class Verdict(NamedTuple):
 
     @property
     def victims(self) -> tuple[str, ...]:
-        """Uids of the pods that have to end first."""
+        """The uids of the pods that have to end first."""
         return tuple(self.preemption.victims) if self.preemption is not None else ()
 
     def describe(self, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """JSON-able; the account of a preemption included. `names` are full names by uid."""
+        """Return the answer ready for JSON, including the explanation of a preemption; `names` are full names
+        by uid.
+        """
         return {
             "pod": self.pod,
             "admit": self.admit,
@@ -46,10 +49,10 @@ class Verdict(NamedTuple):
 
 
 def decide(admitted: AdmittedPods, pod: Pod, *, policy: str = KUBELET, time_limit: float = 0.1) -> Verdict:
-    """Check a pod and, if it is critical and fails for resources only, choose victims (kubelet v1.36).
+    """Check a pod; if it is critical and fails only for resources, choose victims (kubelet v1.36).
 
-    Any other failed check ends it, and then only such checks are named as the reason. Raises
-    `InvalidInput` as `AdmittedPods.check` and `preempt` do.
+    Any other failed check ends it, and then only such checks are given as the reason. Raises `InvalidInput`
+    as `AdmittedPods.check` and `preempt` do.
     """
     failures = tuple(admitted.check(pod))
     critical = is_critical(pod)

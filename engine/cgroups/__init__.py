@@ -1,13 +1,12 @@
-"""Cgroups: what every level of the tree should have, and the drivers that make it so.
+"""Computes the values of every level of the cgroup tree, and writes them.
 
-Deciding files are pure: `conversion` (kernel units), `names`, `values` (pods), `containers`, `levels`
-(QoS classes), `allocatable` (the node), `settings` (the configuration, resolved), `files` (values as
-v1 or v2 files), `resize`, `plan`, `bulk` (whole clusters, over columns), `checks` (faults). Acting files:
-`mounts` (which hierarchies there are), `group` (one cgroup's directories and files), `tree` (making,
-writing, removing), `systemd` (slices over D-Bus), `level_keeper` and `pod_keeper`, `inspection`, and the
-façade `manager`, with `disabled` in its place where there are no cgroups: both are `node_cgroups`. May
-import `api`, `tables`, `_fast`, `metrics`; touches cgroupfs, /proc and systemd's bus only. Importing this
-package loads what decides.
+Pure modules are in `formulas` (kernel units, names, values of pods, containers, QoS levels and node
+allocatable, resolved settings, columns for whole clusters, checks) and here: `files` (values as v1 or v2
+files), `resize` and `plan`. Acting modules: `mounts` (which hierarchies exist), `group` (directories and
+files of one cgroup), `tree` (creates, writes, removes), `systemd` (slices over D-Bus), `qos_cgroups`,
+`pod_cgroups`, `inspection`, and the façade `manager`, or `disabled` on a node without cgroups; both
+implement `node_cgroups`. The package may import `api`, `tables`, `_fast` and `metrics`; it touches only
+cgroupfs, /proc and systemd's bus. Importing it loads pure modules only.
 """
 
 from engine.api.amounts.cpu_weight import WeightFormula

@@ -1,5 +1,7 @@
-"""The ceiling of BestEffort pods follows what all others use: three small files read every two seconds, and
-none while no such pod is here."""
+"""Adjusts the CPU limit of BestEffort pods to what all other pods use.
+
+It reads three small files every two seconds, and nothing while there is no BestEffort pod.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ EASED: Final = "others leave BestEffort pods what they use"
 
 
 class _Counters(NamedTuple):
-    """CPU seconds since some beginning, and when they were read."""
+    """CPU seconds since an arbitrary start, and the time of reading."""
 
     at: float
     node: float
@@ -35,8 +37,9 @@ class _Counters(NamedTuple):
 
 
 class BestEffortSqueeze:
-    """Runs from `start` to `stop`, which takes the ceiling away. `busy` gives the CPU seconds that the whole
-    machine has worked."""
+    """Adjust the limit between `start` and `stop`, which removes it. `busy` returns the CPU seconds that the
+    machine has worked.
+    """
 
     def __init__(
         self,
@@ -65,8 +68,9 @@ class BestEffortSqueeze:
         self._set(None)
 
     def look(self) -> None:
-        """Measure since the last look and set the ceiling by that. Raises `Refused`, and `OSError` where the
-        machine's use cannot be read."""
+        """Measure since the last reading and set the limit. Raises `Refused`, and `OSError` if the usage
+        cannot be read.
+        """
         if not self._cgroups.levels.sums.best_effort:
             self._last, self._held = None, False
             self._set(None)
@@ -122,8 +126,10 @@ def _used(before: _Counters, after: _Counters) -> Used:
 
 
 def machine_busy(stat: Path = STAT) -> float:
-    """CPU seconds since boot in which the machine was not idle; what a hypervisor took counts, since nobody
-    here can have it. Raises `OSError`."""
+    """Return the CPU seconds since boot in which the machine was not idle. Raises `OSError`.
+
+    Time that a hypervisor took counts too, because nobody on this machine can use it.
+    """
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, stat.read_bytes().split(b"\n", 1)[0].split()[1:9]
     )

@@ -1,6 +1,6 @@
-"""A node without cgroups (`cgroupsPerQOS: false`, or a user who may not use them).
+"""Stands in on a node without cgroups (`cgroupsPerQOS: false`, or an unprivileged user).
 
-Containers still get their values, which the runtime applies as far as it can; there are no pod groups.
+Containers still get their values, which the runtime applies as far as it can; there are no pod cgroups.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.cgroups.resize import ContainerStep, resize_steps
 
 
 class NoCgroups(NodeCgroups):
-    """`NodeCgroups` with nothing behind it. `reason` says why, for status pages."""
+    """Implement `NodeCgroups` without any cgroups; `reason` is shown on status pages."""
 
     enabled = False
 
@@ -34,10 +34,10 @@ class NoCgroups(NodeCgroups):
         self._parent = config.cgroup_root if not config.cgroups_per_qos else ""
 
     def start(self) -> None:
-        """Nothing to make."""
+        """Do nothing; there is nothing to create."""
 
     def stop(self) -> None:
-        """Nothing to close."""
+        """Do nothing; there is nothing to close."""
 
     def create_pod(self, pod: Pod) -> str:
         return self._parent
@@ -45,19 +45,19 @@ class NoCgroups(NodeCgroups):
     async def resize_pod(
         self, old: Pod, new: Pod, update: UpdateContainer, usage: Mapping[str, int] = NO_USAGE
     ) -> None:
-        """Containers only; `usage` protects nothing here, as the runtime limits nothing."""
+        """Resize the containers only. `usage` is ignored, because the runtime limits nothing."""
         for step in resize_steps(old, new, self.settings.pods, self.settings.containers):
             if isinstance(step, ContainerStep):
                 await update(step.container, step.resources)
 
     def set_burst(self, pod: Pod, container_id: str, quota: int) -> None:
-        """Nothing to write."""
+        """Do nothing; there is nothing to write."""
 
     def remove_pod(self, uid: str, *, kill: bool = True, wait: float = 0.0) -> None:
-        """Nothing to remove."""
+        """Do nothing; there is nothing to remove."""
 
     def remove_all(self, *, kill: bool = False, wait: float = 0.0) -> None:
-        """Nothing to remove."""
+        """Do nothing; there is nothing to remove."""
 
     def kill_container(self, uid: str, group: str) -> int:
         return 0

@@ -1,7 +1,7 @@
-"""A group's values as files and texts, for cgroup v1 and v2, in the form in which the kernel reads
-them back, so that what was written can be compared with what is there.
+"""Converts a cgroup's values to files of v1 or v2, spelled as the kernel returns them.
 
-The controller of a file is the part of its name before the first dot, in both versions.
+Written text can therefore be compared with what is read. In both versions, the controller of a file is the
+part of its name before the first dot.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _FRESH: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FileRules:
-    """How values become files: the cgroup version, the weight formula, the node's page sizes."""
+    """The conversion rules: cgroup version, weight formula, and the node's page sizes."""
 
     version: Literal[1, 2]
     formula: WeightFormula = "linear"
@@ -73,23 +73,22 @@ class FileRules:
 
     @classmethod
     def on(cls, mounts: Mounts, formula: WeightFormula, huge_page_sizes: Sequence[int]) -> FileRules:
-        """The rules of a machine with these hierarchies."""
+        """Return the rules of a machine with these hierarchies."""
         sizes = huge_page_sizes if "hugetlb" in mounts.controllers else ()
         return cls(mounts.version, formula, sizes, mounts.controllers & WRITTEN_CONTROLLERS)
 
     def fresh(self, controllers: Collection[str]) -> dict[str, str]:
-        """What the kernel puts into a new group's files of these controllers."""
+        """Return what the kernel puts into a new cgroup's files of these controllers."""
         huge_pages = {self._huge_page_file(size): UNLIMITED[self.version] for size in self.huge_page_sizes}
         fresh = _FRESH[self.version] | huge_pages
         return {file: text for file, text in fresh.items() if file.partition(".")[0] in controllers}
 
     def files(self, values: GroupValues, *, unbounded_huge_pages: bool = False) -> dict[str, str]:
-        """Every file that these values decide, in the order to write them.
+        """Return every file that these values determine, in the order of writing.
 
-        What is not limited is written as unlimited, so that a limit that went away goes away in the
-        kernel too; a CPU share that is not set is left alone. Huge page sizes that are not named get
-        0, as the kubelet does, unless the group is a QoS level. Files of controllers that the machine
-        lacks are left out.
+        A missing limit is written as unlimited, so that a removed limit disappears in the kernel too; CPU
+        shares that are not set are left alone. Huge page sizes that are not named get 0, as in the kubelet,
+        except for QoS levels. Files of missing controllers are left out.
         """
         wanted = self._v1(values) if self.version == 1 else self._v2(values)
         if values.cpu_burst is not None:
@@ -103,7 +102,7 @@ class FileRules:
         return {name: text for name, text in wanted.items() if name.partition(".")[0] in self.controllers}
 
     def given_files(self, values: GroupValues) -> dict[str, str]:
-        """Only the files whose value is given: for a group that others own."""
+        """Return only the files whose values are given, for a cgroup that others own."""
         given = {
             CPU_SHARE[self.version]: values.cpu_shares,
             MEMORY_LIMIT[self.version]: values.memory,
@@ -147,8 +146,11 @@ class FileRules:
 
 
 def kernel_form(name: str, text: str) -> str:
-    """A text as the kernel gives it back: memory in whole pages, rounded down, v1's largest number as -1,
-    disks' limits in one order."""
+    """Return a text as the kernel returns it.
+
+    Memory is rounded down to whole pages, the largest number of v1 becomes -1, and disk limits get one
+    order.
+    """
     if name == IO_MAX:
         return "\n".join(sorted(text.splitlines()))
     if name.startswith("hugetlb.") and text.isdigit():

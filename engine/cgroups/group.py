@@ -1,8 +1,8 @@
-"""One cgroup: its directory in each hierarchy, and the last known text of each file.
+"""Accesses one cgroup: its directory in each hierarchy, and the last known text of each file.
 
-Directories are kept open, within a bound, so that a write is `openat` on a descriptor that cannot be
-mistaken for another group of the same name: when a group was removed or recreated under it, the
-descriptor says so, and what was known about the files is forgotten.
+Directories stay open, within a bound, so that a write uses `openat` on a descriptor that cannot mean another
+cgroup of the same name. If a cgroup was removed or created again, the descriptor reveals it, and the known
+texts are dropped.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class GroupGone(Exception):
-    """The directory was removed, or is no longer the one that was opened."""
+    """Raised if the directory was removed, or is no longer the one that was opened."""
 
 
 class Descriptors:
-    """Open directories, the least recently used closed first beyond `limit`.
+    """Keep directories open; beyond `limit` the least recently used is closed.
 
     The limit defaults to a quarter of the process's soft limit, and is at least 64.
     """
@@ -62,8 +62,11 @@ class Descriptors:
 
 @dataclass(slots=True)
 class Directory:
-    """A group's directory in one hierarchy. `known` holds the last text of each file, as the kernel
-    gives it back; `identity` is the device and inode that it was known for."""
+    """A cgroup's directory in one hierarchy.
+
+    `known` holds the last text of each file as the kernel returns it; `identity` is the device and inode
+    that it belongs to.
+    """
 
     path: str
     known: dict[str, str] = field(default_factory=dict)
@@ -89,7 +92,7 @@ class Directory:
         return descriptor
 
     def read(self, name: str, pool: Descriptors) -> str | None:
-        """A file's text now, None if there is no such file in a living group."""
+        """Return the current text of a file, or None if an existing cgroup has no such file."""
         try:
             descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.descriptor(pool))
             try:
@@ -104,8 +107,9 @@ class Directory:
         return kernel_form(name, text)
 
     def write(self, name: str, text: str, pool: Descriptors) -> None:
-        """Write one file, each line by itself as the kernel wants it. Raises `Refused` with its path, or
-        `GroupGone`."""
+        """Write one file; the kernel wants each line in a write of its own. Raises `Refused` with the path,
+        or `GroupGone`.
+        """
         try:
             descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.descriptor(pool))
             try:
@@ -121,7 +125,7 @@ class Directory:
         self.known[name] = text
 
     def current(self, name: str, pool: Descriptors) -> str | None:
-        """The last known text, read once where nothing is known."""
+        """Return the last known text; reads the file once if nothing is known."""
         text = self.known.get(name)
         if text is None:
             text = self.read(name, pool)
@@ -135,7 +139,7 @@ class Directory:
         pool.close(self.path)
 
     def _check_alive(self, pool: Descriptors) -> None:
-        """Raise `GroupGone` unless the path still names the directory that is open."""
+        """Raise `GroupGone` unless the path still leads to the open directory."""
         try:
             status = os.stat(self.path)  # noqa: PTH116
         except OSError:

@@ -1,4 +1,4 @@
-"""Looking at a node's cgroups: what is there, beside what should be, and putting it right."""
+"""Inspects a node's cgroups: compares what exists with what should exist, and repairs it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CONTAINER_FILES = {
 
 
 class Inspected(Protocol):
-    """What is looked at, and the three acts that put it right: `CgroupManager`'s side that is needed here."""
+    """What an inspection needs of `CgroupManager`: its data, and three operations that repair."""
 
     settings: CgroupSettings
     mounts: Mounts
@@ -50,7 +50,7 @@ class Inspected(Protocol):
 
 
 def snapshot(cgroups: Inspected, *, containers: bool = True) -> list[dict[str, Any]]:
-    """Every group with each file's wanted and actual text: the root, the levels, then pods."""
+    """Return every cgroup with each file's expected and actual text: the root, the levels, then pods."""
     rows = [_row(cgroups, name, level) for level, name in cgroups.levels.names.items()]
     for uid, (pod, name) in cgroups.pods.known.items():
         row = _row(cgroups, name, GUARANTEED, uid)
@@ -74,7 +74,7 @@ def _row(cgroups: Inspected, name: CgroupName, level: str, uid: str = "") -> dic
 
 
 def container_files(cgroups: Inspected, pod: CgroupName) -> dict[str, dict[str, str | None]]:
-    """Path → file → text of the groups that the runtime made in a pod's group."""
+    """Return path → file → text of the cgroups that the runtime created in a pod's cgroup."""
     found: dict[str, dict[str, str | None]] = {}
     tree = cgroups.tree
     for child in tree.children(pod):
@@ -85,9 +85,9 @@ def container_files(cgroups: Inspected, pod: CgroupName) -> dict[str, dict[str, 
 
 
 def check(cgroups: Inspected, pods: Sequence[Pod], *, fix: bool = False) -> list[Finding]:
-    """Faults of this node's cgroups; with `fix` those that can be are put right.
+    """Find faults in this node's cgroups; with `fix`, repair what can be repaired.
 
-    `pods` are the pods of the node; groups of others are orphans.
+    `pods` are the pods of the node; cgroups of others are orphaned.
     """
     root = cgroups.settings.root
     findings: list[Finding] = []
@@ -139,7 +139,7 @@ def _observe_pods(cgroups: Inspected) -> list[PodObservation]:
 
 
 def _observe_root(cgroups: Inspected) -> RootObservation:
-    """The top group that pods are in, beside the other top groups."""
+    """Observe the top-level cgroup of all pods and its siblings."""
     tree, version = cgroups.tree, cgroups.mounts.version
     node, root = cgroups.settings.node, cgroups.settings.root
     share = CPU_SHARE[version]
@@ -175,8 +175,10 @@ def _quota(cgroups: Inspected) -> float | None:
 
 
 def describe(cgroups: Inspected, pod: str = "") -> dict[str, Any]:
-    """For `kubengine cgroups` and status pages: the node's settings and every group, or one pod's.
-    Raises `InvalidInput` where no pod is called so (namespace/name, name or uid)."""
+    """Return the node's settings and every cgroup, or one pod's, for `kubengine cgroups` and status pages.
+
+    Raises `InvalidInput` if no pod has that namespace/name, name or uid.
+    """
     node = cgroups.settings.node
     groups = snapshot(cgroups)
     if pod:
@@ -202,5 +204,5 @@ def describe(cgroups: Inspected, pod: str = "") -> dict[str, Any]:
 
 
 def _names(full_name: str) -> tuple[str, str]:
-    """What a pod may be called: `namespace/name`, or `name`."""
+    """Return the names that select a pod: `namespace/name` and `name`."""
     return full_name, full_name.rpartition("/")[2]

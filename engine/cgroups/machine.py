@@ -1,4 +1,4 @@
-"""What the kernel says about what cgroups limit: huge page sizes, swap, disks."""
+"""Reads the machine's huge page sizes, swap and disks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from engine.cgroups.mounts import CgroupHierarchy
 
 @cache
 def huge_page_sizes(pools: str = "/sys/kernel/mm/hugepages") -> tuple[int, ...]:
-    """The page sizes in bytes that the kernel has pools for, ascending."""
+    """Return the page sizes in bytes for which the kernel has pools, ascending."""
     directory = Path(pools)
     names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
     return tuple(sorted(int(name.removeprefix("hugepages-").removesuffix("kB")) * 1024 for name in names))
 
 
 def swap_capacity(meminfo: str = "/proc/meminfo") -> int:
-    """Bytes of swap space, 0 without any."""
+    """Return the swap space in bytes."""
     for line in Path(meminfo).read_text().splitlines():
         if line.startswith("SwapTotal:"):
             return int(line.split()[1]) * 1024
@@ -28,8 +28,10 @@ def swap_capacity(meminfo: str = "/proc/meminfo") -> int:
 
 
 def swap_controller(hierarchy: CgroupHierarchy, version: int, own: str = "/proc/self/cgroup") -> bool:
-    """Whether the kernel can limit swap there, be there any or not: `swapaccount=0` takes it away.
-    cgroup v2 shows it in every group but the root: we look at our own."""
+    """Tell whether the kernel can limit swap, even if there is none; `swapaccount=0` disables it.
+
+    cgroup v2 has the file in every cgroup but the root, so the agent looks at its own.
+    """
     if version == 1:
         return Path(hierarchy.path, "memory.memsw.limit_in_bytes").exists()
     line = next((line for line in Path(own).read_text().splitlines() if line.startswith("0::")), "0::/")
@@ -37,7 +39,9 @@ def swap_controller(hierarchy: CgroupHierarchy, version: int, own: str = "/proc/
 
 
 def device_number(path: str) -> str:
-    """A block device as the kernel names it, `8:0`. Raises `InvalidInput` for anything else."""
+    """Return a block device's number as the kernel spells it, `8:0`. Raises `InvalidInput` for
+    anything else.
+    """
     try:
         status = Path(path).stat()
     except (OSError, ValueError) as error:

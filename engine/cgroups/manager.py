@@ -1,7 +1,7 @@
-"""The façade: one node's cgroups, kept as they should be.
+"""The façade of a node's cgroups.
 
-What one pod's coming or going changes is known from running sums, so it costs O(1) however many pods
-there are, and only values that differ are written. `reconcile`, once a minute, makes sure of a sample.
+Running sums tell what one pod changes, so a change costs O(1) for any number of pods, and only differing
+values are written. `reconcile` verifies a sample once a minute.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ DURATION_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 
 
 
 class CgroupManager(NodeCgroups):
-    """Cgroups of one node, on `mounts` (found if not given).
+    """Manage the cgroups of one node on `mounts` (searched if not given).
 
-    `capacity` has quantities, or integers in milli-CPU for cpu and base units for the rest, `pid` among
-    them if known. `levels` and `pods` keep the groups of both kinds in `tree`.
+    `capacity` has quantities, or integers in milli-CPU for cpu and base units for the rest, including `pid`
+    if known. `levels` and `pods` maintain the cgroups of both kinds in `tree`.
     """
 
     enabled = True
@@ -152,7 +152,7 @@ class CgroupManager(NodeCgroups):
         self.tree.close()
 
     def reconcile(self) -> int:
-        """Refusals are kept in `pods.refusals` and not raised."""
+        """Verify a sample of cgroups. Refusals are stored in `pods.refusals` and not raised."""
         before = self.tree.writes
         drift = self.levels.verify()
         self._write_levels(everything=True)
@@ -200,7 +200,7 @@ class CgroupManager(NodeCgroups):
             self.pods.note(new)
 
     def cpu_seconds(self, name: CgroupName) -> float:
-        """What a group and all below it have used since it was made. Raises `Refused`."""
+        """Return the CPU seconds that a cgroup and everything below has used. Raises `Refused`."""
         path = to_path(name, self.settings.driver)
         file = CPU_USAGE[self.mounts.version]
         text = self.tree.read_path(path, file)
@@ -209,7 +209,7 @@ class CgroupManager(NodeCgroups):
         return int(text) / 1e9 if self.mounts.version == 1 else int(text.split(maxsplit=2)[1]) / 1e6
 
     def limit_best_effort(self, milli: int | None) -> None:
-        """Let BestEffort pods use so much CPU together, None: any. Raises `Refused`."""
+        """Limit the CPU of all BestEffort pods together; None removes the limit. Raises `Refused`."""
         self.levels.best_effort_quota = None if milli is None else milli_cpu_to_quota(milli)
         self._write_levels()
 
@@ -240,13 +240,13 @@ class CgroupManager(NodeCgroups):
     def root_path(self) -> str:
         return to_path(self.settings.root, self.settings.driver)
 
-    # Looking, and putting right
+    # Inspection and repair
 
     def describe(self, *, pod: str = "") -> dict[str, Any]:
         return inspection.describe(self, pod)
 
     def check(self, pods: Sequence[Pod] | None = None, *, fix: bool = False) -> list[Finding]:
-        """Faults of the node's cgroups, and what each means; with `fix` they are put right if possible.
+        """Find faults in the node's cgroups; with `fix`, repair what can be repaired.
 
         `pods` are all pods of the node, by default those that were created here.
         """
@@ -258,15 +258,16 @@ class CgroupManager(NodeCgroups):
         return [finding.as_dict() for finding in self.check(fix=fix)]
 
     def adopt(self, pods: Iterable[Pod]) -> None:
-        """Know these pods as if they had been created here, writing nothing: for looking at a node
-        that another agent runs."""
+        """Know these pods as if they had been created here, without writing: for inspecting another agent's
+        node.
+        """
         for pod in pods:
             self.levels.sums.put(pod.uid, Contribution.of(pod))
             self.pods.note(pod)
         self.levels.want()
 
     def use_formula(self, formula: WeightFormula) -> None:
-        """Give weights by another formula from now on, and every group its new weight."""
+        """Use another weight formula from now on, and write every weight again."""
         self.formula, self.formula_reason = formula, "matched to the containers' weights"
         self.tree.rules = replace(self.tree.rules, formula=formula)
         for pod, _ in list(self.pods.known.values()):
@@ -274,7 +275,7 @@ class CgroupManager(NodeCgroups):
         self.levels.want()
 
     def write_all(self) -> int:
-        """Write what differs, everywhere; the count of files. Raises `Refused` at the first refusal."""
+        """Write every differing value; return the number of files. Raises `Refused` at the first refusal."""
         names = [*self.levels.names.values(), *(name for _, name in self.pods.known.values())]
         return sum(self.tree.write(name, self.tree.group(name).wanted) for name in names)
 
@@ -285,7 +286,7 @@ class CgroupManager(NodeCgroups):
             return self.levels.write(everything=everything)
 
     def _check_annotations(self) -> None:
-        """Raises `Refused` where the kernel has no file for an annotation that is to count."""
+        """Raise `Refused` if the kernel has no file for an enabled annotation."""
         for name in sorted(self.settings.pods.annotations):
             self._check_file(FILES[self.mounts.version][name], f"{name} cannot be in cgroups.podAnnotations")
 
@@ -305,7 +306,7 @@ class CgroupManager(NodeCgroups):
         return [((name,), float(count)) for name, count in sorted(counts.items())]
 
     def _enforce(self, reserved: ReservedGroup) -> None:
-        """Write a reservation to a group that somebody else made, as the kubelet does."""
+        """Write a reservation to a cgroup that somebody else created, as the kubelet does."""
         if not self.tree.exists(reserved.name):
             path = to_path(reserved.name, self.settings.driver)
             raise Refused(f"{reserved.kind} is enforced, but its cgroup does not exist", subject=path)
@@ -321,7 +322,7 @@ class CgroupManager(NodeCgroups):
 
 
 def _slices(settings: CgroupSettings) -> Slices | None:
-    """systemd's side of the tree, where it is the driver."""
+    """Return the connection to systemd if it is the driver."""
     if settings.driver != "systemd":
         return None
     from engine.cgroups.systemd import SystemdSlices
@@ -330,7 +331,7 @@ def _slices(settings: CgroupSettings) -> Slices | None:
 
 
 def _check_usage(pod: Pod, step: ContainerStep, used: int) -> None:
-    """Raises `Refused` where a container's new memory limit is below what it uses."""
+    """Raise `Refused` if a container's new memory limit is below its usage."""
     limit = step.resources.memory_limit_in_bytes
     if step.resource == MEMORY and step.shrinks and 0 < limit < used:
         raise Refused(

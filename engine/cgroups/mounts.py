@@ -1,6 +1,6 @@
-"""Which cgroup hierarchies this machine has: v1, v2 or both side by side (hybrid).
+"""Finds the cgroup hierarchies of this machine: v1, v2 or both (hybrid).
 
-A hybrid machine counts as v1, since its controllers are there.
+A hybrid machine counts as v1, because that is where its controllers are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ V1_CONTROLLERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CgroupHierarchy:
-    """One mounted tree and its controllers. A v1 `name=…` tree and a hybrid's v2 tree have none."""
+    """One mounted hierarchy and its controllers. A v1 `name=…` hierarchy and a hybrid's v2
+    hierarchy have none.
+    """
 
     path: str
     controllers: frozenset[str]
@@ -37,7 +39,7 @@ class CgroupHierarchy:
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """The hierarchies to work on. `bare` is a hybrid's v2 mount: groups there are only removed."""
+    """The hierarchies in use; `bare` is a hybrid's v2 mount, where cgroups are only removed."""
 
     version: Literal[1, 2]
     hierarchies: tuple[CgroupHierarchy, ...]
@@ -49,11 +51,11 @@ class Mounts:
 
     @property
     def lacking(self) -> list[str]:
-        """Controllers without which some values are not enforced."""
+        """The missing controllers without which some values are not enforced."""
         return [controller for controller in WANTED if controller not in self.controllers]
 
     def check_usable(self) -> None:
-        """Raises `Refused` for a read-only mount or a missing controller without which pods cannot run."""
+        """Raise `Refused` for a read-only mount, or a missing controller without which pods cannot run."""
         for hierarchy in self.hierarchies:
             if hierarchy.read_only:
                 raise Refused(
@@ -75,8 +77,10 @@ class Mounts:
 
 
 def find_mounts(root: str | None = None, mountinfo: str = MOUNTINFO) -> Mounts:
-    """The hierarchies mounted at or below `root`; without one, below /sys/fs/cgroup or, failing
-    that, anywhere. Raises `Unavailable` where there are none."""
+    """Return the hierarchies at or below `root`; without one, below /sys/fs/cgroup, or else anywhere.
+
+    Raises `Unavailable` if there are none.
+    """
     try:
         mounts = reachable(("cgroup", "cgroup2"), mountinfo)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What an agent asks of its node's cgroups, whether the node has any or not."""
+"""States what the agent needs of its node's cgroups."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.pod_cgroups import PodGroup
 
 UpdateContainer = Callable[[str, ContainerResources], Awaitable[None]]
-"""Gives a running container, by its name, new values: CRI UpdateContainerResources."""
+"""Updates a running container, given by name, with new values (CRI UpdateContainerResources)."""
 NO_USAGE: Mapping[str, int] = MappingProxyType({})
 
 
 def check_asked(action: str, query: Mapping[str, str]) -> bool:
-    """Whether `check`, the one thing that cgroups can be told to do, should put right what it finds.
-    Raises `InvalidInput` for anything else."""
+    """Return whether `check`, the only action, should repair what it finds.
+
+    Raises `InvalidInput` for any other action.
+    """
     if action != "check":
         raise InvalidInput("expected check", subject=action)
     expect_known(query, ("fix",), "cgroups")
@@ -38,8 +40,9 @@ def check_asked(action: str, query: Mapping[str, str]) -> bool:
 
 
 class NodeCgroups(ABC):
-    """One node's cgroups. Every call is synchronous but `resize_pod`, as a cgroup file takes
-    microseconds."""
+    """The cgroups of one node. All calls but `resize_pod` are synchronous, because a cgroup file takes
+    microseconds.
+    """
 
     enabled: ClassVar[bool]
 
@@ -47,123 +50,127 @@ class NodeCgroups(ABC):
         self.settings = settings
 
     def allocatable(self) -> ResourceList:
-        """What pods may request: capacity less reservations and hard eviction thresholds. `pid`, which
-        pods cannot request, is left out."""
+        """Return capacity minus reservations and hard eviction thresholds, without `pid`, which pods cannot
+        request.
+        """
         amounts = self.settings.node.allocatable()
         amounts.pop(PID, None)
         return amounts
 
     def container_resources(self, pod: Pod, container: Container) -> ContainerResources:
-        """What the runtime is told for one container."""
+        """Return the resources of one container for the runtime."""
         return container_resources(pod, container, self.settings.containers)
 
     def sandbox_resources(self, pod: Pod) -> ContainerResources:
-        """What the runtime is told of the pod's containers together."""
+        """Return the sum of the pod's containers for the runtime."""
         return sandbox_resources(pod, self.settings.containers)
 
     def overhead_resources(self, pod: Pod) -> ContainerResources:
-        """What the runtime is told of the pod's overhead."""
+        """Return the pod's overhead for the runtime."""
         return overhead_resources(pod, self.settings.containers)
 
     def swap_limit(self, pod: Pod) -> int:
-        """Bytes that the pod may swap out."""
+        """Return the bytes that the pod may swap."""
         return pod_swap_limit(pod, self.settings.containers)
 
     def check_annotations(self, pod: Pod) -> None:
-        """Raises `InvalidInput` for one that counts for the pod's cgroups and makes no sense."""
+        """Check the annotations of a pod. Raises `InvalidInput` for an enabled one with a bad value."""
         rules = self.settings.pods
         wishes(pod, rules.annotations, rules.device_number)
 
     def asked_of(self, pod: Pod) -> dict[str, str]:
-        """The annotations of a pod that count for its cgroups, by name, as they are written."""
+        """Return the enabled cgroup annotations of a pod by name, as they are written."""
         return asked(pod, self.settings.pods.annotations)
 
     def idles(self, pod: Pod) -> bool:
-        """Whether the pod runs while nobody else wants the CPU."""
+        """Tell whether the pod runs only while nobody else wants the CPU."""
         return self.settings.levels.best_effort_idle and qos_class(pod) == BEST_EFFORT
 
     @abstractmethod
     def set_burst(self, pod: Pod, container_id: str, quota: int) -> None:
-        """Let a running container with this CPU quota save up as much of it as its pod asks; the runtime
-        can't be told. With 0 nothing: a quota cannot go below what may be saved up. Raises `Refused` with
-        the path."""
+        """Let a running container with this CPU quota save up as much of it as its pod asks; CRI has no field
+        for it.
+
+        0 changes nothing, because a quota cannot fall below the burst. Raises `Refused` with the path.
+        """
 
     @abstractmethod
     def start(self) -> None:
-        """Make the root of all pods and the QoS levels and give them their values.
+        """Create the root of all pods and the QoS levels, and write their values.
 
-        Raises `Refused` with the path for a missing cpu or memory controller, a read-only mount, a
-        refused value, or reservations larger than the node.
+        Raises `Refused` with the path for a missing cpu or memory controller, a read-only mount, a refused
+        value, or reservations larger than the node.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Close what is open. Groups stay, as the pods in them go on running."""
+        """Close open directories. The cgroups stay, because the pods keep running."""
 
     @abstractmethod
     def create_pod(self, pod: Pod) -> str:
-        """Make the pod's cgroup (or adopt it) and give it its values, before its sandbox is made; what
-        the runtime is given as `cgroup_parent`: a path, or a slice's name.
+        """Create (or adopt) the pod's cgroup before its sandbox; return `cgroup_parent` for the runtime: a
+        path or a slice.
 
-        The levels follow at once. Raises `Refused` with the path; calling again repairs what can be.
+        Updates the level at once. Raises `Refused` with the path; a repeated call repairs what it can.
         """
 
     @abstractmethod
     async def resize_pod(
         self, old: Pod, new: Pod, update: UpdateContainer, usage: Mapping[str, int] = NO_USAGE
     ) -> None:
-        """Do an in-place resize: the pod's group, its containers and its level, in the order that
-        KEP-1287 asks for.
+        """Resize the pod's cgroup, its containers and its level, in the order of KEP-1287.
 
-        `usage` is memory in use by container name, in bytes. A memory limit below what is in use is
-        refused before anything would be killed. Raises `Refused` at the first step that cannot be
-        done; calling again goes on from there. Containers that restart for it are not updated.
+        `usage` is memory in use by container name, in bytes. A memory limit below the usage is refused
+        before it could kill anything. Raises `Refused` at the first failing step; a repeated call continues
+        there. Containers that restart for the resize are not updated.
         """
 
     @abstractmethod
     def remove_pod(self, uid: str, *, kill: bool = True, wait: float = 0.0) -> None:
-        """Remove the pod's cgroup from every hierarchy, with all groups below it, after its last
-        container.
+        """Remove the pod's cgroup and everything below it from every hierarchy, after its last container.
 
-        Processes left in it are killed first (`kill`). It is tried again for `wait` seconds, then
-        `Refused` (EBUSY) is raised; call again later. A pod without a group is fine.
+        Remaining processes are killed first (`kill`). The removal is repeated for `wait` seconds, then
+        `Refused` (EBUSY) is raised; call again later. A pod without a cgroup is fine.
         """
 
     @abstractmethod
     def remove_all(self, *, kill: bool = False, wait: float = 0.0) -> None:
-        """Remove the root of all pods with everything below it: the end of a development node."""
+        """Remove the root of all pods with everything below it, at the end of a development node."""
 
     @abstractmethod
     def kill_container(self, uid: str, group: str) -> int:
-        """Kill what runs in one group of a pod's (a container's id); the count of processes. For a
-        container that its runtime has lost hold of."""
+        """Kill what runs in a container's cgroup; return the number of processes.
+
+        For a container that its runtime can no longer stop.
+        """
 
     @abstractmethod
     def reconcile(self) -> int:
-        """Once a minute: retry refused values, write what is not as it should be, and re-read a
-        sample of the groups, the root and levels always. The count of files put right."""
+        """Retry refused values, rewrite wrong ones, and read a sample again; called once a minute.
+
+        The root and the levels are part of every sample. Returns the number of repaired files.
+        """
 
     @abstractmethod
     def has_pod(self, uid: str) -> bool:
-        """Whether we made or adopted a group for this pod; O(1), unlike `existing_pods`."""
+        """Tell whether this agent created or adopted a cgroup for the pod; O(1), unlike `existing_pods`."""
 
     @abstractmethod
     def existing_pods(self) -> dict[str, PodGroup]:
-        """Pod cgroups on the machine, whoever made them, by uid: for cleaning up at start."""
+        """Return all pod cgroups on the machine by uid, for the cleanup at start."""
 
     @abstractmethod
     def pod_path(self, uid: str) -> str | None:
-        """The pod's cgroup from the root of the hierarchy (`/kubepods/…`), None if it has none."""
+        """Return the pod's cgroup from the root of the hierarchy (`/kubepods/…`), or None."""
 
     @abstractmethod
     def root_path(self) -> str:
-        """The root of all pods' cgroups, from the root of the hierarchy."""
+        """Return the root of all pods' cgroups, from the root of the hierarchy."""
 
     @abstractmethod
     def describe(self, *, pod: str = "") -> dict[str, Any]:
-        """For `kubengine cgroups` and the status page: the node's settings and every group, or
-        those of one pod (namespace/name, name or uid)."""
+        """Return the node's settings and every cgroup, or those of one pod (namespace/name, name or uid)."""
 
     @abstractmethod
     async def act(self, action: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """`check`, with `fix=true` to put right what it finds. Raises `InvalidInput` for anything else."""
+        """Run `check`, with `fix=true` to repair what it finds. Raises `InvalidInput` for anything else."""

@@ -1,4 +1,4 @@
-"""The values that every level would get, from pods and a node's description alone. Pure."""
+"""Computes the values of every level from pods and a node's description alone. Pure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ PLANNED_CONTROLLERS = frozenset(["cpu", "memory", "pids", "hugetlb", "cpuset", "
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """One group: its path, what it is and its files.
+    """One planned cgroup: its path, its kind and its files.
 
-    A container's path ends in its name, where a runtime puts an id of its own. `oom_score_adj` is set
-    for containers.
+    A container's path ends in its name, where a runtime uses its id. `oom_score_adj` is set for containers.
     """
 
     path: str
@@ -62,9 +61,9 @@ def plan(
     version: Literal[1, 2] = 2,
     formula: WeightFormula = "linear",
 ) -> list[PlannedGroup]:
-    """Every group that a node of this capacity would have for these pods, root first.
+    """Return every cgroup of a node with this capacity and these pods, root first.
 
-    A pod without a uid is planned under its name. Raises `InvalidInput` for a bad configuration.
+    A pod without a uid appears under its name. Raises `InvalidInput` for a bad configuration.
     """
     sizes = tuple(sorted(size for name in capacity if (size := huge_page_size(name)) is not None))
     settings = CgroupSettings.resolve(
@@ -107,7 +106,7 @@ def _pod_groups(pod: Pod, uid: str, settings: CgroupSettings, rules: FileRules) 
 
 
 def container_values(wanted: ContainerResources) -> GroupValues:
-    """The values of the group that a runtime makes for a container."""
+    """Return the values of the cgroup that a runtime creates for a container."""
     return GroupValues(
         cpu_shares=wanted.cpu_shares,
         cpu_quota=wanted.cpu_quota or None,

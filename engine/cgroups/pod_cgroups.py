@@ -1,4 +1,4 @@
-"""Keeping pods' groups: made or adopted, given their values, resized, found on the machine, removed."""
+"""Creates, adopts, resizes, finds and removes the cgroups of pods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CPU_LIMITS = frozenset(["cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", *CP
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """A pod cgroup found on the machine: its class and where it is."""
+    """A pod cgroup found on the machine: its class and path."""
 
     uid: str
     qos_class: str
@@ -32,8 +32,11 @@ class PodGroup:
 
 
 class PodCgroups:
-    """The groups of pods. `known` holds, by uid, those made or adopted here; `refusals` says what the
-    kernel does not take yet, until `restore` gets it through."""
+    """The cgroups of pods.
+
+    `known` holds by uid those created or adopted here; `refusals` holds what the kernel refused, until
+    `restore` succeeds.
+    """
 
     def __init__(self, tree: CgroupTree, settings: CgroupSettings) -> None:
         self.known: dict[str, tuple[Pod, CgroupName]] = {}
@@ -48,26 +51,25 @@ class PodCgroups:
         return pod_name(self._settings.root, qos_class(pod), pod.uid)
 
     def files(self, pod: Pod) -> dict[str, str]:
-        """File → text that the pod's group should have."""
+        """Return file → text that the pod's cgroup should have."""
         return self._tree.rules.files(pod_values(pod, self._settings.pods))
 
     def path(self, uid: str) -> str | None:
-        """The pod's group from the root of the hierarchy (`/kubepods/…`), None if it has none."""
+        """Return the pod's cgroup from the root of the hierarchy (`/kubepods/…`), or None."""
         known = self.known.get(uid)
         return self._tree.group(known[1]).path if known is not None else None
 
     def note(self, pod: Pod) -> None:
-        """Know a pod and what its group should have, writing nothing."""
+        """Know a pod and the values of its cgroup, without writing."""
         group = self._tree.group(self.name(pod))
         self.known[pod.uid] = (pod, group.name)
         group.wanted.update(self.files(pod))
 
     def make(self, pod: Pod) -> None:
-        """Make the group, or adopt it, and give it its values. Raises `Refused` with the path.
+        """Create or adopt the cgroup and write its values. Raises `Refused` with the path.
 
-        A group that was there before may hold more than its new values allow (the manifest shrank
-        while no agent was looking): they then wait in `refusals`, as a limit below usage kills (v2) or
-        is refused (v1).
+        An adopted cgroup may use more than its new values allow, if the manifest shrank while no agent ran.
+        A limit below usage kills processes (v2) or is refused (v1), so such values wait in `refusals`.
         """
         group = self._tree.group(self.name(pod))
         name = group.name
@@ -89,8 +91,9 @@ class PodCgroups:
             self.refusals[pod.uid] = str(error)
 
     def resize(self, pod: Pod, step: PodStep) -> None:
-        """Write one part of the new values. Raises `Refused`, and before anything would be killed if
-        the new memory limit is below what is in use."""
+        """Write one part of the new values. Raises `Refused`, without killing anything if the new memory
+        limit is below the usage.
+        """
         name = self.name(pod)
         limits = {self._limit} if step.resource == MEMORY else _CPU_LIMITS
         chosen = {
@@ -109,8 +112,9 @@ class PodCgroups:
         self._tree.write(name, chosen)
 
     def restore(self, sample: int) -> int:
-        """Retry what was refused, make groups that are known to be gone, and re-read the next `sample`
-        of them; the count of files that were changed behind our back."""
+        """Retry refused values, create missing cgroups again, and read the next `sample`; return how many
+        files others had changed.
+        """
         uids = list(self.known)
         chosen = {uids[(self._sampled + i) % len(uids)] for i in range(sample) if uids}
         self._sampled += sample
@@ -133,7 +137,7 @@ class PodCgroups:
         return changed
 
     def remove(self, uid: str, *, kill: bool, wait: float) -> None:
-        """Remove the group from every hierarchy, with all groups below it; see `CgroupTree.remove`."""
+        """Remove the cgroup from every hierarchy with everything below it; see `CgroupTree.remove`."""
         known = self.known.get(uid)
         for name in [known[1]] if known is not None else self._left_of(uid):
             self._tree.remove(name, kill=kill, wait=wait)
@@ -141,13 +145,15 @@ class PodCgroups:
         self.refusals.pop(uid, None)
 
     def kill(self, uid: str, group: str) -> int:
-        """Kill what runs in one group of a pod's; the count of processes."""
+        """Kill what runs in one of the pod's cgroups; return the number of processes."""
         known = self.known.get(uid)
         return self._tree.kill((*known[1], group)) if known is not None else 0
 
     def write_below(self, uid: str, container_id: str, file: str, text: str) -> None:
-        """Write a file of a container's group, which the runtime made and named by the container's id. One
-        that is gone is fine. Raises `Refused` with the path."""
+        """Write a file of a container's cgroup, which the runtime created and named after the container's id.
+
+        A missing cgroup is fine. Raises `Refused` with the path.
+        """
         path = self.path(uid)
         if path is None:
             return
@@ -156,8 +162,7 @@ class PodCgroups:
                 self._tree.write_path(f"{path}/{child}", file, text)
 
     def found(self) -> list[PodGroup]:
-        """Pods' groups on the machine, whoever made them; a uid is there twice if it has a group under
-        two levels."""
+        """Return the pod cgroups on the machine, whoever created them; a uid may appear at two levels."""
         root, driver = self._settings.root, self._settings.driver
         found: list[PodGroup] = []
         for level in LEVELS:
@@ -170,7 +175,7 @@ class PodCgroups:
         return found
 
     def _left_of(self, uid: str) -> list[CgroupName]:
-        """Groups that a pod has on the machine, whoever made them."""
+        """Return a pod's cgroups on the machine, whoever created them."""
         names = (pod_name(self._settings.root, level, uid) for level in LEVELS)
         return [name for name in names if self._tree.exists_anywhere(name)]
 

@@ -1,4 +1,4 @@
-"""Keeping the root of all pods and the QoS levels at what their pods ask for."""
+"""Keeps the root of all pods and the QoS levels at the sums of their pods."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from engine.cgroups.tree import CgroupTree
 
 
 class QosCgroups:
-    """The three level groups. `sums` are of the pods that count now; `write` makes the kernel's files
-    follow them, touching only the levels that changed. `best_effort_quota` is what BestEffort pods may use
-    together, in microseconds of each default period; None: no ceiling."""
+    """The three level cgroups.
+
+    `sums` covers the pods that count now; `write` updates the files of the changed levels.
+    `best_effort_quota` limits all BestEffort pods, in microseconds per default period; None means no limit.
+    """
 
     def __init__(self, tree: CgroupTree, settings: CgroupSettings) -> None:
         self.sums = LevelSums()
@@ -37,7 +39,7 @@ class QosCgroups:
         self.best_effort_quota: int | None = None
 
     def make(self) -> None:
-        """Make the three groups, or adopt them; all CPUs of the groups' parent are theirs."""
+        """Create or adopt the three cgroups; they get all CPUs of their parent."""
         cpuset = self._inherited_cpuset()
         self._rules = replace(self._rules, cpuset=cpuset)
         self._root_values = msgspec.structs.replace(self._root_values, cpuset=cpuset)
@@ -47,11 +49,11 @@ class QosCgroups:
         self._end_idling()
 
     def verify(self) -> int:
-        """Read every file again; how many were changed behind our back."""
+        """Read every file again; return how many others had changed."""
         return sum(len(self._tree.verify(name)) for name in self.names.values())
 
     def values(self) -> dict[str, GroupValues]:
-        """The values of the root (Guaranteed) and of both levels, for the pods that count now."""
+        """Return the values of the root (Guaranteed) and of both levels for the current pods."""
         levels = self.sums.values(self._rules)
         protection = levels[GUARANTEED].unified
         root = self._root_values
@@ -63,18 +65,18 @@ class QosCgroups:
         return levels
 
     def files(self, level: str, values: GroupValues) -> dict[str, str]:
-        """File → text of one level's values."""
+        """Return file → text of one level."""
         return self._tree.rules.files(values, unbounded_huge_pages=level != GUARANTEED)
 
     def want(self) -> None:
-        """Note what every level should have, writing nothing."""
+        """Note what every level should have, without writing."""
         for level, values in self.values().items():
             self._tree.group(self.names[level]).wanted.update(self.files(level, values))
 
     def write(self, *, everything: bool = False) -> int:
-        """Write what differs; the count of files. A memory limit below what is in use waits at that.
+        """Write what differs; return the number of files. A memory limit below the usage waits at the usage.
 
-        With `everything`, levels that no pod changed are compared too. Raises `Refused`.
+        With `everything`, unchanged levels are compared too. Raises `Refused`.
         """
         levels = self.values()
         changed = [
@@ -95,13 +97,15 @@ class QosCgroups:
         return self._tree.writes - before
 
     def _end_idling(self) -> None:
-        """A group that idles takes no shares: one that did under another configuration ends that first."""
+        """End idling before shares are written: a cgroup that idled under another configuration
+        refuses shares.
+        """
         best_effort = self.names[BEST_EFFORT]
         if not self._rules.best_effort_idle and self._tree.read(best_effort, CPU_IDLE) == "1":
             self._tree.write(best_effort, {CPU_IDLE: "0"})
 
     def _inherited_cpuset(self) -> str | None:
-        """v1 wants the CPUs named, under v2 an empty text means all of them."""
+        """Return the cpuset to inherit: v1 wants the CPUs listed, in v2 an empty text means all."""
         if "cpuset" not in self._tree.mounts.controllers:
             return None
         if self._version == 2:
@@ -116,8 +120,9 @@ class QosCgroups:
             self._tree.write(self.names[level], self.files(level, values))
 
     def _above_usage(self, levels: dict[str, GroupValues]) -> dict[str, GroupValues]:
-        """A limit below what is in use would be refused (v1) or kill processes (v2): it waits at the
-        usage, rounded up to a page, and comes down as the usage does."""
+        """Raise a limit to the usage, rounded up to a page: below it, v1 refuses the write and v2 kills
+        processes.
+        """
         file = MEMORY_LIMIT[self._version]
         changing = [
             level
@@ -140,7 +145,7 @@ class QosCgroups:
         return levels
 
     def _usage(self, levels: Iterable[str]) -> dict[str, int]:
-        """Memory in use, in bytes; 0 where it cannot be read."""
+        """Return the memory in use in bytes; 0 if it cannot be read."""
         usage: dict[str, int] = {}
         for level in levels:
             text = self._tree.read(self.names[level], MEMORY_USAGE[self._version])

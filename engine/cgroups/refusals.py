@@ -1,4 +1,4 @@
-"""The kernel's refusals in words: one error with the path and what to do about it."""
+"""Words the kernel's refusals: one error with the path and what to do about it."""
 
 from __future__ import annotations
 

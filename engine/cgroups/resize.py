@@ -1,8 +1,7 @@
-"""In-place resize of cpu and memory: what a changed manifest asks for, whether it can be had, and in
-which order to do it. Pure; `CgroupManager.resize_pod` acts.
+"""Decides in-place resizes of CPU and memory: what changes, whether it fits, and in which order. Pure.
 
-Source: KEP-1287 and KEP-2837 as in kubelet v1.36: memory before cpu, a parent grows before its
-children and shrinks after them, limits grow before requests and shrink after them.
+`CgroupManager.resize_pod` acts. Source: KEP-1287 and KEP-2837 as in kubelet v1.36: memory before CPU; a
+parent grows before its children and shrinks after them; limits grow before requests and shrink after them.
 """
 
 from __future__ import annotations
@@ -47,8 +46,9 @@ Verdict = Literal["Proceed", "Deferred", "Infeasible"]
 
 @dataclass(frozen=True, slots=True)
 class ContainerChange:
-    """One container whose cpu or memory changes, or the pod's limit where it has none; `restart` if its
-    resizePolicy asks for that."""
+    """A container whose CPU or memory changes, or the pod's limit that it inherits; `restart` if its
+    resizePolicy asks for that.
+    """
 
     name: str
     resources: tuple[str, ...]
@@ -65,15 +65,16 @@ class PodResize:
 
 @dataclass(frozen=True, slots=True)
 class ResizeDecision:
-    """Whether a resize goes ahead now, must wait, or can never be on this node, and why; `short` is the
-    resource of which there is not enough now."""
+    """Whether a resize goes ahead, waits, or is impossible on this node, and why; `short` is the missing
+    resource.
+    """
 
     verdict: Verdict
     message: str = ""
     short: str = ""
 
     def condition(self, generation: int = 0) -> PodCondition | None:
-        """The pod's PodResizePending condition; None when the resize proceeds."""
+        """Return the PodResizePending condition; None if the resize proceeds."""
         if self.verdict == "Proceed":
             return None
         return PodCondition(
@@ -86,7 +87,7 @@ class ResizeDecision:
 
 
 def in_progress(error: str = "", generation: int = 0) -> PodCondition:
-    """The condition while a resize is being done, with reason Error once a step was refused."""
+    """Return the condition of a resize in progress, with reason Error after a refused step."""
     return PodCondition(
         type=IN_PROGRESS,
         status="True",
@@ -97,7 +98,7 @@ def in_progress(error: str = "", generation: int = 0) -> PodCondition:
 
 
 def resize_text(what: str, wanted: Pod, error: str = "") -> str:
-    """The message of an event about a resize: what has become of it, and what was asked for as JSON."""
+    """Return the message of a resize event: the result, and the request as JSON."""
 
     def amounts(containers: list[Container]) -> list[object]:
         return [
@@ -122,9 +123,9 @@ def resize_text(what: str, wanted: Pod, error: str = "") -> str:
 
 
 def resize_of(old: Pod, new: Pod) -> PodResize | None:
-    """What a new manifest resizes; None if it changes anything else, and the pod must be replaced.
+    """Return what a new manifest resizes; None if it changes anything else, so that the pod must be replaced.
 
-    Not a resize: another QoS class, a limit or request taken away, any other field, label or annotation.
+    Not a resize: another QoS class, a removed limit or request, and any other field, label or annotation.
     """
     if _without_amounts(old) != _without_amounts(new) or compute_qos_class(old) != compute_qos_class(new):
         return None
@@ -147,7 +148,7 @@ def resize_of(old: Pod, new: Pod) -> PodResize | None:
 
 
 def _without_amounts(pod: Pod) -> tuple[object, ...]:
-    """All that a resize may not change."""
+    """Return the pod without the amounts that a resize may change."""
     spec = msgspec.structs.replace(
         pod.spec,
         containers=[_stripped(c) for c in pod.spec.containers],
@@ -197,10 +198,10 @@ def decide_resize(
     others: Mapping[str, Quantity],
     config: KubeletConfiguration,
 ) -> ResizeDecision:
-    """Whether the node can give the pod what it asks for now.
+    """Decide whether the node can give the pod what it asks for now.
 
-    `others` are the summed requests of all other active pods. A pod larger than the node is
-    infeasible; one that does not fit beside the others is deferred; shrinking always fits.
+    `others` are the summed requests of all other active pods. A pod larger than the node is infeasible; one
+    that does not fit next to the others is deferred; shrinking always fits.
     """
     if compute_qos_class(new) == GUARANTEED:
         for policy, manager in (
@@ -254,7 +255,7 @@ class PodStep:
 
 @dataclass(frozen=True, slots=True)
 class ContainerStep:
-    """Tell the runtime a container's values; `shrinks` if memory's limit goes down."""
+    """Send a container's values to the runtime; `shrinks` if the memory limit falls."""
 
     container: str
     resource: str
@@ -265,10 +266,9 @@ class ContainerStep:
 def resize_steps(
     old: Pod, new: Pod, pods: PodRules, containers: ContainerRules
 ) -> Iterator[PodStep | ContainerStep]:
-    """The writes of a resize, in the order in which no group ever has more than its parent allows.
+    """Return the writes of a resize, ordered so that no cgroup ever exceeds its parent.
 
-    Containers that restart for it are left out of the container steps: they start with their new
-    values.
+    Containers that restart are left out: they start with their new values.
     """
     before, after = pod_values(old, pods), pod_values(new, pods)
     resize = resize_of(old, new)
@@ -298,7 +298,7 @@ def resize_steps(
 def _container_steps(
     old: Pod, mixed: Pod, new: Pod, resource: str, resize: PodResize, rules: ContainerRules
 ) -> Iterator[ContainerStep]:
-    """Containers whose limit goes down come first, so that their sum never exceeds the pod's."""
+    """Order the containers: those whose limit falls come first, so that their sum never exceeds the pod's."""
     restarting = {change.name for change in resize.containers if change.restart}
     steps: list[ContainerStep] = []
     for before, now in zip(old.all_containers, mixed.all_containers, strict=True):
@@ -316,7 +316,7 @@ def _container_steps(
 
 
 def _with(mixed: Pod, new: Pod, resource: str) -> Pod:
-    """`mixed` with the amounts that `new` has of one resource."""
+    """Return `mixed` with the amounts of one resource from `new`."""
 
     def take(have: ResourceRequirements | None, want: ResourceRequirements | None) -> ResourceRequirements:
         parts: dict[str, ResourceList] = {}
@@ -357,10 +357,11 @@ def _ceiling(limit: int | None) -> float:
 
 
 def status_resources(allocated: Container, actual: ContainerResources) -> ResourceAmounts:
-    """`status.containerStatuses[].resources`: what the runtime says the container has.
+    """Return `status.containerStatuses[].resources`: the actual resources according to the runtime.
 
-    Amounts that come out of the kernel's units as they went in keep their text; others are converted
-    back. Other resources than cpu and memory are as allocated, and so are the very dicts if all are.
+    Amounts that survive the conversion to kernel units keep their spelling; others are converted back.
+    Resources other than CPU and memory are as allocated. If all agree, the very dicts of the spec are
+    returned.
     """
     requests, limits = allocated.requests, allocated.limits
     if CPU in requests and milli_cpu_to_shares(requests[CPU].milli) != actual.cpu_shares:

@@ -1,4 +1,4 @@
-"""What the tree asks of systemd, where the driver is systemd."""
+"""States what the tree needs of systemd if that is the driver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.cgroups.formulas.names import CgroupName
 
 
 class Slices(Protocol):
-    """Makes, sets and ends slices; each call returns when systemd has done it, or raises `Refused`."""
+    """Create, change and stop slices; each call returns when systemd is done, or raises `Refused`."""
 
     def start(self, name: CgroupName) -> None: ...
 

@@ -50,7 +50,7 @@ Property = tuple[str, tuple[str, Any]]
 
 
 def unit_properties(files: Mapping[str, str]) -> list[Property]:
-    """The unit properties that say the same as these cgroup files."""
+    """Return the unit properties that correspond to these cgroup files."""
     properties: list[Property] = []
     for file, text in files.items():
         if file in _NUMBERS:
@@ -87,7 +87,9 @@ class SystemdSlices:
 
     @classmethod
     def connect(cls, address: str | None = None, *, running: str = RUNNING) -> SystemdSlices:
-        """Raises `Refused` where systemd is not init, `Unavailable` where its bus does not answer."""
+        """Connect to systemd. Raises `Refused` if systemd is not init, `Unavailable` if its bus does not
+        answer.
+        """
         if not os.path.isdir(running):  # noqa: PTH112
             raise Refused(
                 "cgroupDriver systemd needs systemd as init, which does not run here; "
@@ -121,7 +123,7 @@ class SystemdSlices:
             self._call("SetUnitProperties", "sba(sv)", (unit, True, properties), unit=unit)
 
     def stop(self, name: CgroupName) -> None:
-        """Stop a slice and everything in it; one that is not there is fine."""
+        """Stop a slice and everything in it; a missing one is fine."""
         unit, _ = systemd_unit(name)
         self._job(unit, "StopUnit", "ss", (unit, "replace"), ignore=_NO_SUCH_UNIT)
 
@@ -129,7 +131,7 @@ class SystemdSlices:
         self._connection.close()
 
     def _job(self, unit: str, method: str, signature: str, arguments: tuple[Any, ...], ignore: str) -> None:
-        """Call a method that gives a job, and wait for the job's end."""
+        """Call a method that starts a job, and wait for the job's end."""
         with self._connection.filter(self._removed, bufsize=1024) as ended:
             try:
                 (job,) = self._call(method, signature, arguments, unit=unit, ignore=ignore) or (None,)

@@ -1,7 +1,7 @@
-"""The tree of groups in every hierarchy: made, written where values differ, read, removed.
+"""Manages the tree of cgroups in every hierarchy: creates, writes differing values, reads, removes.
 
-`write` survives groups that were deleted or recreated behind our back: they are made again and get
-all their values. A machine may lack a controller; its files are then left out.
+`write` survives cgroups that others deleted or created again: they are created and get all their values.
+Files of missing controllers are left out.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from engine.cgroups.refusals import (
 from engine.cgroups.slices import Slices
 
 DELEGATED = ("memory", "io", "hugetlb", "cpuset", "cpu", "pids")
-"""In the order to enable them: those that no threaded group can have first, as their refusal says more."""
+"""The order of enabling: controllers that threaded cgroups cannot have come first, because their errors say
+more.
+"""
 _TOGETHER = frozenset(["cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.max"])
-"""Files that are refused while others of the group have their old values: tried again after those."""
+"""Files that the kernel may refuse while others have their old values; they are tried again after those."""
 _RETRY_DELAY = 0.005
 
 
@@ -38,8 +40,8 @@ _RETRY_DELAY = 0.005
 class CgroupNode:
     """One cgroup in all hierarchies, and what it should have (file → text).
 
-    One that `delegates` passes its controllers on to groups that others make in it; under v2 it can
-    then hold no processes of its own.
+    A cgroup that `delegates` passes its controllers on to cgroups that others create in it; under v2 it can
+    then hold no processes.
     """
 
     name: CgroupName
@@ -50,21 +52,21 @@ class CgroupNode:
     delegates: bool = False
 
     def directory(self, file: str) -> Directory:
-        """Where a file is: v2 has one directory, v1 one per controller."""
+        """Return the directory of a file: v2 has one, v1 one per controller."""
         found = self.directories.get("") or self.directories.get(file.partition(".")[0])
         if found is None:
             raise Refused("no mounted hierarchy has this controller", subject=f"{self.path}/{file}")
         return found
 
     def known(self) -> dict[str, str]:
-        """The last known text of every file that should have one."""
+        """Return the last known text of every file that should have one."""
         return {
             file: text for file in self.wanted if (text := self.directory(file).known.get(file)) is not None
         }
 
 
 class CgroupTree:
-    """All groups that we made or adopted, by name. `writes` counts files written since the start."""
+    """All cgroups that were created or adopted, by name; `writes` counts written files."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class CgroupTree:
         self._cpuset: dict[str, tuple[str, str]] = {}
 
     def group(self, name: CgroupName) -> CgroupNode:
-        """The record of a group, made or not."""
+        """Return the record of a cgroup, whether or not it exists."""
         group = self.groups.get(name)
         if group is None:
             path = to_path(name, self.driver)
@@ -102,20 +104,17 @@ class CgroupTree:
         return group
 
     def exists(self, name: CgroupName) -> bool:
-        """Whether the group is there in every hierarchy."""
+        """Tell whether the cgroup exists in every hierarchy."""
         path = to_path(name, self.driver)
         return all(os.path.isdir(_below(h, path)) for h in self.mounts.hierarchies)  # noqa: PTH112
 
     def exists_anywhere(self, name: CgroupName) -> bool:
-        """Whether the group is there in a hierarchy, those included that hold no controller."""
+        """Tell whether the cgroup exists in any hierarchy, including those without controllers."""
         path = to_path(name, self.driver)
         return any(os.path.isdir(root + path) for root in self._roots())  # noqa: PTH112
 
     def make(self, name: CgroupName) -> CgroupNode:
-        """Make a group and its ancestors where they are missing; adopt what is there.
-
-        Raises `Refused` with the path.
-        """
+        """Create a cgroup and its missing ancestors, or adopt what exists. Raises `Refused` with the path."""
         group = self.group(name)
         if group.made:
             return group
@@ -152,10 +151,10 @@ class CgroupTree:
         group.made = True
 
     def write(self, name: CgroupName, wanted: Mapping[str, str]) -> int:
-        """Give a group its values; only those that differ from the last known are written.
+        """Write a cgroup's values, but only those that differ from the last known.
 
-        Returns the number of files written. Raises `Refused` with the path; the remaining files
-        have been tried then, and the next call tries again.
+        Returns the number of files written. Raises `Refused` with the path after it has tried the other
+        files; the next call tries again.
         """
         group = self.make(name)
         group.wanted.update(wanted)
@@ -200,7 +199,7 @@ class CgroupTree:
             self.slices.set(group.name, wanted)
 
     def read(self, name: CgroupName, file: str) -> str | None:
-        """What a file holds now; None if the group or the file is not there."""
+        """Return the text of a file now; None if the cgroup or the file does not exist."""
         group = self.group(name)
         try:
             return group.directory(file).read(file, self.descriptors)
@@ -208,7 +207,7 @@ class CgroupTree:
             return None
 
     def read_path(self, path: str, file: str) -> str | None:
-        """Like `read`, by path, for groups that others made; nothing about them is kept."""
+        """Read by path from a cgroup that others created; nothing is cached."""
         hierarchy = self._holding(file)
         if hierarchy is None:
             return None
@@ -220,7 +219,7 @@ class CgroupTree:
             raise
 
     def write_path(self, path: str, file: str, text: str) -> None:
-        """Write a file of a group that others made; one that is gone is fine. Raises `Refused` otherwise."""
+        """Write a file of a cgroup that others created; a missing one is fine. Raises `Refused` otherwise."""
         hierarchy = self._holding(file)
         if hierarchy is None or self.read_path(path, file) in (None, text):
             return
@@ -233,14 +232,16 @@ class CgroupTree:
         self.writes += 1
 
     def _holding(self, file: str) -> CgroupHierarchy | None:
-        """The hierarchy that a file is in."""
+        """Return the hierarchy of a file."""
         if self.mounts.version == 2:
             return self.mounts.hierarchies[0]
         return self.mounts.holding(file.partition(".")[0])
 
     def verify(self, name: CgroupName) -> dict[str, tuple[str, str | None]]:
-        """Files that hold something else than they should: file → (wanted, actual). What was read is
-        remembered, so that the next write puts it right. A missing group differs in every file."""
+        """Return wrong files: file → (expected, actual). The next write repairs them.
+
+        A missing cgroup differs in every file.
+        """
         group = self.groups.get(name)
         if group is None:
             return {}
@@ -261,7 +262,7 @@ class CgroupTree:
         return differing
 
     def children(self, name: CgroupName) -> dict[str, list[str]]:
-        """Directory names right below a group → paths, over all hierarchies."""
+        """Return the children of a cgroup: name → paths in all hierarchies."""
         path = to_path(name, self.driver)
         found: dict[str, list[str]] = {}
         for root in self._roots():
@@ -270,7 +271,7 @@ class CgroupTree:
         return found
 
     def processes(self, name: CgroupName) -> set[int]:
-        """Pids in a group and all groups below it."""
+        """Return the pids in a cgroup and everything below it."""
         pids: set[int] = set()
         for root in self._roots():
             for path in _walk(root + to_path(name, self.driver)):
@@ -278,7 +279,7 @@ class CgroupTree:
         return pids
 
     def kill(self, name: CgroupName) -> int:
-        """SIGKILL to every process in the group and below; returns how many got it."""
+        """Send SIGKILL to every process in the cgroup and below; return how many got it."""
         pids = self.processes(name) - {os.getpid()}
         killed = 0
         for pid in pids:
@@ -290,10 +291,10 @@ class CgroupTree:
         return killed
 
     def remove(self, name: CgroupName, *, kill: bool = False, wait: float = 0.0) -> None:
-        """Remove a group and all groups below it from every hierarchy; a missing one is fine.
+        """Remove a cgroup and everything below it from every hierarchy; a missing one is fine.
 
-        With `kill`, processes left in it are killed first. While the group is busy it is tried again
-        for `wait` seconds. Raises `Refused` (EBUSY) with the path if processes are left.
+        With `kill`, remaining processes are killed first. A busy cgroup is tried again for `wait` seconds.
+        Raises `Refused` (EBUSY) with the path if processes are left.
         """
         deadline = time.monotonic() + wait
         path = to_path(name, self.driver)
@@ -325,7 +326,7 @@ class CgroupTree:
         self.forget(name)
 
     def forget(self, name: CgroupName) -> None:
-        """Drop our record of a group that is not ours to keep; the group stays."""
+        """Drop the record of a cgroup that is no longer ours; the cgroup stays."""
         for below in self._descendants(name):
             for directory in self.groups.pop(below).directories.values():
                 directory.forget(self.descriptors)
@@ -333,7 +334,7 @@ class CgroupTree:
         self._children.get(name[:-1], set()).discard(name)
 
     def close(self) -> None:
-        """Close what is open; the groups stay."""
+        """Close open directories; the cgroups stay."""
         self.descriptors.close_all()
         if self.slices is not None:
             self.slices.close()
@@ -343,15 +344,16 @@ class CgroupTree:
         return [*roots, self.mounts.bare] if self.mounts.bare else roots
 
     def _descendants(self, name: CgroupName) -> list[CgroupName]:
-        """A group that we know and all that we know below it."""
+        """Return a known cgroup and all known cgroups below it."""
         found = [name] if name in self.groups else []
         for child in self._children.get(name, ()):
             found += self._descendants(child)
         return found
 
     def _doubt(self, name: CgroupName) -> None:
-        """Nothing is certain any more of a group, of its ancestors and of the groups below it: the
-        next write makes sure of each of them."""
+        """Distrust what is known about a cgroup, its ancestors and its descendants: the next write verifies
+        them.
+        """
         ancestors = [name[:depth] for depth in range(1, len(name))]
         for doubtful in [*ancestors, *self._descendants(name)]:
             group = self.groups.get(doubtful)
@@ -365,7 +367,7 @@ class CgroupTree:
         self._enabled.discard(self.mounts.hierarchies[0].path)
 
     def _enable(self, name: CgroupName) -> None:
-        """Pass all controllers on from one group to its children."""
+        """Enable all controllers of one cgroup for its children."""
         path = _below(self.mounts.hierarchies[0], to_path(name, self.driver))
         if path in self._enabled:
             return
@@ -388,7 +390,7 @@ class CgroupTree:
         self._enabled.add(path)
 
     def _inherit_cpuset(self, hierarchy: CgroupHierarchy, path: str, fresh: bool) -> None:
-        """A `fresh` v1 cpuset is empty and takes no process until it has its parent's CPUs and nodes."""
+        """Give a `fresh` v1 cpuset its parent's CPUs and nodes: an empty one accepts no process."""
         parent = path.rpartition("/")[0] or hierarchy.path
         inherited = self._cpuset.get(parent)
         if inherited is None:
@@ -445,7 +447,7 @@ def _subdirectories(path: str) -> list[str]:
 
 
 def _walk(path: str) -> Iterator[str]:
-    """A group and all below it, deepest first."""
+    """Yield a cgroup and everything below it, deepest first."""
     for child in _subdirectories(path):
         yield from _walk(f"{path}/{child}")
     yield path

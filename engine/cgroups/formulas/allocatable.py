@@ -1,4 +1,4 @@
-"""Node allocatable: what is left for pods, and the values of the groups that enforce it.
+"""Computes node allocatable, and the values of the cgroups that enforce it.
 
 Source: kubelet v1.32 `cm` package (node container manager); pinned by `tests/conformance`
 (node_allocatable).
@@ -31,7 +31,7 @@ class HardThreshold:
 
     @classmethod
     def parse(cls, signal: str, text: str, operator: str = "LessThan") -> HardThreshold:
-        """From the configuration's text, `100Mi` or `10%`. Raises `InvalidInput`."""
+        """Parse `100Mi` or `10%`. Raises `InvalidInput`."""
         return cls(signal, Amount.parse(text, f"evictionHard.{signal}"), operator)
 
     def amount(self, capacity: Quantity) -> Quantity:
@@ -40,7 +40,7 @@ class HardThreshold:
 
 @dataclass(frozen=True, slots=True)
 class NodeAllocatable:
-    """A node's capacity (with `pid`) and what is kept back of it. None: not given at all."""
+    """A node's capacity (with `pid`) and its reservations; None if not given at all."""
 
     capacity: ResourceList
     kube_reserved: ResourceList | None = None
@@ -48,7 +48,7 @@ class NodeAllocatable:
     hard_eviction: tuple[HardThreshold, ...] = ()
 
     def reservation(self) -> ResourceList:
-        """Both reservations and the hard eviction thresholds, per resource that the node has."""
+        """Return both reservations plus the hard eviction thresholds, for each resource of the node."""
         eviction = self._eviction()
         reserved: ResourceList = {}
         for name in self.capacity:
@@ -60,8 +60,9 @@ class NodeAllocatable:
         return reserved
 
     def absolute(self) -> ResourceList:
-        """Capacity less both reservations, never below 0: what pods as a whole may use before
-        eviction starts to matter."""
+        """Return capacity minus both reservations, at least 0: the limit of all pods together, without the
+        eviction thresholds.
+        """
         left: ResourceList = {}
         for name, amount in self.capacity.items():
             for part in (self.system_reserved, self.kube_reserved):
@@ -70,7 +71,7 @@ class NodeAllocatable:
         return left
 
     def allocatable(self) -> ResourceList:
-        """What the scheduler may hand out: capacity less the whole reservation, never below 0."""
+        """Return what the scheduler may assign: capacity minus the whole reservation, at least 0."""
         reserved = self.reservation()
         return {
             name: Quantity(max((amount - reserved.get(name, ZERO)).nano, 0), amount.format)
@@ -78,12 +79,14 @@ class NodeAllocatable:
         }
 
     def over_reserved(self) -> list[str]:
-        """Resources of which more is kept back than the node has."""
+        """Return the resources of which more is reserved than the node has."""
         reserved = self.reservation()
         return sorted(name for name, amount in reserved.items() if amount > self.capacity.get(name, ZERO))
 
     def kubepods_values(self, *, enforced: bool) -> GroupValues:
-        """The root pod cgroup: allocatable if `pods` is enforced, the whole node if not."""
+        """Return the values of the root pod cgroup: allocatable if `pods` is enforced, otherwise the whole
+        node.
+        """
         return _required(reserved_values(self.absolute() if enforced else self.capacity))
 
     def _eviction(self) -> ResourceList:
@@ -98,8 +101,10 @@ class NodeAllocatable:
 def reserved_values(
     resources: Mapping[str, Quantity] | None, *, compressible_only: bool = False
 ) -> GroupValues | None:
-    """A group's values for a list of resources; None for no list. With `compressible_only` memory,
-    pids and huge pages, which cannot be taken back, are left alone."""
+    """Return a cgroup's values for a resource list, or None without a list.
+
+    With `compressible_only`, memory, pids and huge pages are left alone, because they cannot be reclaimed.
+    """
     if resources is None:
         return None
     cpu = resources.get(CPU)
@@ -121,7 +126,7 @@ def _required(values: GroupValues | None) -> GroupValues:
 
 
 def parse_resources(amounts: Mapping[str, str] | None, field: str) -> ResourceList | None:
-    """A reservation from the configuration. Raises `InvalidInput` naming the field."""
+    """Parse a reservation of the configuration. Raises `InvalidInput` naming the field."""
     if amounts is None:
         return None
     parsed: ResourceList = {}

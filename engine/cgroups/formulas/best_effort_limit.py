@@ -1,7 +1,7 @@
-"""How much CPU BestEffort pods may use together while others work. Pure.
+"""Computes how much CPU BestEffort pods may use together while others work. Pure.
 
-What is left below a share of the machine when all others have what they use; it shrinks at once and grows
-slowly, and what hardly differs is left as it is. Source of the rule: Koordinator's CPU suppress.
+The limit is a share of the machine minus what all others use. It falls at once and rises slowly; small
+changes are ignored. The rule is that of Koordinator's CPU suppress.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 GROWTH: Final = 0.1
-"""By how much of the machine the ceiling may grow from one look to the next."""
+"""By which part of the machine the limit may grow between two readings."""
 NOISE: Final = 0.01
-"""A difference below this part of the machine is none."""
+"""Differences below this part of the machine are ignored."""
 CUT, EASED = 0.9, 0.7
-"""BestEffort pods that use more than the one part of their ceiling are held by it, until they use less than
-the other."""
+"""BestEffort pods count as limited above the first part of their limit, until they use less than
+the second.
+"""
 
 
 class Used(NamedTuple):
-    """Milli-CPU in use between two looks: by the whole machine, by all pods, by BestEffort ones."""
+    """Milli-CPU used between two readings: by the whole machine, by all pods, and by BestEffort pods."""
 
     node: int
     pods: int
@@ -28,8 +29,9 @@ class Used(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SqueezeRules:
-    """Milli-CPU that the machine has and that of it is reserved for the system; the percentage of the machine
-    that may be in use with BestEffort pods, and the one that they always get."""
+    """The machine's milli-CPU, its system reservation, the percentage of the machine that may be in use with
+    BestEffort pods, and the percentage that they always get.
+    """
 
     capacity: int
     reserved: int
@@ -38,7 +40,7 @@ class SqueezeRules:
 
     @property
     def whole(self) -> int:
-        """The ceiling while nobody else uses anything."""
+        """Return the limit while nobody else uses anything."""
         return self.capacity * self.percent // 100 - self.reserved
 
     @property
@@ -46,13 +48,13 @@ class SqueezeRules:
         return self.capacity * self.floor_percent // 100
 
     def room(self, used: Used) -> int:
-        """What the others leave, in milli-CPU. The system counts with what is reserved for it at least."""
+        """Return what the others leave, in milli-CPU. The system counts with at least its reservation."""
         others = max(used.pods - used.best_effort, 0)
         system = max(used.node - used.pods, self.reserved)
         return max(self.capacity * self.percent // 100 - others - system, self.floor)
 
     def ceiling(self, used: Used, before: int | None) -> int:
-        """The next ceiling in milli-CPU; `before` is the one that was in force."""
+        """Return the next limit in milli-CPU; `before` is the current one."""
         room = self.room(used)
         if before is None:
             return room
@@ -61,6 +63,7 @@ class SqueezeRules:
         return min(room, before + round(self.capacity * GROWTH))
 
     def holds(self, ceiling: int, used: Used, held: bool) -> bool:
-        """Whether a ceiling that others have lowered keeps BestEffort pods from what they would use; `held`:
-        whether it did at the last look."""
+        """Tell whether a lowered limit keeps BestEffort pods from using more; `held` is the
+        previous answer.
+        """
         return ceiling < self.whole and used.best_effort > ceiling * (EASED if held else CUT)

@@ -1,4 +1,4 @@
-"""Cgroup values of a whole node, or of every node of a cluster snapshot, in one pass over columns."""
+"""Computes the cgroup values of a whole node, or of every node of a snapshot, in one pass over columns."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ContainerColumns:
 
 @dataclass(slots=True)
 class BulkValues:
-    """What `_cgroup_values_py` says the kernel gives: int64[5, N], int64[7, M] and int64[7, nodes]."""
+    """The results as `_cgroup_values_py` describes them: int64[5, N], int64[7, M] and int64[7, nodes]."""
 
     pods: Column
     containers: Column
@@ -112,8 +112,10 @@ class BulkValues:
 
 
 class BulkCgroups:
-    """Rules resolved once, then values for any number of tables. Results are reused by the next call
-    of the same size, so copy what has to stay."""
+    """Resolve rules once, then compute values for any number of tables.
+
+    The next call of the same size overwrites the results, so copy what you keep.
+    """
 
     def __init__(
         self,
@@ -145,10 +147,10 @@ class BulkCgroups:
         capacity: Sequence[int] | Column,
         allocatable: Sequence[int] | Column,
     ) -> BulkValues:
-        """Values of the first `rows` rows (free ones are 0), their containers, and their nodes.
+        """Compute the values of the first `rows` rows (0 in free rows), their containers, and their nodes.
 
-        `capacity` and `allocatable` are bytes of memory per node. Raises `InvalidInput` for an amount
-        beyond 2^43 milli-CPU or 2^53 bytes, or sums beyond 2^62, which 64 bits could not hold.
+        `capacity` and `allocatable` are bytes of memory per node. Raises `InvalidInput` for an amount beyond
+        2^43 milli-CPU or 2^53 bytes, or sums beyond 2^62, which 64 bits could not hold.
         """
         sizes = np.asarray(capacity, np.int64), np.asarray(allocatable, np.int64)
         requests, limits = pods.requests[:, :rows], pods.limits[:, :rows]
@@ -212,5 +214,5 @@ def _check(name: str, bound: int, *columns: Column) -> None:
 
 @cache
 def weight_table(formula: WeightFormula) -> NDArray[np.uint16]:
-    """uint16[262145]: cpu.weight by cpu.shares."""
+    """Return cpu.weight by cpu.shares: uint16[262145]."""
     return np.array([shares_to_weight(shares, formula) for shares in range(MAX_SHARES + 1)], np.uint16)

@@ -1,4 +1,4 @@
-"""What can be wrong with a node's cgroups, and what it means. Pure: observations in, findings out."""
+"""Finds faults in a node's cgroups and explains them. Pure: observations in, findings out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ SMALL_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault: which, where, what it means, and whether `--fix` can put it right. A `risk` is not wrong
-    in itself: it says what may happen under full load."""
+    """One finding: what, where, what it means, and whether `--fix` can repair it.
+
+    A `risk` is not wrong in itself: it tells what may happen under full load.
+    """
 
     kind: str
     path: str
@@ -38,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class PodObservation:
-    """One pod's groups: wanted shares of its containers, and the weights found below its group."""
+    """The cgroups of one pod: desired shares of its containers, and the weights found below its cgroup."""
 
     path: str
     wanted_shares: Sequence[int]
@@ -47,7 +49,7 @@ class PodObservation:
 
 @dataclass(frozen=True, slots=True)
 class RootObservation:
-    """The root of all pods and its neighbours: CPU weights (v2) or shares (v1), quota in cores."""
+    """The root of all pods and its siblings: CPU weights (v2) or shares (v1), quota in cores."""
 
     path: str
     version: int
@@ -60,7 +62,7 @@ class RootObservation:
 
 
 def changed_files(path: str, differing: Mapping[str, tuple[str, str | None]]) -> list[Finding]:
-    """Files that hold something else than we wrote."""
+    """Report files whose content differs from what the agent wrote."""
     if differing and all(actual is None for _, actual in differing.values()):
         return [Finding("missing-group", path, "there is no such group", fixable=True)]
     return [
@@ -75,7 +77,7 @@ def changed_files(path: str, differing: Mapping[str, tuple[str, str | None]]) ->
 
 
 def container_formula(pods: Iterable[PodObservation]) -> WeightFormula | None:
-    """The weight formula that the runtime gave the containers by; None where nothing tells."""
+    """Return the weight formula that the runtime used for containers; None if that cannot be determined."""
     votes = {"linear": 0, "logarithmic": 0}
     for pod in pods:
         for shares in pod.wanted_shares:
@@ -92,7 +94,7 @@ def container_formula(pods: Iterable[PodObservation]) -> WeightFormula | None:
 def formula_mismatch(
     pods: Sequence[PodObservation], ours: WeightFormula, root: str
 ) -> tuple[Finding, WeightFormula] | None:
-    """kubernetes/kubernetes#131216: pods by one formula, their containers by the other."""
+    """Report pods and containers with weights of different formulas (kubernetes/kubernetes#131216)."""
     theirs = container_formula(pods)
     if theirs is None or theirs == ours:
         return None
@@ -105,8 +107,10 @@ def formula_mismatch(
 
 
 def host_starved(root: RootObservation) -> Finding | None:
-    """kubernetes/kubernetes#125409: the weight of all pods is so high that under full load the host's
-    own groups, and kernel threads beside them, get less CPU than is reserved for them."""
+    """Report a weight of all pods that starves the host (kubernetes/kubernetes#125409).
+
+    Under full load, the host's own cgroups and kernel threads get less CPU than is reserved for them.
+    """
     total = root.weight + sum(root.neighbours.values())
     if root.weight <= 0 or root.quota_cpus is not None:
         return None
@@ -126,8 +130,9 @@ def host_starved(root: RootObservation) -> Finding | None:
 
 
 def reservation_not_held(root: RootObservation, over_reserved: Sequence[str]) -> list[Finding]:
-    """Reservations larger than the node, or CPU that is reserved but that nothing keeps free
-    (kubernetes/kubernetes#129811)."""
+    """Report reservations larger than the node, and reserved CPU that nothing keeps free
+    (kubernetes/kubernetes#129811).
+    """
     findings = [
         Finding("over-reserved", name, f"more {name} is reserved than the node has") for name in over_reserved
     ]
@@ -144,7 +149,7 @@ def reservation_not_held(root: RootObservation, over_reserved: Sequence[str]) ->
 
 
 def orphans(found: Mapping[str, str], known: Iterable[str]) -> list[Finding]:
-    """Pod groups (uid → path) of pods that are not on the node."""
+    """Report pod cgroups (uid → path) of pods that are not on the node."""
     strangers = sorted(found.keys() - set(known))
     return [
         Finding("orphan-group", found[uid], "no pod on this node has this uid; its group was left behind")

@@ -1,4 +1,4 @@
-"""What a container is given: the values that go to the runtime with it.
+"""Computes the resource values of a container, which go to the runtime.
 
 Source: kubelet v1.32 `kuberuntime` package and `qos` policy, KEP-2400 (swap), KEP-2570 (memory QoS),
 KEP-2837 (pod-level resources); pinned by `tests/conformance` (cgroup_container).
@@ -54,7 +54,7 @@ class ContainerResources:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRules:
-    """The node and the settings that container values depend on; memory in bytes."""
+    """The properties of node and configuration that container values depend on; memory in bytes."""
 
     memory_capacity: int
     allocatable_memory: int = 0
@@ -63,7 +63,7 @@ class ContainerRules:
     custom_cpu_period: bool = False
     memory_qos: bool = False
     memory_reserved: bool = True
-    """With `memory_qos`: requests are protected, not only throttled towards limits."""
+    """With `memory_qos`: requests are protected as well as throttled towards limits."""
     tiered_memory: bool = False
     throttling_factor: float = 0.9
     page_size: int = 4096
@@ -74,13 +74,13 @@ class ContainerRules:
     single_process_oom_kill: bool = True
     huge_page_sizes: tuple[int, ...] = ()
     annotations: frozenset[str] = frozenset()
-    """Those of pods that count, as in `pod_annotations`."""
+    """The pod annotations that count, as in `pod_annotations`."""
 
 
 def container_resources(pod: Pod, container: Container, rules: ContainerRules) -> ContainerResources:
-    """What the runtime is told for one container; the CPU request defaults to its limit.
+    """Return the values of one container; the CPU request defaults to its limit.
 
-    Raises `InvalidInput` for an annotation that counts and makes no sense.
+    Raises `InvalidInput` for an enabled annotation with a bad value.
     """
     limits = {name: effective_limit(pod, container, name) for name in (CPU, MEMORY)}
     basic = _basic_resources(container.requests.get(CPU), limits, rules)
@@ -105,14 +105,14 @@ def container_resources(pod: Pod, container: Container, rules: ContainerRules) -
 
 
 def sandbox_resources(pod: Pod, rules: ContainerRules) -> ContainerResources:
-    """What a pod's containers have together, as the runtime is told when it makes the sandbox."""
+    """Return the sum of a pod's containers, which the runtime gets with the sandbox."""
     without_overhead = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, overhead=None))
     requests = pod_requests(without_overhead)
     return _basic_resources(requests.get(CPU), pod_limits(without_overhead), rules)
 
 
 def overhead_resources(pod: Pod, rules: ContainerRules) -> ContainerResources:
-    """What a pod has beside its containers; nothing is set for a pod without overhead."""
+    """Return a pod's overhead; nothing is set for a pod without."""
     overhead = pod.spec.overhead
     if overhead is None:
         return ContainerResources()
@@ -134,7 +134,7 @@ def _basic_resources(
 
 
 def effective_limit(pod: Pod, container: Container, resource: str) -> Quantity:
-    """The container's own limit, else the pod's as a whole (KEP-2837)."""
+    """Return the container's own limit, or the pod's (KEP-2837)."""
     own = container.limits.get(resource, ZERO)
     if not own and pod.spec.resources is not None:
         return (pod.spec.resources.limits or {}).get(resource, ZERO)
@@ -156,9 +156,9 @@ def _memory_qos(pod: Pod, container: Container, rules: ContainerRules) -> dict[s
 
 
 def memory_high(request: int, ceiling: int, rules: ContainerRules) -> int:
-    """The throttling mark: this share of the way from request to `ceiling`, down to whole pages.
+    """Return `memory.high`: this share of the way from request to `ceiling`, rounded down to pages.
 
-    In doubles, as the kubelet computes it; 0 without a ceiling.
+    Computed in doubles as by the kubelet; 0 without a ceiling.
     """
     if ceiling <= 0:
         return 0
@@ -167,8 +167,11 @@ def memory_high(request: int, ceiling: int, rules: ContainerRules) -> int:
 
 
 def swap_limit(pod: Pod, container: Container, rules: ContainerRules) -> int:
-    """Bytes of swap under cgroup v2: with LimitedSwap, a Burstable container's memory request as a
-    share of the node's memory, taken of its swap; 0 otherwise."""
+    """Return the swap limit in bytes under cgroup v2.
+
+    With LimitedSwap, a Burstable container gets swap in the proportion of its memory request to the node's
+    memory; otherwise 0.
+    """
     request = container.requests.get(MEMORY, ZERO)
     limited = rules.swap_behavior == LIMITED_SWAP and qos_class(pod) == BURSTABLE
     if not limited or is_critical(pod) or request == container.limits.get(MEMORY, ZERO):
@@ -179,8 +182,10 @@ def swap_limit(pod: Pod, container: Container, rules: ContainerRules) -> int:
 
 
 def pod_swap_limit(pod: Pod, rules: ContainerRules) -> int:
-    """Bytes that the pod's containers may swap out together, none on cgroup v1: what its annotation says,
-    where that counts, else the sum of theirs."""
+    """Return the bytes that all containers of the pod may swap, which is none on cgroup v1.
+
+    An enabled annotation decides, or else the sum of the containers.
+    """
     if not rules.swap_controller or not rules.cgroup_v2:
         return 0
     asked = wishes(pod, rules.annotations, as_written).swap
@@ -191,9 +196,11 @@ def pod_swap_limit(pod: Pod, rules: ContainerRules) -> int:
 
 
 def oom_score_adj(pod: Pod, container: Container, memory_capacity: int) -> int:
-    """−997 for Guaranteed and node-critical pods, 1000 for BestEffort; between, the more memory a
-    container requests the lower, from 3 to 999. A sidecar's is at most that of the smallest regular
-    container."""
+    """Return oom_score_adj.
+
+    −997 for Guaranteed and node-critical pods, 1000 for BestEffort; in between, from 3 to 999, lower for
+    larger memory requests. A sidecar's is at most that of the smallest regular container.
+    """
     pod_class = qos_class(pod)
     if is_node_critical(pod) or pod_class == GUARANTEED:
         return GUARANTEED_OOM_SCORE_ADJ
@@ -214,7 +221,7 @@ def _score(request: int, capacity: int) -> int:
 
 
 def unassigned_memory(pod: Pod) -> int:
-    """Each container's part of a pod-level memory request that no container asks for."""
+    """Return each container's part of a pod-level memory request that no container claims."""
     requests = (pod.spec.resources and pod.spec.resources.requests) or {}
     if MEMORY not in requests:
         return 0

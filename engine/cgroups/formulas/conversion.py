@@ -1,8 +1,7 @@
-"""Kubernetes amounts to the kernel's units and back: CPU shares, weights and quotas, huge page sizes.
+"""Converts Kubernetes amounts to the kernel's units and back: CPU shares, weights, quotas, huge page sizes.
 
-Shares, quota and period are the kernel's own units (quota and period in microseconds). Sources:
-kubelet v1.32 `cm` package; runc 1.3.2 and crun 1.23 for the second weight formula; pinned by
-`tests/conformance` (cgroup_convert).
+Quota and period are microseconds. Sources: kubelet v1.32 `cm` package; runc 1.3.2 and crun 1.23 for the
+second weight formula; pinned by `tests/conformance` (cgroup_convert).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ UNLIMITED_QUOTA: Final = -1
 
 
 def milli_cpu_to_shares(milli: int) -> int:
-    """`cpu.shares` for a CPU request, between 2 and 262144; nothing requested gives 2."""
+    """Return `cpu.shares` for a CPU request, between 2 and 262144; no request gives 2."""
     shares = milli * SHARES_PER_CPU // 1000
     if shares < MIN_SHARES:
         return MIN_SHARES
@@ -30,10 +29,10 @@ def milli_cpu_to_shares(milli: int) -> int:
 
 
 def milli_cpu_to_quota(milli: int, period_us: int = DEFAULT_PERIOD_US, *, custom_period: bool = True) -> int:
-    """CFS quota in microseconds, at least 1000; 0 for no limit.
+    """Return the CFS quota in microseconds, at least 1000; 0 for no limit.
 
-    Without `custom_period` (the gate CustomCPUCFSQuotaPeriod) the period argument is ignored and
-    100000 is used.
+    Without `custom_period` (the gate CustomCPUCFSQuotaPeriod), the period argument is ignored and 100000 is
+    used.
     """
     if milli == 0:
         return 0
@@ -42,22 +41,22 @@ def milli_cpu_to_quota(milli: int, period_us: int = DEFAULT_PERIOD_US, *, custom
 
 
 def shares_to_weight(shares: int, formula: WeightFormula = "linear") -> int:
-    """`cpu.weight` for `cpu.shares`; 0 shares ("not set") give 0."""
+    """Return `cpu.weight` for `cpu.shares`; 0 shares ("not set") give 0."""
     return cpu_weight(shares, formula) if shares > 0 else 0
 
 
 def shares_to_milli_cpu(shares: int) -> int:
-    """The CPU request that a container's shares stand for, rounded up; 0 below the minimum."""
+    """Return the CPU request behind a container's shares, rounded up; 0 below the minimum."""
     return -(-shares * 1000 // SHARES_PER_CPU) if shares >= MIN_SHARES else 0
 
 
 def quota_to_milli_cpu(quota: int, period: int) -> int:
-    """The CPU limit that a quota stands for; 0 for none."""
+    """Return the CPU limit behind a quota; 0 for none."""
     return quota * 1000 // period if quota > 0 and period > 0 else 0
 
 
 def huge_page_size(resource: str) -> int | None:
-    """Bytes of a page of `hugepages-2Mi`; None for any other resource name."""
+    """Return the page size in bytes of `hugepages-2Mi`; None for any other resource name."""
     if not resource.startswith(HUGEPAGES_PREFIX):
         return None
     try:
@@ -67,7 +66,7 @@ def huge_page_size(resource: str) -> int | None:
 
 
 def huge_page_limits(resources: Mapping[str, Quantity]) -> dict[int, int]:
-    """Page size in bytes → limit in bytes; spellings of one size are summed."""
+    """Return page size → limit, both in bytes; different spellings of one size are added up."""
     limits: dict[int, int] = {}
     for name, quantity in resources.items():
         size = huge_page_size(name)
@@ -77,7 +76,7 @@ def huge_page_limits(resources: Mapping[str, Quantity]) -> dict[int, int]:
 
 
 def huge_page_name(size: int) -> str:
-    """A page size as the kernel and the CRI write it: `2MB`, `1GB`, `64KB`."""
+    """Return a page size as the kernel and CRI spell it: `2MB`, `1GB`, `64KB`."""
     for unit in ("B", "KB", "MB", "GB", "TB", "PB"):
         if size < 1024 or size % 1024:
             return f"{size}{unit}"

@@ -1,4 +1,4 @@
-"""Names of kernel files that more than one file of this room has to do with."""
+"""Names kernel files that several modules use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CPU_BURST: Final = {1: "cpu.cfs_burst_us", 2: "cpu.max.burst"}
 CPU_USAGE: Final = {1: "cpuacct.usage", 2: "cpu.stat"}
 """By cgroup version."""
 CPU_IDLE: Final = "cpu.idle"
-"""Of both versions. Those below are of version 2."""
+"""Present in both versions; the names below belong to version 2."""
 MEMORY_MIN: Final = "memory.min"
 MEMORY_LOW: Final = "memory.low"
 MEMORY_HIGH: Final = "memory.high"

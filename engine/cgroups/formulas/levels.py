@@ -1,4 +1,4 @@
-"""The QoS levels follow their pods: running sums, so that one pod's coming or going costs O(1).
+"""Computes the values of the QoS levels from running sums, in O(1) per added or removed pod.
 
 Source: kubelet v1.32 `qosContainerManager`, KEP-2570; pinned by `tests/conformance` (cgroup_qos).
 """
@@ -24,7 +24,7 @@ LEVELS = (GUARANTEED, BURSTABLE, BEST_EFFORT)
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one pod adds to its level: milli-CPU and bytes requested."""
+    """What one pod adds to its level: requested milli-CPU and bytes."""
 
     qos_class: str
     cpu_milli: int = 0
@@ -38,9 +38,12 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class LevelRules:
-    """`reserved_percent` is `qosReserved.memory` (None: no reservation); memory in bytes, None where
-    the node doesn't report it; `cpuset` is passed through. With `best_effort_idle` that level has no share
-    of the CPU but what nobody else wants."""
+    """The settings of the levels.
+
+    `reserved_percent` is `qosReserved.memory` (None: no reservation). Memory is in bytes, None if the node
+    does not report it. `cpuset` is passed through. With `best_effort_idle` the BestEffort level gets only
+    CPU that nobody else wants.
+    """
 
     allocatable_memory: int | None = None
     reserved_percent: int | None = None
@@ -52,14 +55,14 @@ class LevelRules:
 
 @dataclass(slots=True)
 class LevelSums:
-    """Requests of the active pods, per class."""
+    """The requests of the active pods by class."""
 
     pods: dict[str, Contribution] = field(default_factory=dict)
     burstable_milli: int = 0
     burstable_memory: int = 0
     guaranteed_memory: int = 0
     best_effort: int = 0
-    """How many pods have this class."""
+    """The number of pods of each class."""
 
     def put(self, uid: str, contribution: Contribution) -> None:
         """Add a pod, or replace what it added before."""
@@ -82,10 +85,10 @@ class LevelSums:
             self.best_effort += sign
 
     def values(self, rules: LevelRules) -> dict[str, GroupValues]:
-        """Each level's values; Guaranteed stands for the root of all pods.
+        """Return each level's values; Guaranteed stands for the root of all pods.
 
-        Integer division truncates toward zero, and the BestEffort limit can come out negative, both
-        as in the kubelet.
+        Integer division truncates toward zero, and the BestEffort limit may become negative; the kubelet
+        does both too.
         """
         burstable_limit = best_effort_limit = None
         if rules.reserved_percent is not None and rules.allocatable_memory:
@@ -113,8 +116,11 @@ class LevelSums:
         }
 
     def _protection(self, tiered: bool) -> tuple[dict[str, str], dict[str, str]]:
-        """Files of the root and of the burstable level. The root protects the sum of all that it
-        holds, or the levels' own protection would be cut down."""
+        """Return the memory protection files of the root and of the Burstable level.
+
+        The root must protect the sum of everything below, since the kernel would otherwise scale the levels'
+        protection down.
+        """
         everything = self.guaranteed_memory + self.burstable_memory
         if not tiered:
             return _file(MEMORY_MIN, everything), _file(MEMORY_MIN, self.burstable_memory)
@@ -127,7 +133,7 @@ def _file(name: str, amount: int) -> dict[str, str]:
 
 
 def raised_to_usage(values: Mapping[str, GroupValues], usage: Mapping[str, int]) -> dict[str, GroupValues]:
-    """After a refused write: a level whose usage is above its limit gets its usage as limit."""
+    """Return the values with a memory limit below the usage raised to it, for use after a refused write."""
     return {
         level: msgspec.structs.replace(wanted, memory=usage[level])
         if wanted.memory is not None and usage.get(level, 0) > wanted.memory

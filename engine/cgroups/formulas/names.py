@@ -1,8 +1,8 @@
-"""Cgroup names: one internal form, a tuple of components, and how each driver writes it.
+"""Converts cgroup names between a tuple of components and the spelling of each driver.
 
 `("kubepods", "burstable", "pod<uid>")` is `/kubepods/burstable/pod<uid>` on cgroupfs and
-`/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice` for systemd, where `-`
-inside a component becomes `_`. Source: kubelet v1.32 `cm` package; pinned by `tests/conformance`.
+`/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice` for systemd, where `-` inside a
+component becomes `_`. Source: kubelet v1.32 `cm` package; pinned by `tests/conformance`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEVEL_COMPONENTS: Final = {BURSTABLE: ("burstable",), BEST_EFFORT: ("besteffort"
 
 
 def cgroup_name(*components: str) -> CgroupName:
-    """A name from its components. Raises `InvalidInput` for `_` or `/` inside one."""
+    """Build a name from components. Raises `InvalidInput` for `_` or `/` inside one."""
     for component in components:
         if "/" in component or "_" in component:
             raise InvalidInput(f"cgroup name component {component!r} must not contain '/' or '_'")
@@ -34,7 +34,7 @@ def to_cgroupfs(name: CgroupName) -> str:
 
 
 def to_systemd(name: CgroupName) -> str:
-    """The path below the hierarchy's root, every slice level written out."""
+    """Return the path below the hierarchy's root with every slice level."""
     if name in ((), ("",)):
         return "/"
     units = [_unit(name[: depth + 1]) for depth in range(len(name))]
@@ -48,7 +48,7 @@ def _unit(name: CgroupName) -> str:
 
 
 def systemd_unit(name: CgroupName) -> tuple[str, str]:
-    """The unit and its parent slice; the parent of a top-level slice is `-.slice`."""
+    """Return the unit and its parent slice; the parent of a top-level slice is `-.slice`."""
     if name in ((), ("",)):
         return "", "-.slice"
     return _unit(name), _unit(name[:-1]) if len(name) > 1 else "-.slice"
@@ -64,7 +64,7 @@ def parse_cgroupfs(path: str) -> CgroupName:
 
 
 def parse_systemd(path: str) -> CgroupName:
-    """Only the last path element counts: it holds all components."""
+    """Parse a path; only the last element counts, because it contains all components."""
     last = path.rstrip("/").rpartition("/")[2] or ("/" if path else ".")
     return tuple(part.replace("_", "-") for part in last.removesuffix(SLICE).split("-"))
 
@@ -74,13 +74,13 @@ def parse_path(path: str, driver: Driver) -> CgroupName:
 
 
 def node_allocatable_root(cgroup_root: str, cgroups_per_qos: bool) -> CgroupName:
-    """The group that holds all pods: `<cgroup root>/kubepods`."""
+    """Return the cgroup of all pods: `<cgroup root>/kubepods`."""
     root = parse_cgroupfs(cgroup_root)
     return (*root, KUBEPODS) if cgroups_per_qos else root
 
 
 def level_name(root: CgroupName, qos_class: str) -> CgroupName:
-    """The QoS level's group; Guaranteed pods sit directly under the root."""
+    """Return the QoS level's cgroup; Guaranteed pods are directly below the root."""
     return (*root, *LEVEL_COMPONENTS.get(qos_class, ()))
 
 
@@ -89,10 +89,10 @@ def pod_name(root: CgroupName, qos_class: str, uid: str) -> CgroupName:
 
 
 def pod_uid(root: CgroupName, path: str, driver: Driver) -> str | None:
-    """The uid that a pod cgroup's path names, None for any other path.
+    """Return the uid in a pod cgroup's path, or None for any other path.
 
-    Decided by depth and the `pod` prefix alone, as the kubelet does: a uid that itself contains
-    `pod` is not recognised.
+    Only the depth and the prefix `pod` count, as in the kubelet: a uid that itself contains `pod` is not
+    recognized.
     """
     name = parse_path(path, driver)
     if len(name) not in (len(root) + 1, len(root) + 2):

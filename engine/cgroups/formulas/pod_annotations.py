@@ -41,10 +41,10 @@ FILES: Final = {
         IO_MAX: file_names.IO_MAX,
     },
 }
-"""By cgroup version, the file that an annotation decides."""
+"""By cgroup version, the file that an annotation determines."""
 
 DeviceNumber = Callable[[str], str]
-"""`/dev/sda` as the kernel names it, `8:0`."""
+"""Converts `/dev/sda` to the kernel's `8:0`."""
 
 _PERCENT = re.compile(r"(\d{1,3})%")
 _NUMBER = re.compile(r"\d{1,7}:\d{1,7}")
@@ -52,7 +52,9 @@ _NUMBER = re.compile(r"\d{1,7}:\d{1,7}")
 
 @dataclass(frozen=True, slots=True)
 class PodWishes:
-    """`cpu_burst` in percent of the quota, `swap` in bytes or `max`, `io_max` as the kernel's lines."""
+    """The parsed annotations: `cpu_burst` in percent of the quota, `swap` in bytes or `max`, `io_max` as
+    kernel lines.
+    """
 
     cpu_burst: int = 0
     oom_group: str = ""
@@ -61,11 +63,11 @@ class PodWishes:
     io_max: tuple[str, ...] = ()
 
     def burst(self, quota: int | None) -> int:
-        """Microseconds that a group with this quota may save up; 0 without a limit."""
+        """Return how many microseconds a cgroup with this quota may save up; 0 without a limit."""
         return max(quota or 0, 0) * self.cpu_burst // 100
 
     def pod_files(self) -> dict[str, str]:
-        """cgroup v2 files of the pod's own group."""
+        """Return the cgroup v2 files of the pod's own cgroup."""
         files = {}
         if self.oom_group == POD:
             files[file_names.MEMORY_OOM_GROUP] = "1"
@@ -78,7 +80,7 @@ class PodWishes:
         return files
 
     def container_files(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The cgroup v2 files of a container that has these by the node's rules."""
+        """Return the cgroup v2 files of a container that has these values by the node's rules."""
         files = dict(given)
         if self.oom_group == PROCESS:
             files.pop(file_names.MEMORY_OOM_GROUP, None)
@@ -93,18 +95,18 @@ NONE: Final = PodWishes()
 
 
 def as_written(path: str) -> str:
-    """`DeviceNumber` where nobody looks at the machine's devices."""
+    """A `DeviceNumber` that keeps the path, where nobody examines the machine's devices."""
     return path
 
 
 def asked(pod: Pod, allowed: Collection[str]) -> dict[str, str]:
-    """The annotations that count, by their names without the prefix."""
+    """Return the enabled annotations, by name without the prefix."""
     given = pod.annotations
     return {name: given[PREFIX + name] for name in NAMES if name in allowed and PREFIX + name in given}
 
 
 def wishes(pod: Pod, allowed: Collection[str], device_number: DeviceNumber) -> PodWishes:
-    """Raises `InvalidInput` naming the annotation."""
+    """Parse the annotations. Raises `InvalidInput` naming the annotation."""
     texts = asked(pod, allowed) if allowed else {}
     if not texts:
         return NONE
@@ -118,7 +120,9 @@ def wishes(pod: Pod, allowed: Collection[str], device_number: DeviceNumber) -> P
 
 
 def check_allowed(allowed: Collection[str], *, cgroup_v2: bool) -> None:
-    """Raises `InvalidInput` for a name that is none, or that this kernel has no files for."""
+    """Check the enabled annotations. Raises `InvalidInput` for an unknown name or one that this kernel does
+    not support.
+    """
     for name in allowed:
         if name not in NAMES:
             raise InvalidInput(f"{name!r} is none of {', '.join(NAMES)}", subject="cgroups.podAnnotations")
@@ -150,7 +154,7 @@ def _weight(text: str) -> int:
 
 
 def _amount(name: str, text: str) -> str:
-    """A number of bytes or operations, or `max`."""
+    """Parse a number of bytes or operations, or `max`."""
     if text == UNLIMITED:
         return text
     try:
@@ -163,7 +167,7 @@ def _amount(name: str, text: str) -> str:
 
 
 def _limits(text: str, device_number: DeviceNumber) -> tuple[str, ...]:
-    """A line for each disk, all four keys in the kernel's order, lines sorted."""
+    """Return a line for each disk, with all four keys in the kernel's order, sorted."""
     lines: dict[str, str] = {}
     for part in text.replace("\n", ";").split(";"):
         words = part.split()

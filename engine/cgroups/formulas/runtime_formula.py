@@ -1,6 +1,6 @@
-"""Which `cpu.weight` formula the container runtime uses, so that pods and containers agree.
+"""Determines the runtime's `cpu.weight` formula, so that pods and containers agree.
 
-runc from 1.3.2 and crun from 1.23 use the logarithmic formula, older ones the linear one; the kubelet
+runc since 1.3.2 and crun since 1.23 use the logarithmic formula, older versions the linear one; the kubelet
 followed in 1.36 (kubernetes/kubernetes#131216).
 """
 
@@ -20,7 +20,7 @@ _DEADLINE = 5.0
 
 
 def formula_of(version_text: str) -> WeightFormula | None:
-    """The formula of what `runc --version` or `crun --version` prints; None for another runtime."""
+    """Return the formula for the output of `runc --version` or `crun --version`; None for another runtime."""
     match = _VERSION.search(version_text)
     if match is None:
         return None
@@ -29,7 +29,9 @@ def formula_of(version_text: str) -> WeightFormula | None:
 
 
 def choose_formula(version: Literal[1, 2], section: CgroupsSection) -> tuple[WeightFormula, str]:
-    """The formula to use on a node, and why: the configured one, or by `auto` that of its runtime."""
+    """Return the formula for a node and the reason: the configured one, or with `auto` that of
+    its runtime.
+    """
     if version == 1:
         return "linear", "cgroup v1 has shares, not weights"
     if section.cpu_weight == "auto":
@@ -38,8 +40,11 @@ def choose_formula(version: Literal[1, 2], section: CgroupsSection) -> tuple[Wei
 
 
 def detect_formula(oci_runtime: str = "") -> tuple[WeightFormula, str]:
-    """The formula of the OCI runtime at this path (by default runc, else crun, on the PATH), and how
-    it was found out. Linear where there is none."""
+    """Return the formula of the OCI runtime at this path (by default runc, else crun, on the PATH), and the
+    reason.
+
+    Returns linear if there is none.
+    """
     candidates = [oci_runtime] if oci_runtime else ["runc", "crun"]
     for candidate in candidates:
         path = shutil.which(candidate)

@@ -1,4 +1,4 @@
-"""What the configuration says about cgroups, resolved once into values that decide."""
+"""Resolves the configuration's cgroup settings once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PERCENT = re.compile(r"([0-9]{1,3})%")
 
 @dataclass(frozen=True, slots=True)
 class ReservedGroup:
-    """A group for the system's or Kubernetes' own daemons whose reservation is enforced."""
+    """A cgroup of system or Kubernetes daemons whose reservation is enforced."""
 
     kind: str
     name: CgroupName
@@ -47,13 +47,13 @@ class ReservedGroup:
     compressible_only: bool
 
     def values(self) -> GroupValues:
-        """Only what the reservation names is set; all else stays as it is."""
+        """Return only the values that the reservation names; everything else stays as it is."""
         return reserved_values(self.resources, compressible_only=self.compressible_only) or GroupValues()
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupSettings:
-    """Everything that deciding files need to know of the configuration and the node."""
+    """Everything that pure modules need of configuration and node."""
 
     root: CgroupName
     driver: Driver
@@ -67,7 +67,7 @@ class CgroupSettings:
     squeeze: SqueezeRules | None = None
 
     def root_values(self) -> GroupValues:
-        """What all pods together get; with `cpu_ceiling` also a CPU quota of what is allocatable."""
+        """Return the values of the root of all pods; with `cpu_ceiling` also a CPU quota at allocatable."""
         values = self.node.kubepods_values(enforced=self.enforce_pods)
         if not self.cpu_ceiling:
             return values
@@ -87,7 +87,7 @@ class CgroupSettings:
         huge_page_sizes: tuple[int, ...] = (),
         device_number: DeviceNumber = as_written,
     ) -> CgroupSettings:
-        """Raises `InvalidInput` naming the field.
+        """Resolve the settings. Raises `InvalidInput` naming the field.
 
         `capacity` holds quantities, or integers in milli-CPU for cpu and base units for the rest.
         """
@@ -168,7 +168,7 @@ class CgroupSettings:
 
 
 def hard_thresholds(config: KubeletConfiguration) -> tuple[HardThreshold, ...]:
-    """The hard eviction thresholds that are not off. Raises `InvalidInput` naming the signal."""
+    """Return the enabled hard eviction thresholds. Raises `InvalidInput` naming the signal."""
     return tuple(
         HardThreshold.parse(signal, text)
         for signal, text in hard_statements(config).items()
@@ -177,7 +177,7 @@ def hard_thresholds(config: KubeletConfiguration) -> tuple[HardThreshold, ...]:
 
 
 def _squeeze(section: CgroupsSection, node: NodeAllocatable) -> SqueezeRules | None:
-    """None where BestEffort pods have no ceiling."""
+    """Return the limit of BestEffort pods, or None without one."""
     if section.best_effort_ceiling == 0:
         return None
     if not 1 <= section.best_effort_ceiling <= 100:
@@ -202,7 +202,7 @@ def _quantity(name: str, amount: Quantity | int) -> Quantity:
 
 
 def _reserved_percent(config: KubeletConfiguration) -> int | None:
-    """`qosReserved.memory`, behind the gate QOSReserved in the kubelet; setting it is enough here."""
+    """Return `qosReserved.memory`. The kubelet requires the gate QOSReserved; here the field is enough."""
     reserved = config.qos_reserved or {}
     unknown = sorted(reserved.keys() - {MEMORY})
     if unknown:

@@ -1,7 +1,7 @@
-"""What a cgroup should have: the values of one group, and those of a pod.
+"""Computes the values of a pod's cgroup.
 
-Source: kubelet v1.32 `ResourceConfigForPod`, KEP-2570 (memory QoS), KEP-2837 (pod-level resources);
-pinned by `tests/conformance` (cgroup_pod).
+Source: kubelet v1.32 `ResourceConfigForPod`, KEP-2570 (memory QoS), KEP-2837 (pod-level resources); pinned
+by `tests/conformance` (cgroup_pod).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from engine.cgroups.formulas.pod_annotations import NONE, DeviceNumber, as_writt
 
 
 class GroupValues(msgspec.Struct, frozen=True):
-    """The values of one cgroup. None means "leave as the kernel made it".
+    """The values of one cgroup; None means "leave what the kernel has".
 
-    Shares, quota, period and burst in kernel units (microseconds), memory in bytes, huge pages as page size
-    → limit in bytes, `unified` as cgroup v2 file → text. What is `cpu_idle` has no shares: it runs while
-    nobody else wants to.
+    Shares, quota, period and burst are in kernel units (microseconds), memory in bytes, huge pages as page
+    size → limit in bytes, `unified` as cgroup v2 file → text. A cgroup that is `cpu_idle` has no shares: it
+    runs only while nobody else wants the CPU.
     """
 
     cpu_shares: int | None = None
@@ -59,14 +59,14 @@ class PodRules:
     tiered_memory: bool = False
     pids_limit: int = -1
     annotations: frozenset[str] = frozenset()
-    """Those that count, as in `pod_annotations`."""
+    """The pod annotations that count, as in `pod_annotations`."""
     device_number: DeviceNumber = as_written
 
 
 def pod_values(pod: Pod, rules: PodRules) -> GroupValues:
-    """The pod cgroup's values. A limit counts only where every container declares one.
+    """Return the pod cgroup's values. A limit counts only if every container declares one.
 
-    Raises `InvalidInput` for an annotation that counts and makes no sense.
+    Raises `InvalidInput` for an enabled annotation with a bad value.
     """
     values = _by_resources(pod, rules)
     asked = wishes(pod, rules.annotations, rules.device_number)
@@ -138,8 +138,11 @@ def _protection(pod_class: str, requests: ResourceList, rules: PodRules) -> dict
 
 
 def limits_declared(pod: Pod) -> tuple[bool, bool]:
-    """Whether cpu, and memory, are limited throughout: by `spec.resources`, or by each container, where
-    an init container also counts the limits of the sidecars before it."""
+    """Tell whether CPU, and memory, are limited for the whole pod.
+
+    Either `spec.resources` limits them, or every container does, where an init container also counts the
+    limits of the sidecars before it.
+    """
     cpu = memory = True
     for container in pod.spec.containers:
         cpu = cpu and bool(container.limits.get(CPU))
