@@ -91,7 +91,7 @@ class DeviceManager:
         fault: FaultPoint = no_fault,
         providers: Sequence[HintProvider] = (),
     ) -> None:
-        self._providers = providers
+        self._providers = list(providers)
         self.plugin_dir = plugin_dir.resolve()
         self.state = DeviceState()
         self._section = section
@@ -134,7 +134,7 @@ class DeviceManager:
             fault=fault,
             one_call_per_pod=section.one_allocate_per_pod,
             keeps_init_surplus=not section.release_init_surplus,
-            providers=providers,
+            providers=self._providers,
         )
         self._registration = RegistrationServer(self.plugin_dir, self.connect, registry, tasks)
         self.found_plugins = FoundDevicePlugins(self.connect, self.disconnect)
@@ -158,6 +158,10 @@ class DeviceManager:
             "Duration in milliseconds to serve a pod admission request.",
             buckets=TOPOLOGY_BUCKETS,
         )
+
+    def add_provider(self, provider: HintProvider) -> None:
+        """Align pods with what another provider hints, too."""
+        self._providers.append(provider)
 
     def show_claims(self, claims: ClaimsOf) -> None:
         """The pod-resources API shows the claims of containers from now on."""

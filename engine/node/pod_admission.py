@@ -25,6 +25,7 @@ from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.manager import DeviceManager
 from engine.dra.claims import without_claimed
+from engine.dra.locator import ClaimLocator
 from engine.eviction.manager import EvictionManager
 from engine.metrics import Registry
 from engine.node.nodeinfo.machine_faults import MachineWait
@@ -32,6 +33,7 @@ from engine.node.nodeinfo.node_resources import NodeResources
 from engine.node.spec.host_support import HostSupport
 from engine.probes.manager import ProbeManager
 
+TOPOLOGY_AFFINITY: Final = "TopologyAffinityError"
 INVALID_ANNOTATION: Final = "InvalidCgroupAnnotation"
 
 log = logging.getLogger("kubengine.pods")
@@ -48,6 +50,7 @@ class PodAdmission:
         *,
         eviction: EvictionManager,
         devices: DeviceManager,
+        locator: ClaimLocator,
         admission: Admission,
         support: HostSupport,
         node: Callable[[], Node],
@@ -58,6 +61,7 @@ class PodAdmission:
     ) -> None:
         self._eviction = eviction
         self._devices = devices
+        self._locator = locator
         self._admission = admission
         self._support = support
         self._node = node
@@ -108,9 +112,15 @@ class PodAdmission:
         Raises `AdmissionRejected`, after which the pod holds nothing.
         """
         try:
+            if self._devices.policy.name != "none":
+                await self._locator.locate(pod)
             await self._devices.allocate(without_claimed(pod), self._counted(tell))
-        except BaseException:
+        except BaseException as error:
             self._admission.give_up(pod.uid, verdict)
+            places = self._locator.describe(pod.uid)
+            self._locator.forget(pod.uid)
+            if places and isinstance(error, AdmissionRejected) and error.reason == TOPOLOGY_AFFINITY:
+                raise AdmissionRejected(error.reason, f"{error.message} ({places})") from error
             raise
         await self._admission.make_room(verdict)
         try:
@@ -192,6 +202,7 @@ class PodAdmission:
         """Release everything that the pod holds."""
         self._admission.remove(pod.uid)
         self._devices.pod_removed(pod.uid)
+        self._locator.forget(pod.uid)
 
 
 def _quantity(resource: str, amount: int) -> str:

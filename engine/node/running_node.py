@@ -25,6 +25,7 @@ from engine.cri.paths import pods_directory
 from engine.devices.found_plugins import DEVICE_PLUGIN
 from engine.dra.driver_calls import Driver
 from engine.dra.drivers import DRA_PLUGIN
+from engine.dra.locator import ClaimLocator
 from engine.dra.manager import ClaimManager
 from engine.host.stopping import stop_all
 from engine.node.controlplane.control_plane import Api, ControlPlane, NoControlPlane, NodeHeard
@@ -150,9 +151,13 @@ class RunningNode:
         )
         volumes = _pod_volumes(setting)
         accepted = AcceptedSpecs(volumes.pod_directory)
+        self._belonging = _belong(setting, self.description, self._node_changed, self._runtime_classes)
+        locator = ClaimLocator(self._belonging.objects, self._belonging.slices, managers.devices.numa)
+        managers.devices.add_provider(locator)
         gatekeeper = PodAdmission(
             eviction=managers.eviction,
             devices=managers.devices,
+            locator=locator,
             admission=managers.admission,
             support=_host_support(config, runtime_health),
             node=self.description.judging,
@@ -161,7 +166,6 @@ class RunningNode:
             probes=managers.probes,
             registry=setting.registry,
         )
-        self._belonging = _belong(setting, self.description, self._node_changed, self._runtime_classes)
         self._access = ImageAccess(
             config,
             records=PullRecords(setting.root, clock),

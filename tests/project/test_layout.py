@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cgroups": BASE | {"host"},
     "cri": {"api", "metrics", "host", "transport", "wire"},
     "plugins": {"api", "host", "transport", "wire"},
-    "dra": {"api", "metrics", "host", "transport", "wire", "plugins"},
+    "dra": {"api", "metrics", "host", "transport", "wire", "plugins", "topologymanager"},
     "topologymanager": {"api", "_fast"},
     "cpumanager": {"api", "metrics", "_fast", "host", "topologymanager"},
     "memorymanager": {"api", "metrics", "_fast", "host", "topologymanager"},
