@@ -1,4 +1,4 @@
-"""`kubengine devices`: what device plugins offer, how it fares and who holds it."""
+"""`kubengine devices`: the devices of plugins and of prepared claims, with their health and owners."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.cli.agent.client import AgentClient, agent_option, json_option, prin
     "--explain", metavar="POD", help="Say why this pod (namespace/name, name or uid) has its devices."
 )
 def command(agent: AgentClient, as_json: bool, resource: str | None, explain: str | None) -> None:
-    """Show device plugin resources, their devices and who holds them."""
+    """Show device plugin resources, ResourceClaims, their devices and the pods that hold them."""
     query = {"resource": resource, "explain": explain}
     answer = agent.describe("devices", **{key: value for key, value in query.items() if value})
     resources = answer["resources"]
@@ -25,10 +25,14 @@ def command(agent: AgentClient, as_json: bool, resource: str | None, explain: st
         print_json(answer)
     elif explain:
         _explain(answer["explain"], explain)
-    elif not resources:
-        click.echo("No device plugin has registered.")
     else:
-        _tables(resources)
+        if resources:
+            _tables(resources)
+        else:
+            click.echo("No device plugin has registered.")
+        if answer.get("claims"):
+            click.echo()
+            _claims(answer["claims"])
 
 
 def _tables(resources: list[dict[str, Any]]) -> None:
@@ -53,6 +57,33 @@ def _tables(resources: list[dict[str, Any]]) -> None:
     console.print(summary)
     console.print()
     console.print(devices)
+
+
+def _claims(claims: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    table = Table(
+        Column("ResourceClaim", overflow="fold"),
+        "Driver",
+        Column("Device", overflow="fold"),
+        "Health",
+        "NUMA",
+        Column("Pods", overflow="fold"),
+        "Remarks",
+        box=None,
+    )
+    nothing = {"pool": "", "device": "-", "health": "-", "numa": None, "message": ""}
+    for claim in claims:
+        unnamed = sorted(set(claim["drivers"]) - {device["driver"] for device in claim["devices"]})
+        devices = [*claim["devices"], *({"driver": driver, **nothing} for driver in unnamed)]
+        for device in devices:
+            numa = "-" if device["numa"] is None else str(device["numa"])
+            name = "/".join(filter(None, (device["pool"], device["device"])))
+            remarks = device["message"] or ("" if claim["prepared"] else "not prepared by this agent yet")
+            pods = ", ".join(claim["pods"])
+            table.add_row(claim["claim"], device["driver"], name, device["health"], numa, pods, remarks)
+    Console().print(table)
 
 
 def _explain(lines: list[dict[str, Any]], pod: str) -> None:

@@ -113,6 +113,7 @@ class DeviceManager:
         self._following = tasks.passing("device-plugin")
         self._closing = tasks.passing("device-plugin-close")
         self._claimed = False
+        self._describe_claims: Callable[[], list[dict[str, Any]]] = list
         self.numa = numa or Numa.of_machine()
         self.policy = TopologyPolicy.from_config(
             config.topology_manager_policy,
@@ -163,8 +164,9 @@ class DeviceManager:
         """Align pods with what another provider hints, too."""
         self._providers.append(provider)
 
-    def show_claims(self, claims: ClaimsOf) -> None:
-        """The pod-resources API shows the claims of containers from now on."""
+    def show_claims(self, claims: ClaimsOf, describe: Callable[[], list[dict[str, Any]]]) -> None:
+        """Show the claims of containers in the pod-resources API, and all of them in `describe`."""
+        self._describe_claims = describe
         if self._pod_resources is not None:
             self._pod_resources.claims = claims
 
@@ -484,6 +486,8 @@ class DeviceManager:
         answer = describe_devices(self.state, self._active_pods(), self.capacity(), self._endpoints)
         if resource:
             answer["resources"] = [one for one in answer["resources"] if one["name"] == resource]
+        else:
+            answer["claims"] = self._describe_claims()
         if explain:
             answer["explain"] = explain_pod(
                 self.state, self._active_pods(), explain, self._allocator.explanations

@@ -402,6 +402,10 @@ class ClaimManager:
     def _driver_came(self, driver: str) -> None:
         self._soon.set()
 
+    def device_health(self, driver: str, device: PreparedDevice) -> DeviceHealth:
+        """Return what the driver has reported of a device."""
+        return self._health.get(driver, device.pool, device.device, self._clock())
+
     # What containers have
 
     def container_devices(self, pod: Pod, container: Container) -> list[str]:
@@ -493,33 +497,6 @@ class ClaimManager:
         for pod in {pod for driver, keys in devices.items() for pod in self.table.users_of(driver, keys)}:
             self._changed(pod)
         self._health_file.changed()
-
-    # Questions
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Every claim with its pods, and its drivers' devices."""
-        now = self._clock()
-        return [
-            {
-                "claim": f"{claim.namespace}/{claim.name}",
-                "uid": claim.uid,
-                "pods": sorted(claim.pods),
-                "prepared": claim.is_prepared,
-                "devices": [
-                    {
-                        "driver": driver,
-                        "pool": device.pool,
-                        "device": device.device,
-                        "requests": list(device.requests),
-                        "cdi": list(device.cdi_ids),
-                        "health": self._health.get(driver, device.pool, device.device, now).health,
-                        **({} if device.share_id is None else {"share": device.share_id}),
-                    }
-                    for driver, device in claim.devices()
-                ],
-            }
-            for claim in sorted(self.table, key=lambda claim: claim.key)
-        ]
 
 
 Wanted = Callable[[], bool]

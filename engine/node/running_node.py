@@ -23,6 +23,7 @@ from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
 from engine.devices.found_plugins import DEVICE_PLUGIN
+from engine.dra.description import describe_claims
 from engine.dra.driver_calls import Driver
 from engine.dra.drivers import DRA_PLUGIN
 from engine.dra.locator import ClaimLocator
@@ -152,12 +153,14 @@ class RunningNode:
         volumes = _pod_volumes(setting)
         accepted = AcceptedSpecs(volumes.pod_directory)
         self._belonging = _belong(setting, self.description, self._node_changed, self._runtime_classes)
-        locator = ClaimLocator(self._belonging.objects, self._belonging.slices, managers.devices.numa)
+        self._locator = locator = ClaimLocator(
+            self._belonging.objects, self._belonging.slices, managers.devices.numa
+        )
         managers.devices.add_provider(locator)
         gatekeeper = PodAdmission(
             eviction=managers.eviction,
             devices=managers.devices,
-            locator=locator,
+            locator=self._locator,
             admission=managers.admission,
             support=_host_support(config, runtime_health),
             node=self.description.judging,
@@ -197,7 +200,7 @@ class RunningNode:
             tasks=tasks,
             clock=clock,
         )
-        managers.devices.show_claims(claims.container_claims)
+        managers.devices.show_claims(claims.container_claims, self._described_claims)
         handlers: dict[str, PluginHandler] = {
             DEVICE_PLUGIN: managers.devices.found_plugins,
             CSI_PLUGIN: csi,
@@ -371,6 +374,11 @@ class RunningNode:
         self.pods.something_changed()
         for uid in self.managers.devices.state.pods:
             self.pods.notify(uid)
+
+    def _described_claims(self) -> list[dict[str, Any]]:
+        names = {pod.uid: pod.full_name for pod in self.pods.all()}
+        claims = self._claims
+        return describe_claims(claims.table, names, claims.device_health, self._locator.places)
 
     def _pod_may_run(self, uid: str) -> bool:
         return self.pods.may_run(uid)

@@ -310,3 +310,33 @@ async def test_a_claim_is_kept_in_the_kubelets_file(claims: ClaimsRig) -> None:
     (kept,) = data["ClaimInfoStateList"]
     assert kept["ClaimUID"] == claim["metadata"]["uid"]
     assert kept["PodUIDs"] == {pod["metadata"]["uid"]: {}}
+
+
+async def test_the_claims_of_a_node_are_described(claims: ClaimsRig) -> None:
+    driver = await claims.driver(tells_health=True)
+    claims.claim("gpu")
+    await claims.run("p", "gpu")
+    await driver.report(("dev-gpu", "Unhealthy", "too hot"))
+    devices = claims.node.rooms["devices"]
+
+    def health() -> str:
+        (claim,) = devices.describe()["claims"]  # type: ignore[attr-defined]
+        (device,) = claim["devices"]
+        return str(device["health"])
+
+    await eventually(lambda: health() == "Unhealthy")
+    (claim,) = devices.describe()["claims"]  # type: ignore[attr-defined]
+    assert (claim["claim"], claim["pods"], claim["prepared"]) == ("default/gpu", ["default/p"], True)
+    assert claim["devices"] == [
+        {
+            "driver": DRIVER,
+            "pool": "pool",
+            "device": "dev-gpu",
+            "share": None,
+            "requests": [],
+            "cdi": [f"{DRIVER}/device=gpu"],
+            "health": "Unhealthy",
+            "message": "too hot",
+            "numa": None,
+        }
+    ]

@@ -1,0 +1,53 @@
+"""What is prepared on the node, as plain values: for `kubengine devices` and debugging. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from engine.dra.health import DeviceHealth
+from engine.dra.places import DevicePlace
+from engine.dra.table import ClaimState, PreparedDevice
+
+
+def describe_claims(
+    claims: Iterable[ClaimState],
+    pod_names: Mapping[str, str],
+    health: Callable[[str, PreparedDevice], DeviceHealth],
+    places: Callable[[str], Sequence[DevicePlace]],
+) -> list[dict[str, Any]]:
+    """Return every claim in order of name, with its pods and the devices that drivers named.
+
+    `pod_names` gives the names of pods by uid; `places` the devices of a pod whose NUMA node is known.
+    """
+    return [
+        {
+            "claim": f"{claim.namespace}/{claim.name}",
+            "uid": claim.uid,
+            "pods": sorted(pod_names.get(uid, uid) for uid in claim.pods),
+            "prepared": claim.is_prepared,
+            "drivers": sorted(claim.drivers),
+            "devices": [
+                {
+                    "driver": driver,
+                    "pool": device.pool,
+                    "device": device.device,
+                    "share": device.share_id,
+                    "requests": list(device.requests),
+                    "cdi": list(device.cdi_ids),
+                    "health": health(driver, device).health,
+                    "message": health(driver, device).message,
+                    "numa": _node(claim, (driver, device.pool, device.device), places),
+                }
+                for driver, device in claim.devices()
+            ],
+        }
+        for claim in sorted(claims, key=lambda claim: claim.key)
+    ]
+
+
+def _node(
+    claim: ClaimState, device: tuple[str, str, str], places: Callable[[str], Sequence[DevicePlace]]
+) -> int | None:
+    found = (place.numa for pod in claim.pods for place in places(pod) if place.device == device)
+    return next(found, None)
