@@ -1,4 +1,4 @@
-"""Container GC at work: lists, removes, deletes logs."""
+"""Runs container GC: lists, removes, deletes logs. The acting module."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from engine.wire import cri_v1_pb2 as cri
 
 PERIOD: Final = 60.0
 STEP_SECONDS: Final = 1800.0
-"""A run that takes longer is stuck."""
+"""Seconds after which a run counts as stuck."""
 _DEFAULT_GRACE = 30
 _STATES = {
     cri.CONTAINER_CREATED: "created",
@@ -50,7 +50,7 @@ log = logging.getLogger("kubengine.containers")
 
 @dataclass(slots=True)
 class ContainerGCReport:
-    """One run: ids removed and why, failures by id, log directories and links deleted."""
+    """One run: removed ids with reasons, failures by id, and deleted log directories and links."""
 
     at: float
     removed: dict[str, str] = field(default_factory=dict)
@@ -64,12 +64,12 @@ class ContainerGCReport:
 
 
 class ContainerGC:
-    """Removes what dead containers leave behind, every minute.
+    """Remove what dead containers leave, every minute.
 
-    `content_removed(uid)`: the pod is gone for good and everything of it may go. `runtime_removed(uid)`:
-    it has terminated, its runtime objects may go under disk pressure. `sources_ready()`: every pod source
-    has reported, so that an unknown pod really is gone. Listing everything needs the runtime; a removal
-    that fails is reported and tried again in the next run.
+    `content_removed(uid)`: the pod is gone for good and everything of it may go. `runtime_removed(uid)`: it
+    has terminated, so its runtime objects may go under disk pressure. `sources_ready()`: every pod source
+    has reported, so that an unknown pod is really gone. A removal that fails is reported and tried again in
+    the next run.
     """
 
     def __init__(
@@ -105,15 +105,15 @@ class ContainerGC:
         await self._task.stop()
 
     async def garbage_collect(self) -> ContainerGCReport:
-        """One periodic run. The report carries the failure, if any."""
+        """Run one periodic collection. The report contains the failure, if any."""
         return await self._run(evict_non_deleted=False)
 
     async def delete_all_unused(self) -> ContainerGCReport:
-        """The same under disk pressure: also what terminated pods that still exist have left."""
+        """Do the same under disk pressure: also remove what existing terminated pods have left."""
         return await self._run(evict_non_deleted=True)
 
     async def act(self, action: str, query: dict[str, str]) -> dict[str, Any]:
-        """`gc` and `delete-unused`."""
+        """Run `gc` or `delete-unused`."""
         expect_known(query, (), "containers")
         if action == "gc":
             return (await self.garbage_collect()).to_json()
@@ -266,7 +266,9 @@ class ContainerGC:
         report.logs += map(str, await asyncio.to_thread(_unlinked, dead))
 
     async def _is_dead(self, link: Path) -> bool:
-        """Whether a dangling log link may go: a living container's log is only missing while it rotates."""
+        """Tell whether a dangling log link may go: a living container's log is missing only
+        during rotation.
+        """
         id = container_of_link(link)
         try:
             state = (await self._runtime.container_status(id)).status.state
@@ -282,7 +284,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _dangling(directory: Path) -> list[Path]:
-    """The log links there that lead nowhere; others' that may not be looked at are left out."""
+    """Return the log links that lead nowhere; those that may not be examined are left out."""
     found = []
     for link in directory.glob("*.log"):
         with contextlib.suppress(OSError):
@@ -292,7 +294,7 @@ def _dangling(directory: Path) -> list[Path]:
 
 
 def _unlinked(links: Iterable[Path]) -> list[Path]:
-    """Removes them; those that could be."""
+    """Remove links; return those that could be removed."""
     gone = []
     for link in links:
         with contextlib.suppress(OSError):

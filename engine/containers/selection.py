@@ -1,8 +1,8 @@
-"""Which dead containers and sandboxes go. Pure: what the runtime lists in, removals out.
+"""Selects which dead containers and sandboxes to remove. Pure: the runtime's list in, removals out.
 
-The unit is a pod's container by name; within one the oldest go first, by creation. What a plan names
-counts as gone whether or not its removal succeeds, so that a failing one doesn't cost others their
-place. Source: kubelet v1.32 container GC.
+The unit is a pod's container by name; within one, the oldest go first, by creation. Planned removals count
+as done whether or not they succeed, so that a failing one does not cost others their place. Source: kubelet
+v1.32 container GC.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ UNKNOWN: Final = "unknown"
 READY: Final = "ready"
 
 IsRemoved = Callable[[str], bool]
-"""Whether a pod, by uid, is gone so far that what it left may be removed."""
+"""Tells whether a pod, by uid, is gone so that what it left may be removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerGCPolicy:
-    """`min_age` in seconds since creation; negative numbers mean no limit."""
+    """`min_age` is in seconds since creation; negative numbers mean no limit."""
 
     min_age: float = 0.0
     max_per_pod_container: int = 1
@@ -74,7 +74,9 @@ class _Units:
         return sum(len(unit) for unit in self.by_name.values())
 
     def remove_oldest(self, unit: Sequence[DeadContainer], count: int, reason: str) -> list[DeadContainer]:
-        """What is left of `unit`. When all of it goes the order is the reverse of the listing."""
+        """Remove the oldest; return what is left of `unit`. If all of it goes, the order is the reverse of
+        the listing.
+        """
         keep = len(unit) - count
         ordered = sorted(unit, key=lambda c: -c.created) if keep > 0 else list(unit)
         for container in reversed(ordered[keep:]):
@@ -97,12 +99,12 @@ def containers_to_remove(
     content_removed: IsRemoved,
     runtime_removed: IsRemoved,
 ) -> list[Removal]:
-    """Removals in order.
+    """Return the removals in order.
 
-    Containers of pods that are gone go first, all of them, once every pod source has reported;
-    `evict_non_deleted` (eviction's clean-up) extends that to pods that have terminated but still exist.
-    Then each unit is cut to `max_per_pod_container`, then the node to `max_containers`: first an equal
-    share for each unit, at least one, then the oldest of all.
+    All containers of pods that are gone come first, once every pod source has reported; `evict_non_deleted`
+    (eviction's cleanup) adds pods that have terminated but still exist. Then each unit is cut to
+    `max_per_pod_container`, then the node to `max_containers`: first an equal share for each unit, at least
+    one, then the oldest of all.
     """
     units = _Units(now)
     for container in containers:
@@ -135,8 +137,10 @@ def sandboxes_to_remove(
     content_removed: IsRemoved,
     runtime_removed: IsRemoved,
 ) -> list[DeadSandbox]:
-    """Sandboxes that are neither ready nor hold a container: all of a pod that is gone, all but the
-    pod's latest otherwise. Oldest first."""
+    """Return sandboxes that are neither ready nor hold a container, oldest first.
+
+    All of a pod that is gone; otherwise all but the pod's latest.
+    """
     occupied = {container.sandbox_id for container in containers}
     by_pod: dict[str, list[DeadSandbox]] = {}
     for sandbox in sandboxes:

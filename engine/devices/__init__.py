@@ -1,12 +1,11 @@
-"""Devices: plugins, who gets which device, NUMA alignment, the checkpoint and the pod-resources API.
+"""Manages devices: plugins, allocation, NUMA alignment, the checkpoint, and the pod-resources API.
 
-Pure files decide (`inventory`, `selection`, `state`, `checkpoint`, `run_options`); the others act:
-`registration`, `claimed_server`, `methods`, `grpc_server` (loaded when somebody first calls),
-`found_plugins`, `endpoint`, `checkpoint_file`, `pod_resources`, and `manager`, which puts them together and
-admits pods through one topology policy. May touch gRPC sockets, the device plugin and pod-resources
-directories, `engine.api`, `engine._fast`, `engine.metrics`, `engine.host`, `engine.plugins`,
-`engine.topologymanager`, `engine.transport` and `engine.wire`.
-Importing this package loads what decides.
+Pure modules decide (`inventory`, `selection`, `state`, `checkpoint`, `run_options`); the others act:
+`registration`, `claimed_server`, `methods`, `grpc_server` (imported on the first call), `found_plugins`,
+`endpoint`, `checkpoint_file`, `pod_resources`, and `manager`, which combines them and admits pods through
+one topology policy. The package may use gRPC sockets, the directories of device plugins and pod-resources,
+`engine.api`, `engine._fast`, `engine.metrics`, `engine.host`, `engine.plugins`, `engine.topologymanager`,
+`engine.transport` and `engine.wire`. Importing it loads pure modules only.
 """
 
 from engine.devices.inventory import Inventory

@@ -1,7 +1,7 @@
-"""Giving a pod its devices: hints, choice, Allocate calls, record, disk; or nothing at all.
+"""Allocates a pod's devices: hints, choice, Allocate calls, record, disk; or nothing at all.
 
-One `Attempt` is all or nothing: what it claimed is released again if any step of any container fails.
-The order of the steps is the kubelet's; calls to different plugins for one container run at once.
+One `Attempt` is all or nothing: what it claimed is released if any step of any container fails. The order of
+the steps is the kubelet's; calls to different plugins for one container run in parallel.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ log = logging.getLogger("kubengine.devices")
 
 
 class TopologyError(Exception):
-    """The topology policy does not admit the pod."""
+    """Raised if the topology policy does not admit the pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Devices that were claimed for a container and not handed out yet."""
+    """Devices that were claimed for a container and not allocated yet."""
 
     container: str
     resource: str
@@ -51,7 +51,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a container has the devices that it has."""
+    """Why a container has its devices."""
 
     pod: str
     pod_uid: str
@@ -63,7 +63,7 @@ class Explanation:
 
 @dataclass(slots=True)
 class Attempt:
-    """What one try for one pod has claimed and recorded so far."""
+    """What one attempt for one pod has claimed and recorded so far."""
 
     pod: Pod
     chosen: list[Chosen] = field(default_factory=list)
@@ -159,7 +159,7 @@ class Allocator:
 
     @staticmethod
     def _kinds(attempt: Attempt, needs: Collection[str]) -> list[str]:
-        """What others may not choose from at the same time."""
+        """Return the resources from which others may not choose at the same time."""
         return [*needs, *([NODE_RESOURCES] if attempt.providers else [])]
 
     @asynccontextmanager
@@ -202,9 +202,8 @@ class Allocator:
 
     @asynccontextmanager
     async def _choosing(self, attempt: Attempt, resources: Collection[str]) -> AsyncIterator[None]:
-        """Keep others from choosing among the same resources; always taken in order of name.
-
-        What hints said of free devices then still holds when devices are chosen.
+        """Lock the resources in the order of their names, so that hints about free devices still hold at the
+        choice.
         """
         wanted = sorted(set(resources) - attempt.locked)
         locks = [self._locks.setdefault(name, asyncio.Lock()) for name in wanted]
@@ -219,7 +218,7 @@ class Allocator:
                 lock.release()
 
     def _align(self, attempt: Attempt, *hints: Mapping[str, Hints] | None) -> None:
-        """Ask the policy where the next devices, CPUs and memory should come from."""
+        """Ask the policy for the NUMA nodes of the next devices, CPUs and memory."""
         decision: Decision = self._policy.decide(hints)
         if not decision.proven:
             log.warning("pod %s: %s", attempt.pod.full_name, UNPROVEN_MESSAGE)
@@ -230,7 +229,7 @@ class Allocator:
         attempt.affinity = None if hint.mask is None else self._policy.numa.ids(hint.mask)
 
     async def _container(self, attempt: Attempt, container: Container, *, init: bool) -> None:
-        """Choose and claim what the container asks for, and keep account of what later ones may reuse."""
+        """Choose and claim what the container asks for, and track what later containers may reuse."""
         pod, state = attempt.pod, self._state
         needs = state.needs(container)
         async with self._choosing(attempt, self._kinds(attempt, needs)):
@@ -293,7 +292,7 @@ class Allocator:
         )
 
     async def _hand_out_all(self, attempt: Attempt) -> None:
-        """Container by container, or all at once; nobody else's choice waits for it."""
+        """Allocate container by container, or all at once; no other choice waits for it."""
         groups: dict[str, list[Chosen]] = {}
         for chosen in attempt.chosen:
             groups.setdefault("" if self._one_call_per_pod else chosen.container, []).append(chosen)
@@ -301,7 +300,7 @@ class Allocator:
             await self._hand_out(attempt, group)
 
     async def _hand_out(self, attempt: Attempt, group: Sequence[Chosen]) -> None:
-        """Call Allocate for what was chosen, one call per plugin and all at once, and record the answers."""
+        """Call Allocate for the chosen devices, one call per plugin in parallel, and record the answers."""
         by_resource: dict[str, list[Chosen]] = {}
         for chosen in group:
             by_resource.setdefault(chosen.resource, []).append(chosen)
@@ -342,7 +341,9 @@ class Allocator:
         return [response.SerializeToString(deterministic=True) for response in responses]
 
     def _init_surplus_released(self, pod: Pod, container: Container) -> bool:
-        """Whether the container is an init container whose devices were given back when the apps started."""
+        """Tell whether this is an init container whose devices were released when the app
+        containers started.
+        """
         return (
             not self._keeps_init_surplus
             and not container.is_sidecar
@@ -352,5 +353,5 @@ class Allocator:
 
 
 def reason_of(error: Exception) -> str:
-    """The words of a failed allocation, without our own prefix."""
+    """Return the message of a failed allocation without our own prefix."""
     return error.message if isinstance(error, KubengineError) else str(error)

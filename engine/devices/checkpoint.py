@@ -1,8 +1,8 @@
-"""The device checkpoint `kubelet_internal_checkpoint`: its text, both ways, byte for byte the kubelet's.
+"""Encodes and decodes the device checkpoint `kubelet_internal_checkpoint`, byte for byte as the kubelet.
 
-A file is `{"Data": {"PodDeviceEntries": [...], "RegisteredDevices": {...}}, "Checksum": N}`. The checksum
-is the FNV-1a hash of a one-line dump of the data in Go's notation; null and empty hash differently, NUMA
-nodes are sorted as numbers in the dump and as text in the JSON. Pure: files are `checkpoint_file`'s.
+A file is `{"Data": {"PodDeviceEntries": [...], "RegisteredDevices": {...}}, "Checksum": N}`. The checksum is
+the FNV-1a hash of a one-line dump of the data in Go's notation; null and empty hash differently, and NUMA
+nodes are sorted as numbers in the dump and as text in the JSON. Pure; `checkpoint_file` handles the file.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from engine._fast.devices.device_checksum import fnv1a
 from engine.api.encoding.go_text import go_json
 
 NO_NODE = -1
-"""The NUMA node of devices that are attached to none."""
+"""The NUMA node of devices without one."""
 
 _int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, dict=True):
-    """Devices of one resource that one container holds.
+    """The devices of one resource that one container holds.
 
     `device_ids` maps a NUMA node (-1: none) to ids; a device of several nodes is listed at each.
     `alloc_resp` is the plugin's serialized ContainerAllocateResponse.
@@ -42,7 +42,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True
 
     @cached_property
     def dump(self) -> str:
-        """The entry as it is hashed."""
+        """Return the entry as it is hashed."""
         nodes = "<nil>"
         if self.device_ids is not None:
             nodes = _map((str(node), self.device_ids[node]) for node in sorted(self.device_ids))
@@ -55,7 +55,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True
 
     @cached_property
     def json(self) -> str:
-        """The entry as it is written."""
+        """Return the entry as it is written."""
         ids = self.device_ids
         nodes = None if ids is None else {str(node): ids[node] for node in sorted(ids, key=str)}
         response = None if self.alloc_resp is None else b64encode(self.alloc_resp).decode()
@@ -71,14 +71,14 @@ class CheckpointEntry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True
 
 
 class Checkpoint(msgspec.Struct, frozen=True, rename="pascal", kw_only=True):
-    """Who holds what, and the healthy devices of each registered resource."""
+    """The devices that containers hold, and the healthy devices of each registered resource."""
 
     pod_device_entries: list[CheckpointEntry] | None = None
     registered_devices: dict[str, list[str] | None] | None = None
 
 
 class CheckpointError(ValueError):
-    """The text cannot be read, or its checksum does not match its data."""
+    """Raised if the text cannot be parsed, or its checksum does not match its data."""
 
 
 class _File(msgspec.Struct, rename="pascal"):
@@ -87,7 +87,7 @@ class _File(msgspec.Struct, rename="pascal"):
 
 
 def hashed_text(checkpoint: Checkpoint) -> str:
-    """The one-line dump whose hash is the checksum."""
+    """Return the one-line dump whose hash is the checksum."""
     entries = checkpoint.pod_device_entries
     registered = checkpoint.registered_devices
     return _dump(
@@ -97,12 +97,12 @@ def hashed_text(checkpoint: Checkpoint) -> str:
 
 
 def checksum(checkpoint: Checkpoint) -> int:
-    """The checksum that belongs to a checkpoint."""
+    """Return the checksum of a checkpoint."""
     return fnv1a(hashed_text(checkpoint).encode())
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """The file, as the kubelet writes it."""
+    """Encode a checkpoint as the kubelet writes it."""
     entries = checkpoint.pod_device_entries
     registered = checkpoint.registered_devices
     listed = "null" if entries is None else f"[{','.join(entry.json for entry in entries)}]"
@@ -114,7 +114,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(text: bytes) -> Checkpoint:
-    """Read a file; `CheckpointError` says what is wrong with it."""
+    """Decode a checkpoint. Raises `CheckpointError`."""
     try:
         file = msgspec.json.decode(text, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""A gRPC server on a unix socket that is claimed before anything else is touched, and answers later.
+"""Serves gRPC on a unix socket that is claimed first and answers later.
 
-The socket is ours; what comes on it is handed on to grpcio's server, which the first connection loads.
+The socket belongs to this module; connections are forwarded to grpcio's server, which the first one loads.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 MOST_CONNECTIONS = 256
 BACKLOG = 256
 LINGER = 5.0
-"""Seconds that a peer has to read the last of what it was sent."""
+"""Seconds that a peer has to read the last response."""
 TURNS_TO_END = 4
-"""Of the loop, until asyncio has handed over what it had accepted and closed what was cut."""
+"""Iterations of the loop until asyncio has passed on accepted connections and closed the cut ones."""
 _CHUNK = 65536
 
 log = logging.getLogger("kubengine.devices")
 
 
 class ClaimedServer:
-    """Serves `methods` at `path`: at most `most_calls` at once, on MOST_CONNECTIONS."""
+    """Serve `methods` at `path`: at most `most_calls` at once, on MOST_CONNECTIONS."""
 
     def __init__(self, path: Path, methods: Methods, *, most_calls: int, tasks: Tasks) -> None:
         self._path = path
@@ -48,7 +48,7 @@ class ClaimedServer:
         self._server: GrpcServer | None = None
 
     def claim(self, before: Callable[[], object] = lambda: None) -> None:
-        """Make the socket ours, which nobody is answered at yet; only its owner may open it.
+        """Claim the socket, which only its owner may open and which does not answer yet.
 
         `before` is called once nobody else serves there. Raises `Refused` as `host.sockets.claim` does.
         """
@@ -66,7 +66,7 @@ class ClaimedServer:
         self._listener = listener
 
     async def start(self) -> None:
-        """Answer, at a socket that is claimed by now."""
+        """Start answering on the claimed socket."""
         assert self._listener is not None
         self._accepting = await asyncio.start_server(self._accepted, sock=self._listener, backlog=BACKLOG)
 
@@ -109,7 +109,7 @@ class ClaimedServer:
         writer.transport.abort()
 
     async def _hand_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry bytes between a peer and grpcio's server until one of them ends the connection."""
+        """Copy bytes between a peer and grpcio's server until one of them closes."""
         try:
             server = await self._loaded()
             inner_reader, inner_writer = await asyncio.open_unix_connection(server.address)

@@ -1,4 +1,4 @@
-"""What the device manager says of itself, as plain values: for `kubengine devices` and debugging. Pure."""
+"""Describes the device manager's state as plain values, for `kubengine devices` and debugging. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def describe_devices(
     capacity: tuple[Mapping[str, int], Mapping[str, int], Sequence[str]],
     connected: Collection[str],
 ) -> dict[str, Any]:
-    """Resources in order of name, each with its devices in order of id."""
+    """Return the resources by name, each with its devices by id."""
     names = {pod.uid: pod.full_name for pod in pods}
     owners: dict[tuple[str, str], list[dict[str, str]]] = {}
     for entry in state.entries():
@@ -64,9 +64,10 @@ def describe_devices(
 def explain_pod(
     state: DeviceState, pods: Iterable[Pod], wanted: str, explanations: Iterable[Explanation]
 ) -> list[dict[str, Any]]:
-    """Why the pod `namespace/name` (or `name`, or a uid) has its devices.
+    """Return why the pod `namespace/name` (or `name`, or a uid) has its devices.
 
-    `InvalidInput` if there is no such pod. Of choices made before the agent started only the result is known.
+    Raises `InvalidInput` if there is no such pod. Of choices made before the agent started, only the result
+    is known.
     """
     uids = [p.uid for p in pods if wanted in (p.full_name, p.metadata.name, p.uid)]
     if not uids:

@@ -1,4 +1,4 @@
-"""One device plugin: its connection, its stream of devices and the calls to it, each with a deadline."""
+"""Connects to one device plugin: its device stream and the calls to it, each with a deadline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("kubengine.devices")
 
 @dataclass(frozen=True, slots=True)
 class DevicePluginDeadlines:
-    """Seconds that a plugin has for each call. The kubelet bounds only `dial` and `pre_start`."""
+    """Seconds that a plugin has for each call. The kubelet limits only `dial` and `pre_start`."""
 
     dial: float = 10
     options: float = 10
@@ -46,7 +46,7 @@ class Endpoint:
         self._channel = PluginChannel(path)
 
     async def connect(self) -> None:
-        """Reach the plugin and read its options."""
+        """Connect to the plugin and read its options."""
         try:
             await self._channel.reach(self._deadlines.dial)
         except Unavailable as error:
@@ -61,7 +61,7 @@ class Endpoint:
             ) from error
 
     async def devices(self) -> AsyncIterator[bytes]:
-        """ListAndWatch, as serialized messages; ends when the plugin goes away, whatever the reason."""
+        """Yield serialized messages of ListAndWatch, until the plugin goes away for any reason."""
         try:
             async with aclosing(self._channel.messages(f"{_SERVICE}ListAndWatch", wire.Empty())) as messages:
                 async for message in messages:
@@ -71,7 +71,7 @@ class Endpoint:
             log.info("plugin of %s: ListAndWatch ended: %s", self.resource, said)
 
     async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
-        """The plugin's favourite `size` of `available`; empty if it has none."""
+        """Return the plugin's preferred `size` of `available`; empty if it has no preference."""
         request = wire.PreferredAllocationRequest(
             container_requests=[
                 wire.ContainerPreferredAllocationRequest(
@@ -85,7 +85,7 @@ class Endpoint:
         return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
 
     async def allocate(self, containers: Sequence[Sequence[str]]) -> list[wire.ContainerAllocateResponse]:
-        """Hand out the devices of one or more containers; one answer for each."""
+        """Allocate the devices of one or more containers; return one response for each."""
         request = wire.AllocateRequest(
             container_requests=[wire.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
         )

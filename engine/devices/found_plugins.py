@@ -1,4 +1,4 @@
-"""Device plugins that the plugin watcher finds: the second way for one to register."""
+"""Registers device plugins that the plugin watcher finds, the second way of registration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICE_PLUGIN: Final = "DevicePlugin"
 
 
 class FoundDevicePlugins:
-    """`engine.plugins.watcher.PluginHandler` for plugins whose names are resources."""
+    """Handle plugins whose names are resources, for `engine.plugins.watcher.PluginHandler`."""
 
     def __init__(self, connect: Connect, disconnect: Callable[[str, Path], Awaitable[None]]) -> None:
         self._connect = connect

@@ -1,4 +1,4 @@
-"""grpcio's server, which takes 23 MB and 0.2 s to load: imported when somebody calls, not before."""
+"""Runs grpcio's server, which takes 23 MB and 0.2 s to import and is therefore imported on the first call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class GrpcServer:
-    """Answers `methods` at `address`, which only this process can connect to."""
+    """Answer `methods` at `address`, to which only this process can connect."""
 
     def __init__(self, methods: Methods, *, most_calls: int) -> None:
         self._server = grpc.aio.server(maximum_concurrent_rpcs=most_calls)
@@ -35,7 +35,9 @@ class GrpcServer:
         return f"/proc/self/fd/{self._socket}"
 
     async def start(self, directory: Path) -> None:
-        """Raises OSError where no socket can be made in `directory`, where its name is but for a moment."""
+        """Start. Raises OSError if no socket can be created in `directory`, where its name exists only for a
+        moment.
+        """
 
         def bind(at: str) -> None:
             try:
@@ -48,11 +50,11 @@ class GrpcServer:
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            await starting  # one that has half begun can't be stopped
+            await starting  # a server that has half started cannot be stopped
             raise
 
     async def stop(self) -> None:
-        """Calls that are under way end."""
+        """Stop; calls in progress end."""
         try:
             await self._server.stop(None)
         finally:

@@ -1,7 +1,7 @@
-"""The devices of one resource as bitsets over interned ids: health, allocation, NUMA nodes.
+"""Holds the devices of one resource as bitsets over numbered ids: health, allocation, NUMA nodes.
 
-Ids are interned in bytewise order, so "the lowest index" is "the lowest id". Devices that a container
-holds stay interned when the plugin no longer lists them. Pure: messages are bytes, nothing is awaited.
+Ids are numbered in bytewise order, so the lowest index is the lowest id. Devices that a container holds stay
+numbered when the plugin no longer lists them. Pure: messages are bytes, nothing is awaited.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Number = TypeVar("_Number", "np.uint8", "np.int32")
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroup:
-    """Listed devices that are attached to the same NUMA nodes; None: no topology given."""
+    """Listed devices with the same NUMA nodes; None if they have no topology."""
 
     nodes: NodeIds | None
     members: Bits
@@ -33,11 +33,13 @@ class DeviceGroup:
 
 
 class Inventory:
-    """One resource's devices. `claim` and `release` count holders: a pod's containers may share a device."""
+    """One resource's devices. `claim` and `release` count holders, because a pod's containers may share a
+    device.
+    """
 
     def __init__(self) -> None:
         self.complaint = ""
-        """What was wrong with the plugin's last list; empty if nothing was."""
+        """What was wrong with the plugin's last list, or an empty text."""
         self._message: bytes | None = None
         self._set_ids([])
         self._state: NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -46,13 +48,13 @@ class Inventory:
         self._groups: tuple[DeviceGroup, ...] | None = None
         self._pack()
 
-    # What the plugin says.
+    # Lists from the plugin
 
     def update(self, message: bytes) -> bool:
-        """Take in a serialized ListAndWatchResponse; whether it changed anything.
+        """Apply a serialized ListAndWatchResponse; return whether it changed anything.
 
-        Whatever the message does not list is gone. The last of several devices with one id counts.
-        `ValueError` if it is no such message.
+        Devices missing in the message are gone. Of several devices with one id, the last counts. Raises
+        `ValueError` for malformed bytes.
         """
         if message == self._message:
             return False
@@ -75,12 +77,12 @@ class Inventory:
         return changed
 
     def disconnect(self) -> None:
-        """Every listed device is unhealthy until the plugin says otherwise."""
+        """Mark every listed device as unhealthy until the plugin reports again."""
         self._message = None
         self._state = np.minimum(self._state, UNHEALTHY)
         self._pack()
 
-    # What containers hold.
+    # Devices held by containers
 
     def claim(self, ids: Collection[str]) -> None:
         """Count a holder for each device, known or not."""
@@ -96,14 +98,14 @@ class Inventory:
             self.allocated[row >> 6] |= np.uint64(1 << (row & 63))
 
     def release(self, ids: Iterable[str]) -> None:
-        """Take back one `claim`."""
+        """Undo one `claim`."""
         for id in ids:
             row = self._rows[id]
             self._holders[row] -= 1
             if self._holders[row] == 0:
                 self.allocated[row >> 6] &= np.uint64(~(1 << (row & 63)) & 0xFFFF_FFFF_FFFF_FFFF)
 
-    # Questions.
+    # Queries
 
     @property
     def healthy_count(self) -> int:
@@ -123,7 +125,7 @@ class Inventory:
 
     @property
     def aligned(self) -> bool:
-        """Whether any device names a NUMA node: only then does the resource ask for places."""
+        """Whether any device names a NUMA node; only then does the resource have hints."""
         return self._aligned
 
     @property
@@ -133,15 +135,15 @@ class Inventory:
         return self._groups
 
     def names(self, bits: Bits) -> list[str]:
-        """The ids of a bitset, lowest first."""
+        """Return the ids of a bitset, lowest first."""
         return self._names_at(bitset.first(bits, 64 * bits.shape[0]))
 
     def lowest(self, bits: Bits, taken: Bits, n: int) -> list[str]:
-        """The `n` lowest ids of `bits` without `taken`."""
+        """Return the `n` lowest ids of `bits` without `taken`."""
         return [self._ids[row] for row in bitset.first_of_difference(bits, taken, n)]
 
     def bits(self, ids: Iterable[str]) -> Bits:
-        """A bitset of those ids that are known."""
+        """Return a bitset of the known ids."""
         out = np.zeros_like(self.healthy)
         for id in ids:
             row = self._rows.get(id)
@@ -153,22 +155,22 @@ class Inventory:
         return self.names(self.healthy)
 
     def is_healthy(self, ids: Iterable[str]) -> bool:
-        """Whether every one is listed and healthy."""
+        """Tell whether every device is listed and healthy."""
         rows = [self._rows.get(id) for id in ids]
         return all(row is not None and self._state[row] == HEALTHY for row in rows)
 
     def is_unhealthy(self, id: str) -> bool:
-        """Whether its plugin has called it so, or has gone; not where nobody has said anything yet."""
+        """Tell whether the plugin reported the device as unhealthy or has gone; false before any report."""
         row = self._rows.get(id)
         return row is not None and bool(self._state[row] == UNHEALTHY)
 
     def nodes_of(self, id: str) -> NodeIds | None:
-        """The NUMA nodes that a listed device names; None if it gives no topology."""
+        """Return the NUMA nodes of a listed device; None without topology."""
         row = self._rows.get(id)
         return None if row is None else self._index.nodes(int(self._topology[row]))
 
     def near(self, nodes: Collection[int], within: Bits) -> tuple[Bits, Bits, Bits]:
-        """Split listed devices: at one of `nodes`, at others only, at none."""
+        """Split listed devices into those at `nodes`, those only at others, and those without nodes."""
         parts = [np.zeros_like(within) for _ in range(3)]
         for group in self.groups:
             part = 2 if not group.nodes else 0 if any(node in nodes for node in group.nodes) else 1
@@ -176,7 +178,7 @@ class Inventory:
         return tuple(bitset.intersection(part, within) for part in parts)  # type: ignore[return-value]
 
     def counts(self, numa: Numa, free: Bits, reusable: Bits | None, request: int) -> DeviceCounts:
-        """What NUMA hints for `request` devices are made from. Node order: that of `numa`."""
+        """Return what NUMA hints for `request` devices are computed from, in the node order of `numa`."""
         groups = self.groups
         return DeviceCounts(
             tuple(numa.mask(group.nodes or ()) for group in groups),
@@ -192,7 +194,7 @@ class Inventory:
         )
 
     def rows(self) -> list[tuple[str, str, NodeIds | None, int]]:
-        """Every listed or held device: id, health, NUMA nodes, holders."""
+        """Return every listed or held device: id, health, NUMA nodes, holders."""
         words = {ABSENT: "Gone", UNHEALTHY: "Unhealthy", HEALTHY: "Healthy"}
         return [
             (id, words[int(state)], self._index.nodes(int(topology)), int(holders))
@@ -202,7 +204,7 @@ class Inventory:
             if state != ABSENT or holders
         ]
 
-    # Interning.
+    # Numbering
 
     def _set_ids(self, ids: list[str]) -> None:
         self._ids = ids
@@ -210,7 +212,7 @@ class Inventory:
         self._index = DeviceIndex(ids)
 
     def _intern(self, new_ids: Sequence[str]) -> None:
-        """Give ids dense numbers again, in order, keeping what is listed or held."""
+        """Number the ids again in order, keeping listed and held ones."""
         ids = [*self._ids, *new_ids]
         holders = _longer(self._holders, len(new_ids), 0)
         old_index = self._index

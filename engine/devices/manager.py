@@ -1,7 +1,7 @@
-"""The device manager: plugins on real sockets, pods' devices, capacity; what the node talks to.
+"""The façade of device management: plugins on real sockets, pods' devices, capacity.
 
-Decisions are in `state`, `selection` and `topology`; this file moves messages between them, the plugins
-and the checkpoint. Nothing here waits for one plugin on behalf of another.
+`state`, `selection` and `engine.topologymanager` decide; this module moves messages between them, the
+plugins and the checkpoint. No plugin ever delays another.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DEVICE_PLUGIN_DIR = Path("/var/lib/kubelet/device-plugins")
 POD_RESOURCES_DIR = Path("/var/lib/kubelet/pod-resources")
 FORGET_WAITING = 600.0
 LOSS_SHOWS_SECONDS = 1.0
-"""How soon after a call that broke off the loss of its plugin is noticed."""
+"""Seconds after a broken call within which the loss of the plugin is noticed."""
 TOPOLOGY_BUCKETS = tuple(0.05 * 2**i for i in range(15))
 
 log = logging.getLogger("kubengine.devices")
@@ -107,7 +107,7 @@ class DeviceManager:
         self._pending: dict[str, int] = {}
         self._slimmed: set[str] = set()
         self._waiting: dict[tuple[str, str], float] = {}
-        """Until when (the loop's time) a pod waits at most, by uid and reason."""
+        """Until when (the loop's time) a pod waits, by uid and reason."""
         self._news = asyncio.Event()
         tasks = tasks or Tasks(registry)
         self._following = tasks.passing("device-plugin")
@@ -171,8 +171,10 @@ class DeviceManager:
             self._pod_resources.claims = claims
 
     def claim(self) -> None:
-        """Take the sockets and clear the plugin directory. Raises `Refused`, having touched nothing, where
-        another process serves one. `start` does it too, if it was not done before."""
+        """Claim the sockets and clear the plugin directory; `start` does this too.
+
+        Raises `Refused`, without any change, if another process serves one of them.
+        """
         if self._claimed:
             return
         if self._pod_resources is not None:
@@ -181,7 +183,7 @@ class DeviceManager:
         self._claimed = True
 
     async def start(self) -> None:
-        """Read the checkpoint, then answer plugins."""
+        """Read the checkpoint, then start answering plugins."""
         self.claim()
         now = self._clock()
         self.state.restore(self._file.load(now), now)
@@ -201,12 +203,12 @@ class DeviceManager:
         self._endpoints.clear()
         await asyncio.gather(*(endpoint.close() for endpoint in endpoints), self._closing.wait())
 
-    # Plugins.
+    # Plugins
 
     async def connect(self, resource: str, socket: Path) -> None:
-        """Reach a plugin and follow its devices; it replaces an earlier plugin of the same resource.
+        """Connect to a plugin and follow its devices; it replaces an earlier plugin of the same resource.
 
-        Raises a `KubengineError` if the plugin cannot be reached or does not give its options.
+        Raises a `KubengineError` if the plugin cannot be reached or does not return its options.
         """
         check_resource_name(resource)
         endpoint = Endpoint(resource, socket, self._deadlines)
@@ -225,7 +227,7 @@ class DeviceManager:
             await earlier.close()
 
     async def disconnect(self, resource: str, socket: Path) -> None:
-        """Let go of a plugin, unless another one has taken its place."""
+        """Disconnect from a plugin, unless another one has replaced it."""
         endpoint = self._endpoints.get(resource)
         if endpoint is not None and endpoint.path == socket:
             self._lost(endpoint)
@@ -264,19 +266,19 @@ class DeviceManager:
         self._on_change()
 
     def _wake(self) -> None:
-        """Pods that wait look again."""
+        """Wake the waiting pods."""
         self._news.set()
         self._news = asyncio.Event()
 
-    # Pods.
+    # Pods
 
     async def allocate(self, pod: Pod, tell: TellWaiting = nobody_waits) -> None:
-        """Give the pod its devices, or refuse it; returns when the assignment is on disk.
+        """Allocate the pod's devices, or reject it; return when the assignment is on disk.
 
-        Raises `AdmissionRejected`: UnexpectedAdmissionError or TopologyAffinityError. A pod that has its
-        devices already keeps them. A refusal is not the last word while pods that leave hold devices of a
-        kind that it needs, or a plugin has yet to come back: `tell` hears of it, and the pod waits, in the
-        bounds of `admission_retry`.
+        Raises `AdmissionRejected`: UnexpectedAdmissionError or TopologyAffinityError. A pod that already has
+        its devices keeps them. A rejection is postponed while terminating pods hold devices of a needed
+        kind, or a plugin has yet to come back: `tell` receives the reason, and the pod waits within the
+        limits of `admission_retry`.
         """
         begun = time.perf_counter()
         self._pending[pod.uid] = self._pending.get(pod.uid, 0) + 1
@@ -327,13 +329,13 @@ class DeviceManager:
                 return
 
     async def _loss_shows(self) -> None:
-        """Returns when a plugin's loss may have been noticed."""
+        """Return when the loss of a plugin may have been noticed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOSS_SHOWS_SECONDS):
                 await self._news.wait()
 
     async def _wait(self, pod: Pod, passing: Passing, tell: TellWaiting, news: asyncio.Event) -> bool:
-        """Returns when `news` are there; False if the pod has waited as long as it may."""
+        """Wait for `news`; return False if the pod has waited as long as it may."""
         now = asyncio.get_running_loop().time()
         self._waiting = {key: until for key, until in self._waiting.items() if until > now - FORGET_WAITING}
         graces = longest_grace(p for p in self._active_pods() if p.uid in passing.holders)
@@ -353,10 +355,10 @@ class DeviceManager:
         return True
 
     async def await_plugins(self, pod: Pod, tell: TellWaiting = nobody_waits) -> None:
-        """With `admission_retry`: wait, but not longer, for plugins that the pod needs and that went away.
+        """With `admission_retry`: wait for plugins that the pod needs and that went away, but not longer.
 
-        Returns in any case; callers go on to admit or refuse. `allocate` waits too, in the same allowance: a
-        node that admits pods in turn waits here first, where no other pod is behind.
+        Returns in any case; callers go on to admit or reject. `allocate` waits too, within the same
+        allowance. A node that admits pods in turn waits here first, where no other pod is behind.
         """
         while True:
             news = self._news
@@ -365,12 +367,13 @@ class DeviceManager:
                 return
 
     def _away(self, pod: Pod) -> list[str]:
-        """Resources that the pod needs whose plugin has yet to come back."""
+        """Return the needed resources whose plugin has yet to come back."""
         allowance = self._section.admission_retry
         return plugins_to_come(self.state, pod, now=self._clock(), allowance=allowance)
 
     async def container_config(self, pod: Pod, container_name: str) -> DeviceRunOptions:
-        """What the container's devices add to its configuration; tells plugins that want to know first.
+        """Return what the container's devices add to its configuration; calls PreStartContainer where plugins
+        want it.
 
         Raises `Refused` or `Unavailable` naming the resource; the container is then tried again later.
         """
@@ -396,7 +399,7 @@ class DeviceManager:
         return run_options(self.state.entries_of(pod.uid, container.name))
 
     def health(self, pod_uid: str, container_name: str) -> dict[str, dict[str, bool]]:
-        """What a container holds: resource → device → whether it is healthy, as far as is known."""
+        """Return a container's devices: resource → device → healthy, as far as known."""
         return {
             entry.resource_name: {
                 device: not self.state.resources[entry.resource_name].inventory.is_unhealthy(device)
@@ -406,7 +409,7 @@ class DeviceManager:
         }
 
     def pod_removed(self, pod_uid: str) -> None:
-        """The pod is over: its devices are free."""
+        """Release the devices of a pod that is gone."""
         self._slimmed.discard(pod_uid)
         for provider in self._providers:
             provider.release(pod_uid)
@@ -415,10 +418,10 @@ class DeviceManager:
             self._wake()
 
     def app_containers_started(self, pod: Pod) -> Pod | None:
-        """With `release_init_surplus`: devices that only ordinary init containers used are free now.
+        """With `release_init_surplus`: release devices that only ordinary init containers used.
 
-        Once per pod it returns the pod as admission of others should count it from now on: without the
-        devices of its ordinary init containers. None if nothing is released.
+        Returns once per pod how others' admission should count it from now on: without the devices of its
+        ordinary init containers. Returns None if nothing is released.
         """
         if not self._section.release_init_surplus or pod.uid in self._slimmed:
             return None
@@ -433,7 +436,7 @@ class DeviceManager:
         return _without_devices(pod, {c.name: self.state.needs(c) for c in ordinary})
 
     def collect(self) -> None:
-        """Free what pods of which nothing may run have, once all pods are known."""
+        """Release the devices of pods that cannot run any longer, once all pods are known."""
         holding = {*self.state.pods, *(uid for one in self._providers for uid in one.pod_uids)}
         if not self._sources_ready() or not holding:
             return
@@ -446,21 +449,21 @@ class DeviceManager:
             log.info("devices of %d pods that are gone are free", len(gone))
             self._file.changed()
 
-    # The node's resources.
+    # Resources of the node
 
     def capacity(self) -> tuple[dict[str, int], dict[str, int], list[str]]:
-        """(capacity, allocatable, removed resources) in devices, for the node's status."""
+        """Return (capacity, allocatable, removed resources) in devices, for the node's status."""
         capacity, allocatable, removed = self.state.capacity(self._clock())
         if removed:
             self._file.changed()
         return capacity, allocatable, removed
 
     def sanitize_allocatable(self, pod: Pod, allocatable: Mapping[str, Quantity]) -> dict[str, Quantity]:
-        """What admission of the pod should compute with.
+        """Return the allocatable that admission of the pod should use.
 
-        A pod that holds devices is not refused because their plugin is away: allocatable is then at
-        least what is allocated (kubelet: `sanitizeNodeAllocatable`). The kubelet asks when the pod has its
-        devices; here it is asked before, and those that it is still to get count as allocated.
+        A pod that holds devices is not rejected because their plugin is away: allocatable is then at least
+        what is allocated (kubelet: `sanitizeNodeAllocatable`). The kubelet asks after the pod got its
+        devices; here admission asks before, and the devices that the pod will get count as allocated.
         """
         held = {entry.resource_name for entry in self.state.entries_of(pod.uid)}
         missing = {name: count for name, count in self.state.pod_needs(pod).items() if name not in held}
@@ -474,12 +477,12 @@ class DeviceManager:
                 result[name] = Quantity.from_value(count)
         return result
 
-    # Questions.
+    # Queries
 
     def describe(self, *, resource: str = "", explain: str = "") -> dict[str, Any]:
-        """Resources (or one), their devices and owners; `explain` (a pod) adds why it has what it has.
+        """Return resources (or one), their devices and owners; `explain` (a pod) adds the reasons.
 
-        `InvalidInput` if there is no such resource or pod.
+        Raises `InvalidInput` if there is no such resource or pod.
         """
         if resource and resource not in self.state.resources:
             raise InvalidInput(f"no resource {resource!r}")
@@ -503,7 +506,7 @@ def _container(pod: Pod, name: str) -> Container:
 
 
 def _without_devices(pod: Pod, needs: Mapping[str, Mapping[str, int]]) -> Pod:
-    """A copy of the pod whose init containers do not ask for the devices in `needs`."""
+    """Return a copy of the pod whose init containers do not ask for the devices in `needs`."""
 
     def slim(container: Container) -> Container:
         dropped = needs.get(container.name, {})

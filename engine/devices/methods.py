@@ -1,4 +1,4 @@
-"""The calls that a server of ours answers."""
+"""Describes the calls that our gRPC servers answer."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 
 
 class RateLimit:
-    """A token bucket; `take` says whether a request may pass. Time in seconds from `clock`."""
+    """A token bucket; `take` tells whether a request may pass. Times are seconds from `clock`."""
 
     def __init__(self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second
@@ -88,7 +88,9 @@ ClaimsOf = Callable[[Pod, Container], Sequence[ContainerClaim]]
 
 
 class PodResourcesServer:
-    """Both versions on one socket, behind one rate limit. `collect` frees devices of gone pods first."""
+    """Serve both versions on one socket with one rate limit. `collect` first releases devices of pods that
+    are gone.
+    """
 
     def __init__(
         self,
@@ -132,19 +134,19 @@ class PodResourcesServer:
         )
 
     def claim(self) -> None:
-        """Make the socket ours, which nobody is answered at yet. Raises `Refused` if it cannot be bound."""
+        """Claim the socket, which does not answer yet. Raises `Refused` if it cannot be bound."""
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._server.claim()
 
     async def start(self) -> None:
-        """Answer, at a socket that is claimed by now."""
+        """Start answering on the claimed socket."""
         await self._server.start()
 
     async def stop(self) -> None:
         await self._server.stop()
 
     def answer(self, version: str, kind: str, make: Callable[[], Answer]) -> Answer:
-        """Count a request, hold it to the rate limit, and answer it. Raises CallFailed."""
+        """Count a request, apply the rate limit, and answer it. Raises CallFailed."""
         if not self._limit.take():
             raise CallFailed(RESOURCE_EXHAUSTED, "rejected by rate limit")
         self._counters["requests_total"].inc(version)
@@ -272,7 +274,7 @@ def _dynamic_resources(claims: Iterable[ContainerClaim]) -> list[v1.DynamicResou
 
 
 def _nodes_by_device(entry: CheckpointEntry) -> list[tuple[str, tuple[int, ...] | None]]:
-    """Each device of an assignment with its NUMA nodes (None: no topology), in order of id."""
+    """Return each device of an assignment with its NUMA nodes (None: no topology), by id."""
     nodes: dict[str, list[int]] = {}
     for node, ids in sorted((entry.device_ids or {}).items()):
         for id in ids or ():

@@ -1,4 +1,4 @@
-"""The registration socket `kubelet.sock`: plugins announce themselves, and are refused in words."""
+"""Serves the registration socket `kubelet.sock`, where plugins announce themselves."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ SOCKET_NAME = "kubelet.sock"
 MOST_CALLS = 100
 MOST_NAMES = 1000
 OTHER_NAMES = "other"
-"""What further names are counted as."""
+"""The label under which further names are counted."""
 SELINUX = Path("/sys/fs/selinux/enforce")
 SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
 
 log = logging.getLogger("kubengine.devices")
 
 Connect = Callable[[str, Path], Awaitable[None]]
-"""`(resource, socket path)`: connect to a plugin; raises a `KubengineError` if it cannot be had."""
+"""Connects to a plugin, given `(resource, socket path)`; raises a `KubengineError` on failure."""
 
 
 def _make_directory(directory: Path) -> None:
-    """Mode 0750, labelled for SELinux."""
+    """Create the directory with mode 0750 and its SELinux label."""
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     if SELINUX.exists():
         try:
@@ -45,20 +45,20 @@ def _make_directory(directory: Path) -> None:
 
 
 def _clear_directory(directory: Path) -> None:
-    """Leaves no file in the plugin directory but the checkpoint: plugins then serve anew."""
+    """Remove every file but the checkpoint from the plugin directory, which makes plugins register again."""
     for entry in directory.iterdir():
         if entry.name != FILE_NAME and (entry.is_symlink() or not entry.is_dir()):
             entry.unlink(missing_ok=True)
 
 
 def check_resource_name(name: str) -> None:
-    """`InvalidInput` unless a plugin may offer the name."""
+    """Raise `InvalidInput` unless a plugin may offer the name."""
     if not is_extended(name):
         raise InvalidInput(f'the ResourceName "{name}" is invalid')
 
 
 class RegistrationServer:
-    """Serves v1beta1.Registration in `directory`."""
+    """Serve v1beta1.Registration in `directory`."""
 
     def __init__(self, directory: Path, connect: Connect, registry: Registry, tasks: Tasks) -> None:
         self.path = directory / SOCKET_NAME
@@ -78,15 +78,15 @@ class RegistrationServer:
         )
 
     def claim(self) -> None:
-        """Make the plugin directory ours and its socket, which nobody is answered at yet.
+        """Claim the plugin directory and its socket, which does not answer yet.
 
-        Raises `Refused`, having touched nothing, if another process serves the socket.
+        Raises `Refused`, without any change, if another process serves the socket.
         """
         _make_directory(self._directory)
         self._server.claim(before=lambda: _clear_directory(self._directory))
 
     async def start(self) -> None:
-        """Answer plugins, at a socket that is claimed by now."""
+        """Start answering on the claimed socket."""
         await self._server.start()
 
     async def stop(self) -> None:
@@ -108,7 +108,7 @@ class RegistrationServer:
         return wire.Empty()
 
     def _count(self, name: str) -> None:
-        """By name, as the kubelet does, but no more names than a node can have plugins for."""
+        """Count by name, as the kubelet does, but for no more names than a node can have plugins."""
         known = self._registrations.values
         self._registrations.inc(name if (name,) in known or len(known) < MOST_NAMES else OTHER_NAMES)
 

@@ -1,7 +1,7 @@
-"""What plugins add to a container: their answers, merged into CRI messages.
+"""Merges what plugins add to a container into CRI messages. Pure.
 
-The first of several answers wins where they set the same variable, path or annotation; answers are
-taken in order of resource name. Rule: kubelet v1.32 `devicemanager/pod_devices.go`. Pure.
+If several answers set the same variable, path or annotation, the first wins, in the order of resource names.
+Rule: kubelet v1.32 `devicemanager/pod_devices.go`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DeviceRunOptions:
 
 
 def run_options(entries: Iterable[CheckpointEntry]) -> DeviceRunOptions:
-    """Merge the answers that a container's assignments carry."""
+    """Merge the answers of a container's assignments."""
     envs: dict[str, str] = {}
     annotations: dict[str, str] = {}
     mounts: dict[str, cri.Mount] = {}

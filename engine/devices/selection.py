@@ -1,9 +1,9 @@
-"""Which devices a container gets: the kubelet's order of choice, the lowest ids first within a class.
+"""Chooses a container's devices: the kubelet's order of preference, the lowest ids first within a class.
 
-Reusable devices of earlier init containers → NUMA-aligned → plugin-preferred → unaligned → no affinity.
-The plugin is consulted among the aligned ones only when fewer are needed than are aligned, among all free
-ones otherwise. Rule: kubelet v1.36 `devicemanager.devicesToAllocate`. Pure: a question to the plugin is
-yielded, its answer is sent back in.
+Reusable devices of earlier init containers → NUMA-aligned → plugin-preferred → unaligned → no affinity. The
+plugin is asked about the aligned devices if fewer are needed than are aligned, otherwise about all free
+ones. Rule: kubelet v1.36 `devicemanager.devicesToAllocate`. Pure: a question to the plugin is yielded, and
+its answer is sent back in.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from engine.devices.inventory import Inventory
 
 
 class SelectionError(Exception):
-    """No devices for the container; the text is the kubelet's."""
+    """Raised if there are no devices for the container, with the kubelet's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """A question to the plugin: which `size` of `available`, `must_include` among them?"""
+    """A question to the plugin: which `size` of `available`, including `must_include`?"""
 
     available: list[str]
     must_include: list[str]
@@ -30,7 +30,7 @@ class Preference:
 
 
 class DeviceSelection(NamedTuple):
-    """The chosen devices, by why each was chosen, in order of choice."""
+    """The chosen devices by the reason of their choice, in order."""
 
     reused: tuple[str, ...] = ()
     aligned: tuple[str, ...] = ()
@@ -55,9 +55,10 @@ def select(
     affinity: Collection[int] | None = None,
     consult: bool = False,
 ) -> Choosing:
-    """Choose `required` devices. `affinity`: NUMA node ids to stay near; `consult`: the plugin has opinions.
+    """Choose `required` devices without claiming them.
 
-    Raises `SelectionError` if there are not enough. Nothing is claimed: the caller does that.
+    `affinity` are preferred NUMA node ids; `consult` tells whether the plugin has preferences. Raises
+    `SelectionError` if there are not enough.
     """
     reused = sorted(reusable)[:required]
     needed = required - len(reused)
@@ -94,7 +95,7 @@ def select(
         off = inventory.lowest(unaligned, inventory.allocated, needed) if unaligned.size else []
         anywhere = inventory.lowest(nowhere, inventory.allocated, needed - len(off)) if nowhere.size else []
         return DeviceSelection(tuple(reused), tuple(near), (), tuple(off), tuple(anywhere))
-    # Names, not bits, from here on: a new list may renumber the devices while the plugin thinks.
+    # Use names rather than bits from here on: a new list may renumber devices while the plugin answers.
     pool, far, homeless = inventory.names(free), inventory.names(unaligned), inventory.names(nowhere)
     answer = yield from _ask(consult, pool, [*reused, *near], required)
     preferred = _picked(answer, set(pool).difference(near), needed)
@@ -113,6 +114,6 @@ def _ask(
 
 
 def _picked(answer: Sequence[str], pool: Collection[str], needed: int) -> list[str]:
-    """What the plugin prefers and may have, each once."""
+    """Return what the plugin prefers and may have, each once."""
     allowed = set(pool)
     return [id for id in dict.fromkeys(answer) if id in allowed][:needed]

@@ -1,7 +1,7 @@
-"""The device manager's state, without I/O: resources, who holds what, and the questions asked of both.
+"""Holds the device manager's state without I/O: resources, and which containers hold what.
 
-Events go in (a plugin connected, sent a list, went away; a pod got devices, is gone) and capacity, hints
-and the checkpoint come out. Time is an argument. Rules: kubelet v1.32 `pkg/kubelet/cm/devicemanager`.
+Events go in (a plugin connected, sent a list, went away; a pod got devices, is gone); capacity, hints and
+the checkpoint come out. Time is an argument. Rules: kubelet v1.32 `pkg/kubelet/cm/devicemanager`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ STOP_GRACE = 300.0
 class DeviceResource:
     """One plugin resource.
 
-    `listed`: it counts in the node's capacity. `connected`: its plugin is there; `reported`: and has sent
-    its devices. `stopped_at` is when its plugin went away, or when the agent started without it;
+    `listed`: it counts in the node's capacity. `connected`: its plugin is there; `reported`: the plugin has
+    sent its devices. `stopped_at` is when the plugin went away, or when the agent started without it;
     `returned_at` when it came back.
     """
 
@@ -40,7 +40,7 @@ class DeviceResource:
     returned_at: float | None = None
 
     def is_back_since(self, moment: float) -> bool:
-        """Whether the plugin had been here before, and came back after that moment."""
+        """Tell whether the plugin had been here before, and came back after that moment."""
         return self.returned_at is not None and self.returned_at > moment
 
     def expired(self, now: float) -> bool:
@@ -50,9 +50,10 @@ class DeviceResource:
 def resource_hints(
     inventory: Inventory, numa: Numa, request: int, *, held: Collection[str], reusable: Collection[str]
 ) -> Hints:
-    """NUMA hints for `request` devices: None if the resource names no nodes, empty if it cannot be met.
+    """Return NUMA hints for `request` devices.
 
-    `held` are the devices that the container has already: its hints are then made from those alone.
+    None if the resource has no NUMA nodes, empty if it cannot be met. `held` are devices that the container
+    already has: its hints are then made from those alone.
     """
     if not inventory.aligned:
         return None
@@ -72,23 +73,25 @@ def resource_hints(
 
 
 class DeviceState:
-    """Resources by name and the devices that containers hold."""
+    """Resources by name, and the devices that containers hold."""
 
     def __init__(self) -> None:
         self.resources: dict[str, DeviceResource] = {}
         self._held: dict[str, dict[str, dict[str, CheckpointEntry]]] = {}
 
-    # Plugins.
+    # Plugins
 
     def connect(self, name: str, now: float) -> None:
-        """A plugin of the resource is there; its list has not come yet."""
+        """Note that a plugin connected; its list has not come yet."""
         resource = self._resource(name)
         if resource.stopped_at is not None:
             resource.returned_at = now
         resource.connected, resource.reported, resource.stopped_at = True, False, None
 
     def receive(self, name: str, message: bytes) -> bool:
-        """The plugin's list of devices; whether it is news. `ValueError` if the message is not a list."""
+        """Apply the plugin's list of devices; return whether it changed anything. Raises `ValueError` for
+        malformed bytes.
+        """
         resource = self._resource(name)
         changed = resource.inventory.update(message)
         first = not (resource.listed and resource.reported)
@@ -96,14 +99,16 @@ class DeviceState:
         return changed or first
 
     def disconnect(self, name: str, now: float) -> None:
-        """The plugin is gone: its devices are unhealthy and its capacity ends `STOP_GRACE` later."""
+        """Note that the plugin is gone: its devices are unhealthy, and its capacity ends after
+        `STOP_GRACE`.
+        """
         resource = self._resource(name)
         resource.connected, resource.reported, resource.listed = False, False, True
         resource.stopped_at = now
         resource.inventory.disconnect()
 
     def capacity(self, now: float) -> tuple[dict[str, int], dict[str, int], list[str]]:
-        """(capacity, allocatable, resources removed now because their plugin stayed away too long)."""
+        """Return (capacity, allocatable, resources removed now because their plugin stayed away too long)."""
         capacity: dict[str, int] = {}
         allocatable: dict[str, int] = {}
         removed: list[str] = []
@@ -119,19 +124,19 @@ class DeviceState:
             allocatable[name] = resource.inventory.healthy_count
         return capacity, allocatable, removed
 
-    # Requests.
+    # Requests
 
     def is_plugin_resource(self, name: str) -> bool:
-        """Whether a plugin offers the resource or a container holds some of it."""
+        """Tell whether a plugin offers the resource or a container holds some of it."""
         resource = self.resources.get(name)
         return resource is not None and (resource.listed or resource.inventory.allocated_count > 0)
 
     def needs(self, container: Container) -> dict[str, int]:
-        """Devices that the container asks for (its limits), by resource in order of name."""
+        """Return the devices that the container asks for (its limits), by resource in order of name."""
         return self._only_devices(container.limits)
 
     def pod_needs(self, pod: Pod) -> dict[str, int]:
-        """Devices that the pod asks for at its hungriest moment."""
+        """Return the largest number of devices that the pod needs at any time."""
         return self._only_devices(pod_limits(pod, overhead=False))
 
     def _only_devices(self, limits: Mapping[str, Quantity]) -> dict[str, int]:
@@ -142,7 +147,7 @@ class DeviceState:
         }
 
     def still_needed(self, pod_uid: str, container: str, name: str, required: int) -> int | None:
-        """0 if the container has its devices, `required` if none, before health is looked at.
+        """Return 0 if the container has its devices, `required` if it has none; health does not matter here.
 
         Raises `SelectionError` if it has another number.
         """
@@ -157,7 +162,9 @@ class DeviceState:
         return 0
 
     def check_health(self, name: str, held: CheckpointEntry | None) -> DeviceResource:
-        """The resource, if its plugin has registered and has healthy devices; else `SelectionError`."""
+        """Return the resource if its plugin has registered and has healthy devices. Raises `SelectionError`
+        otherwise.
+        """
         resource = self.resources.get(name)
         if resource is None or not resource.listed:
             raise SelectionError(f"cannot allocate unregistered device {name}")
@@ -173,7 +180,7 @@ class DeviceState:
     def container_hints(
         self, pod: Pod, container: Container, numa: Numa, reusable: Mapping[str, Collection[str]]
     ) -> dict[str, Hints]:
-        """Hints of every device resource that the container needs."""
+        """Return the hints of every device resource that the container needs."""
         hints: dict[str, Hints] = {}
         for name, required in self.needs(container).items():
             entry = self.held(pod.uid, container.name, name)
@@ -187,7 +194,9 @@ class DeviceState:
         return hints
 
     def pod_hints(self, pod: Pod, numa: Numa) -> dict[str, Hints]:
-        """Hints of every device resource that the pod needs; reusable devices do not count here."""
+        """Return the hints of every device resource that the pod needs; reusable devices do not
+        count here.
+        """
         hints: dict[str, Hints] = {}
         for name, required in self.pod_needs(pod).items():
             held = {
@@ -201,10 +210,10 @@ class DeviceState:
             )
         return hints
 
-    # Who holds what.
+    # Assignments
 
     def claim(self, name: str, devices: Sequence[str]) -> None:
-        """Take devices out of the free ones."""
+        """Take free devices."""
         self._resource(name).inventory.claim(devices)
 
     def release(self, name: str, devices: Collection[str]) -> None:
@@ -213,12 +222,12 @@ class DeviceState:
         self._drop_if_unused(name)
 
     def assign(self, entry: CheckpointEntry) -> None:
-        """Record that a container holds devices that were claimed for it."""
+        """Record that a container holds claimed devices."""
         containers = self._held.setdefault(entry.pod_uid, {})
         containers.setdefault(entry.container_name, {})[entry.resource_name] = entry
 
     def unassign(self, entry: CheckpointEntry) -> None:
-        """Forget one record and release its devices."""
+        """Drop one record and release its devices."""
         containers = self._held[entry.pod_uid]
         resources = containers[entry.container_name]
         del resources[entry.resource_name]
@@ -231,7 +240,7 @@ class DeviceState:
     def make_entry(
         self, pod_uid: str, container: str, name: str, devices: Sequence[str], response: bytes
     ) -> CheckpointEntry:
-        """The record of an allocation, with the devices listed at each of their NUMA nodes."""
+        """Build the record of an allocation, listing the devices at each of their NUMA nodes."""
         by_node: dict[int, list[str] | None] = {}
         inventory = self.resources[name].inventory
         for device in devices:
@@ -251,7 +260,7 @@ class DeviceState:
         return self._held.get(pod_uid, {}).get(container, {}).get(name)
 
     def entries_of(self, pod_uid: str, container: str | None = None) -> list[CheckpointEntry]:
-        """Records of a pod, or of one of its containers, by container and resource."""
+        """Return the records of a pod, or of one of its containers, by container and resource."""
         containers = self._held.get(pod_uid, {})
         return [
             entry
@@ -270,28 +279,28 @@ class DeviceState:
         return list(self._held)
 
     def forget(self, pod_uid: str) -> bool:
-        """Release all devices of a pod; whether it had any."""
+        """Release all devices of a pod; return whether it had any."""
         entries = self.entries_of(pod_uid)
         for entry in entries:
             self.unassign(entry)
         return bool(entries)
 
     def collect(self, keep: Collection[str]) -> list[str]:
-        """Release the devices of pods that are not in `keep`; their uids."""
+        """Release the devices of pods that are not in `keep`; return their uids."""
         gone = [uid for uid in self._held if uid not in keep]
         for uid in gone:
             self.forget(uid)
         return gone
 
     def allocated(self) -> dict[str, int]:
-        """Devices in use per resource."""
+        """Return the devices in use per resource."""
         counts = {name: resource.inventory.allocated_count for name, resource in self.resources.items()}
         return {name: count for name, count in counts.items() if count}
 
-    # The checkpoint.
+    # Checkpoint
 
     def snapshot(self) -> Checkpoint:
-        """What the checkpoint file says."""
+        """Return the content of the checkpoint."""
         registered: dict[str, list[str] | None] = {
             name: resource.inventory.healthy_names()
             for name, resource in self.resources.items()
@@ -300,7 +309,7 @@ class DeviceState:
         return Checkpoint(pod_device_entries=list(self.entries()) or None, registered_devices=registered)
 
     def restore(self, checkpoint: Checkpoint, now: float) -> None:
-        """Start from a checkpoint: assignments as they were, resources at zero until plugins register."""
+        """Restore a checkpoint: assignments as they were, resources at zero until plugins register."""
         for name in checkpoint.registered_devices or {}:
             resource = self._resource(name)
             resource.listed, resource.stopped_at = True, now

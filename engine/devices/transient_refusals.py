@@ -1,4 +1,6 @@
-"""Which refusals of devices will pass: their plugin is not back yet, or pods that end hold them. Pure."""
+"""Tells which rejections for devices will pass: a plugin is not back yet, or terminating pods
+hold them. Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ class Passing(NamedTuple):
 
 
 def plugins_to_come(state: DeviceState, pod: Pod, *, now: float, allowance: float) -> list[str]:
-    """Resources that the pod needs whose plugin is known and away, or has not listed its devices yet.
+    """Return the needed resources whose plugin is known and away, or has not listed its devices yet.
 
     A plugin that came back less than `allowance` seconds ago and has fewer healthy devices than the pod
-    needs, or not those that it holds, is still finding them.
+    needs, or not those that it holds, is still discovering them.
     """
     return [
         name
@@ -43,7 +45,7 @@ def _has_enough(state: DeviceState, pod: Pod, name: str, count: int) -> bool:
 def why_it_passes(
     state: DeviceState, pod: Pod, *, leaves: Callable[[str], bool], now: float, allowance: float
 ) -> Passing | None:
-    """None where nothing is to come that would change a refusal. `leaves(uid)`: that pod is to end."""
+    """Return why a rejection will pass, or None. `leaves(uid)` tells whether a pod is terminating."""
     away = plugins_to_come(state, pod, now=now, allowance=allowance)
     if away:
         return awaiting_plugins(away)
@@ -60,5 +62,5 @@ def why_it_passes(
 
 
 def awaiting_plugins(resources: Iterable[str]) -> Passing:
-    """The plugins of some resources are not back."""
+    """Word that the plugins of some resources are not back."""
     return Passing(AWAITING_PLUGIN, f"the device plugin of {', '.join(resources)} has not come back yet")

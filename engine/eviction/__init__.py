@@ -1,10 +1,10 @@
-"""Eviction under pressure: signals, thresholds, the sequence of decisions, and the manager that acts.
+"""Evicts pods under pressure: signals, thresholds, the sequence of decisions, and the manager that acts.
 
-`thresholds`, `pressure`, `layout`, `usage`, `local_storage`, `message` and `admission` decide (pure);
-`readings`, `cgroup_usage`, `measure` and `notifier` (by `usage_events` or `pressure_events`) look at
-cgroups, file systems and the runtime; `manager` puts them together. May touch `engine.api`, `tables`,
-`_fast`, `metrics`, `cri.client`, `engine.images` and `engine.containers`. Importing this package loads what
-decides; who acts is imported from its module.
+Pure modules: `thresholds`, `pressure`, `layout`, `usage`, `local_storage`, `message` and `admission`. Acting
+modules: `readings`, `cgroup_usage`, `measure` and `notifier` (with `usage_events` or `pressure_events`) read
+cgroups, file systems and the runtime; `manager` combines them. The package may import `engine.api`,
+`tables`, `_fast`, `metrics`, `cri.client`, `engine.images` and `engine.containers`. Importing it loads pure
+modules only.
 """
 
 from engine.eviction.layout import Layout, reclaims

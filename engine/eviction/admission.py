@@ -1,4 +1,4 @@
-"""Which pods a node under pressure still takes. Pure."""
+"""Decides which pods a node under pressure still admits. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _EFFECT = "NoSchedule"
 
 
 def check(pod: Pod, conditions: Sequence[str]) -> None:
-    """Raises `AdmissionRejected` (reason Evicted).
+    """Raise `AdmissionRejected` (reason Evicted) for a pod that the node rejects.
 
-    Critical pods are always taken. Under nothing but memory pressure so is every pod that is not
-    BestEffort or tolerates that taint; disk and pid pressure refuse all others.
+    Critical pods are always admitted. Under memory pressure alone, so are all pods that are not BestEffort
+    or that tolerate its taint; disk and pid pressure reject all others.
     """
     if not conditions or is_critical(pod):
         return

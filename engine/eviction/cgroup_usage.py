@@ -1,4 +1,4 @@
-"""Memory and processes of one cgroup, read from descriptors that stay open."""
+"""Reads memory and process count of one cgroup from descriptors that stay open."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _UNLIMITED = 1 << 60
 
 
 class HeldFile:
-    """A small kernel file, opened at the first read and read again from the same descriptor.
+    """A small kernel file, opened once and then read again from the same descriptor.
 
-    When its cgroup was removed and made again under the same name the descriptor is dead (ENODEV): it is
-    opened anew, once.
+    If the cgroup was removed and created again under the same name, the descriptor is dead (ENODEV) and the
+    file is opened again, once.
     """
 
     __slots__ = ("_descriptor", "path")
@@ -28,7 +28,7 @@ class HeldFile:
         self._descriptor = -1
 
     def read(self) -> bytes:
-        """Raises `OSError`."""
+        """Read the file. Raises `OSError`."""
         if self._descriptor >= 0:
             try:
                 return os.pread(self._descriptor, _PAGE, 0)
@@ -38,7 +38,7 @@ class HeldFile:
         return os.pread(self._descriptor, _PAGE, 0)
 
     def number(self) -> int:
-        """Raises `OSError`; `max` is a number too large to matter."""
+        """Read a number. Raises `OSError`; `max` is a number too large to matter."""
         text = self.read().strip()
         return _UNLIMITED if text == b"max" else int(text)
 
@@ -54,12 +54,12 @@ def is_v1(mount: Path = CGROUP_MOUNT) -> bool:
 
 
 def memory_directory(mount: Path, cgroup: str) -> Path:
-    """The directory of a cgroup (`/kubepods/pod1`) in the hierarchy that accounts memory."""
+    """Return a cgroup's directory (`/kubepods/pod1`) in the hierarchy that accounts memory."""
     return (mount / "memory" if is_v1(mount) else mount) / cgroup.strip("/")
 
 
 class CgroupUsage:
-    """The working set and the process count of one cgroup and all below it. `close` it when done."""
+    """The working set and the process count of one cgroup with everything below. Call `close` when done."""
 
     def __init__(self, cgroup: str, mount: Path = CGROUP_MOUNT) -> None:
         self.cgroup = cgroup
@@ -73,15 +73,15 @@ class CgroupUsage:
         self._pids = HeldFile(pids / "pids.current")
 
     def in_use(self) -> int:
-        """Bytes. Raises `OSError`: a v2 root has no such file."""
+        """Return the memory in use in bytes. Raises `OSError`: a v2 root has no such file."""
         return self._usage.number()
 
     def working_set(self) -> int:
-        """Bytes in use less the page cache that nobody touched lately. Raises `OSError`, `Refused`."""
+        """Return the memory in use minus the inactive page cache. Raises `OSError`, `Refused`."""
         return max(self.in_use() - self.inactive_file(), 0)
 
     def usage_without_cache(self) -> int:
-        """Bytes in use less all page cache of files."""
+        """Return the memory in use minus all page cache of files."""
         stat = self._stat.read()
         cache = _field(stat, self._name(b"inactive_file")) + _field(stat, self._name(b"active_file"))
         return max(self._usage.number() - cache, 0)
@@ -90,16 +90,16 @@ class CgroupUsage:
         return _field(self._stat.read(), self._name(b"inactive_file"))
 
     def memory_limit(self) -> int | None:
-        """None if there is none."""
+        """Return the memory limit, or None."""
         limit = self._limit.number()
         return None if limit >= _UNLIMITED else limit
 
     def swapped(self) -> int:
-        """Bytes that were swapped out; on v2 only."""
+        """Return the bytes in swap; on v2 only."""
         return self._swap.number()
 
     def processes(self) -> int:
-        """Tasks, as the kernel's limit counts them."""
+        """Return the number of tasks, as the kernel's limit counts them."""
         return self._pids.number()
 
     def close(self) -> None:
@@ -111,10 +111,11 @@ class CgroupUsage:
 
 
 def machine_memory(root: CgroupUsage, meminfo: HeldFile) -> tuple[int, int]:
-    """Bytes in use on the whole machine, and the working set of them, as cAdvisor counts them of the root
-    cgroup: on v1 by the group's own files, on v2, whose root has none of them, by /proc/meminfo.
+    """Return the bytes in use on the whole machine and their working set, as cAdvisor does for the root
+    cgroup.
 
-    Raises `OSError`, `Refused`.
+    On v1 from the cgroup's own files; on v2, whose root has none, from /proc/meminfo. Raises `OSError`,
+    `Refused`.
     """
     try:
         used = root.in_use()
@@ -125,13 +126,15 @@ def machine_memory(root: CgroupUsage, meminfo: HeldFile) -> tuple[int, int]:
 
 
 def meminfo_field(text: bytes, name: bytes) -> int:
-    """Bytes of a field of /proc/meminfo (`MemTotal:`). Raises `ValueError`."""
+    """Return a field of /proc/meminfo (`MemTotal:`) in bytes. Raises `ValueError`."""
     start = text.index(name) + len(name)
     return int(text[start : text.index(b"kB", start)]) * 1024
 
 
 def _field(stat: bytes, name: bytes) -> int:
-    """One number of a `name value` file. The name is matched whole: `file` is not `inactive_file`."""
+    """Return one number of a `name value` file. The name is matched as a whole: `file` is not
+    `inactive_file`.
+    """
     at = 0 if stat.startswith(name + b" ") else stat.find(b"\n" + name + b" ") + 1
     if at == 0 and not stat.startswith(name + b" "):
         raise Refused(f"has no field {name.decode()}", subject="memory.stat")

@@ -1,4 +1,4 @@
-"""Cleaning up the node for a disk, before a pod is ended for it."""
+"""Reclaims disk space on the node before a pod is evicted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from engine.metrics import Registry
 
 TIMEOUT: Final = 300.0
 SETTLE_POLL: Final = 1.0
-"""Between two looks at what removals give back."""
+"""Seconds between two readings of what removals give back."""
 ENOUGH, SHORT = "enough", "short"
 
 log = logging.getLogger("kubengine.eviction")
 
 
 class Cleanup:
-    """Removes dead containers and unused images, and tells whether that was enough."""
+    """Remove dead containers and unused images, and tell whether that was enough."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Cleanup:
         )
 
     async def relieves(self, signal: str) -> bool:
-        """Clean up what `signal` says is short; whether no threshold is met any more."""
+        """Reclaim what `signal` needs; return whether no threshold is met any longer."""
         steps = self._steps(signal)
         if not steps:
             return False
@@ -76,7 +76,7 @@ class Cleanup:
         return steps
 
     async def _take(self, signal: str, step: Callable[[], Awaitable[Any]]) -> int | None:
-        """How many were removed, None where that is not known."""
+        """Return how many were removed, or None if unknown."""
         try:
             async with asyncio.timeout(TIMEOUT):
                 report = await step()
@@ -88,7 +88,7 @@ class Cleanup:
         return len(report.removed)
 
     async def _settles(self, signal: str) -> bool:
-        """Watch what removals give back as long as it grows; whether it becomes enough."""
+        """Watch what removals give back while it grows; return whether it becomes enough."""
         deadline = self._monotonic() + float(self.section.reclaim_settle)
         settling = Settling()
         while self._monotonic() < deadline:

@@ -1,8 +1,8 @@
-"""Node conditions by how long pods wait for the CPU and for disks, where that lasts.
+"""Sets node conditions for lasting waits of pods for CPU and disks.
 
-`cpu.pressure` and `io.pressure` say in percent how much of the last 10 s some tasks waited, or all. A
-condition is raised once more than its limit was waited at every look for a time, and cleared in the same way.
-Nobody is ended for it. Pure, but for `StallReader`.
+`cpu.pressure` and `io.pressure` tell in percent how much of the last 10 s some, or all, tasks waited. A
+condition is raised after every reading exceeded its limit for a period, and cleared in the same way. No pod
+is evicted for it. Pure, except `StallReader`.
 
 Source: the kernel's Documentation/accounting/psi.rst; KEP-4205.
 """
@@ -34,19 +34,23 @@ log = logging.getLogger("kubengine.eviction")
 
 @dataclass(slots=True)
 class Contention:
-    """One condition: more than `percent` of the time waited, or not, for `period` seconds. `holding` is None
-    until it is known; times are seconds of one clock."""
+    """One condition: more than `percent` of the time waited, or not, for `period` seconds.
+
+    `holding` is None until it is known; times are seconds of one clock.
+    """
 
     name: str
     percent: int
     period: float
     holding: bool | None = None
     waited: int | None = None
-    """Hundredths of a percent at the last look."""
+    """Hundredths of a percent at the last reading."""
     _other_since: float | None = None
 
     def look(self, waited: int | None, now: float) -> bool:
-        """Whether the condition changed. What could not be read (None) changes nothing and begins anew."""
+        """Take a reading; return whether the condition changed. A failed reading (None) restarts
+        the period.
+        """
         self.waited = waited
         if waited is None:
             self._other_since = None
@@ -72,7 +76,7 @@ class Contention:
         return f"{who} of pods wait for {WAITED_FOR[self.name]} {most} than {self.percent}% of the time"
 
     def condition(self, since: float, now: float) -> NodeCondition:
-        """For the node's status; times in Unix seconds."""
+        """Return the condition for the node's status; times in Unix seconds."""
         status = {True: "True", False: "False", None: "Unknown"}[self.holding]
         reason = {True: "PodsStall", False: "PodsDoNotStall", None: "StallUnknown"}[self.holding]
         return NodeCondition(
@@ -86,7 +90,7 @@ class Contention:
 
 
 def contentions(section: EvictionSection) -> list[Contention]:
-    """Those that are asked for. Raises `InvalidInput`."""
+    """Return the configured conditions. Raises `InvalidInput`."""
     found = [
         Contention(name, percent, float(section.stall_for))
         for name, field, percent in (
@@ -103,13 +107,13 @@ def contentions(section: EvictionSection) -> list[Contention]:
 def most_waiting(
     stalls: Mapping[str, int], names: Mapping[str, str], shown: int = 3
 ) -> list[dict[str, object]]:
-    """The pods that wait most, by what each waited in hundredths of a percent, by uid."""
+    """Return the pods that wait most, given hundredths of a percent by uid."""
     ordered = sorted(stalls, key=lambda uid: (-stalls[uid], uid))[:shown]
     return [{"pod": names[uid], "waited": stalls[uid]} for uid in ordered if stalls[uid]]
 
 
 class StallReader:
-    """Reads a pressure file each time. On cgroup v1, which counts for no group, the machine's counts."""
+    """Read a pressure file. On cgroup v1, which has none per cgroup, the machine's file is used."""
 
     def __init__(self, names: Sequence[str], mount: Path, pods_cgroup: str) -> None:
         below = MACHINE if is_v1(mount) else mount / pods_cgroup.strip("/")
@@ -120,7 +124,7 @@ class StallReader:
         self._said: set[str] = set()
 
     def read(self, name: str) -> int | None:
-        """Hundredths of a percent of the last 10 s; None, said once, where it cannot be read."""
+        """Return hundredths of a percent of the last 10 s; None, logged once, if it cannot be read."""
         file = self._files[name]
         try:
             waited = stalled(file.read(), WHO[name], b"avg10")

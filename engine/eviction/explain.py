@@ -1,4 +1,4 @@
-"""What the eviction manager sees and would do, for people."""
+"""Describes for people what the eviction manager sees and would do."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def explain(
     *,
     disk: bool,
 ) -> dict[str, Any]:
-    """Signals (bytes, inodes, process ids), thresholds with the distance to each (negative = met), and
-    the first pods in the order of eviction by starved resource."""
+    """Return signals (bytes, inodes, process ids), thresholds with their distance (negative: met), and the
+    first pods in the order of eviction by starved resource.
+    """
     starved = {MEMORY: (), PIDS: ()} | (
         {EPHEMERAL_STORAGE: measured_parts(layout, NODEFS_AVAILABLE)} if disk else {}
     )

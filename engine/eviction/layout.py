@@ -1,4 +1,4 @@
-"""Where images, writable layers and everything else lie, and what follows from it.
+"""Determines how images, writable layers and the rest share file systems, and what follows from it.
 
 `shared`: one file system for all. `imagefs`: images and writable layers on their own. `split`: images on
 their own, writable layers with the node's. Source: kubelet v1.32, KEP-4191.
@@ -48,16 +48,16 @@ _RECLAIMS: Final[dict[tuple[Layout, str], tuple[Reclaim, ...]]] = {
 
 
 def measured_parts(layout: Layout, signal: str) -> tuple[Part, ...]:
-    """Which parts of a pod's disk usage count when `signal` (a disk signal) is starved."""
+    """Return which parts of a pod's disk usage count when `signal` (a disk signal) is starved."""
     return _MEASURED[layout, signal.partition(".")[0]]
 
 
 def reclaims(layout: Layout, signal: str, *, everywhere: bool = False) -> tuple[Reclaim, ...]:
-    """What can be cleaned up for `signal` before a pod is ended, in order; nothing for memory and pids.
+    """Return what can be reclaimed for `signal` before a pod is evicted, in order; nothing for memory and
+    pids.
 
-    With `everywhere` all of it, whatever file system it lies on: file systems that are apart may share
-    their blocks (btrfs, ZFS, thin volumes), and dead containers leave logs on the node's
-    (kubernetes/kubernetes#129616).
+    With `everywhere`, everything on any file system: separate file systems may share their blocks (btrfs,
+    ZFS, thin volumes), and dead containers leave logs on the node's (kubernetes/kubernetes#129616).
     """
     if everywhere and is_disk(signal):
         return EVERYTHING
@@ -65,8 +65,10 @@ def reclaims(layout: Layout, signal: str, *, everywhere: bool = False) -> tuple[
 
 
 def with_container_filesystem(thresholds: Sequence[Threshold], layout: Layout) -> list[Threshold]:
-    """Thresholds of the file system of writable layers: those of nodefs, or of a dedicated imagefs. Ones
-    that were configured are replaced, as the kubelet does."""
+    """Add thresholds for the file system of writable layers: those of nodefs, or of a dedicated imagefs.
+
+    Configured ones are replaced, as by the kubelet.
+    """
     twin = IMAGEFS if layout == "imagefs" else NODEFS
     own = [t for t in thresholds if not t.signal.startswith(CONTAINERFS)]
     copies = [

@@ -1,4 +1,4 @@
-"""Local storage limits: an emptyDir's size, a pod's and a container's ephemeral storage. Pure."""
+"""Checks local storage limits: an emptyDir's size, a pod's and a container's ephemeral storage. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _COUNTED: Final[tuple[Part, ...]] = ("root", "logs", "volumes")
 
 @dataclass(frozen=True, slots=True)
 class LimitExceeded:
-    """`signal` is the label of the evictions metric."""
+    """An exceeded limit; `signal` is the label in the evictions metric."""
 
     signal: str
     message: str
 
 
 def has_limits(pod: Pod) -> bool:
-    """Whether anything of the pod's local storage is limited: others need not be measured."""
+    """Tell whether any local storage of the pod is limited; other pods need not be measured."""
     return (
         any(volume.empty_dir is not None and volume.empty_dir.size_limit for volume in pod.spec.volumes or ())
         or any(EPHEMERAL_STORAGE in container.limits for container in pod.all_containers)
@@ -34,7 +34,7 @@ def has_limits(pod: Pod) -> bool:
 
 
 def exceeded(pod: Pod, usage: PodUsage, *, dedicated_imagefs: bool) -> LimitExceeded | None:
-    """The first limit that the pod exceeds: volumes, then the pod as a whole, then its containers.
+    """Return the first limit that the pod exceeds: volumes, then the whole pod, then its containers.
 
     A container's writable layer counts against its own limit unless it lies on a dedicated imagefs.
     """
@@ -67,11 +67,13 @@ def exceeded(pod: Pod, usage: PodUsage, *, dedicated_imagefs: bool) -> LimitExce
 
 
 def usage_of_pod(usage: PodUsage) -> int:
-    """Bytes that count against the pod's limit: writable layers, logs, local ephemeral volumes, its hosts."""
+    """Return the bytes that count against the pod's limit: writable layers, logs, local ephemeral volumes,
+    hosts file.
+    """
     return usage.disk(_COUNTED).bytes + usage.hosts.bytes
 
 
 def is_local_ephemeral(volume: Volume) -> bool:
-    """Whether what is in a volume counts as its pod's ephemeral storage (kubelet v1.36)."""
+    """Tell whether a volume counts as its pod's ephemeral storage (kubelet v1.36)."""
     on_disk = volume.empty_dir is not None and volume.empty_dir.medium == ""
     return on_disk or volume.config_map is not None

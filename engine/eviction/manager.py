@@ -1,9 +1,9 @@
-"""The eviction manager: looks, reclaims, ends one pod at a time.
+"""Runs eviction: reads signals, reclaims, evicts one pod at a time.
 
-Each look: read the signals, let the tracker say what is due, end pods over their local storage limits,
-otherwise take the most urgent threshold, clean up the node, measure again, and only then rank and end one
-pod; then wait until it is gone and look again. Between looks it sleeps for the interval or until the
-kernel says that memory runs short.
+Each round reads the signals, lets the tracker decide what is due, and evicts pods over their local storage
+limits. Otherwise it takes the most urgent threshold, reclaims on the node, measures again, and only then
+ranks and evicts one pod; then it waits until that is gone and starts again. Between rounds it sleeps for the
+interval, or until the kernel reports that memory runs short.
 """
 
 from __future__ import annotations
@@ -55,29 +55,30 @@ CLEANUP_TIMEOUT: Final = 30.0
 CLEANUP_POLL: Final = 1.0
 MIN_KILL_TIMEOUT: Final = 10.0
 STEP_SECONDS: Final = 1800.0
-"""A look at the signals, with all that follows from it, that takes longer is stuck."""
+"""Seconds after which a round counts as stuck."""
 LAYOUT_TIMEOUT: Final = 3.0
 LAYOUT_RETRY: Final = 30.0
 MESSAGE_DEADLINE: Final = 2.0
-"""How long a pod's end waits for its containers' numbers, which only its message needs."""
+"""Seconds for which an eviction waits for the containers' numbers, which only its message needs."""
 MIN_WAKE_INTERVAL: Final = 0.01
 FOLLOW_UP: Final = 0.1
-"""After a wake-up the next looks come after 0.1 s, 0.2 s, … up to the interval: the kernel counts page cache
-that the working set doesn't, so that a wake-up can be early, and there is only one for each crossing."""
+"""After a wake-up, the next rounds follow after 0.1 s, 0.2 s, … up to the interval. The kernel counts page
+cache that the working set does not, so a wake-up may come early, and there is only one for each crossing.
+"""
 UNKILLED: Final = "Container runtime did not kill the pod within specified grace period."
 
 log = logging.getLogger("kubengine.eviction")
 
 
 class EvictionManager:
-    """Keeps memory, disk and process ids above their thresholds.
+    """Keep memory, disk and process ids above their thresholds.
 
-    `table` has the rows of the pods that the node has taken; pods without one go by their specs.
-    `kill_pod` ends a pod for good; `pod_cgroup(uid)` is its cgroup's path; `pod_cleaned_up(uid)` tells
-    that nothing of it is left (default: its cgroup and its volumes are gone); `view` says what counts as
-    the node. `images` and `containers` are what it cleans up first. `conditions_changed` is called when a
-    node condition appears or clears. `swap_limit`, on cgroup v2, says how much a pod may swap out. Raises
-    `InvalidInput` for thresholds that make no sense.
+    `table` has the rows of admitted pods; pods without a row are ranked by their specs. `kill_pod` ends a
+    pod for good; `pod_cgroup(uid)` is the path of its cgroup; `pod_cleaned_up(uid)` tells that nothing of it
+    is left (by default: cgroup and volumes are gone); `view` tells what counts as the node. `images` and
+    `containers` are reclaimed first. `conditions_changed` is called when a node condition appears or clears.
+    `swap_limit`, on cgroup v2, is how much a pod may swap. Raises `InvalidInput` for contradictory
+    thresholds.
     """
 
     def __init__(
@@ -193,13 +194,13 @@ class EvictionManager:
             return []
 
     async def start(self) -> None:
-        """Look now, then every interval and whenever the kernel wakes it."""
+        """Start a round now, then one every interval and on each wake-up by the kernel."""
         if self.section.notifications:
             self._notifiers.start()
         self._task.start(self._loop)
 
     async def stop(self) -> None:
-        """Who is being killed is waited for no more."""
+        """Stop waiting for evictions in progress."""
         await self._task.stop()
         for kill in self._kills:
             kill.cancel()
@@ -209,23 +210,27 @@ class EvictionManager:
         self.reader.close()
 
     def admit(self, pod: Pod) -> None:
-        """Raises `AdmissionRejected` for a pod that the node doesn't take under its present pressure."""
+        """Raise `AdmissionRejected` for a pod that the node rejects under its present pressure."""
         admission.check(pod, self.tracker.conditions)
 
     @property
     def under_pressure(self) -> tuple[str, ...]:
-        """Node conditions that hold: of MemoryPressure, DiskPressure, PIDPressure."""
+        """Return which of MemoryPressure, DiskPressure and PIDPressure hold."""
         return self.tracker.conditions
 
     def conditions(self) -> list[NodeCondition]:
-        """For the node's status: the three of the kubelet, and those by stall that are asked for."""
+        """Return the conditions for the node's status: the kubelet's three, and the configured ones of
+        contention.
+        """
         now = self._clock()
         by_stall = [one.condition(self._since[one.name], now) for one in self._contention]
         return node_conditions(self.tracker.conditions, self._since, now) + by_stall
 
     async def describe(self, disk: str = "false") -> dict[str, Any]:
-        """Signals, thresholds with the distance to each, and who would go first and why; `disk=true` also
-        measures what pods keep on disk, which takes a walk through their files."""
+        """Return signals, thresholds with their distance, and which pods would be evicted first and why.
+
+        `disk=true` also measures the pods' disk usage, which walks their files.
+        """
         whole = is_set({"disk": disk}, "disk", "eviction")
         pods = list(self._active_pods())
         usage = await self.meter.whole(pods) if whole else self.meter.quick(pods)
@@ -233,8 +238,9 @@ class EvictionManager:
         return explain(self.tracker, self.reader.layout, observations, self._table, pods, usage, disk=whole)
 
     async def synchronize(self) -> list[Pod]:
-        """One look. Returns the pods that were ended: at most one for a threshold, all that are over
-        their own local storage limits."""
+        """Run one round; return the evicted pods: at most one for a threshold, and all over their storage
+        limits.
+        """
         self._look_at_contention()
         await self._find_layout()
         if not self.tracker.thresholds and not self._config.local_storage_capacity_isolation:
@@ -279,7 +285,7 @@ class EvictionManager:
             self._conditions_changed()
 
     async def ranking(self, signal: str, pods: Sequence[Pod]) -> list[tuple[Pod, int | None]]:
-        """Pods in the order in which `signal` would evict them, with the usage that counts."""
+        """Return the pods in the order in which `signal` would evict them, with the usage that counts."""
         usage = await self.meter.whole(pods) if is_disk(signal) else self.meter.quick(pods)
         return list(self._ranked(signal, pods, usage))
 
@@ -353,7 +359,9 @@ class EvictionManager:
         return limit if own is None else min(limit, own)
 
     def _limits_due(self) -> bool:
-        """Once an interval, however often the kernel wakes the manager: it takes a walk through files."""
+        """Tell whether local storage limits are due: once an interval, however often the kernel wakes the
+        manager, because checking walks files.
+        """
         now = self._monotonic()
         if now - self._limits_checked < float(self.section.interval):
             return False
@@ -380,7 +388,7 @@ class EvictionManager:
         return evicted
 
     async def _evict(self, pod: Pod, end: PodEnd, inputs: Mapping[str, Any]) -> None:
-        """End a pod. One that cannot be ended is said and counts as evicted all the same."""
+        """Evict a pod. A failure is logged, and the pod counts as evicted nevertheless."""
         grace = end.grace_period_seconds or 0
         self._recorder.pod(pod, WARNING, end.reason, end.message, annotations=dict(end.annotations))
         self._decisions.pod(pod, "eviction", "evicted", end.message, inputs)
@@ -404,7 +412,7 @@ class EvictionManager:
             self._decisions.pod(pod, "eviction", "failed", str(error), inputs)
 
     async def _find_layout(self) -> None:
-        """Once, as soon as the runtime says where it keeps images."""
+        """Determine the layout once, as soon as the runtime tells where it keeps images."""
         if self._layout_known or self._monotonic() < self._ask_layout_at:
             return
         self._ask_layout_at = self._monotonic() + LAYOUT_RETRY
@@ -473,7 +481,9 @@ class EvictionManager:
             await asyncio.sleep(CLEANUP_POLL)
 
     def _has_let_go(self, uid: str) -> bool:
-        """Neither a cgroup nor volumes are left of a pod: many files go long after the last process."""
+        """Tell whether neither cgroup nor volumes of a pod are left: many files go long after the
+        last process.
+        """
         cgroup = self._pod_cgroup(uid)
         if cgroup is not None and memory_directory(self.reader.view.mount, cgroup).exists():
             return False

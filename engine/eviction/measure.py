@@ -1,4 +1,4 @@
-"""Measures pods: memory and processes from their cgroups, disk from the runtime and from the files."""
+"""Measures pods: memory and processes from cgroups, disk from the runtime and from files."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from engine.wire import cri_v1_pb2 as cri
 STATS_TIMEOUT: Final = 10.0
 
 PodCgroup = Callable[[str], str | None]
-"""The cgroup of a pod by uid, from the root of the hierarchy (`/kubepods/burstable/pod…`)."""
+"""Returns a pod's cgroup by uid, from the root of the hierarchy (`/kubepods/burstable/pod…`)."""
 
 log = logging.getLogger("kubengine.eviction")
 
 
 class PodMeter:
-    """Of the pods below the node's directory `root_dir`. With `count_swap` what a pod has swapped out is
-    memory that it uses."""
+    """Measure the pods below the node's directory `root_dir`. With `count_swap`, swapped memory
+    counts as used.
+    """
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class PodMeter:
         self._count_swap = count_swap
 
     def quick(self, pods: Sequence[Pod]) -> dict[str, PodUsage]:
-        """Memory and processes; a pod without a cgroup is left out."""
+        """Measure memory and processes; pods without a cgroup are left out."""
         usage = {}
         for pod in pods:
             cgroup = self._pod_cgroup(pod.uid)
@@ -74,8 +75,10 @@ class PodMeter:
     async def whole(
         self, pods: Sequence[Pod], *, files: bool = True, deadline: float = STATS_TIMEOUT
     ) -> dict[str, PodUsage]:
-        """Everything: containers' own numbers too, and with `files` what lies on disk. A runtime that doesn't
-        answer within `deadline` seconds leaves containers out."""
+        """Measure everything, including each container, and with `files` also the disk.
+
+        If the runtime does not answer within `deadline` seconds, containers are left out.
+        """
         usage = self.quick(pods)
         stats = await self._container_stats(deadline)
         for pod in pods:
@@ -114,7 +117,7 @@ class PodMeter:
         return by_pod
 
     def _logs(self, pod: Pod) -> dict[str, Disk]:
-        """By container."""
+        """Return the size of logs by container."""
         directory = pod_log_directory(self._pod_logs_dir, pod)
         return {
             container.name: Disk(*disk_usage(directory / container.name)) for container in pod.every_container

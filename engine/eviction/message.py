@@ -1,4 +1,4 @@
-"""What an evicted pod is told, in the kubelet's words. Pure."""
+"""Words the message of an evicted pod as the kubelet does. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def eviction_message(
     thresholds: Sequence[Threshold],
     observations: Observations,
 ) -> tuple[str, dict[str, str]]:
-    """The message and the event's annotations. Without stats of the pod there are no annotations."""
+    """Return the message and the annotations of the event; no annotations without stats of the pod."""
     message = f"The node was low on resource: {resource}. "
     for threshold in thresholds:
         observed = observations.get(threshold.signal)
@@ -59,7 +59,7 @@ def eviction_message(
 
 
 def format_available(amount: int) -> Quantity:
-    """An amount in binary units: whole Ki where it is one, otherwise bytes."""
+    """Format an amount in binary units: whole Ki if possible, otherwise bytes."""
     return Quantity.from_value(amount, BINARY_SI)
 
 

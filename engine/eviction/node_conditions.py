@@ -1,4 +1,4 @@
-"""The node's three pressure conditions, in the kubelet's words. Pure."""
+"""Builds the node's three pressure conditions in the kubelet's words. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORDS: Final = {
 
 
 def node_conditions(holding: Collection[str], since: Mapping[str, float], now: float) -> list[NodeCondition]:
-    """All three, those in `holding` true. `since` is when each last changed; times in Unix seconds."""
+    """Return all three, those in `holding` true. `since` is when each last changed; times in Unix seconds."""
     return [
         NodeCondition(
             type=name,

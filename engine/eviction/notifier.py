@@ -1,7 +1,7 @@
-"""Wakes the eviction manager when the kernel sees memory run short, instead of at its next look.
+"""Wakes the eviction manager when the kernel reports that memory runs short, before its next round.
 
-`usage_events` is cgroup v1's way, `pressure_events` v2's. Where the kernel offers neither, the manager's
-interval is all there is.
+`usage_events` implements this for cgroup v1, `pressure_events` for v2. If the kernel offers neither, only
+the manager's interval remains.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from engine.eviction.usage_events import UsageEvents
 
 
 def memory_events(cgroup: str, wake: Callable[[], None], mount: Path) -> UsageEvents | PressureEvents:
-    """What watches one cgroup, by the version of the hierarchy below `mount`."""
+    """Return the watcher of one cgroup for the version of the hierarchy below `mount`."""
     kind = UsageEvents if is_v1(mount) else PressureEvents
     return kind(memory_directory(mount, cgroup), wake)
 
 
 class MemoryNotifiers:
-    """The watched cgroups of one node: its own, and that of all pods, where thresholds name them."""
+    """The watched cgroups of one node: its own and that of all pods, if thresholds name them."""
 
     def __init__(
         self, reader: SignalReader, thresholds: Sequence[Threshold], wake: Callable[[], None]
@@ -51,7 +51,9 @@ class MemoryNotifiers:
         self._notifiers.clear()
 
     def arm(self, observations: Observations) -> None:
-        """Let v1 notifications follow the page cache: they count usage, thresholds the working set."""
+        """Adjust v1 notifications to the page cache: they count usage, while thresholds count the
+        working set.
+        """
         for signal, notifier in self._notifiers.items():
             observed = observations.get(signal)
             group = self._reader.node if signal == MEMORY_AVAILABLE else self._reader.pods

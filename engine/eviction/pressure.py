@@ -1,8 +1,8 @@
-"""From observations to what must be done: which thresholds are met, held long enough, and which node
-conditions they raise. A deterministic core: no clock, no I/O.
+"""Decides from observations which thresholds are met, for how long, and which node conditions they raise.
 
-A threshold that was acted on stays met until what is available also covers its minimum reclaim. A node
-condition stays for the transition period after it was last seen. Source: kubelet v1.32 eviction manager.
+Deterministic: no clock, no I/O. A threshold that was acted on stays met until the available amount also
+covers its minimum reclaim. A node condition stays for the transition period after it was last observed.
+Source: kubelet v1.32 eviction manager.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ CONDITIONS: Final = (MEMORY_PRESSURE, DISK_PRESSURE, PID_PRESSURE)
 
 
 def is_met(threshold: Threshold, observation: SignalObservation, *, reclaimed: bool = False) -> bool:
-    """Whether less is available than the threshold allows; with `reclaimed`, less than that and its
-    minimum reclaim together."""
+    """Tell whether less is available than the threshold allows; with `reclaimed`, less than that plus its
+    minimum reclaim.
+    """
     return observation.available < threshold.limit(observation.capacity, reclaimed=reclaimed)
 
 
 def met(
     thresholds: Iterable[Threshold], observations: Observations, *, reclaimed: bool = False
 ) -> list[Threshold]:
-    """Thresholds that are met. A signal that could not be read meets nothing."""
+    """Return the met thresholds. An unreadable signal meets none."""
     return [
         threshold
         for threshold in thresholds
@@ -44,13 +45,16 @@ def met(
 
 
 def by_urgency(thresholds: Sequence[Threshold]) -> list[Threshold]:
-    """Memory before everything else, otherwise as configured."""
+    """Sort memory before everything else, otherwise as configured."""
     return sorted(thresholds, key=lambda threshold: threshold.signal not in MEMORY_SIGNALS)
 
 
 class Pressure(NamedTuple):
-    """One look. `act_on`: thresholds to relieve now, most urgent first; `waiting`: met thresholds whose
-    grace period runs, with the seconds left; `raised` and `cleared`: changes of node conditions."""
+    """The result of one round.
+
+    `act_on`: thresholds to relieve now, most urgent first; `waiting`: met thresholds in their grace period,
+    with the seconds left; `raised` and `cleared`: changed node conditions.
+    """
 
     act_on: tuple[Threshold, ...]
     waiting: tuple[tuple[Threshold, float], ...]
@@ -61,7 +65,7 @@ class Pressure(NamedTuple):
 
 @dataclass(slots=True)
 class PressureTracker:
-    """The memory between two looks."""
+    """Remember state between two rounds."""
 
     thresholds: Sequence[Threshold]
     transition_period: float
@@ -72,7 +76,7 @@ class PressureTracker:
     last: Observations = field(default_factory=dict)
 
     def look(self, observations: Observations, now: float) -> Pressure:
-        """Take in one set of observations; `now` in seconds of a clock that only goes forward."""
+        """Take one set of observations; `now` is in seconds of a monotonic clock."""
         current = met(self.thresholds, observations)
         current += [t for t in met(self.acted_on, observations, reclaimed=True) if t not in current]
         self.first_met = {t: self.first_met.get(t, now) for t in current}
@@ -103,9 +107,9 @@ class PressureTracker:
         )
 
     def begin_anew(self, threshold: Threshold) -> None:
-        """What was done for a threshold shows only later: its grace period begins again at the next look."""
+        """Restart the grace period of a threshold at the next round, because an action takes effect later."""
         self.first_met.pop(threshold, None)
 
     def is_relieved(self, observations: Observations) -> bool:
-        """Whether no threshold is met any more, minimum reclaims included."""
+        """Tell whether no threshold is met any longer, including minimum reclaims."""
         return not met(self.thresholds, observations, reclaimed=True)

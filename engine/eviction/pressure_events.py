@@ -1,10 +1,10 @@
-"""cgroup v2: the kernel says that tasks stall for memory, or that a cgroup's own limit was hit.
+"""Watches cgroup v2: the kernel reports stalls for memory, or that a cgroup's own limit was hit.
 
-A trigger is a text written to `memory.pressure`: so many µs of stall within a window of so many. A
-process without CAP_SYS_RESOURCE may only have windows that are multiples of 2 s (EINVAL otherwise), and
-none at all before Linux 6.5 (EPERM). Where pressure is not accounted the file is missing, or refuses
-(EOPNOTSUPP); then `memory.events.local` is what is left, which the root cgroup has not. Unlike
-`memory.events` it leaves out what cgroups below hit: a pod that lives at its own limit wakes nobody.
+A trigger is a text written to `memory.pressure`: so many µs of stall within a window of so many. A process
+without CAP_SYS_RESOURCE may only use windows that are multiples of 2 s (EINVAL otherwise), and none at all
+before Linux 6.5 (EPERM). Without pressure accounting the file is missing or refuses (EOPNOTSUPP); then
+`memory.events.local` remains, which the root cgroup does not have. Unlike `memory.events` it ignores the
+limits of cgroups below, so that a pod at its own limit wakes nobody.
 
 Source: the kernel's Documentation/accounting/psi.rst and Documentation/admin-guide/cgroup-v2.rst.
 """
@@ -21,15 +21,18 @@ from pathlib import Path
 from typing import Final
 
 TRIGGERS: Final = (b"some 150000 1000000\0", b"some 300000 2000000\0")
-"""The same share of stall, first in the shorter window. A trigger ends with a zero byte."""
+"""The same share of stall, in the shorter window first. A trigger ends with a zero byte."""
 PRESSURE, EVENTS = "memory.pressure", "memory.events.local"
 
 log = logging.getLogger("kubengine.eviction")
 
 
 class PressureEvents:
-    """Watches the cgroup at `directory`. `wake` is called on the loop's thread, by a trigger at most once
-    a window. `watched` names the files that the kernel lets us wait for."""
+    """Watch the cgroup at `directory`.
+
+    `wake` is called on the loop's thread, by a trigger at most once per window. `watched` names the files
+    that the kernel lets us wait for.
+    """
 
     def __init__(
         self, directory: Path, wake: Callable[[], None], triggers: Sequence[bytes] = TRIGGERS
@@ -51,7 +54,7 @@ class PressureEvents:
         asyncio.get_running_loop().add_reader(self._poll.fileno(), self._on_event)
 
     def arm(self, usages: Iterable[int]) -> None:
-        """The kernel measures stall, not usage: there is nothing to set."""
+        """Do nothing: the kernel measures stall rather than usage."""
 
     def stop(self) -> None:
         if self._poll is not None:
@@ -79,7 +82,7 @@ class PressureEvents:
         self._files[descriptor] = name
 
     def _set_trigger(self, descriptor: int) -> None:
-        """Raises the `OSError` of the last trigger where all are refused."""
+        """Set a trigger. Raises the `OSError` of the last one if all are refused."""
         *preferred, last = self._triggers
         for trigger in preferred:
             try:
@@ -96,7 +99,7 @@ class PressureEvents:
         for descriptor, _events in self._poll.poll(0):
             try:
                 _read(descriptor)
-            except OSError as error:  # the cgroup is gone, and would report that for ever
+            except OSError as error:  # the cgroup is gone and would report that forever
                 name = self._files.pop(descriptor)
                 log.info("no more memory notifications from %s: %s", self._directory / name, error.strerror)
                 self._poll.unregister(descriptor)
@@ -105,5 +108,5 @@ class PressureEvents:
 
 
 def _read(descriptor: int) -> None:
-    """What was read counts as seen: the next change is an event."""
+    """Read the file, after which only the next change is an event."""
     os.pread(descriptor, 4096, 0)

@@ -1,4 +1,4 @@
-"""Reads the eviction signals of a node: a few system calls, no allocation to speak of."""
+"""Reads the eviction signals of a node with a few system calls."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ log = logging.getLogger("kubengine.eviction")
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What counts as the node.
+    """What counts as the node; by default the machine.
 
-    By default the machine. With a `cgroup`, that cgroup and what is in it, with the given capacities
-    (bytes, process ids): so an agent can be held to a part of a machine. `pods_cgroup` is the root of all
-    pods' cgroups, for allocatableMemory.available.
+    With a `cgroup`, that cgroup and its content with the given capacities (bytes, process ids), so that an
+    agent can be limited to a part of a machine. `pods_cgroup` is the root of all pods' cgroups, for
+    allocatableMemory.available.
     """
 
     cgroup: str = "/"
@@ -47,10 +47,10 @@ class NodeView:
 
 
 class SignalReader:
-    """Keeps the descriptors open; `close` it when done.
+    """Read signals from open descriptors; call `close` when done.
 
-    A signal that cannot be read is left out of the observations, and said once until it can be again.
-    `swap_allowed`, where swap counts: bytes that pods may swap out together.
+    An unreadable signal is missing in the observations, which is logged once until it can be read again.
+    `swap_allowed`, if swap counts, is how many bytes all pods may swap together.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SignalReader:
         self._unreadable: set[str] = set()
 
     def read(self, now: float) -> Observations:
-        """All signals that can be read. `now` becomes their time."""
+        """Read all readable signals. `now` becomes their time."""
         found: Observations = {}
         self._try(found, signals.MEMORY_AVAILABLE, self._memory_and_swap, now)
         if self.pods is not None:
@@ -103,7 +103,7 @@ class SignalReader:
         return found
 
     def memory_capacity(self) -> int:
-        """Bytes. Raises `OSError`."""
+        """Return the memory capacity in bytes. Raises `OSError`."""
         if self._capacity is None:
             self._capacity = self._meminfo_field(b"MemTotal:")
         return self._capacity
@@ -122,8 +122,9 @@ class SignalReader:
         return available + self.swap_left(), capacity
 
     def swap_left(self) -> int:
-        """Bytes of available memory that are what pods may still swap out; 0 where swap doesn't count. Raises
-        `OSError`."""
+        """Return the part of available memory that pods may still swap out; 0 if swap does not count. Raises
+        `OSError`.
+        """
         if self._swap_allowed is None:
             return 0
         swapped = (self.pods or self.node).swapped()

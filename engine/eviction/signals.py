@@ -1,4 +1,4 @@
-"""Eviction signals: their names, what they starve, which node condition they raise."""
+"""Names the eviction signals, the resources that they starve, and the node conditions that they raise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTAINERFS_AVAILABLE: Final = "containerfs.available"
 CONTAINERFS_INODES_FREE: Final = "containerfs.inodesFree"
 PID_AVAILABLE: Final = "pid.available"
 MEMORY_STALL: Final = "memory.stall"
-"""Our own: the part of the time in which not all pods wait for memory."""
+"""A signal of our own: the share of time in which not all pods wait for memory."""
 
 MEMORY: Final = "memory"
 EPHEMERAL_STORAGE: Final = "ephemeral-storage"
@@ -37,7 +37,7 @@ RESOURCE_OF: Final = {
     PID_AVAILABLE: PIDS,
     MEMORY_STALL: MEMORY,
 }
-"""The resource that a signal says is starved."""
+"""The resource that a signal reports as starved."""
 
 CONDITION_OF: Final = {
     MEMORY_AVAILABLE: MEMORY_PRESSURE,
@@ -56,7 +56,7 @@ MEMORY_SIGNALS: Final = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY_AVAILABLE, MEMORY_
 
 
 class SignalObservation(NamedTuple):
-    """One signal as measured: bytes, inodes or process ids; `at` is when, in the manager's seconds."""
+    """One measured signal: bytes, inodes or process ids; `at` is its time in the manager's seconds."""
 
     available: int
     capacity: int

@@ -1,12 +1,12 @@
-"""Eviction by stall: how long pods' tasks waited for memory, and which pods make them wait.
+"""Evicts by stall: how long pods' tasks waited for memory, and which pods cause the waits.
 
-`memory.pressure` says in percent how much of the last 10, 60 and 300 s some tasks of a cgroup waited, or all.
-What is available here is the part of the time in which not all pods waited, in hundredths of a percent; a
-soft threshold on it is met only where that lasts. Who is to go is among those who stall most themselves: a
-pod that thrashes at its own limit makes the sum rise and no other. Pure, but for `pod_stalls`.
+`memory.pressure` tells in percent how much of the last 10, 60 and 300 s some, or all, tasks of a cgroup
+waited. The available amount is the share of time in which not all pods waited, in hundredths of a percent; a
+soft threshold on it is met only if that lasts. The candidates are the pods that stall most themselves: a pod
+that thrashes at its own limit raises the sum, and no other pod's. Pure, except `pod_stalls`.
 
-Source: the kernel's Documentation/accounting/psi.rst; the discipline is oomd's: sustained, by the one who
-causes it.
+Source: the kernel's Documentation/accounting/psi.rst; the policy is oomd's: sustained pressure, and the pod
+that causes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHARE_OF_MOST: Final = 0.5
 
 
 def stall_thresholds(section: EvictionSection, mount: Path) -> list[Threshold]:
-    """None where `memory_stall` is 0. Raises `InvalidInput`."""
+    """Return the thresholds, or None if `memory_stall` is 0. Raises `InvalidInput`."""
     percent = section.memory_stall
     if not is_asked_for(percent, "eviction.memoryStall"):
         return []
@@ -43,15 +43,20 @@ def stall_thresholds(section: EvictionSection, mount: Path) -> list[Threshold]:
 
 
 def is_asked_for(percent: int, subject: str) -> bool:
-    """Whether a limit of waiting is set: 0 is off. Raises `InvalidInput` for what is no such percentage."""
+    """Tell whether a limit of waiting is set: 0 is off. Raises `InvalidInput` for anything but a
+    percentage.
+    """
     if not 0 <= percent < 100:
         raise InvalidInput(f"expected 1 to 99, or 0 for off; got {percent}", subject=subject)
     return percent > 0
 
 
 def stalled(text: bytes, who: bytes, window: bytes) -> int:
-    """Hundredths of a percent of the last `avg10`, `avg60` or `avg300`, in which `some` or `full` waited.
-    `ValueError` for a text that does not say."""
+    """Return hundredths of a percent of the last `avg10`, `avg60` or `avg300`, in which `some` or `full`
+    waited.
+
+    Raises `ValueError` for other texts.
+    """
     for line in text.splitlines():
         name, *fields = line.split()
         if name == who:
@@ -64,8 +69,7 @@ def stalled(text: bytes, who: bytes, window: bytes) -> int:
 def pod_stalls(
     pods: Sequence[Pod], pod_cgroup: PodCgroup, mount: Path, file: str = PRESSURE
 ) -> dict[str, int]:
-    """By uid, how much of the last minute some of a pod's tasks waited; pods that cannot be read are left
-    out."""
+    """Return by uid how much of the last minute some tasks of a pod waited; unreadable pods are left out."""
     found = {}
     for pod in pods:
         cgroup = pod_cgroup(pod.uid)
@@ -79,6 +83,6 @@ def pod_stalls(
 
 
 def causes(pods: Sequence[Pod], stalls: Mapping[str, int]) -> list[Pod]:
-    """The pods that stall at least half as much as the one that stalls most; nobody where nobody does."""
+    """Return the pods that stall at least half as much as the one that stalls most; none if none stalls."""
     most = max(stalls.values(), default=0)
     return [pod for pod in pods if most and stalls.get(pod.uid, 0) >= SHARE_OF_MOST * most]

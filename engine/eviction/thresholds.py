@@ -1,4 +1,4 @@
-"""Eviction thresholds: how they are written, and when they are met.
+"""Parses eviction thresholds and tells when they are met.
 
 Source: kubelet v1.32 `eviction` package; pinned by the eviction_thresholds vectors.
 """
@@ -18,7 +18,7 @@ from engine.api.quantity import BINARY_SI, ZERO, Quantity
 from engine.eviction import signals
 
 SIGNALS: Final = tuple(signal for signal in signals.RESOURCE_OF if signal != signals.MEMORY_STALL)
-"""Those that a KubeletConfiguration may name."""
+"""The signals that a KubeletConfiguration may name."""
 PODS: Final = "pods"
 
 _DURATION_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([^0-9.]*)")
@@ -46,7 +46,9 @@ class Threshold:
         return "LessThan"
 
     def limit(self, capacity: int, *, reclaimed: bool = False) -> int:
-        """The amount below which it is met; with `reclaimed`, what must be available again after that."""
+        """Return the amount below which it is met; with `reclaimed`, what must be available again
+        afterwards.
+        """
         amount = self.value.of(capacity)
         if reclaimed and self.min_reclaim is not None:
             amount += self.min_reclaim.of(capacity)
@@ -54,7 +56,7 @@ class Threshold:
 
 
 def thresholds_from_config(config: KubeletConfiguration) -> list[Threshold]:
-    """The thresholds of a KubeletConfiguration. Raises `InvalidInput`."""
+    """Return the thresholds of a KubeletConfiguration. Raises `InvalidInput`."""
     return parse_thresholds(
         config.enforce_node_allocatable,
         hard_statements(config),
@@ -71,7 +73,9 @@ def parse_thresholds(
     soft_grace_period: Mapping[str, str],
     minimum_reclaim: Mapping[str, str],
 ) -> list[Threshold]:
-    """Hard ones first, each in the order written. Raises `InvalidInput` with the kubelet's words."""
+    """Parse thresholds, hard ones first, each in the order written. Raises `InvalidInput` in the kubelet's
+    words.
+    """
     thresholds = _statements(hard, "evictionHard")
     softs = _statements(soft, "evictionSoft")
     periods = _grace_periods(soft_grace_period)
@@ -155,7 +159,7 @@ def _check_signal(signal: str, field: str) -> None:
 
 
 def _what_is_wrong(text: str) -> str:
-    """The words for a duration that cannot be read."""
+    """Word what is wrong with a duration."""
     parts = _DURATION_PART.findall(text.lstrip("+-"))
     if not parts:
         return f'time: invalid duration "{text}"'
@@ -168,5 +172,5 @@ def _what_is_wrong(text: str) -> str:
 
 
 def format_bytes(amount: int) -> Quantity:
-    """An amount as the kubelet's messages write it (`1536Mi`)."""
+    """Format an amount as in the kubelet's messages (`1536Mi`)."""
     return Quantity.from_value(amount, BINARY_SI)

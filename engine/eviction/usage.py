@@ -1,4 +1,4 @@
-"""What pods use, as eviction weighs it. Plain values; who measures them is `measure`."""
+"""Holds what pods use, as eviction weighs it. Plain values; `measure` fills them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RANKED_BY: Final[Mapping[str, Ranked]] = {MEMORY: "memory", PIDS: "processes"}
 
 @dataclass(frozen=True, slots=True)
 class ContainerUsage:
-    """One container: memory is its working set in bytes, None if not known."""
+    """One container; memory is its working set in bytes, None if unknown."""
 
     memory: int | None = None
     rootfs: Disk = NO_DISK
@@ -42,9 +42,11 @@ class ContainerUsage:
 
 @dataclass(slots=True)
 class PodUsage:
-    """One pod; None and absent entries are not known. `volumes` are its local ephemeral ones by name,
-    `in_memory` its emptyDirs that are on no disk; `hosts` is what the node writes for all its containers.
-    The kernel counts those `by_quota`."""
+    """One pod; None and missing entries are unknown.
+
+    `volumes` are its local ephemeral volumes by name, `in_memory` its emptyDirs that use no disk; `hosts` is
+    what the node writes for all its containers. The kernel counts volumes in `by_quota`.
+    """
 
     memory: int | None = None
     processes: int | None = None
@@ -69,8 +71,10 @@ class PodUsage:
 
 
 class Ranking:
-    """Pods in the order in which they would be evicted, each with the amount that put it there (None = no
-    stats): `order` int32[n] are positions in `pods`, `amounts` int64[n] and `known` uint8[n]."""
+    """Pods in the order of eviction, each with the amount that determines its place (None: no stats).
+
+    `order` int32[n] are positions in `pods`; `amounts` int64[n] and `known` uint8[n].
+    """
 
     def __init__(
         self,
@@ -96,8 +100,10 @@ def rank(
     resource: str,
     parts: Sequence[Part] = (),
 ) -> Ranking:
-    """`resource` is the starved one; `parts` what counts of the disk. Requests and priorities come from
-    `table`, or from a pod's spec where it has no row."""
+    """Rank pods. `resource` is the starved one; `parts` are what counts of the disk.
+
+    Requests and priorities come from `table`, or from a pod's spec without a row.
+    """
     by = _RANKED_BY.get(resource, "ephemeral-storage")
     if by == "ephemeral-storage":
         kept = table.look_up(pods, _on_disk(usage, resource, parts), "amount")
@@ -114,6 +120,6 @@ class _Amount:
 
 
 def _on_disk(usage: Mapping[str, PodUsage], resource: str, parts: Sequence[Part]) -> dict[str, _Amount]:
-    """What pods have on disk of the resource: inodes or bytes."""
+    """Return the pods' use of the disk: inodes or bytes."""
     read = attrgetter("inodes" if resource == INODES else "bytes")
     return {uid: _Amount(read(one.disk(parts)) if one.disk_known else None) for uid, one in usage.items()}

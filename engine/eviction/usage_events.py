@@ -1,4 +1,4 @@
-"""cgroup v1: an eventfd that fires when a cgroup's memory usage crosses a number of bytes.
+"""Watches cgroup v1: an eventfd fires when a cgroup's memory usage crosses a number of bytes.
 
 Source: the kernel's Documentation/admin-guide/cgroup-v1/memory.rst, section 9.
 """
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 RE_ARM_BEYOND: Final = 1 << 20
-"""A threshold follows the page cache only when it has moved by this many bytes."""
+"""A threshold follows the page cache only when that has moved by this many bytes."""
 
 log = logging.getLogger("kubengine.eviction")
 
 
 class UsageEvents:
-    """Watches the cgroup at `directory`. `wake` is called on the loop's thread."""
+    """Watch the cgroup at `directory`. `wake` is called on the loop's thread."""
 
     def __init__(self, directory: Path, wake: Callable[[], None]) -> None:
         self._directory = directory
@@ -28,11 +28,13 @@ class UsageEvents:
         self._armed: dict[int, int] = {}
 
     def start(self) -> None:
-        """Nothing is watched before `arm`."""
+        """Do nothing; `arm` sets what is watched."""
 
     def arm(self, usages: Iterable[int]) -> None:
-        """Fire when the cgroup's usage crosses any of these numbers of bytes. Cheap when they are what
-        is armed already, give or take a MiB."""
+        """Fire when the cgroup's usage crosses any of these numbers of bytes.
+
+        Cheap if they are what is set already, give or take a MiB.
+        """
         wanted = {usage for usage in usages if usage > 0}
         for armed in list(self._armed):
             if not any(abs(usage - armed) <= RE_ARM_BEYOND for usage in wanted):

@@ -1,9 +1,9 @@
-"""Image garbage collection: policy and selection (pure), one run, and the manager that acts.
+"""Collects unused images: policy and selection (pure), one run, and the manager that acts.
 
-`policy` says when and how much, `selection` which rows of an `ImageTable` and in which order, `collection`
-is one run over the records, `manager` lists, measures and removes through the runtime. May touch
-`engine.api`, `tables`, `_fast`, `metrics` and `cri.client`; of the disk only statvfs and its own
-records file. Importing this package loads what decides.
+`policy` tells when and how much to free, `selection` which rows of an `ImageTable` in which order,
+`collection` is one run over the records, and `manager` lists, measures and removes through the runtime. The
+package may import `engine.api`, `tables`, `_fast`, `metrics` and `cri.client`; on disk it touches only
+statvfs and its own records file. Importing it loads pure modules only.
 """
 
 from engine.images.policy import ImageGCPolicy

@@ -1,7 +1,7 @@
-"""One run of image GC over the records: the age pass, then the space pass, step by step.
+"""Runs one garbage collection over the records: the pass for age, then the pass for space.
 
-The rules are here, the world is behind `ImageStore`: it lists, measures and removes. Nothing in a run
-depends on the time that passes during it; `now` is given.
+`ImageStore` lists, measures and removes. Nothing in a run depends on the time that it takes; `now` is an
+argument.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FOR_SPACE: Final = "for space"
 
 @dataclass(frozen=True, slots=True)
 class FilesystemReading:
-    """The image file system now, in bytes and inodes; None where it could not be told."""
+    """The state of the image file system in bytes and inodes; None where unknown."""
 
     capacity: int | None
     available: int | None
@@ -48,36 +48,38 @@ class FilesystemReading:
 
 
 class ImageStore(Protocol):
-    """What a run asks of the world."""
+    """What a run needs of the outside."""
 
     async def filesystem(self) -> FilesystemReading:
-        """Raises `KubengineError` or `OSError` if it cannot be read."""
+        """Read the image file system. Raises `KubengineError` or `OSError`."""
 
     async def remove(self, images: Sequence[SeenImage], became: list[Stayed | None]) -> None:
-        """Remove them one after another. `became` gets an entry for each as soon as that is known: None for
-        one that has gone."""
+        """Remove images one after another.
+
+        `became` gets an entry for each as soon as its fate is known: None for a removed one.
+        """
 
     async def layers(self, image: SeenImage) -> Layers:
-        """What it is made of; one layer of its own where nobody tells."""
+        """Return the layers of an image; one layer of its own if unknown."""
 
     def protected(self, image: SeenImage) -> str:
-        """Why our own policies keep the image, or an empty string."""
+        """Return why one of our own policies keeps the image, or an empty text."""
 
 
 def nothing_protects(_: SeenImage) -> str:
-    """`Store.protected` where no policy of ours is on."""
+    """Return an empty text: the `protected` of a store without policies of our own."""
     return ""
 
 
 class Stayed(NamedTuple):
-    """Why an image has not gone; unless it `failed`, a policy of ours kept it at the last moment."""
+    """Why an image was not removed; unless it `failed`, a policy of ours kept it at the last moment."""
 
     reason: str
     failed: bool = True
 
 
 class Judged(NamedTuple):
-    """What became of an image, as `ImageVerdict` says it."""
+    """The fate of an image, as in `ImageVerdict`."""
 
     verdict: str
     reason: str
@@ -85,7 +87,7 @@ class Judged(NamedTuple):
 
 
 class Account(NamedTuple):
-    """An image that was looked at, what became of it, and how many bytes that gave."""
+    """An examined image with its fate, and the bytes that it gave back."""
 
     image: SeenImage
     judged: Judged
@@ -94,9 +96,11 @@ class Account(NamedTuple):
 
 @dataclass(slots=True)
 class Outcomes:
-    """What became of the images that were to go, by row: `chosen` has all, in their order, as if none
-    `failed`; `gone` are those that were removed. `measured` is what a removal gave where that was looked at;
-    else it gave the image's size."""
+    """The fate of the images that were to be removed, by row.
+
+    `chosen` has all of them in order, as if none `failed`; `gone` are the removed ones. `measured` is what a
+    removal gave back where that was measured; otherwise it gave the image's size.
+    """
 
     chosen: dict[int, Judged] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
@@ -111,7 +115,7 @@ class Outcomes:
 
 
 class Collection:
-    """A run in progress. `report` grows with it; the records forget what was removed when it ends."""
+    """A run in progress. `report` grows with it; the records forget removed images at its end."""
 
     def __init__(
         self,
@@ -124,7 +128,7 @@ class Collection:
         self._images: list[SeenImage] = []
         self._outcomes = Outcomes()
         self._kept: dict[int, str] = {}
-        """By row: why our own policies keep it."""
+        """By row: why our own policies keep the image."""
 
     @property
     def actions(self) -> int:
@@ -132,18 +136,18 @@ class Collection:
         return 0 if self.report.dry_run else len(self._outcomes.chosen)
 
     def acted(self, most: int) -> Callable[[], Iterator[Account]]:
-        """The last of them, in their order; to be called when they are wanted, also after the run."""
+        """Return the last of them, in order; may be called after the run."""
         outcomes = self._outcomes
         rows = list(outcomes.chosen)[-most:]
         images = [self._images[row] for row in rows]
         return lambda: map(outcomes.account, rows, images)
 
     def protected(self) -> list[tuple[SeenImage, str]]:
-        """The images that `Store.protected` kept, with its reasons."""
+        """Return the images that `Store.protected` kept, with its reasons."""
         return [(self._images[row], reason) for row, reason in self._kept.items()]
 
     async def garbage_collect(self, began: float) -> None:
-        """The periodic run. Raises `ImageGCFailure`; the report is complete either way."""
+        """Run the periodic collection. Raises `ImageGCFailure`; the report is complete either way."""
         self._begin()
         try:
             await self._free_old(began)
@@ -161,7 +165,7 @@ class Collection:
             self._conclude()
 
     def _insufficient(self, reading: FilesystemReading) -> str:
-        """What is said when too little could go, in the words of kubelet v1.36."""
+        """Word that too little could be removed, as kubelet v1.36 does."""
         capacity = reading.capacity or 0
         used = self.policy.used_percent(capacity, reading.available or 0)
         return (
@@ -172,7 +176,7 @@ class Collection:
         )
 
     async def delete_unused(self) -> None:
-        """What eviction asks for: everything that may go. The minimum age still holds."""
+        """Remove everything that may go, for eviction. The minimum age still holds."""
         self._begin()
         self.report.wanted = selection.EVERYTHING
         try:
@@ -191,7 +195,7 @@ class Collection:
                 self._kept[row] = reason
 
     def _undecided(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """`mask` without the rows whose images have been judged."""
+        """Return `mask` without the rows that have been decided."""
         mask[[*self._outcomes.chosen, *self._kept]] = False
         return mask
 
@@ -236,7 +240,7 @@ class Collection:
             )
 
     async def _free_reported(self, wanted: int) -> None:
-        """Until the images' own sizes make up the `wanted` bytes; one goes if that is nothing."""
+        """Remove until the images' own sizes reach `wanted` bytes; one image if that is nothing."""
         columns, report = self.records.table.columns, self.report
         mask = self._undecided(selection.spare(columns, self.policy, report.at))
         while True:
@@ -251,7 +255,7 @@ class Collection:
                 return
 
     async def _free_measured(self, wanted: int, before: int) -> None:
-        """Until the file system, asked after each removal, has `wanted` bytes more than `before`."""
+        """Remove until the file system, read after each removal, has `wanted` bytes more than `before`."""
         by_layers = self.policy.order == LAYERS
         for row in [row for row, _ in await self._by_layers()] if by_layers else self._candidates():
             if not await self._remove([row], SPACE, FOR_SPACE):
@@ -265,7 +269,7 @@ class Collection:
                 return
 
     async def _free_by_layers(self, wanted: int) -> None:
-        """Until the layers that no image has any more make up the `wanted` bytes."""
+        """Remove until the layers that no image uses any longer reach `wanted` bytes."""
         for row, frees in await self._by_layers():
             if await self._remove([row], SPACE, FOR_SPACE):
                 self._outcomes.measured[row] = frees
@@ -274,7 +278,9 @@ class Collection:
                     return
 
     async def _by_layers(self) -> list[tuple[int, int]]:
-        """Rows for space in order, each with the bytes that go with it when those before it have gone."""
+        """Return the rows for space in order, each with the bytes that its removal frees after
+        the ones before.
+        """
         columns = self.records.table.columns
         here = np.flatnonzero(columns.live).tolist()
         place = {row: number for number, row in enumerate(here)}
@@ -285,7 +291,7 @@ class Collection:
         return [(here[number], freed) for number, freed in order]
 
     async def _free_inodes(self, wanted: int) -> None:
-        """Image sizes say nothing of inodes: the file system is asked after each removal."""
+        """Remove for inodes; image sizes do not tell, so the file system is read after each removal."""
         for row in self._candidates():
             gone = await self._remove([row], SPACE, "for inodes")
             self.report.freed += self._sizes(gone)
@@ -301,14 +307,14 @@ class Collection:
             )
 
     def _candidates(self) -> list[int]:
-        """All rows that may go for space, in order."""
+        """Return all rows that may be removed for space, in order."""
         columns, now = self.records.table.columns, self.report.at
         mask = self._undecided(selection.spare(columns, self.policy, now))
         rows: list[int] = selection.order(columns, mask, self.policy, now).tolist()
         return rows
 
     async def _remove(self, rows: list[int], cause: str, why: str) -> list[int]:
-        """Remove these images in their order, or in a dry run say so; the rows of those that have gone."""
+        """Remove these images in order, or report that in a dry run; return the rows of the removed ones."""
         if self.report.dry_run:
             self._outcomes.chosen.update(dict.fromkeys(rows, Judged(WOULD_REMOVE, why, cause)))
             return rows
@@ -355,7 +361,7 @@ class Collection:
         report.account = lambda: self._account(cells.columns(), report.at)
 
     def _account(self, columns: ImageColumns, now: float) -> list[ImageVerdict]:
-        """One verdict for each image: those that were judged, and then the others."""
+        """Return one verdict for each image: those decided, then the others."""
         images, kept = self._images, dict(self._kept)
         accounts = [self._outcomes.account(row, images[row]) for row in self._outcomes.chosen]
         for row in np.flatnonzero(columns.live).tolist():

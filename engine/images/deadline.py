@@ -1,4 +1,4 @@
-"""A deadline for many short waits in turn."""
+"""Provides a cheap deadline for many short waits in a row."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 from typing import Final
 
 LOOKS: Final = 8
-"""How often a wait is looked at before it is over."""
+"""Fraction of the deadline after which a wait is checked."""
 
 
 class Patience:
-    """Cancels a wait of the task that made it after `seconds`, or up to an eighth later.
+    """Cancel a wait of the creating task after `seconds`, or up to an eighth later.
 
-    A timer looks now and then whether still the same wait goes on, so that one that ends at once costs next
-    to nothing. `begin` is before each wait and ends the one before, `end` after the last; where one was
-    cancelled, `ended_it` says whether by us.
+    A timer checks now and then whether the same wait still goes on, so that a short wait costs next to
+    nothing. Call `begin` before each wait, which ends the one before, and `end` after the last; after a
+    cancellation, `ended_it` tells whether it was ours.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -34,7 +34,7 @@ class Patience:
         self._waits = self._seen = 0
 
     def ended_it(self) -> bool:
-        """Whether the wait was cancelled because its time was over, and by nobody else."""
+        """Whether the wait was cancelled by this deadline and by nobody else."""
         over, self._over = self._over, False
         return over and self._task is not None and self._task.uncancel() == 0
 

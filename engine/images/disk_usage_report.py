@@ -1,4 +1,6 @@
-"""What else fills the image file system when removing images is not enough (kubernetes/kubernetes#71869)."""
+"""Reports what else fills the image file system when removing images is not enough
+(kubernetes/kubernetes#71869).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ MEASURE_TIMEOUT = 30.0
 async def what_else_fills(
     where: RuntimeFilesystems, report: ImageGCReport, runtime: RuntimeClient, pod_logs_dir: Path
 ) -> dict[str, int]:
-    """Bytes by holder: images that stay, containers' writable layers, pod logs if they lie on the same
-    file system, and the rest. What cannot be told is left out and falls to the rest."""
+    """Return bytes by holder: remaining images, writable layers, pod logs on the same file system, and the
+    rest.
+
+    What is unknown falls to the rest.
+    """
     used = (report.capacity or 0) - (report.available or 0) - report.freed
     found = {"images that stay": sum(v.size for v in report.images if v.verdict != REMOVED)}
     try:

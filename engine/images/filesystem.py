@@ -1,4 +1,4 @@
-"""Which file systems hold images and containers, and how full they are."""
+"""Finds the file systems of images and containers, and measures them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATVFS_TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFilesystems:
-    """Where the runtime keeps images and writable layers, and what it says they use, in bytes."""
+    """Where the runtime keeps images and writable layers, and what it reports of their use, in bytes."""
 
     images: Path
     containers: Path | None
@@ -24,7 +24,7 @@ class RuntimeFilesystems:
 
 
 async def runtime_filesystems(runtime: RuntimeClient) -> RuntimeFilesystems:
-    """Raises `Refused` or `Unavailable`; a runtime that names no image file system is `Unavailable`."""
+    """Ask the runtime. Raises `Refused` or `Unavailable`, also if it names no image file system."""
     info = await runtime.image_fs_info()
     if not info.image_filesystems or not info.image_filesystems[0].fs_id.mountpoint:
         raise Unavailable("the runtime names no image file system", subject=runtime.endpoint)
@@ -36,7 +36,7 @@ async def runtime_filesystems(runtime: RuntimeClient) -> RuntimeFilesystems:
 
 
 def read_filesystem(path: Path) -> FilesystemReading:
-    """Bytes and inodes of the file system that holds `path`. Raises `OSError`."""
+    """Return bytes and inodes of the file system that holds `path`. Raises `OSError`."""
     stats = os.statvfs(path)
     unit = stats.f_frsize or stats.f_bsize
     return FilesystemReading(
@@ -45,7 +45,9 @@ def read_filesystem(path: Path) -> FilesystemReading:
 
 
 async def read_filesystem_in_time(path: Path) -> FilesystemReading:
-    """The same off the loop, because a dead network mount answers never. Raises `Unavailable`, `OSError`."""
+    """Do the same in a thread, because a dead network mount never answers. Raises `Unavailable`,
+    `OSError`.
+    """
     try:
         async with asyncio.timeout(STATVFS_TIMEOUT):
             return await asyncio.to_thread(read_filesystem, path)
@@ -54,5 +56,5 @@ async def read_filesystem_in_time(path: Path) -> FilesystemReading:
 
 
 def same_device(one: Path, other: Path) -> bool:
-    """Whether two paths lie on one file system. Raises `OSError`."""
+    """Tell whether two paths are on one file system. Raises `OSError`."""
     return one.stat().st_dev == other.stat().st_dev

@@ -1,4 +1,4 @@
-"""Which images an operator wants kept whatever happens (kubernetes/kubernetes#68930). Pure."""
+"""Matches images that an operator wants to keep in any case (kubernetes/kubernetes#68930). Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _WILD = re.compile(r"[*?\[]")
 
 
 class KeepPatterns:
-    """Shell patterns over image names; `*` matches slashes too.
+    """Shell patterns over image names; `*` also matches slashes.
 
-    One without wildcards is an image's name as a manifest has it (`busybox` is
-    `docker.io/library/busybox:latest`). One with them is held against the full name, with tag or digest, and
-    against the name without Docker Hub's registry and namespace. Raises `InvalidInput` for an empty one.
+    A pattern without wildcards is an image name as in a manifest (`busybox` is
+    `docker.io/library/busybox:latest`). One with wildcards is matched against the full name with tag or
+    digest, and against the name without Docker Hub's registry and namespace. Raises `InvalidInput` for an
+    empty one.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -33,7 +34,7 @@ class KeepPatterns:
         return bool(self._patterns)
 
     def matching(self, names: Iterable[str]) -> str:
-        """The first pattern that one of an image's names matches, or an empty string."""
+        """Return the first pattern that matches one of an image's names, or an empty text."""
         forms = {form for name in names for form in _forms(name)}
         for pattern, expression in self._patterns:
             if any(expression.match(form) for form in forms):

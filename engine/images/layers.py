@@ -1,8 +1,8 @@
-"""What the removal of an image truly frees: layers that no other image has. Pure.
+"""Computes what the removal of an image really frees: layers that no other image has. Pure.
 
-The runtime tells an image's layers when it is asked for its verbose status: names and sizes (`layerSizes`),
-or the names alone, as containerd's `rootfs.diff_ids`; then each counts as an equal part of the image. One of
-which nothing is told is one layer of its own.
+The runtime's verbose status lists an image's layers: names and sizes (`layerSizes`), or only names, as
+containerd's `rootfs.diff_ids`; then each counts as an equal part of the image. An image without information
+is one layer of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Layer(NamedTuple):
-    """`size` in bytes."""
+    """`size` is in bytes."""
 
     name: str
     size: int
@@ -25,7 +25,9 @@ Layers = tuple[Layer, ...]
 
 
 def told_layers(info: Mapping[str, str], image: str, size: int) -> Layers:
-    """An image's layers out of its verbose status. `image` is its id, `size` what the runtime says it has."""
+    """Return an image's layers from its verbose status. `image` is its id, `size` its size according to the
+    runtime.
+    """
     try:
         document = json.loads(info.get("info", "{}"))
         sized = document.get("layerSizes") or {}
@@ -42,9 +44,11 @@ def told_layers(info: Mapping[str, str], image: str, size: int) -> Layers:
 def removal_order(
     layers: Sequence[Layers], last_used: Sequence[float], eligible: Iterable[int]
 ) -> list[tuple[int, int]]:
-    """Eligible images with the bytes that each frees when those before it have gone: the longest unused
-    first, and of equally old ones the one that frees most by then. `layers` and `last_used` are of all images
-    that are there."""
+    """Return eligible images with the bytes that each frees after the ones before.
+
+    The longest unused come first, and among equally old ones the one that frees most by then. `layers` and
+    `last_used` cover all present images.
+    """
     held = Counter(layer.name for image in layers for layer in set(image))
     holders: dict[str, set[int]] = {}
     rows = sorted(eligible, key=lambda row: last_used[row])

@@ -1,4 +1,4 @@
-"""Holding an image while a pod that needs it is being started (kubernetes/kubernetes#123631)."""
+"""Holds an image while a pod that needs it is being started (kubernetes/kubernetes#123631)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_NAMESPACE = "library/"
 
 
 class ImageLeases:
-    """Who holds which image, by the name in the pod's manifest."""
+    """The holders of images, by the name in the pod's manifest."""
 
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
@@ -20,8 +20,10 @@ class ImageLeases:
 
     @asynccontextmanager
     async def hold(self, image: str) -> AsyncIterator[None]:
-        """Until it ends the image is not collected. Waits for a removal of it that is under way, so that
-        a check that follows sees whether the image is still there."""
+        """Hold an image, which is not collected meanwhile; first waits for a removal in progress.
+
+        A check after that sees whether the image is still there.
+        """
         name = normalized(image)
         self._held[name] += 1
         try:
@@ -39,7 +41,7 @@ class ImageLeases:
 
     @asynccontextmanager
     async def removal(self, names: Iterable[str]) -> AsyncIterator[None]:
-        """Around a removal of the image that goes by these names."""
+        """Enclose the removal of the image with these names."""
         key = frozenset(map(normalized, names))
         done = self._removing[key] = asyncio.Event()
         try:
@@ -50,7 +52,7 @@ class ImageLeases:
 
 
 def normalized(name: str) -> str:
-    """The full form of an image reference: `busybox` → `docker.io/library/busybox:latest`."""
+    """Return the full image reference: `busybox` → `docker.io/library/busybox:latest`."""
     if name.startswith("sha256:"):
         return name
     first, slash, _rest = name.partition("/")

@@ -1,4 +1,4 @@
-"""Images and containers out of the runtime's own bytes: what image GC needs of them and no more."""
+"""Decodes images and containers from the runtime's bytes, only what image GC needs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _USED_BY_HANDLER: Final = Picker("ListContainersResponse", ["image_id", "image_r
 USERS: Final = Picker(
     "ListContainersResponse", ["id", "metadata.name", f"labels[{POD_NAME}]", f"labels[{POD_NAMESPACE}]"]
 )
-"""Of each container its id and name, and its pod's name and namespace."""
+"""Id and name of each container, and its pod's name and namespace."""
 CONTAINERS_OF_PODS: Final = Picker("ListContainersResponse", ["id", f"labels[{POD_UID}]"])
 
 
 class ImageReader:
-    """Reads lists of images one after another: an image of which nothing has changed is the same object."""
+    """Read lists of images in sequence; an unchanged image is the same object."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, SeenImage] = {}
 
     def read(self, message: bytes) -> list[SeenImage]:
-        """The images of a ListImagesResponse. `ValueError` for bytes that are none."""
+        """Return the images of a ListImagesResponse. Raises `ValueError` for malformed bytes."""
         (items,) = _ITEMS.pick(message)
         known = self._known
         new = [item for item in items if item not in known]
@@ -43,13 +43,15 @@ class ImageReader:
 
 
 def images_used(message: bytes) -> list[str]:
-    """Of each container in a ListContainersResponse, the image that it runs. `ValueError` as above."""
+    """Return the image of each container in a ListContainersResponse. Raises `ValueError` for
+    malformed bytes.
+    """
     ids, references = _USED.pick(message)
     return [id or reference for id, reference in zip(ids, references, strict=True)]
 
 
 def images_used_by_handler(message: bytes) -> list[tuple[str, str]]:
-    """The same with the runtime handler that the image was pulled for."""
+    """Return the same with the runtime handler that the image was pulled for."""
     ids, references, handlers = _USED_BY_HANDLER.pick(message)
     return [
         (id or reference, handler) for id, reference, handler in zip(ids, references, handlers, strict=True)

@@ -1,4 +1,4 @@
-"""The image manager: detects, collects, protects; the part of image GC that touches the world."""
+"""Runs image GC: detects, collects, protects. The acting module."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from engine.wire import cri_v1_pb2 as cri
 
 PERIOD: Final = 300.0
 STEP_SECONDS: Final = 1800.0
-"""A run that takes longer is stuck."""
+"""Seconds after which a run counts as stuck."""
 IMAGE_CACHE_PERIOD: Final = 30.0
 
 log = logging.getLogger("kubengine.images")
 
 
 class ImageManager:
-    """Keeps the image file system below its thresholds.
+    """Keep the image file system below its thresholds.
 
-    `active_pods` says which pods exist (their image volumes are looked at), `looked_at` hears after each
-    periodic run the ids of what is there, and when that was asked for. `state_dir` is where records are
-    kept if `section.keep_records`, `pod_logs_dir` is measured when a run cannot free enough.
-    Raises `InvalidInput` for thresholds that make no sense.
+    `active_pods` returns the existing pods, whose image volumes are examined. `looked_at` receives after
+    each periodic run the ids of the present images, and when they were listed. `state_dir` is for the
+    records if `section.keep_records` is set; `pod_logs_dir` is measured when a run cannot free enough.
+    Raises `InvalidInput` for contradictory thresholds.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ImageManager:
             records_file.load(self._file, self.records, self._now())
 
     async def start(self) -> None:
-        """Detect and collect now and every five minutes."""
+        """Detect and collect now, and every five minutes."""
         self._began = self._now()
         self._task.start(self._loop)
 
@@ -131,12 +131,14 @@ class ImageManager:
         self._save()
 
     def lease(self, image: str) -> AbstractAsyncContextManager[None]:
-        """Around making an image present and creating the container that uses it: no run takes it away
-        in between. Does nothing unless `images.leases` is on."""
+        """Enclose making an image present and creating its container, so that no run removes it in between.
+
+        Does nothing unless `images.leases` is on.
+        """
         return self._leases.hold(image) if self.section.leases else nullcontext()
 
     async def images(self) -> list[cri.Image]:
-        """What the runtime has, at most 30 s old."""
+        """Return the runtime's images, at most 30 s old."""
         at, listed = self._listed
         if self._now() - at >= IMAGE_CACHE_PERIOD:
             listed = await self._runtime.list_images()
@@ -144,20 +146,20 @@ class ImageManager:
         return listed
 
     async def detect(self) -> None:
-        """Take in what exists and what is used. Raises `ImageGCFailure`."""
+        """Detect present and used images. Raises `ImageGCFailure`."""
         async with self._running:
             await self._detect(self._now())
 
     async def garbage_collect(self, *, dry_run: bool = False) -> ImageGCReport:
-        """One periodic run. Never raises for what the world does: the report carries the failure."""
+        """Run one periodic collection. Never raises for failures outside: the report contains them."""
         return await self._run("gc", dry_run)
 
     async def delete_unused(self, *, dry_run: bool = False) -> ImageGCReport:
-        """Remove every unused image that is older than the minimum age, as under disk pressure."""
+        """Remove every unused image above the minimum age, as under disk pressure."""
         return await self._run("delete-unused", dry_run)
 
     async def act(self, action: str, query: dict[str, str]) -> dict[str, Any]:
-        """`gc` and `delete-unused`, each with `dry-run=true|false`."""
+        """Run `gc` or `delete-unused`, each with `dry-run=true|false`."""
         expect_known(query, ("dry-run",), "images")
         dry_run = is_set(query, "dry-run", "images")
         if action == "gc":
@@ -167,8 +169,11 @@ class ImageManager:
         raise InvalidInput("is none of gc, delete-unused", subject=action)
 
     async def describe(self) -> dict[str, Any]:
-        """The policy, and per image its times (Unix seconds, null = never used), users and protection:
-        those of this moment, or while images are collected or the runtime fails of the last detection."""
+        """Return the policy, and per image its times (Unix seconds, null: never used), users and protection.
+
+        These are current; during a collection, or if the runtime fails, they are those of the last
+        detection.
+        """
         if not self._running.locked():
             with contextlib.suppress(ImageGCFailure):
                 await self.detect()
@@ -220,7 +225,7 @@ class ImageManager:
             await asyncio.sleep(self._period)
 
     async def _periodic(self) -> str:
-        """The error of one periodic run, or an empty string."""
+        """Return the error of one periodic run, or an empty text."""
         if not self.policy.off:
             error = (await self.garbage_collect()).error
         else:
@@ -275,7 +280,7 @@ class ImageManager:
             return report
 
     def _record(self, collection: Collection, report: ImageGCReport) -> None:
-        """What a run has done or failed to do; what it leaves alone, or would do, is no decision."""
+        """Record what a run has done or failed to do; untouched images and dry runs are not decisions."""
         shared = {
             "trigger": report.trigger,
             "wanted": report.wanted,
@@ -301,7 +306,7 @@ class ImageManager:
         self._decisions.record_many("image-gc", collection.actions, taken)
 
     def _record_protected(self, collection: Collection, report: ImageGCReport) -> None:
-        """What stayed by a policy of ours though space was wanted: each once, until its reason changes."""
+        """Record images that one of our own policies kept although space was wanted, once per reason."""
         kept = {self.records.key_of(image): (image, reason) for image, reason in collection.protected()}
         if not report.dry_run:
             self._protected.set(len(kept))
@@ -340,7 +345,7 @@ class ImageManager:
         self.records.detect(images, used, now)
 
     def _used_keys(self, message: bytes) -> list[str]:
-        """What containers name."""
+        """Return the images that containers name."""
         used = images_used(message)
         if self._by_handler:
             used = [self.records.used_key(*by) for by in images_used_by_handler(message)]
@@ -348,7 +353,7 @@ class ImageManager:
         return used
 
     def _users(self) -> dict[str, list[str]]:
-        """`namespace/pod:container` by image key, as of the last detection."""
+        """Return `namespace/pod:container` by image key, as of the last detection."""
         users: dict[str, list[str]] = {}
         used = self._used_keys(self._containers)
         for key, id, container, pod, namespace in zip(used, *USERS.pick(self._containers), strict=True):
@@ -359,7 +364,7 @@ class ImageManager:
         return users
 
     async def _look_at_image_volumes(self) -> None:
-        """Mounted images count as used. A container's mounts don't change: each is asked once."""
+        """Count mounted images as used. A container's mounts do not change, so each is asked once."""
         with_volumes = {
             pod.uid
             for pod in self._active_pods()

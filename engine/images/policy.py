@@ -1,4 +1,4 @@
-"""When image GC runs and how much it has to free: thresholds in, bytes out."""
+"""Decides when image GC runs and how much it frees: thresholds in, bytes out."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ACCOUNTINGS: Final = (REPORTED, MEASURED)
 
 @dataclass(frozen=True, slots=True)
 class ImageGCPolicy:
-    """Thresholds in percent of the image file system in use, ages in seconds, `max_age` 0 = off.
+    """Thresholds in percent of the image file system, ages in seconds, `max_age` 0 = off.
 
-    Raises `InvalidInput` with the kubelet's words for thresholds that make no sense.
+    Raises `InvalidInput` in the kubelet's words for contradictory thresholds.
     """
 
     high_threshold_percent: int = 85
@@ -75,24 +75,27 @@ class ImageGCPolicy:
 
     @property
     def off(self) -> bool:
-        """The periodic run does nothing; eviction still deletes unused images."""
+        """Whether the periodic run does nothing; eviction still deletes unused images."""
         return self.high_threshold_percent == 100 and self.max_age == 0 and self.inode_high_percent == 0
 
     @staticmethod
     def used_percent(capacity: int, available: int) -> int:
-        """The percentage in use, as the kubelet rounds it; `capacity` must not be 0."""
+        """Return the used percentage, rounded as by the kubelet; `capacity` must not be 0."""
         return 100 - min(available, capacity) * 100 // capacity
 
     def bytes_to_free(self, capacity: int, available: int) -> int | None:
-        """None below the high threshold; otherwise what brings usage down to the low one, which can be
-        zero or less. `capacity` must not be 0; more available than capacity counts as all available."""
+        """Return None below the high threshold, otherwise the bytes to free to reach the low one, which may
+        be zero or less.
+
+        `capacity` must not be 0; more available than capacity counts as all available.
+        """
         available = min(available, capacity)
         if self.used_percent(capacity, available) < self.high_threshold_percent:
             return None
         return capacity * (100 - self.low_threshold_percent) // 100 - available
 
     def inodes_to_free(self, inodes: int, free: int) -> int | None:
-        """The same for inodes; None while that trigger is off or the file system counts none."""
+        """Return the same for inodes; None while that trigger is off or the file system counts none."""
         if not self.inode_high_percent or inodes <= 0:
             return None
         free = min(free, inodes)
@@ -101,5 +104,5 @@ class ImageGCPolicy:
         return inodes * (100 - self.inode_low_percent) // 100 - free
 
     def enough_inodes(self, inodes: int, free: int) -> bool:
-        """Whether usage is at or below the low threshold."""
+        """Tell whether usage is at or below the low threshold."""
         return free >= inodes * (100 - self.inode_low_percent) // 100

@@ -1,7 +1,7 @@
-"""Images that the node keeps ready whether a pod needs them or not (kubernetes/kubernetes#48349).
+"""Keeps named images present whether or not a pod needs them (kubernetes/kubernetes#48349).
 
-Each named image is leased: it is never collected. One that is missing is pulled, again with a pause that
-doubles where that fails. Nothing runs while all are there.
+Named images are leased, so they are never collected. A missing one is pulled, with growing pauses after
+failures. Nothing runs while all are present.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PullImage = Callable[[str], Awaitable[None]]
 
 
 class Prepull:
-    """`images` are names as manifests have them; `at_once` bounds the pulls. Raises `InvalidInput`."""
+    """`images` are names as in manifests; `at_once` limits parallel pulls. Raises `InvalidInput`."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Prepull:
         return bool(self._names)
 
     def leases(self, names: Iterable[str]) -> str:
-        """The name under which an image that goes by these is kept ready, or an empty string."""
+        """Return the configured name of an image with these names, or an empty text."""
         if not self._names:
             return ""
         return next((self._names[full] for name in names if (full := normalized(name)) in self._names), "")
 
     def look(self, present: Iterable[str]) -> None:
-        """Begin to pull what is not among the names that are present."""
+        """Start pulling what is missing among the names that are present."""
         missing = self._names.keys() - map(normalized, present)
         self._missing.set(len(missing))
         for full in sorted(missing - self._under_way):
@@ -98,7 +98,7 @@ class Prepull:
             self._under_way.discard(full)
 
     async def _failure_of_pull(self, name: str) -> str:
-        """What went wrong, or an empty string."""
+        """Return what went wrong, or an empty text."""
         try:
             await self._pull(name)
         except KubengineError as error:

@@ -1,6 +1,6 @@
-"""What image GC remembers of each image: when it was first seen and last used, its size, pinning, names.
+"""Remembers of each image when it was first seen and last used, its size, pinning and names.
 
-The times live in an `ImageTable`, so that the same kernels read an agent's images and a planner's.
+The times are in an `ImageTable`, so that the same kernels serve the agent and the planner.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.tables import NEVER, ImageTable
 
 
 class SeenImage(NamedTuple):
-    """An image as the runtime lists it. `handler` is the runtime handler that it was pulled for."""
+    """An image as the runtime lists it; `handler` is the runtime handler that it was pulled for."""
 
     id: str
     size: int
@@ -24,16 +24,16 @@ class SeenImage(NamedTuple):
 
 
 NO_IMAGE: Final = SeenImage("", 0)
-"""What stands in rows that hold none."""
+"""The entry of free rows."""
 
 
 def image_key(image_id: str, handler: str) -> str:
-    """How an image is identified where the runtime keeps one per runtime handler (KEP-4216)."""
+    """Return the key of an image where the runtime keeps one per runtime handler (KEP-4216)."""
     return f"{image_id},{handler}" if handler else image_id
 
 
 class ImageRecords:
-    """The records of a node. `by_handler` is the gate RuntimeClassInImageCriApi."""
+    """The records of a node; `by_handler` is the gate RuntimeClassInImageCriApi."""
 
     def __init__(self, *, by_handler: bool = False) -> None:
         self.by_handler = by_handler
@@ -57,32 +57,32 @@ class ImageRecords:
         return self._seen[row]
 
     def unused(self) -> list[int]:
-        """Rows of the images that are neither in use nor pinned."""
+        """Return the rows of images that are neither in use nor pinned."""
         cells = self.table.cells
         states = zip(count(), cells.live, cells.in_use, cells.pinned, strict=False)
         return [row for row, live, in_use, pinned in states if live and not in_use and not pinned]
 
     def images(self) -> list[SeenImage]:
-        """By row; `NO_IMAGE` where a row is free."""
+        """The images by row; `NO_IMAGE` in free rows."""
         return self._seen.copy()
 
     def keys_of(self, rows: Iterable[int]) -> list[str]:
-        """Of rows that hold an image."""
+        """Return the keys of rows that hold an image."""
         return self.table.keys_at(rows)
 
     def key_of(self, image: SeenImage) -> str:
         return image_key(image.id, image.handler) if self.by_handler else image.id
 
     def used_key(self, image_id: str, handler: str) -> str:
-        """The key that a container's image reference protects."""
+        """Return the key that a container's image reference protects."""
         return image_key(image_id, handler) if self.by_handler else image_id
 
     def detect(self, images: Sequence[SeenImage], used: Iterable[str], now: float) -> None:
-        """Take in what the runtime has now and the keys that containers use, known or not. A key that is no
-        image's, as some runtimes give, protects the image that goes by that name.
+        """Take the runtime's images and the keys that containers use, known or not.
 
-        A new image is first seen `now`, one in use was last used `now`, one that is gone is forgotten:
-        should it come back it is new. An image passed as the same object as last time is not looked at.
+        A key that is not an image's, as some runtimes return, protects the image of that name. A new image
+        is first seen `now`, a used one last used `now`, and a missing one is forgotten: if it returns, it is
+        new. An image that is the same object as last time is skipped.
         """
         keys = [self.key_of(image) for image in images] if self.by_handler else [i.id for i in images]
         listed = list(images)
@@ -123,7 +123,7 @@ class ImageRecords:
         self.table.remove_rows(rows)
 
     def export(self) -> dict[str, dict[str, float]]:
-        """Times and size by key, for a file."""
+        """Return times and sizes by key, for a file."""
         cells = self.table.cells
         return {
             key: {
@@ -135,7 +135,7 @@ class ImageRecords:
         }
 
     def restore(self, saved: Mapping[str, Mapping[str, float]], now: float) -> None:
-        """Take up saved times; ones that lie after `now` (the clock was set back) become `now`."""
+        """Restore saved times; those after `now` (the clock was set back) become `now`."""
         for key, record in saved.items():
             if key in self._row_of:
                 continue

@@ -1,4 +1,6 @@
-"""The records on disk, so that a restart doesn't make every image new (kubernetes/kubernetes#119642)."""
+"""Stores the records on disk, so that a restart does not make every image new
+(kubernetes/kubernetes#119642).
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,7 @@ class _Document(msgspec.Struct):
 
 
 def load(path: Path, records: ImageRecords, now: float) -> None:
-    """Take up saved records. A file that cannot be trusted is set aside: every image is then new, which
-    errs on the side of keeping it."""
+    """Load the records. A damaged file is set aside; every image is new then, and so is rather kept."""
     saved = kept(path, _decode, without="every image counts as new")
     if saved is not None:
         records.restore(saved, now)
@@ -42,7 +43,7 @@ def _decode(content: bytes) -> dict[str, dict[str, float]]:
 
 
 def save(path: Path, records: ImageRecords) -> None:
-    """Raises `Refused` with the path."""
+    """Store the records. Raises `Refused` with the path."""
     data = msgspec.json.encode({"version": VERSION, "records": records.export()})
     try:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)

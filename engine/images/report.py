@@ -1,4 +1,4 @@
-"""What a run of image GC did, or would do, image by image."""
+"""Reports what a run of image GC did, or would do, image by image."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ SPACE: Final = "space"
 
 @dataclass(slots=True)
 class ImageVerdict:
-    """One image: `verdict` is removed, would-remove, failed or kept; `cause` age or space if a pass chose
-    it; `freed` what its removal gave, in bytes."""
+    """One image: `verdict` is removed, would-remove, failed or kept; `cause` is age or space if a pass chose
+    it; `freed` are the bytes that its removal gave back.
+    """
 
     key: str
     names: tuple[str, ...]
@@ -31,13 +32,13 @@ class ImageVerdict:
 
 @dataclass(slots=True)
 class ImageGCReport:
-    """One run. Amounts in bytes, times in Unix seconds.
+    """One run; amounts in bytes, times in Unix seconds.
 
-    `wanted` None: usage was below the high threshold (or the run failed before it was known). `error`
-    is the run's failure in the kubelet's words, `kind` its sort: list_images, get_pods, stats,
-    invalid_capacity, insufficient, delete_failed_space, delete_failed_age.
-    `elsewhere` says what else fills the file system when too little could be freed. `removed_by` counts
-    removals by cause; `account` makes the images' verdicts, which few ask for.
+    `wanted` is None if usage was below the high threshold, or the run failed before it was known. `error` is
+    the failure in the kubelet's words, `kind` its type: list_images, get_pods, stats, invalid_capacity,
+    insufficient, delete_failed_space, delete_failed_age. `elsewhere` tells what else fills the file system
+    when too little could be freed. `removed_by` counts removals by cause; `account` computes the images'
+    verdicts on demand.
     """
 
     at: float
@@ -60,7 +61,7 @@ class ImageGCReport:
 
     @property
     def images(self) -> list[ImageVerdict]:
-        """One verdict for each image that the runtime had."""
+        """Return one verdict for each image of the runtime."""
         if self._images is None:
             self._images = self.account()
         return self._images
@@ -74,7 +75,7 @@ class ImageGCReport:
 
 
 class ImageGCFailure(Exception):
-    """Ends a run; the message is the kubelet's, `kind` as in the report."""
+    """Raised to end a run, with the kubelet's message; `kind` is that of the report."""
 
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
@@ -82,6 +83,6 @@ class ImageGCFailure(Exception):
 
 
 def aggregate(errors: Iterable[str]) -> str:
-    """Several errors as the kubelet joins them: each once, in brackets if more than one."""
+    """Join several errors as the kubelet does: each once, in brackets if more than one."""
     distinct = list(dict.fromkeys(errors))
     return distinct[0] if len(distinct) == 1 else f"[{', '.join(distinct)}]"

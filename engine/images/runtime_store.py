@@ -1,4 +1,4 @@
-"""The world of one run of image GC: the runtime that removes, the file system that is measured."""
+"""Connects one run of image GC with the runtime, which removes, and the file system, which is measured."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from engine.images.records import SeenImage
 log = logging.getLogger("kubengine.images")
 
 GIVE_UP_AFTER: Final = 2
-"""Removals in a row without an answer, after which the rest of a run is not tried."""
+"""Unanswered removals in a row after which the rest of a run is skipped."""
 
 
 class RuntimeStore:
-    """A `Store` for one run, to be closed after it. `where` is known once the file system has been read.
+    """A `Store` for one run; close it afterwards.
 
-    `leases`, where images are held, keep starts and removals apart. `layers` are those that earlier runs have
-    been told, by image.
+    `where` is known once the file system has been read. `leases` keep starts and removals apart. `layers`
+    are those that earlier runs have read, by image.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Which images may go, in which order, and why the others stay. Pure: columns in, rows out."""
+"""Selects which images may be removed and in which order, and why the others stay. Pure: columns
+in, rows out.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,27 @@ from engine.images.policy import LARGEST_FIRST, LAYERS, LRU, ImageGCPolicy
 from engine.tables import NEVER, ImageColumns
 
 EVERYTHING: Final = 2**63 - 1
-"""The target of a clean-up that takes all it may."""
+"""The target of a collection that removes everything it may."""
 
 DAY = 86400.0
 
 
 def unused(columns: ImageColumns) -> NDArray[np.bool_]:
-    """Live rows that are neither in use nor pinned."""
+    """Return live rows that are neither in use nor pinned."""
     rows: NDArray[np.bool_] = columns.live & ~columns.in_use & ~columns.pinned
     return rows
 
 
 def may_be_old(policy: ImageGCPolicy, now: float, began: float) -> bool:
-    """Whether there is a maximum age, and the agent has run for longer than that."""
+    """Tell whether there is a maximum age, and the agent has run for longer than that."""
     return policy.max_age > 0 and now - began > policy.max_age
 
 
 def old(columns: ImageColumns, policy: ImageGCPolicy, now: float, began: float) -> NDArray[np.bool_]:
-    """Rows unused for longer than the maximum age; none where there `may_be_old` none.
-    An image that was never seen in use is infinitely old. The minimum age plays no part."""
+    """Return rows unused for longer than the maximum age; none unless `may_be_old`.
+
+    An image that was never used is infinitely old. The minimum age does not matter here.
+    """
     if not may_be_old(policy, now, began):
         return np.zeros(len(columns.live), np.bool_)
     disused: NDArray[np.bool_] = (columns.last_used == NEVER) | (now - columns.last_used > policy.max_age)
@@ -38,7 +42,9 @@ def old(columns: ImageColumns, policy: ImageGCPolicy, now: float, began: float) 
 
 
 def spare(columns: ImageColumns, policy: ImageGCPolicy, now: float) -> NDArray[np.bool_]:
-    """Rows that may go for space: unused, last used before `now`, and known for the minimum age."""
+    """Return rows that may be removed for space: unused, last used before `now`, and known for
+    the minimum age.
+    """
     return unused(columns) & (columns.last_used < now) & (now - columns.first_detected >= policy.min_age)
 
 
@@ -49,10 +55,11 @@ def order(
     now: float,
     target: int = EVERYTHING,
 ) -> NDArray[np.int64]:
-    """Eligible rows in the policy's order, cut when their sizes reach `target` bytes.
+    """Return eligible rows in the policy's order, cut when their sizes reach `target` bytes.
 
     `lru`, and `layers` without any: last used, then first detected. `largest-first`: size, then the same.
-    `size-aware`: most bytes times days of disuse, an image that was never used counting from its detection.
+    `size-aware`: most bytes times days of disuse, where an image that was never used counts from its
+    detection.
     """
     secondary = columns.first_detected
     if policy.order in (LRU, LAYERS):
@@ -66,7 +73,7 @@ def order(
 
 
 def why_kept(columns: ImageColumns, row: int, policy: ImageGCPolicy, now: float) -> str:
-    """The rule that keeps an image from going for space, or an empty string."""
+    """Return the rule that keeps an image from removal for space, or an empty text."""
     if columns.in_use[row]:
         return "in use by a container"
     if columns.pinned[row]:

@@ -1,4 +1,4 @@
-"""A clock that the operator cannot turn: Unix time at the start, then only elapsed time."""
+"""A clock that nobody can set: Unix time at the start, then elapsed time only."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class SteadyClock:
-    """Seconds like a Unix clock's, taken once from `clock` and then advanced by `monotonic`.
+    """Seconds like a Unix clock's, read once from `clock` and then advanced by `monotonic`.
 
-    Ages are differences of its readings, so that setting the wall clock neither makes every image old
-    nor hides one from the rules. The kubelet gets the same from Go's monotonic readings.
+    Ages are differences of its readings, so that setting the wall clock neither makes every image old nor
+    hides one from the rules. The kubelet gets the same from Go's monotonic readings.
     """
 
     def __init__(
