@@ -18,6 +18,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
 PYTHONS ?= $(shell for p in python3.11 python3.12 python3.13 python3.14; do "$$p" -c 'import venv' 2>/dev/null && echo "$$p"; done)
+OLDEST_PYTHON ?= python3.11
+LOCKED := $(BIN)/pip install -q --require-hashes --no-deps
 TAG := import sys; print("cp%d%d" % sys.version_info[:2])
 
 # What `make test` uses where it may install it; tests that miss a part skip and say so.
@@ -33,7 +35,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # Hundreds of processes of the tests load the package: compiled once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-fast lint types style collected bench fuzz chaos protos docs system-packages build dist try-dist dist-pythons dist-arm64 try-arm64 deb try-deb clean
+.PHONY: help run test test-fast lint types style collected bench fuzz chaos protos docs system-packages build lock dist try-dist dist-pythons dist-arm64 try-arm64 deb try-deb clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -44,6 +46,7 @@ help:
 	@echo 'make bench            every kernel beside its plain twin; results in .benchmarks/'
 	@echo 'make fuzz             every reader of outside bytes, guided by coverage; FUZZ_SECONDS=60 for each'
 	@echo 'make chaos            kill agents at CHAOS_POINTS=1000 points; change manifests 115,000 times; damage kept files 36,000 times; let 100 pods run out of memory and fill 100 disks; probe 2,500 containers at saturated processors; fail every file operation, call and request'
+	@echo 'make lock             pin what is installed again: requirements/*.txt from pyproject.toml'
 	@echo 'make protos           generate engine/wire from protos/'
 	@echo 'make docs             the documents as a site in build/site'
 	@echo 'make dist             sdist and wheel in dist/; make try-dist installs the wheel where nothing else is, and tries it'
@@ -53,7 +56,8 @@ help:
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
 
-run: build
+run: $(VENV)/.node $(VENV)/.kernels
+	@echo 'starting three pods'
 	@$(BIN)/kubengine run --manifests examples/manifests --root-dir $(RUN) --pod-logs-dir $(RUN)/logs \
 	  --cgroup-root /kubengine-example --live --clean-up
 
@@ -127,11 +131,16 @@ system-packages:
 
 build: $(VENV)/.installed $(VENV)/.kernels
 
+# Resolves pyproject.toml again and writes requirements/*.txt; in an environment of its own.
+lock:
+	@$(OLDEST_PYTHON) -m venv build/lock && build/lock/bin/pip install -q 'pip-tools>=7.5'
+	build/lock/bin/python package/lock.py
+
 dist: build
-	@$(BIN)/pip install -q build
-	rm -f dist/*.whl dist/*.tar.gz
+	rm -f dist/*.whl dist/*.tar.gz dist/*.cdx.json
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python package/manylinux.py dist/*.whl
+	$(BIN)/python package/sbom.py dist/*.whl
 
 dist-arm64: dist
 	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(ARM64_PACKAGES)); fi
@@ -154,16 +163,26 @@ try-dist:
 
 deb: dist
 	$(BIN)/python package/deb.py dist/*-$$($(BIN)/python -c '$(TAG)')-*_$$(uname -m).whl dist
+	$(BIN)/python package/sbom.py dist/*.deb
 
 try-deb: build
 	KUBENGINE_PACKAGE=$$(realpath dist/kubengine_*.deb) $(PYTEST) --timeout 0 tests/system/test_package.py
 
-$(VENV)/.installed: pyproject.toml setup.py | $(VENV)/.python
-	$(BIN)/pip install -q --no-build-isolation -e '.[dev,plan]'
-	@touch $@ $(VENV)/.kernels
+# What a node needs; the versions and hashes are those of the lock files.
+$(VENV)/.node: requirements/node.txt pyproject.toml | $(VENV)/.python
+	@echo "installing what a node needs ($$(grep -c == $<) distributions)"
+	@$(LOCKED) -r $<
+	@touch $@
 
-$(VENV)/.kernels: $(KERNELS) setup.py | $(VENV)/.installed
-	$(BIN)/python setup.py -q build_ext --inplace
+$(VENV)/.kernels: $(KERNELS) setup.py pyproject.toml | $(VENV)/.node
+	@$(BIN)/python setup.py -q build_ext --inplace
+	@$(BIN)/pip install -q --no-deps --no-build-isolation --no-index -e .
+	@touch $@
+
+$(VENV)/.installed: requirements/dev.txt pyproject.toml | $(VENV)/.kernels
+	@echo "installing what tests, linters and documents need ($$(grep -c == $<) distributions)"
+	@$(LOCKED) -r $<
+	@$(BIN)/pip install -q --no-deps --no-build-isolation --no-index -e .
 	@touch $@
 
 $(VENV)/.python:
@@ -174,8 +193,8 @@ $(VENV)/.python:
 	  { echo 'Python 3.11 or later is needed and none was found; name one with PYTHON=...' >&2; exit 1; }; \
 	"$$p" -c 'import ensurepip' 2>/dev/null || \
 	  { echo "$$p has no venv module: install python3-venv (Debian) or its like." >&2; exit 1; }; \
+	echo "making a virtual environment of $$("$$p" --version) in $(VENV)"; \
 	"$$p" -m venv $(VENV)
-	$(BIN)/pip install -q 'setuptools>=77' wheel 'cython>=3.1' 'numpy>=2.0'
 	@touch $@
 
 clean:

@@ -1,20 +1,28 @@
 """Builds the native kernels; everything else about the package is in pyproject.toml.
 
 KUBENGINE_DEBUG_BUILD=1 builds them with bounds checks and without optimisation, for the same tests.
+Archives are the same bytes whenever and wherever they are built from the same files: times in them are
+SOURCE_DATE_EPOCH, 1980 without it, and members are in order.
 """
 
+import gzip
+import io
 import os
 import re
 import shlex
 import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 from setuptools.modified import newer_group
 
+EPOCH = int(os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800"))
 DEBUG = os.environ.get("KUBENGINE_DEBUG_BUILD") == "1"
 KERNELS = Path("engine/_fast")
 THREADS = "libgomp.so.1"
@@ -43,7 +51,12 @@ class BuildKernels(build_ext):
 
     def build_extensions(self) -> None:
         stale = {ext.name: ext for ext in self.extensions if self.is_stale(ext)}
-        for translated in cythonize(list(stale.values()), compiler_directives=DIRECTIVES):
+        sources = list(stale.values())
+        if sources:
+            sys.stderr.write(f"compiling {len(sources)} kernels\n")
+        for translated in cythonize(
+            sources, compiler_directives=DIRECTIVES, nthreads=os.cpu_count() or 1, quiet=True
+        ):
             stale[translated.name].sources = translated.sources
         super().build_extensions()
 
@@ -52,7 +65,33 @@ class BuildKernels(build_ext):
             super().build_extension(ext)
 
     def is_stale(self, ext: Extension) -> bool:
-        return bool(self.force) or newer_group([*ext.sources, *ext.depends], self.get_ext_fullpath(ext.name))
+        # An editable installation builds in a temporary directory; what it uses is in the source tree.
+        target = self.get_ext_filename(ext.name) if self.editable_mode else self.get_ext_fullpath(ext.name)
+        return bool(self.force) or newer_group([*ext.sources, *ext.depends], target)
+
+    def copy_extensions_to_source(self) -> None:
+        every = self.extensions
+        built = Path(self.build_lib)
+        self.extensions = [ext for ext in every if (built / self.get_ext_filename(ext.name)).exists()]
+        super().copy_extensions_to_source()
+        self.extensions = every
+
+
+class SourceArchive(sdist):
+    """Writes the members in order, with the owner and time of nobody in particular."""
+
+    def make_archive(self, *arguments: object, **options: object) -> str:
+        path = super().make_archive(*arguments, **options)
+        content = io.BytesIO()
+        with tarfile.open(path) as read, tarfile.open(fileobj=content, mode="w") as written:
+            for member in sorted(read.getmembers(), key=lambda member: member.name):
+                member.mtime, member.uid, member.gid, member.uname, member.gname = EPOCH, 0, 0, "", ""
+                member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+                member.pax_headers = {}
+                written.addfile(member, read.extractfile(member) if member.isfile() else None)
+        with Path(path).open("wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=EPOCH) as packed:
+            packed.write(content.getvalue())
+        return path
 
 
 def headers(source: Path) -> set[Path]:
@@ -78,19 +117,26 @@ def headers(source: Path) -> set[Path]:
 def extension(source: Path) -> Extension:
     flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-g0", "-ffp-contract=off"]
     parallel = "cython.parallel" in source.read_text()
+    # Where the wheel has the library of threads, from the kernel's own directory.
+    library = "/".join(["$ORIGIN", *[".."] * (len(source.parent.parts) - len(KERNELS.parts))])
     return Extension(
         ".".join(source.with_suffix("").parts),
         [str(source)],
         include_dirs=[numpy.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-        extra_compile_args=[*flags, *["-fopenmp"] * parallel, "-Wno-unused-function"],
-        extra_link_args=["-fopenmp", "-Wl,-rpath,$ORIGIN"] if parallel else [],
+        extra_compile_args=[
+            *flags,
+            *["-fopenmp"] * parallel,
+            "-Wno-unused-function",
+            "-Wno-discarded-qualifiers",
+        ],
+        extra_link_args=["-fopenmp", f"-Wl,-rpath,{library}"] if parallel else [],
         depends=sorted(map(str, headers(source))),
     )
 
 
 setup(
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "sdist": SourceArchive},
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=[extension(source) for source in sorted(KERNELS.rglob("*.pyx"))],
 )

@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 HOME = Path("usr/lib/kubengine")
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 SITE = HOME / f"lib/{PYTHON}/site-packages"
+PLAN = "plan"
 PLANNERS = "pyarrow"
 FOR_COMPILERS = {".a", ".c", ".cc", ".cpp", ".h", ".hpp", ".pxd", ".pxi", ".pyi", ".pyx"}
 FOR_LINKERS = ("pyarrow/lib[!.]*.so", "pyarrow/lib*.so.*.*")
@@ -82,7 +83,7 @@ def environment(tree: Path, wheel: Path) -> None:
 
 def libraries(node: Path, planner: Path, wheel: Path) -> None:
     """What `wheel` requires, where it belongs, and all of it compiled."""
-    for distribution in requirements(wheel):
+    for distribution in requirements(wheel, PLAN):
         tree = planner if distribution.name == PLANNERS else node
         for file in filter(is_run, distribution.files or ()):
             target = tree / SITE / file
@@ -102,8 +103,9 @@ def is_run(file: PurePath) -> bool:
     )
 
 
-def requirements(wheel: Path) -> list[Distribution]:
-    """Every distribution that `wheel` requires without its extras, directly or not, as installed here."""
+def requirements(wheel: Path, extra: str = "") -> list[Distribution]:
+    """Every distribution that `wheel` requires, with one of its extras or none, directly or not, as installed
+    here."""
     (metadata,) = (path for path in zipfile.Path(wheel).iterdir() if path.name.endswith(".dist-info"))
     found: dict[str, Distribution] = {}
     waiting: list[Distribution] = [PathDistribution(metadata)]
@@ -111,7 +113,8 @@ def requirements(wheel: Path) -> list[Distribution]:
         for line in waiting.pop().requires or ():
             requirement, _, marker = line.partition(";")
             named = re.match(r"[\w.-]+", requirement)
-            if named is not None and not marker and named[0] not in found:
+            wanted = not marker or (extra and f'extra == "{extra}"' in marker.replace("'", '"'))
+            if named is not None and wanted and named[0] not in found:
                 found[named[0]] = Distribution.from_name(named[0])
                 waiting.append(found[named[0]])
     return list(found.values())

@@ -88,12 +88,13 @@ def try_wheel(sdist: Path, wheel: Path) -> None:
     began = time.monotonic()
     installed = install(wheel, place)
     installed.kubengine("--version")
-    installed.kubengine("plan", "synth", "--nodes", "5", "-o", "cluster.kes")
-    installed.kubengine("plan", "preempt", "--requests", "cpu=64", "--critical", "cluster.kes")
     with tempfile.TemporaryDirectory() as short:  # a socket's path has 107 bytes at most
         run_a_node(replace(installed, place=Path(short)))
-    seconds = time.monotonic() - began
-    print(f"  {seconds:.0f} s from an empty directory to an answered plan and a ready pod", flush=True)
+    print(f"  {time.monotonic() - began:.0f} s from an empty directory to a ready pod", flush=True)
+    installed.add([f"{wheel}[plan]"])
+    installed.kubengine("plan", "synth", "--nodes", "5", "-o", "cluster.kes")
+    installed.kubengine("plan", "preempt", "--requests", "cpu=64", "--critical", "cluster.kes")
+    print(f"  {time.monotonic() - began:.0f} s to an answered plan", flush=True)
     installed.run("-c", LOAD)
     installed.add(TRIED_WITH)
     source = unpack(sdist, place / "source")

@@ -35,8 +35,8 @@ COMMANDS: dict[str, str] = {
     "status": "Show the pods of a running agent.",
 }
 
-PACKAGES = {"pyarrow": "kubengine-plan"}
-"""Libraries that a node does without, and the Debian package that brings each."""
+PLANNER_LIBRARIES = ("pyarrow",)
+"""What a node does without: the extra `plan` brings it."""
 
 
 class WrongUsage(click.ClickException):
@@ -57,10 +57,11 @@ class _LazyGroup(click.Group):
         try:
             module = import_module(f"engine.cli.{cmd_name.replace('-', '_')}")
         except ModuleNotFoundError as error:
-            if error.name not in PACKAGES:
+            if error.name not in PLANNER_LIBRARIES:
                 raise
             raise click.ClickException(
-                f"{error.name}: not installed (Debian: {PACKAGES[error.name]})"
+                f"{cmd_name} needs {error.name}, which is not installed: pip install 'kubengine[plan]' "
+                "(Debian: apt install kubengine-plan)"
             ) from error
         command: click.Command = module.command
         command.name = cmd_name

@@ -73,7 +73,7 @@ def ask_on_dask(
     try:
         from distributed import Client
     except ImportError:
-        raise InvalidInput("needs Dask: pip install 'kubengine[plan]'", subject="--dask") from None
+        raise InvalidInput("needs Dask: pip install 'kubengine[dask]'", subject="--dask") from None
     try:
         client = Client(scheduler, timeout=CONNECT_TIMEOUT, set_as_default=False)
     except (OSError, ValueError) as error:

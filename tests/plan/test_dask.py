@@ -16,7 +16,7 @@ from engine.plan.cluster import Cluster, ask
 from engine.plan.questions.evict import EvictParameters
 from engine.plan.questions.preempt import PreemptParameters
 
-distributed = pytest.importorskip("distributed", reason="needs Dask: pip install 'kubengine[plan]'")
+distributed = pytest.importorskip("distributed", reason="needs Dask: pip install 'kubengine[dask]'")
 dask = pytest.importorskip("dask")
 
 ASKED = PreemptParameters(critical=True, requests={"cpu": 2, "memory": "2Gi"})

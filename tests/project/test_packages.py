@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,11 +13,13 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging import requirements
 
 from engine.cli import COMMANDS
 from tests.project.system_copy import in_a_copy_of_the_system
@@ -27,6 +30,7 @@ sys.path.append(str(ROOT / "package"))
 import deb  # noqa: E402
 import man  # noqa: E402
 import manylinux  # noqa: E402
+import sbom  # noqa: E402
 import try_wheel  # noqa: E402
 
 KERNELS = Path("engine/_fast")
@@ -93,12 +97,50 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = home / "bin/python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q"]
     subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True)
+    put(home, deb.requirements(wheel))
+    return home / "bin"
+
+
+def put(home: Path, distributions: Iterable[Distribution]) -> None:
+    """Into an environment, as links to what is installed here."""
     packages = home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    for installed in deb.requirements(wheel):
+    for installed in distributions:
         for top in {Path(file).parts[0] for file in installed.files or () if not str(file).startswith("..")}:
             if not (packages / top).exists():
                 (packages / top).symlink_to(str(installed.locate_file(top)))
-    return home / "bin"
+
+
+def test_archives_are_the_same_bytes_when_built_again(
+    tracked: set[str], sdist: Path, wheel: Path, tmp_path: Path
+) -> None:
+    """From another directory, at another time, by somebody with another umask."""
+    again = tmp_path / "elsewhere"
+    for name in tracked:
+        (again / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, again / name)
+        (again / name).chmod(0o600 | (ROOT / name).stat().st_mode & 0o100)
+    second = build("sdist", again)
+    assert second.read_bytes() == sdist.read_bytes()
+    subprocess.run(["tar", "-xf", second, "-C", tmp_path], check=True)
+    assert build("wheel", tmp_path / f"kubengine-{VERSION}").read_bytes() == wheel.read_bytes()
+
+
+def test_a_kernel_is_the_same_bytes_when_compiled_again(tracked: set[str], tmp_path: Path) -> None:
+    """Of a copy of the checkout in which one kernel is left to compile."""
+    kernels = [ROOT / name for name in tracked if name.endswith(".pyx")]
+    smallest = min(kernels, key=lambda path: path.stat().st_size)
+    found = []
+    for number in (1, 2):
+        copy = tmp_path / f"copy-{number}"
+        for name in tracked:
+            if not name.endswith(".pyx") or ROOT / name == smallest:
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, copy / name)
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        subprocess.run(command, cwd=copy, check=True, capture_output=True, timeout=600)
+        (library,) = (copy / "engine").rglob("*.so")
+        found.append(library.read_bytes())
+    assert found[0] == found[1]
 
 
 def test_the_source_archive_is_whole(sdist: Path, tracked: set[str]) -> None:
@@ -180,9 +222,17 @@ def test_it_is_small(wheel: Path) -> None:
         assert sum(file.file_size for file in archive.infolist()) < 13_000_000
 
 
-def test_the_command_works_in_a_bare_environment(bare: Path, tmp_path: Path) -> None:
+def test_the_command_works_in_a_bare_environment(bare: Path) -> None:
     assert "Commands:" in kubengine(bare, "--help")
     assert kubengine(bare, "--version") == f"kubengine {VERSION}\n"
+
+
+def test_the_planner_wants_its_extra_and_then_works(wheel: Path, bare: Path, tmp_path: Path) -> None:
+    command = [bare / "kubengine", "plan", "synth"]
+    refused = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
+    assert refused.returncode == 1
+    assert "plan needs pyarrow, which is not installed: pip install 'kubengine[plan]'" in refused.stderr
+    put(bare.parent, deb.requirements(wheel, deb.PLAN))
     cluster = str(tmp_path / "cluster.kes")
     kubengine(bare, "plan", "synth", "--nodes", "5", "-o", cluster)
     assert "preempt" in kubengine(bare, "plan", "preempt", "--requests", "cpu=64", "--critical", cluster)
@@ -295,10 +345,86 @@ def test_the_debian_packages_come_work_stay_themselves_and_go(packages: Path, tm
     assert lines[:6] == [
         f"kubengine {VERSION}",
         "KUBENGINE_OPTIONS=--log-level=debug",
-        "Error: pyarrow: not installed (Debian: kubengine-plan)",
+        "Error: plan needs pyarrow, which is not installed: pip install 'kubengine[plan]' "
+        "(Debian: apt install kubengine-plan)",
         f'.TH KUBENGINE\\-RUN 1 "" "kubengine {VERSION}" "Kubengine"',
         "complete",
         "3",
     ]
     assert int(lines[6].removeprefix("compiled: ")) > 1000
     assert lines[7:] == ["PAR1", "/etc/default/kubengine"]
+
+
+LOCKS = ROOT / "requirements"
+ENTRY = re.compile(r"^([\w.-]+)==(\S+) \\$")
+
+
+@pytest.mark.parametrize("name", ["build", "node", "plan", "dev"])
+def test_a_lock_file_holds_names_versions_and_hashes_only(name: str) -> None:
+    lines = [
+        line for line in (LOCKS / f"{name}.txt").read_text().splitlines() if line and not line.startswith("#")
+    ]
+    assert [line for line in lines if not ENTRY.match(line) and not re.match(HASH, line)] == []
+    assert len(lines) > len(locked(name)) > 5
+
+
+HASH = r"    --hash=sha256:[0-9a-f]{64}( \\)?$"
+
+
+def locked(name: str) -> dict[str, str]:
+    text = (LOCKS / f"{name}.txt").read_text().splitlines()
+    return {match[1]: match[2] for line in text if (match := ENTRY.match(line))}
+
+
+def test_lock_files_agree_and_a_node_needs_no_arrow() -> None:
+    everything = locked("dev")
+    for name in ("build", "node", "plan"):
+        assert locked(name).items() <= everything.items(), name
+    assert not {"pyarrow", "dask", "mypy", "pytest"} & locked("node").keys()
+    assert locked("plan").keys() - locked("node").keys() == {"pyarrow"}
+
+
+def test_what_the_project_asks_for_is_locked() -> None:
+    """Also tells when pyproject.toml was changed and `make lock` forgotten."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    lists = {"node": project["project"]["dependencies"], "build": project["build-system"]["requires"]}
+    lists |= {"plan": extras["plan"], "dev": [line for extra in extras.values() for line in extra]}
+    for name, lines in lists.items():
+        versions = locked(name)
+        for line in lines:
+            wanted = requirements.Requirement(line)
+            version = versions[re.sub(r"[-_.]+", "-", wanted.name).lower()]
+            assert wanted.specifier.contains(version), f"{name}: {line}"
+
+
+def test_a_bill_of_materials_lists_what_is_required(wheel: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(wheel, tmp_path))
+    bills = [sbom.write(copy).read_bytes() for _ in range(2)]
+    assert bills[0] == bills[1]
+    bill = json.loads(bills[0])
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    assert bill["metadata"]["component"]["version"] == VERSION
+    listed = {each["name"]: each for each in bill["components"]}
+    for name, version in locked("plan").items():
+        assert listed[name]["version"] == version
+        assert listed[name]["purl"] == f"pkg:pypi/{name}@{version}"
+    scopes = {name: listed[name]["scope"] for name in ("msgspec", "pyarrow", "cython", "libgomp")}
+    assert scopes == {
+        "msgspec": "required",
+        "pyarrow": "optional",
+        "cython": "excluded",
+        "libgomp": "required",
+    }
+    references = {each["bom-ref"] for each in bill["components"]}
+    for each in bill["dependencies"]:
+        assert set(each["dependsOn"]) <= references
+    (own,) = (each for each in bill["dependencies"] if each["ref"] == "kubengine")
+    assert listed["msgspec"]["bom-ref"] in own["dependsOn"]
+
+
+def test_the_debian_package_needs_openssl() -> None:
+    """Without it there is no key, no certificate request and no certificate for the node's port."""
+    control = (ROOT / "package/debian/control.kubengine").read_text()
+    (depends,) = re.findall(r"^Depends: (.*)$", control, re.MULTILINE)
+    assert "openssl" in depends.split(", ")
