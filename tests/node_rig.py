@@ -11,6 +11,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.eviction.readings import NodeView
+from engine.hostsetup.setup import HostPlaces
 from engine.node import Node
 
 
@@ -39,6 +40,7 @@ class Rig:
         )
         self.section = KubengineConfiguration()
         self.view: NodeView | None = None
+        self.host: HostPlaces | None = None
         self.node: Node | None = None
 
     async def start(self) -> Node:
@@ -50,6 +52,7 @@ class Rig:
             name=self.name,
             view=self.view,
             kubeconfig=self.kubeconfig,
+            host=self.host,
         )
         await self.node.start()
         return self.node

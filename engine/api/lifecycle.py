@@ -29,6 +29,7 @@ class PodEnd:
     `reason` and `message` go into the failed status, of which there is nothing else for a `rejected` pod,
     which was never taken in. `by_exit_codes`: should all its containers end well, the pod has succeeded, and
     nothing but the condition says that the node ended it (kubelet v1.36, evicted and preempted pods).
+    `until_restart`: a static pod runs again when the agent starts again.
     """
 
     reason: str
@@ -39,6 +40,7 @@ class PodEnd:
     rejected: bool = False
     condition_message: str = ""
     by_exit_codes: bool = False
+    until_restart: bool = False
 
 
 KillPod = Callable[[Pod, PodEnd], Awaitable[None]]

@@ -39,6 +39,8 @@ class HostPlaces:
     oom_score: Path = Path("/proc/self/oom_score_adj")
     iptables: Sequence[str] = ("iptables",)
     ip6tables: Sequence[str] = ("ip6tables",)
+    system_bus: str = "unix:path=/run/dbus/system_bus_socket"
+    logind_drop_ins: Path = Path("/etc/systemd/logind.conf.d")
 
 
 class HostSetup:

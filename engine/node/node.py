@@ -106,6 +106,7 @@ class Node:
             bootstrap_kubeconfig=bootstrap_kubeconfig,
             credential_programs=credential_programs,
             node_ips=node_ips,
+            host=host,
         )
 
     # Life cycle

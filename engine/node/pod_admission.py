@@ -42,7 +42,7 @@ log = logging.getLogger("kubengine.pods")
 class PodAdmission:
     """Admit pods and account for what they hold; implements `engine.node.sync.services.ResourceAccounting`.
 
-    `node()` returns the node as admission sees it now.
+    `node()` returns the node as admission sees it now, `shutting_down()` raises while the node takes no pod.
     """
 
     def __init__(
@@ -57,8 +57,10 @@ class PodAdmission:
         resources: NodeResources,
         cgroups: NodeCgroups,
         probes: ProbeManager,
+        shutting_down: Callable[[], None],
         registry: Registry,
     ) -> None:
+        self._shutting_down = shutting_down
         self._eviction = eviction
         self._devices = devices
         self._locator = locator
@@ -91,6 +93,7 @@ class PodAdmission:
 
     def judge(self, pod: Pod) -> Verdict:
         """Decide, and count the pod. Raises `AdmissionRejected`, after which the pod holds nothing."""
+        self._shutting_down()
         self._eviction.admit(pod)
         self._support.check(pod)
         self._check_annotations(pod)

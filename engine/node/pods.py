@@ -240,6 +240,12 @@ class PodManager:
         if worker is not None:
             await worker.end_and_wait(end)
 
+    async def wait_volumes_left(self, pod: Pod) -> None:
+        """Returns when a pod that has ended has no volume any longer."""
+        worker = self._workers.get(pod.uid)
+        if worker is not None:
+            await worker.wait_volumes_left()
+
     # Admission of pods
 
     def _life_so_far(self, pod: Pod) -> PodLife:

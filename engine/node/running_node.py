@@ -74,6 +74,9 @@ from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.csi_storage import CSI_PLUGIN, CsiStorage
 from engine.node.volumes.local_devices import LocalDevices
 from engine.plugins.watcher import PluginHandler, PluginWatcher
+from engine.shutdown.groups import shutdown_periods
+from engine.shutdown.manager import STATE_FILE, LogindPlaces, ShutdownManager
+from engine.shutdown.metrics import ShutdownMetrics
 from engine.wire import cri_v1_pb2 as cri
 
 PLUGINS_REGISTRY = "plugins_registry"
@@ -145,7 +148,7 @@ class RunningNode:
             runtime=runtime_of(version.runtime_name, version.runtime_version),
             clock=clock,
             pressures=managers.eviction.conditions,
-            problems=lambda: [*runtime_health.problems(), *filter(None, [watch.health()])],
+            problems=self._problems,
             images=managers.images.images,
             features=lambda: runtime_health.shown,
             volumes_in_use=lambda: self.attachments.in_use,
@@ -167,6 +170,7 @@ class RunningNode:
             resources=resources,
             cgroups=cgroups,
             probes=managers.probes,
+            shutting_down=self._refuse_at_shutdown,
             registry=setting.registry,
         )
         self._access = ImageAccess(
@@ -251,6 +255,7 @@ class RunningNode:
         )
         self.pods = PodManager(services, gatekeeper)
         count_pods(setting.registry, known=self.pods.all, active=self.pods.active)
+        self._shutdown = self._make_shutdown()
         self._static = StaticSources(
             setting,
             records=watch.pods.values,
@@ -258,6 +263,36 @@ class RunningNode:
             desired=self.pods.set_desired,
             mirrored=self._belonging.manifests_changed,
         )
+
+    def _make_shutdown(self) -> ShutdownManager | None:
+        """Only a node that has a machine, and pods that are to be waited for, follows its shutdowns."""
+        setting = self._setting
+        metrics = ShutdownMetrics(setting.registry)
+        periods = shutdown_periods(setting.config)
+        if not periods or setting.host is None:
+            return None
+        return ShutdownManager(
+            periods,
+            LogindPlaces(setting.host.system_bus, setting.host.logind_drop_ins),
+            active_pods=self.pods.active,
+            kill_pod=self.pods.kill,
+            volumes_left=self.pods.wait_volumes_left,
+            changed=self._conditions_changed,
+            state_file=setting.root / STATE_FILE,
+            recorder=setting.recorder,
+            metrics=metrics,
+            tasks=setting.tasks,
+            clock=setting.clock,
+        )
+
+    def _problems(self) -> list[str]:
+        """What keeps the node from being ready."""
+        shutdown = self._shutdown.problem() if self._shutdown is not None else ""
+        return [*self.runtime_health.problems(), *filter(None, [self.watch.health(), shutdown])]
+
+    def _refuse_at_shutdown(self) -> None:
+        if self._shutdown is not None:
+            self._shutdown.check_admission()
 
     # Life cycle
 
@@ -282,6 +317,8 @@ class RunningNode:
         if self._cgroups.enabled:
             self._events.enforced(self._cgroups.settings)
         self._conditions_changed()
+        if self._shutdown is not None:
+            await self._shutdown.start()
         await self._static.start()
         self._belonging.follow_pods(self.pods)
         await self.managers.start_beside_pods()
@@ -294,6 +331,7 @@ class RunningNode:
         await stop_all(
             [
                 self._stop_sources,
+                *([self._shutdown.stop] if self._shutdown is not None else []),
                 self._reconciler.stop,
                 self._pod_cidr.stop,
                 self._plugins.stop,

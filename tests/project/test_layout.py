@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wire": set(),
     "host": {"api", "metrics"},
     "hostsetup": {"api", "metrics", "host", "cgroups"},
+    "shutdown": {"api", "metrics", "host"},
     "transport": {"api", "_fast"},
     "cluster": {"api", "metrics", "host", "transport"},
     "tables": {"api", "_fast"},
@@ -54,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"api", "metrics", "host", "wire", "cri"},
     "node": BASE
     | DECISION_PACKAGES
-    | {"host", "hostsetup", "wire", "cri", "cluster", "plugins", "csi", "dra"},
+    | {"host", "hostsetup", "shutdown", "wire", "cri", "cluster", "plugins", "csi", "dra"},
     "bench": {"api", "host", "wire", "cri", "cluster"},
     "server": {"api", "metrics", "host", "node", "_fast"},
     "plan": BASE | DECISION_PACKAGES | {"host"},

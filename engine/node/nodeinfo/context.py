@@ -13,6 +13,7 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.cluster.certificates.serving import ServingCertificate
 from engine.eviction.readings import NodeView
 from engine.host.tasks import Tasks
+from engine.hostsetup.setup import HostPlaces
 from engine.metrics import Registry
 from engine.node.images.access import CredentialPrograms
 
@@ -26,6 +27,8 @@ class NodeContext:
     `bootstrap_kubeconfig` how to get credentials for it. `serving` is the certificate of the node's own
     server, `cert_dir` the directory of certificates, and `node_ips` are the configured addresses.
     `credential_programs` are the credential providers for image registries.
+    `host` names what of the machine the agent sets up and whose shutdowns it follows; None leaves the machine
+    as it is.
     """
 
     config: KubeletConfiguration
@@ -44,3 +47,4 @@ class NodeContext:
     bootstrap_kubeconfig: Path | None = None
     credential_programs: CredentialPrograms | None = None
     node_ips: Sequence[str] = ()
+    host: HostPlaces | None = None

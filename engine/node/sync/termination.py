@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from engine.api.errors import Refused
+from engine.api.qos import is_static
 from engine.cri.records import ContainerRecord
 from engine.node.pod.state import PodState
 from engine.node.pod.termination_record import TerminationRecord
@@ -16,13 +17,16 @@ log = logging.getLogger("kubengine.pods")
 
 
 class PodTermination:
-    """Terminate a pod. `kept` tells whether its termination record says that it has ended for good."""
+    """Terminate a pod. `kept` tells whether its termination record says that it has ended for good;
+    `left_volumes` is set when it has no volume left.
+    """
 
     def __init__(self, hand: PodState, services: Services) -> None:
         self.kept = hand.life.final
         self._hand = hand
         self._services = services
-        self._stopping = self._left_volumes = False
+        self._stopping = False
+        self.left_volumes = asyncio.Event()
         self._hastening = services.tasks.passing("pod-shorten_grace")
 
     async def leave(self) -> None:
@@ -35,6 +39,8 @@ class PodTermination:
         """
         life, pod = self._hand.life, self._hand.pod
         if not life.wanted:
+            return
+        if life.end is not None and life.end.until_restart and is_static(pod):
             return
         kept = TerminationRecord(life.end, pod.status if life.final else None)
         try:
@@ -65,9 +71,9 @@ class PodTermination:
         """Unmount and remove the volumes of an ended pod, which would occupy memory or disk. Raises
         `Refused`.
         """
-        if not self._left_volumes:
+        if not self.left_volumes.is_set():
             await self._services.volume_keeper.leave(self._hand.pod.uid)
-            self._left_volumes = True
+            self.left_volumes.set()
 
     def _grace_of(self, container: ContainerRecord) -> int:
         given = self._hand.life.given_grace
@@ -87,6 +93,7 @@ class PodTermination:
         if record.alive:
             await self.stop()
         await free_node(uid, services)
+        self.left_volumes.set()
 
     async def take_away(self) -> None:
         """Remove everything of the pod from the node. Raises `Refused` naming what could not be removed."""

@@ -159,6 +159,10 @@ class PodWorker:
         if not self.life.over:
             await self.wait_stopped()
 
+    async def wait_volumes_left(self) -> None:
+        """Returns when a pod that has ended has no volume any longer."""
+        await self._ending.left_volumes.wait()
+
     async def wait_stopped(self) -> None:
         """Wait until nothing of a terminating pod runs. Raises the first refusal."""
         refusal = asyncio.get_running_loop().create_future()

@@ -1,0 +1,70 @@
+"""Which pods end in which order when the machine shuts down, and how long each may take. Pure.
+
+Source: kubelet v1.36 (`nodeshutdown_manager.go`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from engine.api.config import KubeletConfiguration
+from engine.api.pod import Pod
+
+USUAL_PRIORITY: Final = 0
+SYSTEM_CRITICAL_PRIORITY: Final = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Pods of this priority, up to the next period's, have so many seconds."""
+
+    priority: int
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    period: Period
+    pods: Sequence[Pod]
+
+
+def shutdown_periods(config: KubeletConfiguration) -> list[Period]:
+    """From the lowest priority up; empty where a shutdown is not waited for."""
+    if not config.gate("GracefulNodeShutdown", True):
+        return []
+    listed = config.shutdown_grace_period_by_pod_priority
+    if listed and config.gate("GracefulNodeShutdownBasedOnPodPriority", True):
+        periods = [Period(each.priority, each.shutdown_grace_period_seconds) for each in listed]
+        return sorted(periods, key=lambda period: period.priority)
+    whole, critical = config.shutdown_grace_period, config.shutdown_grace_period_critical_pods
+    if whole <= 0:
+        return []
+    return [
+        Period(USUAL_PRIORITY, int(whole - critical)),
+        Period(SYSTEM_CRITICAL_PRIORITY, int(critical)),
+    ]
+
+
+def whole_time(periods: Iterable[Period]) -> int:
+    """Seconds that all groups may take, one after another."""
+    return sum(period.seconds for period in periods)
+
+
+def by_priority(periods: Sequence[Period], pods: Iterable[Pod]) -> list[Group]:
+    """The groups that have pods, in the order in which they end. A pod belongs to the period with the highest
+    priority that is not above its own, or to the lowest."""
+    bounds = [period.priority for period in periods]
+    members: list[list[Pod]] = [[] for _ in periods]
+    for pod in pods:
+        at = bisect_right(bounds, pod.spec.priority or 0) - 1
+        members[max(at, 0)].append(pod)
+    return [Group(period, found) for period, found in zip(periods, members, strict=True) if found]
+
+
+def grace_seconds(pod: Pod, period: Period) -> int:
+    """How long the pod has: its own grace period, cut to its group's."""
+    own = pod.spec.termination_grace_period_seconds
+    return period.seconds if own is None else min(own, period.seconds)

@@ -1,0 +1,282 @@
+"""Ends pods before the machine goes down: holds logind's inhibitor lock until they have ended.
+
+Source: kubelet v1.36 (`pkg/kubelet/nodeshutdown`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import KubengineError, Refused, Unavailable
+from engine.api.events import NORMAL, EventRecorder
+from engine.api.lifecycle import AdmissionRejected, KillPod, PodEnd
+from engine.api.pod import Pod
+from engine.host.tasks import Tasks
+from engine.shutdown.groups import Group, Period, by_priority, grace_seconds, whole_time
+from engine.shutdown.logind import Logind, write_inhibit_delay
+from engine.shutdown.metrics import ShutdownMetrics
+from engine.shutdown.state_file import ShutdownTimes, read_times, seconds, write_times
+
+STATE_FILE: Final = "graceful_node_shutdown_state"
+ENDED: Final = "Pod was terminated in response to imminent node shutdown."
+REJECTED: Final = "Pod was rejected as the node is shutting down."
+DISRUPTION: Final = "TerminationByKubelet"
+RECONNECT_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 30.0
+RELOAD_PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
+
+log = logging.getLogger("kubengine.shutdown")
+
+
+@dataclass(frozen=True, slots=True)
+class LogindPlaces:
+    """The system bus and the directory of logind's drop-ins."""
+
+    bus: str
+    drop_ins: Path
+
+
+class ShutdownManager:
+    """`periods` are what pods have by priority. `active_pods()` are to end; `kill_pod` ends one and
+    `volumes_left(pod)` returns when its volumes are unmounted; `changed()` hears that the node is shutting
+    down, or no longer is. `state_file` keeps the times of the last shutdown; `clock` gives Unix seconds.
+    """
+
+    def __init__(
+        self,
+        periods: Sequence[Period],
+        places: LogindPlaces,
+        *,
+        active_pods: Callable[[], Sequence[Pod]],
+        kill_pod: KillPod,
+        volumes_left: Callable[[Pod], Awaitable[None]],
+        changed: Callable[[], None],
+        state_file: Path,
+        recorder: EventRecorder,
+        metrics: ShutdownMetrics,
+        tasks: Tasks,
+        clock: Callable[[], float],
+    ) -> None:
+        self.shutting_down = False
+        self._periods = periods
+        self._places = places
+        self._active_pods, self._kill_pod, self._volumes_left = active_pods, kill_pod, volumes_left
+        self._changed = changed
+        self._state_file = state_file
+        self._recorder = recorder
+        self._clock = clock
+        self._metrics = metrics
+        self._watching = tasks.task("node-shutdown")
+        self._ending = tasks.passing("shutdown")
+        self._shutdown: asyncio.Task[None] | None = None
+        self._lock: int | None = None
+        self._trouble = ""
+
+    async def start(self) -> None:
+        """Returns at once; logind is asked beside the rest, and where it is missing that is reported once."""
+        self._show_last()
+        self._watching.start(self._watch)
+
+    async def stop(self) -> None:
+        """Lets go of the lock: a shutdown no longer waits for this agent."""
+        await self._watching.stop()
+        await self._ending.stop()
+        self._release()
+
+    def check_admission(self) -> None:
+        """Raises AdmissionRejected while the node is shutting down."""
+        if self.shutting_down:
+            raise AdmissionRejected("NodeShutdown", REJECTED)
+
+    def problem(self) -> str:
+        """What keeps the node from being ready, "" if nothing does."""
+        return "node is shutting down" if self.shutting_down else ""
+
+    # logind
+
+    async def _watch(self) -> None:
+        while True:
+            pause = RECONNECT_SECONDS
+            try:
+                logind = await self._connect()
+                try:
+                    await self._follow(logind)
+                finally:
+                    logind.close()
+            except Unavailable as error:
+                self._report(error)
+                pause = RECONNECT_SECONDS if self._lock is not None else RETRY_SECONDS
+            except Refused as error:
+                self._report(error)
+                pause = RETRY_SECONDS
+            await asyncio.sleep(pause)
+
+    def _report(self, error: KubengineError) -> None:
+        """The same trouble once."""
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            log.warning("shutdowns of this machine do not wait for its pods: %s", error)
+
+    async def _connect(self) -> Logind:
+        """A connection on which signals are heard, with a new lock taken. Raises Refused."""
+        connecting = asyncio.ensure_future(asyncio.to_thread(self._open))
+        try:
+            logind, lock = await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(_dismiss)
+            raise
+        self._release()
+        self._lock = lock
+        if self._trouble:
+            self._trouble = ""
+            log.info("shutdowns of this machine wait for its pods")
+        return logind
+
+    def _open(self) -> tuple[Logind, int]:
+        """For a thread."""
+        logind = Logind(self._places.bus)
+        try:
+            self._raise_delay(logind)
+            return logind, logind.inhibit()
+        except BaseException:
+            logind.close()
+            raise
+
+    def _raise_delay(self, logind: Logind) -> None:
+        """Have logind wait as long as all pods may need. Where it will not, pods have what it gives."""
+        wanted, delay = whole_time(self._periods), logind.inhibit_delay()
+        if delay >= wanted:
+            return
+        try:
+            write_inhibit_delay(self._places.drop_ins, wanted)
+            logind.reload()
+            for pause in RELOAD_PAUSES:
+                time.sleep(pause)
+                delay = logind.inhibit_delay()
+                if delay >= wanted:
+                    return
+            raise Refused(f"InhibitDelayMaxSec is {delay:g} after its reload", subject="logind")
+        except Refused as error:
+            log.warning(
+                "pods may need %d s to end at a shutdown and logind waits %g s: %s", wanted, delay, error
+            )
+
+    async def _follow(self, logind: Logind) -> None:
+        """Act on signals until the connection is lost. Raises Unavailable."""
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(logind.fileno(), readable.set)
+        try:
+            while True:
+                for begins in logind.signals():
+                    await self._heard(logind, begins)
+                readable.clear()
+                await readable.wait()
+        finally:
+            loop.remove_reader(logind.fileno())
+
+    async def _heard(self, logind: Logind, begins: bool) -> None:
+        what = "event" if begins else "cancellation"
+        self._recorder.node(NORMAL, "Shutdown", f"Shutdown manager detected shutdown {what}")
+        changed, self.shutting_down = self.shutting_down is not begins, begins
+        if changed:
+            self._changed()
+        if begins:
+            if self._shutdown is None or self._shutdown.done():
+                self._shutdown = self._ending.start(self._shut_down(), "node")
+            return
+        if self._shutdown is not None:
+            self._shutdown.cancel()
+            await asyncio.wait({self._shutdown})
+        lock = await asyncio.to_thread(logind.inhibit)
+        self._release()
+        self._lock = lock
+
+    def _release(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            with suppress(OSError):
+                os.close(lock)
+
+    # Pods
+
+    async def _shut_down(self) -> None:
+        began = self._now()
+        self._keep(ShutdownTimes(began))
+        self._show(ShutdownTimes(began))
+        try:
+            for group in by_priority(self._periods, self._active_pods()):
+                await self._end_group(group)
+        finally:
+            times = ShutdownTimes(began, self._now())
+            self._keep(times)
+            self._show(times)
+            self._release()
+        log.info("pods have ended; the machine may go down")
+
+    async def _end_group(self, group: Group) -> None:
+        """Returns when all its pods have ended and let go of their volumes, or when their time is over."""
+        log.info(
+            "ending %d pods of priority %d and above within %d s",
+            len(group.pods),
+            group.period.priority,
+            group.period.seconds,
+        )
+        ending = {
+            self._ending.start(self._end(pod, grace_seconds(pod, group.period)), pod.full_name)
+            for pod in group.pods
+        }
+        _, late = await asyncio.wait(ending, timeout=group.period.seconds)
+        if late:
+            log.warning("%d pods did not end within %d s", len(late), group.period.seconds)
+
+    async def _end(self, pod: Pod, grace: int) -> None:
+        end = PodEnd(
+            "Terminated",
+            ENDED,
+            grace_period_seconds=grace,
+            condition_reason=DISRUPTION,
+            until_restart=True,
+        )
+        try:
+            await self._kill_pod(pod, end)
+        except KubengineError as error:
+            log.warning("pod %s: %s", pod.full_name, error)
+        await self._volumes_left(pod)
+
+    # Times
+
+    def _now(self) -> str:
+        return datetime.fromtimestamp(self._clock(), UTC).isoformat()
+
+    def _keep(self, times: ShutdownTimes) -> None:
+        try:
+            write_times(self._state_file, times)
+        except Refused as error:
+            log.warning("the times of the shutdown are not kept: %s", error)
+
+    def _show_last(self) -> None:
+        try:
+            self._show(read_times(self._state_file))
+        except (OSError, ValueError) as error:
+            log.warning("%s: %s; the last shutdown's times are not known", self._state_file, error)
+
+    def _show(self, times: ShutdownTimes) -> None:
+        self._metrics.show(seconds(times.start_time), seconds(times.end_time))
+
+
+def _dismiss(connecting: asyncio.Future[tuple[Logind, int]]) -> None:
+    """A connection that came when nobody wants it any longer."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        logind, lock = connecting.result()
+        logind.close()
+        os.close(lock)

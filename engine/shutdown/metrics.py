@@ -1,0 +1,25 @@
+"""When the last graceful shutdown began and ended, under the kubelet's names."""
+
+from __future__ import annotations
+
+from engine.metrics import Registry
+
+
+class ShutdownMetrics:
+    """Both are 0 until there was a shutdown, as a kubelet's are."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._began = registry.gauge(
+            "kubelet_graceful_shutdown_start_time_seconds",
+            "Last graceful shutdown start time since unix epoch in seconds",
+        )
+        self._ended = registry.gauge(
+            "kubelet_graceful_shutdown_end_time_seconds",
+            "Last graceful shutdown end time since unix epoch in seconds",
+        )
+        self.show(0, 0)
+
+    def show(self, began: int, ended: int) -> None:
+        """Unix seconds."""
+        self._began.set(began)
+        self._ended.set(ended)

@@ -1,0 +1,38 @@
+"""`graceful_node_shutdown_state`: when the last graceful shutdown began and ended, as a kubelet keeps it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from engine.host.files import replace_file
+
+NEVER = "0001-01-01T00:00:00Z"
+
+
+class ShutdownTimes(msgspec.Struct, frozen=True, rename="camel"):
+    """Times as RFC 3339; `NEVER` is Go's zero time."""
+
+    start_time: str = NEVER
+    end_time: str = NEVER
+
+
+def seconds(time: str) -> int:
+    """Unix seconds, 0 of `NEVER`. Raises ValueError."""
+    return 0 if time == NEVER else int(datetime.fromisoformat(time).timestamp())
+
+
+def read_times(path: Path) -> ShutdownTimes:
+    """What the last agent, or kubelet, left; nothing where there is no file. Raises OSError or ValueError."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return ShutdownTimes()
+    return msgspec.json.decode(data, type=ShutdownTimes)
+
+
+def write_times(path: Path, times: ShutdownTimes) -> None:
+    """Raises Refused naming the file."""
+    replace_file(path, msgspec.json.encode(times), mode=0o644)
