@@ -30,12 +30,19 @@ class InvalidInput(KubengineError):
 
 
 class Refused(KubengineError):
-    """A peer's or the kernel's refusal. `errno` is set where the kernel gave one."""
+    """A peer's or the kernel's refusal.
+
+    `errno` is set where the kernel gave one, `status_text` where a container runtime refused a call: its gRPC
+    status as a kubelet prints it (`rpc error: code = Unknown desc = ...`).
+    """
 
     grpc_status = "FAILED_PRECONDITION"
 
-    def __init__(self, message: str, *, subject: str = "", errno: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, subject: str = "", errno: int | None = None, status_text: str = ""
+    ) -> None:
         self.errno = errno
+        self.status_text = status_text
         super().__init__(message, subject=subject)
 
 

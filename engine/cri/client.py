@@ -139,6 +139,25 @@ class RuntimeClient:
         request = cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
         await self._runtime("RemovePodSandbox", request, cri.RemovePodSandboxResponse)
 
+    async def update_pod_sandbox_resources(
+        self, sandbox_id: str, overhead: cri.LinuxContainerResources, resources: cri.LinuxContainerResources
+    ) -> None:
+        """Tells the runtime, and NRI plugins in it, what a pod's cgroup is about to hold.
+
+        Runtimes without the call (containerd before 2.3) are passed over: 2.2 answers Unknown, "not
+        implemented yet".
+        """
+        request = cri.UpdatePodSandboxResourcesRequest(
+            pod_sandbox_id=sandbox_id, overhead=overhead, resources=resources
+        )
+        try:
+            await self._runtime("UpdatePodSandboxResources", request, cri.UpdatePodSandboxResourcesResponse)
+        except Unimplemented:
+            pass
+        except Refused as error:
+            if "not implemented" not in error.message:
+                raise
+
     async def pod_sandbox_status(
         self, sandbox_id: str, *, verbose: bool = False
     ) -> cri.PodSandboxStatusResponse:
@@ -378,17 +397,18 @@ class RuntimeClient:
 def _as_ours(name: str, error: CallFailed, endpoint: str) -> Refused:
     subject = f"CRI {name} on {endpoint}"
     details = error.details or f"gRPC status {error.status}"
+    text = grpc_codes.rpc_error(error.status, error.details)
     match error.status:
         case grpc_codes.NOT_FOUND:
-            return NotFound(details, subject=subject)
+            return NotFound(details, subject=subject, status_text=text)
         case grpc_codes.UNIMPLEMENTED:
-            return Unimplemented(details, subject=subject)
+            return Unimplemented(details, subject=subject, status_text=text)
         case grpc_codes.UNAVAILABLE:
             return Unavailable(f"the runtime does not answer ({details})", subject=subject)
         case grpc_codes.DEADLINE_EXCEEDED:
             return Unavailable(f"no answer before the deadline ({details})", subject=subject)
         case _:
-            return Refused(details, subject=subject)
+            return Refused(details, subject=subject, status_text=text)
 
 
 _names: dict[str, str] = {}

@@ -138,7 +138,9 @@ class RunningNode:
         self.attachments = Attachments(self._attachments_changed)
         resources = NodeResources(capacity, cgroups, managers.devices)
         addresses = HostAddresses(setting.name, setting.node_ips, ips, self._addresses_changed)
-        facts = NodeFacts(config, setting.root, addresses, version.runtime_name, clock)
+        facts = NodeFacts(
+            config, setting.root, addresses, version.runtime_name, version.runtime_version, clock
+        )
         self.description = NodeDescription(
             name=setting.name,
             config=config,

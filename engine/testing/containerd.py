@@ -4,13 +4,15 @@
         containerd.import_image(write_busybox(tmp_path / "busybox.tar"))
         client = RuntimeClient(containerd.socket)
 
-Needs root, containerd, runc and the CNI plugins (Debian: containerd, runc, containernetworking-plugins).
+Needs root, containerd (1.6 or later), runc or crun, and the CNI plugins (Debian: containerd, runc,
+containernetworking-plugins).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -35,7 +37,7 @@ oom_score = 0
 disabled_plugins = [
   "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
   "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper",
-  "io.containerd.internal.v1.tracing",
+  "io.containerd.internal.v1.tracing", "io.containerd.nri.v1.nri",
 ]
 [grpc]
   address = "{socket}"
@@ -54,6 +56,7 @@ disabled_plugins = [
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         Root = "{state}/runc"
+        BinaryName = "{oci_runtime}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
     conf_dir = "{cni}"
@@ -74,11 +77,18 @@ class Containerd:
 
     `image_filesystem_mb` puts its root (images, snapshots) on an ext4 of that size of its own, mounted
     from a file, so that filling it harms nobody. `socket` is at `/run/…` of a short name, because a unix
-    socket's path is limited to 107 bytes and temporary directories are deep.
+    socket's path is limited to 107 bytes and temporary directories are deep. `binaries` is a directory with
+    containerd, ctr and the shim, None for those on the PATH; `oci_runtime` is runc or crun.
     """
 
     def __init__(
-        self, directory: Path, *, image_filesystem_mb: int | None = None, snapshotter: str = "overlayfs"
+        self,
+        directory: Path,
+        *,
+        image_filesystem_mb: int | None = None,
+        snapshotter: str = "overlayfs",
+        binaries: Path | None = None,
+        oci_runtime: str = "runc",
     ) -> None:
         self.name = "kbg" + secrets.token_hex(3)
         self.directory = Path(directory) / self.name
@@ -90,6 +100,10 @@ class Containerd:
         self.log = self.directory / "containerd.log"
         self.image_filesystem_mb = image_filesystem_mb
         self.snapshotter = snapshotter
+        self.oci_runtime = oci_runtime
+        self._environment = dict(os.environ)
+        if binaries is not None:
+            self._environment["PATH"] = f"{binaries}:{self._environment.get('PATH', os.defpath)}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Containerd:
@@ -130,8 +144,8 @@ class Containerd:
     def ctr(self, *arguments: str) -> str:
         """What `ctr -n k8s.io ARGUMENTS` prints."""
         done = subprocess.run(
-            ["ctr", "-a", str(self.socket), "-n", "k8s.io", *arguments],
-            capture_output=True, text=True, check=False, timeout=120,
+            [self._program("ctr"), "-a", str(self.socket), "-n", "k8s.io", *arguments],
+            capture_output=True, text=True, check=False, timeout=120, env=self._environment,
         )  # fmt: skip
         if done.returncode != 0:
             raise RuntimeError(f"ctr {' '.join(arguments)}: {done.stderr.strip()}")
@@ -186,16 +200,20 @@ class Containerd:
 
     def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            ["containerd", "-c", str(self.directory / "config.toml")],
-            stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            [self._program("containerd"), "-c", str(self.directory / "config.toml")],
+            stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._environment,
         )  # fmt: skip
+
+    def _program(self, name: str) -> str:
+        """Its path: `Popen` searches this process's PATH, not the one that the child gets."""
+        return shutil.which(name, path=self._environment.get("PATH")) or name
 
     def _write_config(self) -> None:
         cni = self.directory / "cni"
         (self.directory / "config.toml").write_text(
             CONFIG.format(
                 root=self.root, state=self.state, socket=self.socket, cni=cni,
-                sandbox_image=PAUSE_TAG, snapshotter=self.snapshotter,
+                sandbox_image=PAUSE_TAG, snapshotter=self.snapshotter, oci_runtime=self.oci_runtime,
             )
         )  # fmt: skip
         (cni / "10-bridge.conflist").write_text(
@@ -216,7 +234,9 @@ class Containerd:
                 contextlib.suppress(grpc.RpcError),
             ):
                 status = _runtime(channel).Status(cri.StatusRequest(), timeout=2).status
-                if all(condition.status for condition in status.conditions):
+                # Version 2 adds a condition that deprecation warnings turn false.
+                ready = [c.status for c in status.conditions if c.type in ("RuntimeReady", "NetworkReady")]
+                if len(ready) == 2 and all(ready):
                     return
             time.sleep(0.1)
         raise RuntimeError(f"containerd did not become ready:\n{self.log.read_text()[-4000:]}")
@@ -255,6 +275,19 @@ class Containerd:
                 if not Path("/proc", str(pid)).exists():
                     break
                 time.sleep(0.02)
+
+
+def containerd_version(binaries: Path | None = None) -> tuple[int, int]:
+    """Major and minor of the containerd in `binaries`, None for the one on the PATH; (0, 0) without one."""
+    try:
+        shown = subprocess.run(
+            [str(binaries / "containerd") if binaries is not None else "containerd", "--version"],
+            capture_output=True, text=True, check=True, timeout=30,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return 0, 0
+    numbers = re.search(r"\bv?([0-9]+)\.([0-9]+)", shown)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def _runtime(channel: grpc.Channel) -> Any:

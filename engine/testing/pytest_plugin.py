@@ -1,4 +1,4 @@
-"""pytest fixtures: `containerd`, `busybox_archive`, `private_cgroup_root`.
+"""pytest fixtures: `containerd`, `containerd2`, `busybox_archive`, `private_cgroup_root`.
 
 Enable them with `pytest_plugins = ["engine.testing.pytest_plugin"]` in the top `conftest.py`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -36,6 +37,29 @@ def containerd(tmp_path_factory: pytest.TempPathFactory, busybox_archive: Path) 
     from engine.testing.containerd import Containerd
 
     with Containerd(tmp_path_factory.mktemp("containerd")) as running:
+        running.import_image(busybox_archive)
+        yield running
+
+
+@pytest.fixture(scope="session", params=["runc", "crun"])
+def containerd2(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, busybox_archive: Path
+) -> Iterator[Containerd]:
+    """The same of containerd 2, once with each OCI runtime.
+
+    Skips without a containerd 2 on the PATH or in the directory that CONTAINERD2_BIN names; a runc or crun in
+    that directory takes precedence over the machine's.
+    """
+    from engine.testing.containerd import Containerd, containerd_version
+
+    named = os.environ.get("CONTAINERD2_BIN")
+    binaries = Path(named) if named else None
+    if containerd_version(binaries) < (2, 0):
+        pytest.skip("needs containerd 2 on the PATH, or CONTAINERD2_BIN, a directory with one")
+    if not shutil.which(request.param, path=f"{named or ''}:{os.environ.get('PATH', '')}"):
+        pytest.skip(f"needs {request.param}")
+    directory = tmp_path_factory.mktemp("containerd2")
+    with Containerd(directory, binaries=binaries, oci_runtime=request.param) as running:
         running.import_image(busybox_archive)
         yield running
 

@@ -81,8 +81,6 @@ def _mounts(container: Container, where: str, volumes: Mapping[str, Volume]) -> 
         field = f"{where}.volumeMounts[{index}]"
         if mount.name not in volumes:
             yield f"{field}.name: there is no volume {mount.name!r}"
-        elif volumes[mount.name].image is not None and (mount.sub_path or mount.sub_path_expr):
-            yield f"{field}.subPath: not supported in an image volume, which is mounted whole"
         if not mount.mount_path:
             yield f"{field}.mountPath: expected a path"
         elif mount.mount_path in paths:

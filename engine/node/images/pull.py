@@ -26,7 +26,13 @@ PULLS_AT_ONCE = 10
 PULL_DEADLINE_SECONDS = 600.0
 _OF_IMAGES = (
     "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "ImageInspectError", "InvalidImageName",
+    "RegistryUnavailable", "SignatureValidationFailed",
 )  # fmt: skip
+_SAID_BY_RUNTIMES = {
+    "RegistryUnavailable": "the registry is unavailable",
+    "SignatureValidationFailed": "the signature validation failed",
+}
+"""Errors of CRI that a runtime's text begins with (`k8s.io/cri-api/pkg/errors`), in words."""
 
 Lease = Callable[[str], AbstractAsyncContextManager[None]]
 
@@ -142,28 +148,29 @@ class ImagePuller:
             text = f"Container {wanted.named} is not present with pull policy of Never"
             raise StartRefused(Waiting("ErrImageNeverPull", text), event="ErrImageNeverPull")
         if found is not None:
-            text = f"Container {wanted.named} already present on machine and can be accessed by the pod"
-            self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
+            self._say_present(pod, wanted)
         return found
 
     async def pull(
         self, pod: Pod, wanted: WantedImage, sandbox: cri.PodSandboxConfig | None = None
     ) -> PresentImage:
-        """Wait for a turn, then pull. An image that arrived meanwhile is not pulled again unless the policy
-        is Always.
+        """Pull the image when a slot is free, unless another pod's pull brought it meanwhile.
 
-        Raises `StartRefused` (ErrImagePull, ImagePullBackOff, ImageInspectError).
+        With policy Always it is pulled in any case. Raises `StartRefused` (ErrImagePull, ImagePullBackOff,
+        ImageInspectError).
         """
         key = f"{pod.uid}/{wanted.image}"
         if self._remaining(key) > 0:
             text = f"Back-off pulling {wanted.named}"
             waiting = Waiting("ImagePullBackOff", f"{text}: {self._last_failure[key]}")
             raise StartRefused(waiting, event="BackOff", text=text, kind=NORMAL)
+        self._recorder.pod(pod, NORMAL, "Pulling", f"Pulling {wanted.named}", container=wanted.container)
+        waited_from = self._clock()
         async with self._slots:
             found = await self._usable(pod, wanted) if wanted.policy != "Always" else None
             if found is not None:
+                self._say_present(pod, wanted)
                 return found
-            self._recorder.pod(pod, NORMAL, "Pulling", f"Pulling {wanted.named}", container=wanted.container)
             began = self._clock()
             try:
                 credential = await self._pull(pod, wanted.image, sandbox)
@@ -171,12 +178,11 @@ class ImagePuller:
                 now = self._clock()
                 self._failed_at[key] = now
                 self._backoff.attempt(key, now, now)
-                self._last_failure[key] = f"ErrImagePull: {error.message}"
+                waiting = failed_pull(wanted.image, error.message)
+                self._last_failure[key] = f"{waiting.reason}: {waiting.message}"
                 text = f"Failed to pull {wanted.named}: {error.message}"
-                raise StartRefused(
-                    Waiting("ErrImagePull", error.message), event="Failed", text=text
-                ) from error
-            seconds = Duration(int((self._clock() - began) * 1000) / 1000)
+                raise StartRefused(waiting, event="Failed", text=text) from error
+            pulled_at = self._clock()
             found = await self._look(wanted)
             if found is not None:
                 await self._access.came(wanted.image, found.reference, credential)
@@ -185,7 +191,9 @@ class ImagePuller:
             raise StartRefused(Waiting("ImageInspectError", text), event="InspectFailed")
         self._failed_at.pop(key, None)
         self._last_failure.pop(key, None)
-        text = f"Successfully pulled {wanted.named} in {seconds}. Image size: {found.size} bytes."
+        took, with_waiting = _milliseconds(pulled_at - began), _milliseconds(pulled_at - waited_from)
+        size = f"Image size: {found.size} bytes"
+        text = f"Successfully pulled {wanted.named} in {took} ({with_waiting} including waiting). {size}."
         self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
         return found
 
@@ -213,6 +221,10 @@ class ImagePuller:
         for key in [key for key in self._failed_at if key.startswith(f"{uid}/")]:
             del self._failed_at[key], self._last_failure[key]
 
+    def _say_present(self, pod: Pod, wanted: WantedImage) -> None:
+        text = f"Container {wanted.named} already present on machine and can be accessed by the pod"
+        self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
+
     async def _usable(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
         """The image if it is there and the pod may use it as it is: others do not learn that it is there."""
         found = await self._look(wanted)
@@ -223,7 +235,7 @@ class ImagePuller:
     async def _pull(self, pod: Pod, image: str, sandbox: cri.PodSandboxConfig | None) -> Credential | None:
         """With each credential that may be good, in turn; the one that was, None where none was needed.
 
-        Raises `Refused` with what all of them were answered, or beyond `registryPullQPS` and `registryBurst`.
+        Raises `Refused` with the answers to all of them, or beyond `registryPullQPS` and `registryBurst`.
         """
         if self._rate is not None and not self._rate.take(time.monotonic()):
             raise Refused("pull QPS exceeded")
@@ -244,9 +256,8 @@ class ImagePuller:
             await self._access.failed(image)
             raise
         await self._access.failed(image)
-        if len(refusals) == 1:
-            raise refusals[0]
-        raise Refused(f"[{', '.join(error.message for error in refusals)}]")
+        answers = [_answer(error) for error in refusals]
+        raise Refused(answers[0] if len(answers) == 1 else f"[{', '.join(answers)}]")
 
     async def _look(self, wanted: WantedImage) -> PresentImage | None:
         try:
@@ -259,6 +270,24 @@ class ImagePuller:
     def _remaining(self, key: str) -> float:
         failed_at = self._failed_at.get(key)
         return self._backoff.remaining(key, failed_at, self._clock()) if failed_at is not None else 0.0
+
+
+def failed_pull(image: str, text: str) -> Waiting:
+    """The waiting state of a container whose image could not be pulled (kubelet v1.36, evalCRIPullErr)."""
+    for reason, why in _SAID_BY_RUNTIMES.items():
+        if text.startswith(reason):
+            return Waiting(reason, f"image pull failed for {image} because {why}{text.removeprefix(reason)}")
+    return Waiting("ErrImagePull", text)
+
+
+def _answer(error: Refused) -> str:
+    """With the runtime's gRPC status unless that is Unknown, which tells nobody anything."""
+    unknown = error.status_text.startswith("rpc error: code = Unknown ")
+    return error.message if unknown or not error.status_text else error.status_text
+
+
+def _milliseconds(seconds: float) -> Duration:
+    return Duration(int(seconds * 1000) / 1000)
 
 
 def _auth(credential: Credential | None) -> cri.AuthConfig | None:

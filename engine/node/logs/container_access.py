@@ -165,8 +165,8 @@ class ContainerAccess:
             self._checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
             await self._runtime.checkpoint_container(running.id, str(archive), timeout_seconds)
         except (KubengineError, OSError) as error:
-            words = f"checkpointing of {namespace}/{name}/{container} failed ({error})"
-            raise Refused(words) from error
+            why = (error.status_text if isinstance(error, Refused) else "") or error
+            raise Refused(f"checkpointing of {namespace}/{name}/{container} failed ({why})") from error
         return archive
 
     def _running(self, pod: Pod, container: str) -> ContainerRecord:

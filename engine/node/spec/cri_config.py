@@ -205,10 +205,14 @@ def mount(
     )
 
 
-def image_mount(container_path: str, reference: str, image: str) -> cri.Mount:
-    """Build the mount of an image volume: `reference` as in the manifest, `image` as in the runtime."""
+def image_mount(container_path: str, reference: str, image: str, sub_path: str) -> cri.Mount:
+    """Build the mount of an image volume: `reference` as in the manifest, `image` as in the runtime.
+
+    `sub_path` is a directory in the image, '' for the whole image.
+    """
     return cri.Mount(
         container_path=container_path,
         readonly=True,
         image=cri.ImageSpec(image=image, user_specified_image=reference),
+        image_sub_path=sub_path,
     )

@@ -118,7 +118,17 @@ async def _apply(old: Pod, new: Pod, services: Services) -> None:
             await services.watch.refresh_container(old.uid, container.id, container.sandbox_id, notify=False)
 
     usage = await _memory_usage(list(running.values()), services)
+    await _tell_runtime(new, services)
     await services.cgroups.resize_pod(old, new, update, usage)
+
+
+async def _tell_runtime(new: Pod, services: Services) -> None:
+    """The runtime may refuse the pod's new amounts before a cgroup is touched. Raises `Refused` then."""
+    sandbox = services.watch.pod(new.uid).sandbox
+    if sandbox is not None:
+        overhead = cri_resources(services.cgroups.overhead_resources(new))
+        resources = cri_resources(services.cgroups.sandbox_resources(new))
+        await services.runtime.update_pod_sandbox_resources(sandbox.id, overhead, resources)
 
 
 async def _memory_usage(containers: list[ContainerRecord], services: Services) -> dict[str, int]:

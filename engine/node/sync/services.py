@@ -101,6 +101,7 @@ class NodeFacts:
     root: Path
     addresses: HostAddresses
     runtime_name: str
+    runtime_version: str
     clock: Callable[[], float]
 
     @property

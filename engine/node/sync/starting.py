@@ -43,6 +43,7 @@ from engine.node.volumes.block_device import block_devices
 from engine.node.volumes.claims import is_read_only
 from engine.node.volumes.container_files import hosts_file, termination_message_file
 from engine.node.volumes.env_files import env_files
+from engine.node.volumes.image import MOUNTS, check_sub_path, too_old
 from engine.node.volumes.sub_path import mount_sub_path, wanted_part
 from engine.wire import cri_v1_pb2 as cri
 
@@ -95,7 +96,8 @@ async def start_sandbox(pod: Pod, services: Services, config: cri.PodSandboxConf
         with services.starts.sandbox(handler):
             sandbox_id = await services.runtime.run_pod_sandbox(config, handler)
     except Refused as error:
-        raise SandboxRefused(f"Failed to create pod sandbox: {error.message}") from error
+        why = error.status_text or error.message
+        raise SandboxRefused(f"Failed to create pod sandbox: {why}") from error
     await services.watch.refresh_sandbox(pod.uid, sandbox_id, notify=False)
 
 
@@ -136,8 +138,9 @@ async def start_container(
             container_id = await services.runtime.create_container(record.sandbox.id, config, sandbox)
         except Refused as error:
             text = error.message
-            if len(images) > 1:
-                text += f" (it mounts image volumes, which {services.node.runtime_name} may be too old for)"
+            runtime = services.node.runtime_name, services.node.runtime_version
+            if len(images) > 1 and (why := too_old(MOUNTS, *runtime)):
+                text += f" ({why})"
             raise _refused("CreateContainerError", text) from error
     services.recorder.pod(pod, NORMAL, "Created", "Container created", container=container.name)
     try:
@@ -355,12 +358,11 @@ def _files(
     known, least = attempts
     logs = pod_log_directory(Path(services.node.config.pod_logs_dir), pod) / container.name
     attempt = max(least, _attempts_logged(logs) if known is None else known)
-    directory = services.volumes.pod_directory(pod.uid)
     return attempt, [
         *_volume_mounts(
             pod,
             container,
-            directory,
+            services,
             volumes,
             images,
             environment,
@@ -373,7 +375,7 @@ def _files(
 def _volume_mounts(
     pod: Pod,
     container: Container,
-    directory: Path,
+    services: Services,
     volumes: Mapping[str, Path],
     images: Mapping[str, PresentImage],
     environment: Mapping[str, str],
@@ -381,15 +383,16 @@ def _volume_mounts(
 ) -> Iterator[cri.Mount]:
     """Build the volume mounts. `recursive` tells whether the runtime supports recursive read-only mounts."""
     specs = {volume.name: volume for volume in pod.spec.volumes or []}
+    directory = services.volumes.pod_directory(pod.uid)
     for index, mount in enumerate(container.volume_mounts or []):
         volume = specs[mount.name]
+        sub_path = wanted_part(mount, environment)
         if volume.image is not None:
-            yield cri_config.image_mount(
-                mount.mount_path, volume.image.reference, images[mount.name].reference
-            )
+            check_sub_path(sub_path, services.node.runtime_name, services.node.runtime_version)
+            image = images[mount.name].reference
+            yield cri_config.image_mount(mount.mount_path, volume.image.reference, image, sub_path)
             continue
         path = volumes[mount.name]
-        sub_path = wanted_part(mount, environment)
         if sub_path:
             path = mount_sub_path(directory, mount.name, path, sub_path, container.name, index)
         yield cri_config.mount(

@@ -364,7 +364,8 @@ async def test_a_sandbox_that_is_refused_again_and_again_is_said_once(
     rig.write("poor", {"containers": [container()]})
     await eventually(lambda: tries >= 4)
     said = [(e.reason, e.message) for e in rig.node.recorder if e.type == "Warning" and e.pod]
-    assert said == [("FailedCreatePodSandBox", "Failed to create pod sandbox: no address is left")]
+    status = "rpc error: code = FailedPrecondition desc = no address is left"
+    assert said == [("FailedCreatePodSandBox", f"Failed to create pod sandbox: {status}")]
     monkeypatch.setattr(hollow.backend, "run_sandbox", run)
     await eventually(lambda: rig.phase("poor") == "Running")
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from engine.api.errors import Refused
 from engine.api.pod import Pod
+from engine.cri.client import RuntimeClient
 from engine.node.sync.worker import PodWorker
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
@@ -160,3 +162,24 @@ async def test_a_pod_level_resize_restarts_the_containers_under_its_limit_whose_
         return {s.name: s.restart_count for s in statuses if s.state.running is not None}
 
     await eventually(lambda: restarts() == {"bare": 1, "own": 0, "stays": 0})
+
+
+async def test_the_runtime_is_told_of_a_pods_new_amounts_and_may_refuse_them(
+    rig: Rig, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
+):
+    (sandbox,) = (
+        each for each in hollow.service.records.sandboxes.values() if each.config.metadata.name == "a-n1"
+    )
+    write(rig, "a", 200)
+    await eventually(lambda: requested(rig, "a") == 200)
+    assert sandbox.config.linux.resources.cpu_shares == 204
+
+    async def refuse(*_: object) -> None:
+        raise Refused("a plugin says no")
+
+    monkeypatch.setattr(RuntimeClient, "update_pod_sandbox_resources", refuse)
+    write(rig, "a", 300)
+    await eventually(lambda: "ResizeError" in rig.reasons())
+    assert hollow.counts().get("UpdateContainerResources", {}).get("calls") == 1
+    (said,) = (e.message for e in rig.node.recorder if e.reason == "ResizeError")
+    assert "a plugin says no" in said
