@@ -73,10 +73,10 @@ class NodeBench:
         unknown = set(options.phases) - set(PHASES)
         if unknown:
             raise InvalidInput(
-                f"expected some of {', '.join(PHASES)}; got {', '.join(sorted(unknown))}", subject="phases"
+                f"expected some of {', '.join(PHASES)}; got {', '.join(sorted(unknown))}", subject="--phases"
             )
         if "start" not in options.phases:
-            raise InvalidInput("start is needed by every other phase", subject="phases")
+            raise InvalidInput("start is needed by every other phase", subject="--phases")
         options.load.check(options.pods)
         self.options = options
         self._say = say

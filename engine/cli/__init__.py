@@ -7,9 +7,11 @@ ask a running agent through `engine.cli.agent.client`.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -37,6 +39,10 @@ COMMANDS: dict[str, str] = {
 
 PLANNER_LIBRARIES = ("pyarrow",)
 """What a node does without: the extra `plan` brings it."""
+
+
+class _ReaderGone(Exception):
+    """Nobody reads standard output any more. Apart from BrokenPipeError, which click takes for a failure."""
 
 
 class WrongUsage(click.ClickException):
@@ -67,15 +73,32 @@ class _LazyGroup(click.Group):
         command.name = cmd_name
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS:
+            from engine.cli.output.suggestions import check_command
+
+            check_command(self, ctx, args)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name]) for name in sorted(COMMANDS)])
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **options)
+        except BrokenPipeError:
+            raise _ReaderGone from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except BrokenPipeError:
+            raise _ReaderGone from None
         except Exception as error:
             if ctx.params["debug"]:
                 raise
@@ -107,9 +130,18 @@ def main() -> None:
     """The console script."""
     try:
         status = _kubengine.main(prog_name="kubengine", standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
+    except (_ReaderGone, BrokenPipeError):
+        _leave_pipe()
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _leave_pipe() -> NoReturn:
+    """End as a command that SIGPIPE ends: nobody reads on, so nothing is said."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(128 + signal.SIGPIPE)

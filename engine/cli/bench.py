@@ -124,18 +124,16 @@ def _show(
     result: NodeBenchResult, markdown: bool, reports: Mapping[Path | None, Callable[[NodeBenchResult], str]]
 ) -> bool:
     """Prints the table and writes the files, whatever came of the run; False if a file can't be written."""
-    from rich.console import Console
-
     from engine.bench.report import markdown_table, ratio_table
+    from engine.cli.output.console import table_console
 
     if result.runs:
         if not result.complete:
             click.echo("interrupted; measured so far:", err=True)
-        console = Console()
         if markdown:
             click.echo(markdown_table(result))
         else:
-            (console if console.is_terminal else Console(width=160)).print(ratio_table(result))
+            table_console().print(ratio_table(result))
     written = True
     for path, text in reports.items():
         if path is None:

@@ -210,8 +210,9 @@ def _live_rows(groups: Iterable[Mapping[str, Any]]) -> Iterable[Row]:
 
 def _print_table(rows: Iterable[Row]) -> None:
     """One line a group, indented by depth; a value that is not as wanted reads `actual≠wanted`."""
-    from rich.console import Console
     from rich.table import Table
+
+    from engine.cli.output.console import table_console
 
     listed = sorted(rows, key=lambda row: row.path.split("/"))
     columns = list(dict.fromkeys(name for row in listed for name in row.files))
@@ -226,10 +227,7 @@ def _print_table(rows: Iterable[Row]) -> None:
         label = "  " * depth + _short(row.path.rpartition("/")[2]) if depth > 0 else row.path
         cells = [_cell(name, row.files.get(name)) for name in columns]
         table.add_row(label, row.pod, row.qos_class, *cells)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=400)
-    console.print(table, soft_wrap=True)
+    table_console(400).print(table, soft_wrap=True)
 
 
 def _short(name: str) -> str:

@@ -17,15 +17,15 @@ PATH = "/kubengine/decisions"
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is decided from now on.")
 @click.option("--pod", metavar="NS/NAME", help="Only about this pod (its name in `default`, or its uid).")
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="json: one object per line."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", hidden=True)
 @agent_option
-def command(agent: AgentClient, follow: bool, pod: str | None, output: str) -> None:
+def command(agent: AgentClient, follow: bool, pod: str | None, as_json: bool, output: str) -> None:
     """Show admissions, preemptions, evictions, collections, restarts, resizes and given devices."""
     query = {"pod": pod} if pod else {}
     for decision in _followed(agent, query) if follow else _held(agent, query):
-        click.echo(msgspec.json.encode(decision).decode() if output == "json" else _line(decision))
+        plain = as_json or output == "json"
+        click.echo(msgspec.json.encode(decision).decode() if plain else _line(decision))
 
 
 def _held(agent: AgentClient, query: dict[str, str]) -> Iterable[dict[str, Any]]:

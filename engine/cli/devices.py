@@ -36,10 +36,11 @@ def command(agent: AgentClient, as_json: bool, resource: str | None, explain: st
 
 
 def _tables(resources: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Column, Table
 
-    console = Console()
+    from engine.cli.output.console import table_console
+
+    console = table_console()
     summary = Table("Resource", "Capacity", "Allocatable", "Allocated", "Plugin", "Remarks", box=None)
     devices = Table(
         "Resource", Column("Device", overflow="fold"), "Health", "NUMA", "Pod", "Container", box=None
@@ -60,8 +61,9 @@ def _tables(resources: list[dict[str, Any]]) -> None:
 
 
 def _claims(claims: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Column, Table
+
+    from engine.cli.output.console import table_console
 
     table = Table(
         Column("ResourceClaim", overflow="fold"),
@@ -83,7 +85,7 @@ def _claims(claims: list[dict[str, Any]]) -> None:
             remarks = device["message"] or ("" if claim["prepared"] else "not prepared by this agent yet")
             pods = ", ".join(claim["pods"])
             table.add_row(claim["claim"], device["driver"], name, device["health"], numa, pods, remarks)
-    Console().print(table)
+    table_console().print(table)
 
 
 def _explain(lines: list[dict[str, Any]], pod: str) -> None:

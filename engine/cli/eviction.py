@@ -25,11 +25,11 @@ def command(agent: AgentClient, as_json: bool, disk: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    console = console if console.is_terminal else Console(width=160)
+    from engine.cli.output.console import table_console
+
+    console = table_console()
     table = Table("Signal", "Available", "Of", "Threshold", "Kind", "Distance", box=None)
     for threshold in answer["thresholds"]:
         signal = threshold["signal"]
@@ -63,12 +63,16 @@ def _candidates(console: Any, resource: str, candidates: list[dict[str, Any]]) -
             candidate["pod"],
             candidate["qos"],
             str(candidate["priority"]),
-            show_bytes(candidate["usage"]) if in_bytes else str(candidate["usage"]),
+            show_bytes(candidate["usage"]) if in_bytes else _count(candidate["usage"]),
             show_bytes(candidate["request"]) if in_bytes else "-",
             candidate["why"],
         )
     click.echo(f"\nwhen short of {resource}:")
     console.print(table)
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else str(number)
 
 
 def _amount(signal: str, amount: int | None) -> str:

@@ -40,8 +40,9 @@ def command(context: click.Context, agent: AgentClient, as_json: bool) -> None:
         )
     _console().print(table)
     total, count = sum(image["size"] for image in answer["images"]), len(answer["images"])
+    size = f", {show_bytes(total)}" if total else ""
     click.echo(
-        f"{count} image{'s' if count != 1 else ''}, {show_bytes(total)}; collected from "
+        f"{count} image{'s' if count != 1 else ''}{size}; collected from "
         f"{answer['highThresholdPercent']} % of the disk down to {answer['lowThresholdPercent']} %, "
         f"order {answer['order']}"
     )
@@ -97,7 +98,6 @@ def _users(users: list[str]) -> str:
 
 
 def _console() -> Any:
-    from rich.console import Console
+    from engine.cli.output.console import table_console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+    return table_console(200)

@@ -14,10 +14,12 @@ from typing import Any
 import click
 
 from engine.api.errors import InvalidInput
+from engine.cli.output.console import table_console
+from engine.cli.output.suggestions import check_command
 from engine.cli.plan_options import options_named, parameter_options, parameters_from
 from engine.plan.answers.answer import Answer
 from engine.plan.answers.explain import explain
-from engine.plan.answers.output import FORMATS, format_for, provenance, write_answer
+from engine.plan.answers.output import FORMATS, WIDTH, format_for, provenance, write_answer
 from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions import QUESTIONS
 from engine.plan.reading.progress import Step, progress
@@ -44,8 +46,14 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
             click.option("-o", "--output", default="", help="File; its suffix gives the format."),
+            click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
             click.option(
-                "--format", "format_", type=click.Choice(FORMATS), default=None, help="Instead of the suffix."
+                "--format",
+                "format_",
+                type=click.Choice(FORMATS),
+                metavar="[table|csv|parquet|html]",
+                default=None,
+                help="Instead of the suffix.",
             ),
             click.option(
                 "--limit", type=click.IntRange(1), default=20, show_default=True, help="Rows of a table."
@@ -98,7 +106,9 @@ def report_faults(faults: FaultLog) -> None:
 
 def deliver(answer: Answer, cluster: Cluster, asked: dict[str, Any], options: dict[str, Any]) -> None:
     """Write an answer as the options say."""
-    format = format_for(options["output"], options["format_"] or "")
+    if options["as_json"] and options["format_"] not in (None, "json"):
+        raise InvalidInput(f"contradicts --format {options['format_']}", subject="--json")
+    format = format_for(options["output"], "json" if options["as_json"] else options["format_"] or "")
     source = provenance(cluster.meta, asked)
     if format == "html":
         from engine.plan.report import write_report
@@ -107,7 +117,7 @@ def deliver(answer: Answer, cluster: Cluster, asked: dict[str, Any], options: di
             raise InvalidInput("an HTML report needs a file", subject="--output")
         write_report(answer, source, Path(options["output"]))
     else:
-        write_answer(answer, source, format, options["output"], options["limit"])
+        write_answer(answer, source, format, options["output"], options["limit"], table_console(WIDTH))
     if options["explained"]:
         for line in explain(answer, options["limit"]):
             click.echo(line)
@@ -151,6 +161,12 @@ class _PlanGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*QUESTIONS, "diff", *self.FILES]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        check_command(self, ctx, args)
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in QUESTIONS:

@@ -44,10 +44,13 @@ def deliver(snapshot: Snapshot, output: str, format: str | None) -> None:
 
 
 def output_options(function: Any) -> Any:
-    format = click.option("--format", "format_", type=click.Choice(["columnar", "json"]), default=None)
-    return click.option("-o", "--output", default="", help=f"File ({SUFFIX} or .json); else a pipe.")(
-        format(function)
-    )
+    for option in (
+        click.option("--format", "format_", type=click.Choice(["columnar", "json"]), hidden=True),
+        click.option("--json", "format_", flag_value="json", help="Kubernetes JSON, not a columnar file."),
+        click.option("-o", "--output", default="", help=f"File ({SUFFIX} or .json); else a pipe."),
+    ):
+        function = option(function)
+    return function
 
 
 @click.command()
@@ -84,8 +87,8 @@ def snapshot(
 
 
 @click.command()
-@click.option("--nodes", type=int, default=100, show_default=True)
-@click.option("--pods-per-node", type=int, default=100, show_default=True)
+@click.option("--nodes", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--pods-per-node", type=click.IntRange(0), default=100, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @output_options
 def synth(nodes: int, pods_per_node: int, seed: int, output: str, format_: str | None) -> None:

@@ -13,7 +13,8 @@ from engine.cli.plan import computing, deliver, opened, output_options, source_o
 from engine.plan.answers.diff import difference
 from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions import QUESTIONS
-from engine.plan.scenario import Plan, laid_over, scenario_schema
+from engine.plan.reading.yaml_document import split_error
+from engine.plan.scenario import Plan, expected_fields, laid_over, scenario_schema
 from engine.plan.synth.cluster import synthesize
 
 
@@ -67,7 +68,13 @@ def diff(question: str, common: str, side_a: str, side_b: str, **options: Any) -
     for name, side in zip("ab", sides, strict=True):
         try:
             asked_of.append(msgspec.convert(laid_over(base, side), QUESTIONS[question].parameters))
-        except (msgspec.ValidationError, InvalidInput) as error:
+        except msgspec.ValidationError as error:
+            text, path = split_error(error)
+            where = ".".join(map(str, path))
+            if text == "unknown field":
+                text += expected_fields(where, QUESTIONS[question].parameters)
+            raise InvalidInput(f"{where}: {text}" if where else text, subject=f"-{name}") from None
+        except InvalidInput as error:
             raise InvalidInput(str(error), subject=f"-{name}") from None
     with computing(question, len(sides), options) as step:
         answers = [

@@ -150,11 +150,9 @@ def _print(answer: dict[str, Any], limit: int) -> None:
         if not answer["critical"]:
             click.echo("It is not critical, so it preempts nobody (--static treats it as a static pod).")
         return
-    from rich.console import Console
+    from engine.cli.output.console import table_console
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
+    console = table_console()
     count = len(preemption["victims"])
     click.echo(
         f"{answer['pod']} comes in after {count} pod{'s' if count != 1 else ''} "

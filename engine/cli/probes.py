@@ -83,9 +83,10 @@ def bench(
 
 
 def _table(answer: dict[str, Any], span: str) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from engine.cli.output.console import table_console
 
     if not answer["probes"]:
         click.echo("No probes.")
@@ -121,7 +122,7 @@ def _table(answer: dict[str, Any], span: str) -> None:
             following,
             Text(output),
         )
-    console = Console()
+    console = table_console()
     console.print(table)
     _commands(answer, span)
     loop = answer["loop"]

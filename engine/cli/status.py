@@ -27,9 +27,6 @@ def command(agent: AgentClient, as_json: bool, namespace: str | None) -> None:
     if not rows:
         click.echo("no pods")
         return
-    from rich.console import Console
+    from engine.cli.output.console import table_console
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(pod_table(rows, now=time.time()))
+    table_console().print(pod_table(rows, now=time.time()))

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from engine.api.documents.nearest import nearest
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, joined
 from engine.plan.questions import QUESTIONS, Question
@@ -120,7 +121,8 @@ def _cut(snapshot: Snapshot, max_pods: int) -> list[Snapshot]:
 def question(name: str) -> Question:
     found = QUESTIONS.get(name)
     if found is None:
-        raise InvalidInput(f"expected one of {', '.join(QUESTIONS)}, got {name!r}", subject="ask")
+        near = nearest(name, QUESTIONS)
+        raise InvalidInput(f"expected one of {', '.join(QUESTIONS)}, got {name!r}{near}", subject="ask")
     return found
 
 

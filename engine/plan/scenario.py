@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta
 
+from engine.api.documents.nearest import nearest
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, joined
 from engine.plan.answers.diff import difference
@@ -152,8 +153,9 @@ class Plan:
         scenario = self.file.scenarios[index]
         at: tuple[str | int, ...] = ("scenarios", index)
         if scenario.ask not in QUESTIONS:
+            near = nearest(scenario.ask, QUESTIONS)
             raise self._document.error(
-                (*at, "ask"), f"expected one of {', '.join(QUESTIONS)}, got {scenario.ask!r}"
+                (*at, "ask"), f"expected one of {', '.join(QUESTIONS)}, got {scenario.ask!r}{near}"
             )
         axes = {
             field: values.values() if isinstance(values, Range) else values
@@ -190,6 +192,8 @@ class Plan:
             return msgspec.convert(plain, kind)
         except (msgspec.ValidationError, InvalidInput) as error:
             text, path = _located(error)
+            if text == "unknown field" and len(path) == 1:
+                text += expected_fields(str(path[0]), kind)
             swept = ".".join(str(part) for part in path)
             where = (*at, "sweep", swept) if swept in scenario.sweep else (*key, *path)
             raise self._document.error(where, text) from None
@@ -233,6 +237,12 @@ class Plan:
 def _located(error: msgspec.ValidationError | InvalidInput) -> tuple[str, tuple[str | int, ...]]:
     """What is wrong with a parameter, and its path."""
     return (error.message, (error.subject,)) if isinstance(error, InvalidInput) else split_error(error)
+
+
+def expected_fields(name: str, kind: type[msgspec.Struct]) -> str:
+    """What follows "unknown field": the nearest parameter, or all that there are."""
+    fields = kind.__struct_fields__
+    return nearest(name, fields) or f"; expected one of {', '.join(fields)}"
 
 
 def laid_over(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,10 @@ def test_a_node_without_the_planners_library_says_what_to_install(tmp_path: Path
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
     run = kubengine("plan", "preempt", PYTHONPATH=str(tmp_path))
     assert run.returncode == 1
-    assert run.stderr == "Error: pyarrow: not installed (Debian: kubengine-plan)\n"
+    assert run.stderr == (
+        "Error: plan needs pyarrow, which is not installed: pip install 'kubengine[plan]' "
+        "(Debian: apt install kubengine-plan)\n"
+    )
 
 
 def test_debug_shows_where() -> None:

@@ -11,7 +11,7 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 IDS = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 _PLACEHOLDER = re.compile(r" (?:[A-Z]+|VERB .*)$|…")
 
-KUBECTL = "#!/bin/sh\nexec kubengine plan synth --nodes 5 --pods-per-node 30 --format json\n"
+KUBECTL = "#!/bin/sh\nexec kubengine plan synth --nodes 5 --pods-per-node 30 --json\n"
 """Stands in for the one that a cluster's user has."""
 
 

@@ -48,10 +48,14 @@ class LiveView(logging.Handler):
         """Redraws until cancelled."""
         node.recorder.listen(self.event)
         console = Console(stderr=False)
-        with Live(self._picture(node), console=console, auto_refresh=False, screen=False) as live:
-            while True:
-                live.update(self._picture(node), refresh=True)
-                await asyncio.sleep(PERIOD)
+        while True:
+            size = console.size
+            with Live(self._picture(node), console=console, auto_refresh=False, screen=False) as live:
+                while console.size == size:
+                    live.update(self._picture(node), refresh=True)
+                    await asyncio.sleep(PERIOD)
+            # What is there has been wrapped to the new width, and no longer has as many lines as were drawn.
+            console.clear()
 
     def _picture(self, node: Node) -> Group:
         cgroups: Any = node.rooms.get("cgroups")

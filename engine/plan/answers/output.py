@@ -6,6 +6,8 @@ import platform
 import sys
 from collections.abc import Callable, Mapping
 from io import StringIO
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,10 +26,16 @@ from engine.api.version import engine_version
 from engine.host.files import replace_file, replacing_file
 from engine.plan.answers.answer import COLUMNS, Answer
 
+WIDTH = 160
+"""Columns of a table in a file or a pipe."""
 FORMATS = ("table", "json", "csv", "parquet", "html")
 _BY_SUFFIX = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".html": "html", ".htm": "html"}
 _JSON_BATCH = 65_536
 _NUMERIC = "amount"
+SINGULAR = {
+    "pods": "pod", "nodes": "node", "pieces": "piece", "devices": "device", "processes": "process",
+    "inodes": "inode", "times": "time", "shares": "share", "questions": "question",
+}  # fmt: skip
 
 
 def provenance(meta: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,15 +67,23 @@ def format_for(path: str, given: str) -> str:
     return found
 
 
-def write_answer(answer: Answer, source: Mapping[str, Any], format: str, path: str, limit: int) -> None:
-    """To a file (atomically) or standard output. `html` is `report.write_report`'s, not done here."""
+def write_answer(
+    answer: Answer,
+    source: Mapping[str, Any],
+    format: str,
+    path: str,
+    limit: int,
+    console: Console | None = None,
+) -> None:
+    """To a file (atomically) or standard output; tables go to `console`. `html` is `report.write_report`'s,
+    not done here."""
     if format == "table":
         if path:
             text = StringIO()
-            print_table(answer, Console(file=text, width=160), limit)
+            print_table(answer, Console(file=text, width=WIDTH), limit)
             replace_file(Path(path), text.getvalue())
         else:
-            print_table(answer, Console(), limit)
+            print_table(answer, console or Console(), limit)
         return
     writer: Callable[[BinaryIO], None] = {
         "json": lambda file: _json(answer, source, file),
@@ -117,27 +133,31 @@ def summary(table: pa.Table) -> pa.Table:
 def print_table(answer: Answer, console: Console, limit: int) -> None:
     """What happened how often, then the first rows, then what it rests on."""
     found = summary(answer.table).to_pylist()
-    overview = Table(title="decisions", title_justify="left")
-    named = any(row["scenario"] for row in found)
-    for heading in (["scenario"] if named else []) + ["decision", "reason"]:
-        overview.add_column(heading)
-    overview.add_column("rows", justify="right")
-    overview.add_column("amount", justify="right")
-    for row in found[:limit]:
-        cells = ([row["scenario"]] if named else []) + [row["decision"], row["reason"]]
-        amounts = [f"{row['amount_count']:,}", readable(row["amount_sum"], row["unit"])]
-        overview.add_row(*(Text(cell) for cell in (*cells, *amounts)))
-    console.print(overview)
+    for scenario, kinds in groupby(found[:limit], key=itemgetter("scenario")):
+        console.print(Text(f"decisions of {scenario}" if scenario else "decisions", style="italic"))
+        overview = Table()
+        for heading in ("decision", "reason"):
+            overview.add_column(heading, overflow="fold")
+        overview.add_column("rows", justify="right")
+        overview.add_column("amount", justify="right")
+        for row in kinds:
+            amounts = [f"{row['amount_count']:,}", readable(row["amount_sum"], row["unit"])]
+            overview.add_row(*(Text(cell) for cell in (row["decision"], row["reason"], *amounts)))
+        console.print(overview)
     if len(found) > limit:
         console.print(Text(f"… {len(found) - limit:,} more kinds"))
-    rows = Table(title=f"rows ({len(answer):,})", title_justify="left")
-    shown = [name for name in COLUMNS if name != "unit" and (named or name != "scenario")]
-    for name in shown:
-        rows.add_column(name, justify="right" if name == _NUMERIC else "left", overflow="fold")
-    for row in _plain(answer.table.slice(0, limit)).to_pylist():
-        row["amount"] = readable(row["amount"], row["unit"])
-        rows.add_row(*(Text(str(row[name])) for name in shown))
-    console.print(rows)
+    shown = [name for name in COLUMNS if name not in ("unit", "scenario")]
+    first = _plain(answer.table.slice(0, limit)).to_pylist()
+    for scenario, listed in groupby(first, key=itemgetter("scenario")):
+        title = f"rows of {scenario}" if scenario else f"rows ({len(answer):,})"
+        console.print(Text(title, style="italic"))
+        rows = Table()
+        for name in shown:
+            rows.add_column(name, justify="right" if name == _NUMERIC else "left", overflow="fold")
+        for row in listed:
+            row["amount"] = readable(row["amount"], row["unit"])
+            rows.add_row(*(Text(str(row[name])) for name in shown))
+        console.print(rows)
     if len(answer) > limit:
         console.print(Text(f"… {len(answer) - limit:,} more rows: --limit, or -o FILE.csv"))
     for line in answer.note_lines:
@@ -145,7 +165,7 @@ def print_table(answer: Answer, console: Console, limit: int) -> None:
 
 
 def readable(amount: int, unit: str) -> str:
-    """`3.2 GiB`, `1,250 milli-CPU`, `12 pods`."""
+    """`3.2 GiB`, `1,250 milli-CPU`, `12 pods`, `1 pod`."""
     if unit != "bytes":
-        return f"{amount:,} {unit}".strip()
+        return f"{amount:,} {SINGULAR.get(unit, unit) if amount == 1 else unit}".strip()
     return binary_size(amount) if amount >= 0 else f"-{binary_size(-amount)}"

@@ -54,6 +54,9 @@ def pod_rows(pods: Iterable[Pod]) -> Rows:
 def _pod(pod: Pod) -> dict[str, Any]:
     status = pod.status
     containers = [_container(each) for each in status.container_statuses or ()]
+    init = [_container(each) for each in status.init_container_statuses or ()]
+    sidecars = {container.name for container in pod.init_containers if container.is_sidecar}
+    lasting = [*containers, *(each for each in init if each["name"] in sidecars)]
     return {
         "name": pod.full_name,
         "qos": status.qos_class or qos_class(pod),
@@ -64,10 +67,10 @@ def _pod(pod: Pod) -> dict[str, Any]:
         "leaving": pod.metadata.deletion_timestamp is not None,
         "ip": status.pod_ip,
         "since": status.start_time,
-        "ready": sum(each["ready"] for each in containers),
-        "of": len(pod.spec.containers),
-        "restarts": sum(each["restarts"] for each in containers),
-        "containers": [*(_container(each) for each in status.init_container_statuses or ()), *containers],
+        "ready": sum(each["ready"] for each in lasting),
+        "of": len(pod.spec.containers) + len(sidecars),
+        "restarts": sum(each["restarts"] for each in [*init, *containers]),
+        "containers": [*init, *containers],
     }
 
 
