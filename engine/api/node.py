@@ -11,6 +11,9 @@ from engine.api.meta import ObjectMeta
 from engine.api.quantity import Quantity
 from engine.api.struct import Struct
 
+PROVIDED_IP = "alpha.kubernetes.io/provided-node-ip"
+"""Annotation: the addresses of `--node-ip`, for a cloud's controller."""
+
 
 class Taint(Struct):
     key: str

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engine.node.images.access import CredentialPrograms
 
 MOST_VERBOSE_INFO = 3
+EXTERNAL = "external"
 CERT_DIR = Path("/var/lib/kubelet/pki")
 
 log = logging.getLogger("kubengine.run")
@@ -51,6 +52,12 @@ log = logging.getLogger("kubengine.run")
 @click.option("--root-dir", type=click.Path(path_type=Path), default=ROOT_DIR, show_default=True)
 @click.option("--hostname-override", metavar="NAME", help="The node's name.  [default: the host name]")
 @click.option("--node-ip", metavar="IP[,IP]", default="", help="The node's address, or one of each family.")
+@click.option(
+    "--cloud-provider",
+    metavar="external",
+    default="",
+    help="external: a cloud's controller manager initializes the Node and sets its addresses.",
+)
 @click.option("--node-labels", metavar="NAME=VALUE,…", help="Labels that the node registers with.")
 @click.option("-v", "--v", "verbosity", type=int, default=0, help="Log level; from 4 on everything.")
 @click.option(
@@ -76,6 +83,7 @@ def command(
     root_dir: Path,
     hostname_override: str | None,
     node_ip: str,
+    cloud_provider: str,
     node_labels: str | None,
     verbosity: int,
 ) -> None:
@@ -116,6 +124,7 @@ def command(
             cert_dir=cert_dir.absolute(),
             credential_programs=_programs(provider_config, provider_directory),
             node_ips=parse_node_ips(node_ip),
+            external_cloud=_is_external(cloud_provider),
             clean_up=False,
             port=0 if flags.get("port") == "0" else None,
         )
@@ -159,6 +168,19 @@ def config_flags(arguments: list[str]) -> dict[str, str]:
         else:
             log.warning("--%s: no flag of the kubelet v1.36, passed over", name)
     return flags
+
+
+def _is_external(cloud_provider: str) -> bool:
+    """Raises InvalidInput for a cloud provider that would have to be built in."""
+    if cloud_provider not in ("", EXTERNAL):
+        from engine.api.errors import InvalidInput
+
+        text = (
+            f'cloud provider "{cloud_provider}" was specified, but built-in cloud providers are disabled. '
+            "Please set --cloud-provider=external and migrate to an external cloud provider"
+        )
+        raise InvalidInput(text, subject="--cloud-provider")
+    return cloud_provider == EXTERNAL
 
 
 def _programs(config: Path | None, directory: Path | None) -> CredentialPrograms | None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.api.meta import ObjectMeta
-from engine.api.node import Node, NodeStatus
+from engine.api.node import PROVIDED_IP, Node, NodeStatus
 from engine.api.resources import is_extended
 from engine.api.struct import to_builtins
 from engine.cluster.merge import strategic_patch
@@ -54,10 +54,19 @@ def reconciliation(known: Node, wanted: Node, *, controller_attaches: bool = Tru
     return {"metadata": metadata} if metadata else {}
 
 
-def changed_labels(known: ObjectMeta, wanted: ObjectMeta) -> dict[str, str]:
-    """The OS and architecture labels that differ from the node's own, with the values to write back."""
+def metadata_patch(known: ObjectMeta, wanted: ObjectMeta) -> dict[str, Any]:
+    """Return what a running agent writes back in the Node's metadata: its OS and architecture labels, and the
+    addresses provided for a cloud's controller, which are removed if there are none.
+    """
     labels, ours = known.labels or {}, wanted.labels or {}
-    return {name: ours[name] for name in RECONCILED_LABELS if name in ours and labels.get(name) != ours[name]}
+    changed = {
+        name: ours[name] for name in RECONCILED_LABELS if name in ours and labels.get(name) != ours[name]
+    }
+    patch: dict[str, Any] = {"labels": changed} if changed else {}
+    provided = (wanted.annotations or {}).get(PROVIDED_IP)
+    if (known.annotations or {}).get(PROVIDED_IP) != provided:
+        patch["annotations"] = {PROVIDED_IP: provided}
+    return patch
 
 
 def left_behind(known: Node, wanted: Node) -> set[str]:

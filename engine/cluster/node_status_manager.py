@@ -17,9 +17,9 @@ from engine.api.resources import is_extended
 from engine.api.struct import to_builtins
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.node_object import (
-    changed_labels,
     full_patch,
     left_behind,
+    metadata_patch,
     reconciliation,
     registration,
     report_after,
@@ -50,7 +50,8 @@ class NodeStatusManager:
 
     `describe()` returns the actual Node with images. It is examined every `update_seconds` (10) and reported
     every `report_seconds` (300) if unchanged; `soon` requests an examination now. `follow` calls `changed`
-    with labels, taints and whatever others write.
+    with labels, taints and whatever others write. With `external_cloud` addresses that are there are left to
+    the cloud's controller.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class NodeStatusManager:
         report_seconds: float,
         clock: Callable[[], float],
         chance: random.Random,
+        external_cloud: bool = False,
     ) -> None:
         self.uid = ""
         self.registered = asyncio.Event()
@@ -76,6 +78,7 @@ class NodeStatusManager:
         self._register, self._controller_attaches = register, controller_attaches
         self._update_seconds, self._report_seconds = update_seconds, report_seconds
         self._clock, self._chance = clock, chance
+        self._external_cloud = external_cloud
         self._known: ApiNode | None = None
         self._removed = self._lost = False
         self._told: tuple[ApiNode, NodeStatus] | None = None
@@ -151,13 +154,15 @@ class NodeStatusManager:
         if known is None:
             known = await self._client.get(self._path, ApiNode)
             self._learn(known)
+        if self._external_cloud and known.status.get("addresses"):
+            wanted.pop("addresses", None)
         due = self._clock() >= self._report_at
         extended = {name for name in wanted.get("capacity", ()) if is_extended(name)}
         self._gone = (self._gone | self._ours) - extended
         patch = (full_patch if due else status_patch)(known.status, wanted, self._gone)
-        labels = changed_labels(known.metadata, node.metadata)
-        if labels:
-            patch["metadata"] = {"labels": labels}
+        metadata = metadata_patch(known.metadata, node.metadata)
+        if metadata:
+            patch["metadata"] = metadata
         if patch:
             known = await self._client.patch(f"{self._path}/status", patch, ApiNode)
             self._learn(known)

@@ -71,6 +71,7 @@ class Node:
         credential_programs: CredentialPrograms | None = None,
         node_ips: Sequence[str] = (),
         host: HostPlaces | None = None,
+        external_cloud: bool = False,
     ) -> None:
         self.config = config
         self.kubengine_config = kubengine_config or KubengineConfiguration()
@@ -107,6 +108,7 @@ class Node:
             credential_programs=credential_programs,
             node_ips=node_ips,
             host=host,
+            external_cloud=external_cloud,
         )
 
     # Life cycle

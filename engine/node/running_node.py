@@ -137,7 +137,13 @@ class RunningNode:
         )
         self.attachments = Attachments(self._attachments_changed)
         resources = NodeResources(capacity, cgroups, managers.devices)
-        addresses = HostAddresses(setting.name, setting.node_ips, ips, self._addresses_changed)
+        self._addresses = addresses = HostAddresses(
+            setting.name,
+            setting.node_ips,
+            ips,
+            self._addresses_changed,
+            external_cloud=setting.external_cloud,
+        )
         facts = NodeFacts(
             config, setting.root, addresses, version.runtime_name, version.runtime_version, clock
         )
@@ -154,6 +160,7 @@ class RunningNode:
             images=managers.images.images,
             features=lambda: runtime_health.shown,
             volumes_in_use=lambda: self.attachments.in_use,
+            external_cloud=setting.external_cloud,
         )
         volumes = _pod_volumes(setting)
         accepted = AcceptedSpecs(volumes.pod_directory)
@@ -397,6 +404,7 @@ class RunningNode:
         judged_anew = self.description.learn(metadata, spec)
         self._pod_cidr.heard(spec.pod_cidrs or ())
         self.attachments.heard(status)
+        self._addresses.heard(status)
         self._events.look_at_schedulable(unschedulable=spec.unschedulable)
         self.managers.admission.set_node(self.description.judging())
         if judged_anew:

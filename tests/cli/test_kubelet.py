@@ -125,7 +125,7 @@ def test_flags_are_split_as_the_kubelet_splits_them(caplog: pytest.LogCaptureFix
     caplog.set_level(logging.WARNING)
     line = (
         "--max-pods=5 --max-pods 7 --fail-swap-on=false --seccomp-default --cgroup-root /x "
-        "--cloud-provider /y --lock-file=/z --no-such-flag=1 stray"
+        "--vmodule /y --lock-file=/z --no-such-flag=1 stray"
     )
     assert config_flags(line.split()) == {
         "max-pods": "7",
@@ -135,7 +135,7 @@ def test_flags_are_split_as_the_kubelet_splits_them(caplog: pytest.LogCaptureFix
     }
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 4
-    assert WITHOUT_EFFECT["cloud-provider"] in said[0]
+    assert WITHOUT_EFFECT["vmodule"] in said[0]
     assert "no-such-flag" in said[2]
 
 
@@ -190,3 +190,11 @@ def test_version_is_told_as_the_kubelet_tells_it(flag: str):
     told = CliRunner().invoke(command, [flag])
     assert told.output.startswith("Kubernetes v1.36.")
     assert told.exit_code == 0
+
+
+def test_a_cloud_provider_that_would_be_built_in_is_refused():
+    result = CliRunner().invoke(command, ["--cloud-provider=aws"])
+    assert isinstance(result.exception, InvalidInput)
+    assert str(result.exception).startswith(
+        '--cloud-provider: cloud provider "aws" was specified, but built-in'
+    )

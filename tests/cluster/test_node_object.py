@@ -6,16 +6,16 @@ import random
 from datetime import UTC, datetime
 
 from engine.api.meta import ObjectMeta, OwnerReference
-from engine.api.node import Node, NodeCondition, NodeStatus
+from engine.api.node import PROVIDED_IP, Node, NodeCondition, NodeStatus
 from engine.api.objects.lease import Lease
 from engine.api.quantity import Quantity
 from engine.cluster.lease import renewed
 from engine.cluster.merge import strategic_patch
 from engine.cluster.node_object import (
     CONTROLLER_ATTACHES,
-    changed_labels,
     full_patch,
     left_behind,
+    metadata_patch,
     reconciliation,
     registration,
     report_after,
@@ -133,8 +133,16 @@ def test_registration_and_reconciliation():
 def test_changed_os_and_arch_labels_are_restored_and_no_others():
     ours = ObjectMeta(labels={"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "mine": "1"})
     theirs = ObjectMeta(labels={"kubernetes.io/os": "dummyOS", "mine": "2"})
-    assert changed_labels(theirs, ours) == {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-    assert changed_labels(ObjectMeta(labels={**(ours.labels or {}), "mine": "3"}), ours) == {}
+    right = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    assert metadata_patch(theirs, ours) == {"labels": right}
+    assert metadata_patch(ObjectMeta(labels={**(ours.labels or {}), "mine": "3"}), ours) == {}
+
+
+def test_addresses_for_a_cloud_are_annotated_and_stale_ones_removed():
+    ours = ObjectMeta(annotations={PROVIDED_IP: "10.0.0.1"})
+    assert metadata_patch(ObjectMeta(), ours) == {"annotations": {PROVIDED_IP: "10.0.0.1"}}
+    assert metadata_patch(ours, ours) == {}
+    assert metadata_patch(ours, ObjectMeta()) == {"annotations": {PROVIDED_IP: None}}
 
 
 def test_heartbeats_are_no_news():

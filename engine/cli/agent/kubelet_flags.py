@@ -217,7 +217,6 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "storage-driver-secure": "has cAdvisor speak TLS with its database",
     "storage-driver-table": "names the table of cAdvisor's statistics",
     "storage-driver-user": "is the user of cAdvisor's database",
-    "cloud-provider": "hands the Node to a cloud's controller manager",
     "exit-on-lock-contention": "ends the agent when another takes its lock file",
     "experimental-allocatable-ignore-eviction": "leaves eviction thresholds out of allocatable",
     "experimental-mounter-path": "mounts with a program of its own",

@@ -57,6 +57,7 @@ class AgentOptions:
     credential_programs: CredentialPrograms | None = None
     port: int | None = None
     node_ips: Sequence[str] = ()
+    external_cloud: bool = False
 
 
 class AgentProcess:
@@ -92,6 +93,7 @@ class AgentProcess:
             cert_dir=options.cert_dir,
             credential_programs=options.credential_programs,
             node_ips=options.node_ips,
+            external_cloud=options.external_cloud,
             host=HostPlaces() if self._runtime is None and os.geteuid() == 0 else None,
         )
         routes = Routes(self.node)

@@ -90,6 +90,7 @@ class ClusterControlPlane:
             report_seconds=config.node_status_report_frequency,
             clock=clock,
             chance=chance,
+            external_cloud=setting.external_cloud,
         )
         self._lease = LeaseKeeper(
             self._client,

@@ -7,8 +7,8 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from engine.api.errors import InvalidInput
 from engine.api.node import NodeAddress
@@ -75,19 +75,62 @@ class HostAddresses:
     """The current addresses of the node.
 
     `ips` starts with what `node_ips` found. `look` searches again, as kubelet v1.36 does whenever it
-    computes the node's status; if nothing is found, the addresses stay. `changed` is called when they
-    differ.
+    computes the node's status; if nothing is found, the addresses stay. With `external_cloud` the addresses
+    of the API server's Node replace them once a cloud's controller has set them. `changed` is called when
+    they differ.
     """
 
     def __init__(
-        self, name: str, given: Sequence[str], ips: Sequence[str], changed: Callable[[], None]
+        self,
+        name: str,
+        given: Sequence[str],
+        ips: Sequence[str],
+        changed: Callable[[], None],
+        *,
+        external_cloud: bool = False,
     ) -> None:
         self.ips = tuple(ips)
         self._name, self._given = name, given
         self._changed = changed
+        self._external_cloud = external_cloud
+        self._of_the_cloud: list[NodeAddress] = []
+
+    def listed(self) -> list[NodeAddress]:
+        """Return the addresses as the Node's status lists them.
+
+        With `external_cloud` and no `--node-ip` the address is unknown until the cloud has set it.
+        """
+        if self._of_the_cloud:
+            return self._of_the_cloud
+        known = () if self._external_cloud and not self._given else self.ips
+        return node_addresses(known, self._name)
+
+    def provided(self) -> str:
+        """Return the addresses given for a cloud's controller to choose, separated by commas."""
+        return ",".join(_specified(self._given)) if self._external_cloud else ""
+
+    def heard(self, status: Mapping[str, Any]) -> None:
+        """Adopt the addresses in the status of the API server's Node, if a cloud's controller sets them."""
+        if not self._external_cloud:
+            return
+        listed = [
+            NodeAddress(type=str(each.get("type", "")), address=str(each.get("address", "")))
+            for each in status.get("addresses") or ()
+        ]
+        if listed == self._of_the_cloud:
+            return
+        self._of_the_cloud = listed
+        by_family: dict[bool, str] = {}
+        for kind in ("InternalIP", "ExternalIP"):
+            for each in listed:
+                if each.type == kind:
+                    by_family.setdefault(":" in each.address, each.address)
+        if by_family:
+            self.ips = tuple(by_family.values())
+        self._changed()
 
     async def look(self) -> None:
-        if _fixed(self._name, self._given):
+        if self._of_the_cloud or _fixed(self._name, self._given):
             return
         found = await _found(self._name, self._given)
         if found and self.ips != (found,):

@@ -28,7 +28,7 @@ class NodeContext:
     server, `cert_dir` the directory of certificates, and `node_ips` are the configured addresses.
     `credential_programs` are the credential providers for image registries.
     `host` names what of the machine the agent sets up and whose shutdowns it follows; None leaves the machine
-    as it is.
+    as it is. `external_cloud` leaves the Node's initialization and addresses to a cloud's controller manager.
     """
 
     config: KubeletConfiguration
@@ -48,3 +48,4 @@ class NodeContext:
     credential_programs: CredentialPrograms | None = None
     node_ips: Sequence[str] = ()
     host: HostPlaces | None = None
+    external_cloud: bool = False

@@ -11,15 +11,27 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import KubengineError
 from engine.api.meta import ObjectMeta
 from engine.api.moments import whole_second
-from engine.api.node import ContainerImage, Node, NodeCondition, NodeSpec, NodeStatus
+from engine.api.node import (
+    PROVIDED_IP,
+    ContainerImage,
+    Node,
+    NodeCondition,
+    NodeSpec,
+    NodeStatus,
+    Taint,
+)
 from engine.api.struct import to_builtins
 from engine.node.nodeinfo import machine
-from engine.node.nodeinfo.addresses import HostAddresses, node_addresses
+from engine.node.nodeinfo.addresses import HostAddresses
 from engine.node.nodeinfo.node_resources import NodeResources
 from engine.node.runtime_view.runtime_health import ShownFeatures
 from engine.wire import cri_v1_pb2 as cri
 
 NAMES_PER_IMAGE: Final = 5
+UNINITIALIZED: Final = Taint(
+    key="node.cloudprovider.kubernetes.io/uninitialized", value="true", effect="NoSchedule"
+)
+"""Keeps pods away until a cloud's controller has initialized the Node; the controller removes it."""
 DECLARED_FEATURES: Final = (
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
@@ -50,6 +62,7 @@ class NodeDescription:
         images: Callable[[], Awaitable[Sequence[cri.Image]]],
         features: Callable[[], ShownFeatures],
         volumes_in_use: Callable[[], list[str] | None],
+        external_cloud: bool = False,
     ) -> None:
         self._config = config
         self._port = config.port if config.enable_server else 0
@@ -58,8 +71,11 @@ class NodeDescription:
         self._pressures, self._problems, self._images = pressures, problems, images
         self._features, self._volumes_in_use = features, volumes_in_use
         self._ready_before: NodeCondition | None = None
-        self._metadata = ObjectMeta(name=name, labels={**machine.node_labels(name), **labels})
-        self._spec = NodeSpec(provider_id=config.provider_id, taints=config.register_with_taints)
+        annotations = {PROVIDED_IP: addresses.provided()} if addresses.provided() else None
+        own_labels = {**machine.node_labels(name), **labels}
+        self._metadata = ObjectMeta(name=name, labels=own_labels, annotations=annotations)
+        taints = [*(config.register_with_taints or ()), *([UNINITIALIZED] if external_cloud else ())]
+        self._spec = NodeSpec(provider_id=config.provider_id, taints=taints or None)
         self._known: tuple[ObjectMeta, NodeSpec] | None = None
         self._addresses = addresses
         self._info = machine.node_info(runtime)
@@ -86,7 +102,7 @@ class NodeDescription:
             status=NodeStatus(
                 capacity=self._resources.capacity(),
                 allocatable=self._resources.allocatable(),
-                addresses=node_addresses(self._addresses.ips, self._metadata.name),
+                addresses=self._addresses.listed(),
                 conditions=[*self._pressures(), self._ready()],
                 node_info=self._info,
                 daemon_endpoints={"kubeletEndpoint": {"Port": self._port}},
