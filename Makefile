@@ -108,12 +108,12 @@ MEMORY_HOGS ?= 100
 DISK_PRESSURES ?= 100
 SATURATED_PROBES ?= 2500
 chaos: build
-	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_RESTARTS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 \
+	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_RESTARTS=$(CHAOS_POINTS) KUBENGINE_CLAIM_KILLS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 \
 	KUBENGINE_MANIFEST_OPERATIONS=$(MANIFEST_OPERATIONS) KUBENGINE_KEPT_DAMAGES=$(KEPT_DAMAGES) \
 	KUBENGINE_MEMORY_HOGS=$(MEMORY_HOGS) KUBENGINE_DISK_PRESSURES=$(DISK_PRESSURES) \
 	KUBENGINE_SATURATED_PROBES=$(SATURATED_PROBES) \
 	  $(PYTEST) --timeout 0 tests/node/sources/test_manifest_operations.py tests/node/test_fault_walk.py \
-	  tests/node/test_member_fault_walk.py tests/node/test_call_walk.py tests/node/test_request_walk.py tests/devices/test_crash_campaign.py \
+	  tests/node/test_member_fault_walk.py tests/node/test_call_walk.py tests/node/test_request_walk.py tests/devices/test_crash_campaign.py tests/dra/test_kill_campaign.py \
 	  tests/devices/test_runtime_crash_campaign.py tests/node/test_restarts_with_devices.py \
 	  tests/project/test_kept_files.py tests/eviction/test_memory_hogs.py \
 	  tests/eviction/test_disk_pressures.py tests/probes/test_soak.py
