@@ -13,6 +13,7 @@ from engine.cli.agent.places import ROOT_DIR
 from engine.cli.agent.start_up import lean_imports
 
 if TYPE_CHECKING:
+    from engine.api.config import KubeletConfiguration
     from engine.node.images.access import CredentialPrograms
 
 MOST_VERBOSE_INFO = 3
@@ -122,7 +123,7 @@ def command(
             kubeconfig=kubeconfig.absolute() if kubeconfig is not None else None,
             bootstrap_kubeconfig=bootstrap_kubeconfig.absolute() if bootstrap_kubeconfig else None,
             cert_dir=cert_dir.absolute(),
-            credential_programs=_programs(provider_config, provider_directory),
+            credential_programs=_programs(provider_config, provider_directory, settings),
             node_ips=parse_node_ips(node_ip),
             external_cloud=_is_external(cloud_provider),
             clean_up=False,
@@ -183,16 +184,19 @@ def _is_external(cloud_provider: str) -> bool:
     return cloud_provider == EXTERNAL
 
 
-def _programs(config: Path | None, directory: Path | None) -> CredentialPrograms | None:
+def _programs(
+    config: Path | None, directory: Path | None, settings: KubeletConfiguration
+) -> CredentialPrograms | None:
     """Programs for registry credentials; both flags belong together."""
     if config is None and directory is None:
         return None
     import time
 
     from engine.api.errors import InvalidInput
-    from engine.node.images.providers import load_programs
+    from engine.node.images.providers import GATE, load_programs
 
     if config is None or directory is None:
         missing = "config" if config is None else "bin-dir"
         raise InvalidInput("expected beside the other", subject=f"--image-credential-provider-{missing}")
-    return load_programs(config, directory, time.time).credentials
+    tokens = settings.gate(GATE, True)
+    return load_programs(config, directory, time.time, tokens=tokens).credentials

@@ -187,7 +187,7 @@ class RunningNode:
             records=PullRecords(setting.root, clock),
             node=NodeCredentials(setting.root, clock),
             programs=setting.credential_programs,
-            secret=self._belonging.objects.secret,
+            objects=self._belonging.objects,
             recorder=recorder,
         )
         self._csi = csi = CsiStorage(

@@ -15,6 +15,12 @@ class ConfigMap(Struct):
     immutable: bool | None = None
 
 
+class ServiceAccount(Struct):
+    """Only what image credential providers need of it."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+
+
 class Secret(Struct):
     """`data` is decoded."""
 

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from engine.api.errors import InvalidInput, Missing, Refused
-from engine.api.objects.cluster_objects import ClusterTrustBundle, ConfigMap, Secret, Service
+from engine.api.objects.cluster_objects import (
+    ClusterTrustBundle,
+    ConfigMap,
+    Secret,
+    Service,
+    ServiceAccount,
+)
 from engine.api.objects.dynamic_resources import ResourceClaim, ResourceSlice
 from engine.api.objects.storage import CSIDriver, PersistentVolume, PersistentVolumeClaim, VolumeAttachment
 from engine.api.pod import Container, Pod, Volume
@@ -49,6 +55,9 @@ class ClusterObjects(Protocol):
 
     async def token(self, pod: Pod, audience: str, seconds: int) -> ServiceAccountToken:
         """Request a service account token. Raises `Refused`."""
+
+    async def service_account(self, pod: Pod) -> ServiceAccount:
+        """Read the pod's service account now. Raises `Refused` with the API server's message."""
 
     async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
         """Return the PersistentVolumeClaim. Raises `Refused` with the API server's message."""
@@ -111,6 +120,9 @@ class NoCluster:
         raise Refused(_NONE, subject=f"config map {pod.metadata.namespace}/{name}")
 
     async def token(self, pod: Pod, audience: str, seconds: int) -> ServiceAccountToken:
+        raise Refused(_NONE, subject=f"service account {pod.spec.service_account_name}")
+
+    async def service_account(self, pod: Pod) -> ServiceAccount:
         raise Refused(_NONE, subject=f"service account {pod.spec.service_account_name}")
 
     async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:

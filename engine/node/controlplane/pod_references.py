@@ -7,7 +7,14 @@ from functools import partial
 from typing import Final
 
 from engine.api.errors import Missing, Unavailable
-from engine.api.objects.cluster_objects import ClusterTrustBundle, ConfigMap, RuntimeClass, Secret, Service
+from engine.api.objects.cluster_objects import (
+    ClusterTrustBundle,
+    ConfigMap,
+    RuntimeClass,
+    Secret,
+    Service,
+    ServiceAccount,
+)
 from engine.api.objects.dynamic_resources import API, ResourceClaim
 from engine.api.objects.storage import CSIDriver, PersistentVolume, PersistentVolumeClaim, VolumeAttachment
 from engine.api.pod import Pod
@@ -76,6 +83,10 @@ class PodReferences:
 
     async def token(self, pod: Pod, audience: str, seconds: int) -> Token:
         return await self._tokens.token(pod, audience, seconds)
+
+    async def service_account(self, pod: Pod) -> ServiceAccount:
+        name = pod.spec.service_account_name
+        return await self._client.get(_path(pod.metadata.namespace, "serviceaccounts", name), ServiceAccount)
 
     async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
         return await self._client.get(_claim_path(pod, name), PersistentVolumeClaim)

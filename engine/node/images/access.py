@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, KubengineError, Refused
@@ -19,6 +19,7 @@ from engine.cri.client import RuntimeClient
 from engine.node.images.docker_config import NodeCredentials
 from engine.node.images.keyring import Credential, Credentials, SecretSource, docker_config, keyring
 from engine.node.images.name import repository_of
+from engine.node.images.providers import ServiceAccounts
 from engine.node.images.pull_records import (
     MOST_SECRETS,
     PullCredentials,
@@ -36,14 +37,22 @@ _LEGACY_TYPE, _LEGACY_KEY = "kubernetes.io/dockercfg", ".dockercfg"
 
 log = logging.getLogger("kubengine.images")
 
-GetSecret = Callable[[Pod, str], Awaitable[Secret]]
-CredentialPrograms = Callable[[str], Awaitable[Sequence[Credentials]]]
+CredentialPrograms = Callable[[str, Pod, "PodCredentials"], Awaitable[Sequence[Credentials]]]
 _Account = tuple[bool, PullCredentials | None]
 """Whether a pod must prove access to a present image, and the credentials that prove it."""
 
 
+class PodCredentials(ServiceAccounts, Protocol):
+    """What a pod can show a registry."""
+
+    async def secret(self, pod: Pod, name: str) -> Secret:
+        """Return the secret. Raises `KubengineError`."""
+
+
 class ImageAccess:
-    """Image access of one node. `secret` reads pull secrets; `programs` are the credential providers."""
+    """Image access of one node. `objects` gives pods' pull secrets and service accounts; `programs` are the
+    credential providers.
+    """
 
     def __init__(
         self,
@@ -52,7 +61,7 @@ class ImageAccess:
         records: PullRecords,
         node: NodeCredentials,
         programs: CredentialPrograms | None,
-        secret: GetSecret,
+        objects: PodCredentials,
         recorder: EventRecorder,
     ) -> None:
         """Raises `InvalidInput` for an unknown policy or a bad pattern."""
@@ -62,7 +71,7 @@ class ImageAccess:
         self._records = records
         self._node = node
         self._programs = programs
-        self._secret = secret
+        self._objects = objects
         self._recorder = recorder
         self._accounts: dict[tuple[str, str], tuple[object, _Account]] = {}
         """By image and reference: the edition of the records at the time of reading, and what they said."""
@@ -99,9 +108,24 @@ class ImageAccess:
             return False
         if known.node_pods_accessible:
             return True
+        if known.kubernetes_service_accounts and await self._is_one_of(pod, known):
+            return True
         if not known.kubernetes_secrets:
             return False
         return await self._has_one_of(pod, image, reference, known)
+
+    async def _is_one_of(self, pod: Pod, known: PullCredentials) -> bool:
+        """Tell whether the image was pulled with a token of the pod's service account."""
+        namespace, name = pod.metadata.namespace, pod.spec.service_account_name
+        accounts = known.kubernetes_service_accounts or []
+        uids = {each.uid for each in accounts if (each.namespace, each.name) == (namespace, name)}
+        if not uids:
+            return False
+        try:
+            return (await self._objects.service_account(pod)).metadata.uid in uids
+        except KubengineError as error:
+            log.warning("pod %s: service account %s: %s", pod.full_name, name, error)
+            return False
 
     async def _account(self, image: str, reference: str) -> _Account:
         """Return the account of an image, read again only when a record changes: a node's pods share few
@@ -156,7 +180,7 @@ class ImageAccess:
         own = await asyncio.to_thread(self._node.all)
         found = [*found, *keyring([own]).lookup(repository)]
         if self._programs is not None:
-            found += keyring(await self._programs(repository)).lookup(repository)
+            found += keyring(await self._programs(repository, pod, self._objects)).lookup(repository)
         return found
 
     async def begins(self, image: str) -> None:
@@ -183,7 +207,7 @@ class ImageAccess:
             if not reference.name:
                 continue
             try:
-                found.append(_of_secret(await self._secret(pod, reference.name)))
+                found.append(_of_secret(await self._objects.secret(pod, reference.name)))
             except KubengineError as error:
                 log.warning("pod %s: pull secret %s: %s", pod.full_name, reference.name, error)
                 failed.append(reference.name)

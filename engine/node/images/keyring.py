@@ -33,14 +33,26 @@ class SecretSource:
     uid: str
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class AccountSource:
+    """The service account with whose token a credential was requested."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """One credential; `source` is None for a credential of the node, which every pod may use."""
+    """One credential of a pull secret (`source`) or a service account (`account`), or of the node, which
+    every pod may use.
+    """
 
     username: str = field(repr=False)
     password: str = field(repr=False)
     email: str = field(default="", repr=False)
     source: SecretSource | None = None
+    account: AccountSource | None = None
 
     @property
     def digest(self) -> str:

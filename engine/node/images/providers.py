@@ -11,24 +11,33 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from engine.api.documents import convert, parse_documents, read_text, unknown_fields
 from engine.api.duration import Duration
+from engine.api.encoding.digest import sha256
 from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.objects.cluster_objects import ServiceAccount
+from engine.api.pod import Pod
+from engine.api.resources import is_qualified_name
 from engine.api.struct import Struct, decode_hook, to_json
 from engine.host.child import run_child
-from engine.node.images.keyring import Credential, Credentials, matches
+from engine.node.images.keyring import AccountSource, Credential, Credentials, matches
 
 PROGRAM_SECONDS: Final = 60.0
 MOST_BYTES: Final = 1 << 20
 _VERSIONS: Final = tuple(f"credentialprovider.kubelet.k8s.io/{v}" for v in ("v1", "v1beta1", "v1alpha1"))
 _CONFIG_VERSIONS: Final = tuple(f"kubelet.config.k8s.io/{v}" for v in ("v1", "v1beta1", "v1alpha1"))
 _GLOBAL: Final = "<global>"
+GATE: Final = "KubeletServiceAccountTokenForCredentialProviders"
+TOKEN: Final = "Token"  # noqa: S105 - the name of a cache type
+CACHE_TYPES: Final = ("ServiceAccount", TOKEN)
+TOKEN_SECONDS: Final = 3600
+"""What the API server gives a request without `expirationSeconds`."""
 
 log = logging.getLogger("kubengine.images")
 
@@ -36,6 +45,17 @@ log = logging.getLogger("kubengine.images")
 class EnvironmentVariable(Struct):
     name: str
     value: str
+
+
+class TokenAttributes(Struct):
+    """A provider that gets a service account token of the pod. `cache_type` says for whom an answer is good:
+    `ServiceAccount`, or `Token` for the pod whose token it was."""
+
+    service_account_token_audience: str = ""
+    cache_type: str = ""
+    require_service_account: bool | None = None
+    required_service_account_annotation_keys: list[str] | None = None
+    optional_service_account_annotation_keys: list[str] | None = None
 
 
 class CredentialProvider(Struct):
@@ -47,7 +67,7 @@ class CredentialProvider(Struct):
     api_version: str = ""
     args: list[str] | None = None
     env: list[EnvironmentVariable] | None = None
-    token_attributes: dict[str, Any] | None = None
+    token_attributes: TokenAttributes | None = None
 
 
 class CredentialProviderConfig(Struct):
@@ -72,15 +92,50 @@ class _Response(Struct):
 _responses: Final = msgspec.json.Decoder(_Response, dec_hook=decode_hook)
 
 
+class ServiceAccountToken(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+class ServiceAccounts(Protocol):
+    """Service accounts of pods; every method raises `KubengineError`."""
+
+    async def service_account(self, pod: Pod) -> ServiceAccount:
+        """Return the pod's service account."""
+
+    async def token(self, pod: Pod, audience: str, seconds: int) -> ServiceAccountToken:
+        """Return a token of the pod's service account."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a program is shown of a pod's service account, and the key by which its answer is kept."""
+
+    token: str = field(default="", repr=False)
+    annotations: tuple[tuple[str, str], ...] = ()
+    account: AccountSource | None = None
+    key: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     credentials: Credentials
     until: float
 
 
-def load_programs(config: Path, directory: Path, clock: Callable[[], float]) -> CredentialProviders:
-    """The programs that a configuration names. Raises `InvalidInput` for one that is not in the directory."""
+def load_programs(
+    config: Path, directory: Path, clock: Callable[[], float], *, tokens: bool = True
+) -> CredentialProviders:
+    """Return the programs that a configuration names; `tokens` tells whether they may be given service
+    account tokens (feature gate KubeletServiceAccountTokenForCredentialProviders).
+
+    Raises `InvalidInput` for one that is not in the directory, or that is to get tokens and may not.
+    """
     providers = load_providers(config)
+    for index, provider in enumerate(providers):
+        if provider.token_attributes is not None and not tokens:
+            text = f"tokenAttributes is not supported when {GATE} feature gate is disabled"
+            raise InvalidInput(f"providers[{index}].tokenAttributes: {text}", subject=str(config))
     for provider in providers:
         if not os.access(directory / provider.name, os.X_OK):
             raise InvalidInput("no such program", subject=str(directory / provider.name))
@@ -135,7 +190,33 @@ def _fault(provider: CredentialProvider) -> str:
     if provider.default_cache_duration is None or provider.default_cache_duration < 0:
         return "defaultCacheDuration: expected a duration of 0 or more"
     if provider.token_attributes is not None:
-        return "tokenAttributes: not supported by this node"
+        wrong = _token_fault(provider.token_attributes, provider.api_version)
+        return f"tokenAttributes{wrong}" if wrong else ""
+    return ""
+
+
+def _token_fault(wanted: TokenAttributes, version: str) -> str:
+    required = wanted.required_service_account_annotation_keys or []
+    optional = wanted.optional_service_account_annotation_keys or []
+    if version != _VERSIONS[0]:
+        return f": tokenAttributes is only supported for {_VERSIONS[0]} API version"
+    if not wanted.service_account_token_audience:
+        return ".serviceAccountTokenAudience: expected an audience"
+    if wanted.require_service_account is None:
+        return ".requireServiceAccount: expected true or false"
+    if wanted.cache_type not in CACHE_TYPES:
+        return f".cacheType: expected one of {', '.join(CACHE_TYPES)}; got {wanted.cache_type!r}"
+    if required and not wanted.require_service_account:
+        text = "requireServiceAccount cannot be false when requiredServiceAccountAnnotationKeys is set"
+        return f".requiredServiceAccountAnnotationKeys: {text}"
+    for kind, keys in (("required", required), ("optional", optional)):
+        for key in keys:
+            if not is_qualified_name(key.lower()) or keys.count(key) > 1:
+                what = "given twice" if keys.count(key) > 1 else "not the name of an annotation"
+                return f".{kind}ServiceAccountAnnotationKeys: {key!r} is {what}"
+    both = sorted(set(required).intersection(optional))
+    if both:
+        return f": annotation keys cannot be both required and optional: {', '.join(both)}"
     return ""
 
 
@@ -150,12 +231,17 @@ class CredentialProviders:
     ) -> None:
         self._programs = [_Program(provider, directory, clock) for provider in providers]
 
-    async def credentials(self, repository: str) -> list[Credentials]:
-        """What each program that is for a repository says; one that fails is logged and says nothing."""
+    async def credentials(
+        self, repository: str, pod: Pod | None = None, accounts: ServiceAccounts | None = None
+    ) -> list[Credentials]:
+        """Return what each program that is for a repository says; one that fails is logged and says nothing.
+
+        The image is for `pod`, whose service account comes from `accounts`.
+        """
         found = []
         for program in self._programs:
             try:
-                found.append(await program.credentials(repository))
+                found.append(await program.credentials(repository, pod or Pod(), accounts))
             except KubengineError as error:
                 log.error("credentials for %s: %s", repository, error)
         return found
@@ -166,36 +252,75 @@ class _Program:
         self._provider = provider
         self._path = directory / provider.name
         self._clock = clock
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[tuple[str, ...], _Kept] = {}
         self._turn = asyncio.Lock()
 
-    async def credentials(self, image: str) -> Credentials:
-        """Raises `Refused`."""
+    async def credentials(self, image: str, pod: Pod, accounts: ServiceAccounts | None) -> Credentials:
+        """Raises `KubengineError`."""
         if not any(matches(pattern, image) for pattern in self._provider.match_images or []):
+            return {}
+        shown = await self._shown(pod, accounts)
+        if shown is None:
             return {}
         async with self._turn:
             self._kept = {key: kept for key, kept in self._kept.items() if self._clock() <= kept.until}
-            for key in (image, _registry(image), _GLOBAL):
-                if key in self._kept:
-                    return self._kept[key].credentials
-            response = await self._ask(image)
-            keys = {"Image": image, "Registry": _registry(image), "Global": _GLOBAL}
-            if response.cache_key_type not in keys:
-                text = f"expected one of {', '.join(keys)} as cacheKeyType"
+            for place in (image, _registry(image), _GLOBAL):
+                kept = self._kept.get((place, *shown.key))
+                if kept is not None:
+                    return kept.credentials
+            response = await self._ask(image, shown)
+            places = {"Image": image, "Registry": _registry(image), "Global": _GLOBAL}
+            if response.cache_key_type not in places:
+                text = f"expected one of {', '.join(places)} as cacheKeyType"
                 raise Refused(f"{text}, got {response.cache_key_type[:64]!r}", subject=str(self._path))
-            auth = response.auth or {}
-            credentials = {where: Credential(one.username, one.password) for where, one in auth.items()}
+            credentials = {
+                where: Credential(one.username, one.password, account=shown.account)
+                for where, one in (response.auth or {}).items()
+            }
             duration = response.cache_duration
             if duration is None:
                 duration = self._provider.default_cache_duration
             if duration:
                 until = self._clock() + float(duration)
-                self._kept[keys[response.cache_key_type]] = _Kept(credentials, until)
+                self._kept[places[response.cache_key_type], *shown.key] = _Kept(credentials, until)
             return credentials
 
-    async def _ask(self, image: str) -> _Response:
+    async def _shown(self, pod: Pod, accounts: ServiceAccounts | None) -> _Shown | None:
+        """Return what the program is shown of the pod's service account, None where it is not for such a pod.
+
+        Raises `KubengineError`.
+        """
+        wanted = self._provider.token_attributes
+        if wanted is None:
+            return _Shown()
+        name = pod.spec.service_account_name
+        if not name or accounts is None:
+            return None if wanted.require_service_account else _Shown()
+        meta = (await accounts.service_account(pod)).metadata
+        given = meta.annotations or {}
+        required = wanted.required_service_account_annotation_keys or []
+        if any(key not in given for key in required):
+            return None
+        keys = (*required, *(wanted.optional_service_account_annotation_keys or ()))
+        annotations = tuple(sorted((key, given[key]) for key in keys if key in given))
+        token = (await accounts.token(pod, wanted.service_account_token_audience, TOKEN_SECONDS)).text
+        account = AccountSource(pod.metadata.namespace, name, meta.uid)
+        key: tuple[str, ...] = (account.namespace, name, meta.uid, repr(annotations))
+        if wanted.cache_type == TOKEN:
+            key = (*key, pod.uid, sha256(token.encode()))
+        return _Shown(token, annotations, account, key)
+
+    async def _ask(self, image: str, shown: _Shown) -> _Response:
         provider, subject = self._provider, str(self._path)
-        request = {"apiVersion": provider.api_version, "kind": "CredentialProviderRequest", "image": image}
+        request: dict[str, Any] = {
+            "apiVersion": provider.api_version,
+            "kind": "CredentialProviderRequest",
+            "image": image,
+        }
+        if shown.token:
+            request["serviceAccountToken"] = shown.token
+        if shown.annotations:
+            request["serviceAccountAnnotations"] = dict(shown.annotations)
         printed = await run_child(
             [subject, *(provider.args or [])],
             seconds=PROGRAM_SECONDS,
@@ -213,7 +338,18 @@ class _Program:
         if response.api_version != provider.api_version:
             text = f"expected an answer of {provider.api_version}"
             raise Refused(f"{text}, got {response.api_version[:64]!r}", subject=subject)
+        self._check_echo(response, shown.token)
         return response
+
+    def _check_echo(self, response: _Response, token: str) -> None:
+        """Raises `Refused` where the token itself is the password, and would be kept for longer than it is
+        good."""
+        wanted = self._provider.token_attributes
+        if not token or wanted is None or wanted.cache_type == TOKEN:
+            return
+        if any(one.password == token for one in (response.auth or {}).values()):
+            text = "it returned the service account token as the password, which needs cacheType: Token"
+            raise Refused(text, subject=str(self._path))
 
 
 def _registry(image: str) -> str:

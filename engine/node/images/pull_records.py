@@ -39,11 +39,17 @@ class PullSecret(Struct):
     credential_hash: str
 
 
+class PullServiceAccount(Struct):
+    uid: str
+    namespace: str
+    name: str
+
+
 class PullCredentials(Struct):
     """Who may use an image under one name: pods with one of these, or all of the node."""
 
     kubernetes_secrets: list[PullSecret] | None = None
-    kubernetes_service_accounts: list[dict[str, str]] | None = None
+    kubernetes_service_accounts: list[PullServiceAccount] | None = None
     node_pods_accessible: bool = False
 
 
@@ -193,9 +199,11 @@ def merged(before: PullCredentials | None, more: PullCredentials) -> PullCredent
         return before
     secrets = {(s.namespace, s.name, s.uid): s for s in before.kubernetes_secrets or []}
     secrets |= {(s.namespace, s.name, s.uid): s for s in more.kubernetes_secrets or []}
+    both = (*(before.kubernetes_service_accounts or ()), *(more.kubernetes_service_accounts or ()))
+    accounts = {(account.namespace, account.name, account.uid): account for account in both}
     return PullCredentials(
-        kubernetes_secrets=[secrets[key] for key in sorted(secrets)],
-        kubernetes_service_accounts=before.kubernetes_service_accounts,
+        kubernetes_secrets=[secrets[key] for key in sorted(secrets)] or None,
+        kubernetes_service_accounts=[accounts[key] for key in sorted(accounts)] or None,
     )
 
 
@@ -214,6 +222,10 @@ def without_tag(image: str) -> str:
 
 
 def _who(credential: Credential | None) -> PullCredentials:
+    if credential is not None and credential.account is not None:
+        account = credential.account
+        known = PullServiceAccount(account.uid, account.namespace, account.name)
+        return PullCredentials(kubernetes_service_accounts=[known])
     secret = secret_of(credential) if credential is not None else None
     if secret is None:
         return PullCredentials(node_pods_accessible=True)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from engine.api.config import KubeletConfiguration
-from engine.api.errors import InvalidInput, Missing, Refused
+from engine.api.errors import InvalidInput, Refused
 from engine.api.events import EventRecorder
-from engine.api.objects.cluster_objects import Secret
 from engine.api.pod import Pod, PodSpec
+from engine.node.controlplane.cluster_objects import NoCluster
 from engine.node.images.access import (
     ALLOWED,
     ALWAYS,
@@ -314,7 +314,7 @@ async def test_who_may_use_an_image_is_read_again_after_each_change_and_only_the
         records=records,
         node=NodeCredentials(tmp_path, lambda: NOW),
         programs=None,
-        secret=no_secrets,
+        objects=NoCluster(dict),
         recorder=EventRecorder(lambda: NOW),
     )
     is_ours = records.is_ours
@@ -337,10 +337,6 @@ async def test_who_may_use_an_image_is_read_again_after_each_change_and_only_the
     assert await usable() == (True, True, 3)
     await access.looked_at([], NOW + 2)
     assert await usable() == (True, True, 4)
-
-
-async def no_secrets(pod: Pod, name: str) -> Secret:
-    raise Missing(name)
 
 
 # A node whose registry asks who is there
