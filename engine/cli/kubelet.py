@@ -128,6 +128,7 @@ def command(
             external_cloud=_is_external(cloud_provider),
             clean_up=False,
             port=0 if flags.get("port") == "0" else None,
+            as_kubelet=True,
         )
     )
     asyncio.run(process.run())

@@ -123,7 +123,7 @@ class Containerd:
         """Start it (again, after `kill`) and wait until its CRI service answers, at most 30 s."""
         first = not self.root.exists()
         for path in (self.directory, self.root, self.state, self.directory / "cni"):
-            path.mkdir(mode=0o750, parents=True, exist_ok=True)
+            path.mkdir(mode=0o711, parents=True, exist_ok=True)  # user namespaces pass through
         if first:
             if self.image_filesystem_mb is not None:
                 self._mount_filesystem(self.image_filesystem_mb)

@@ -6,19 +6,34 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.config import KubeletConfiguration
+from engine.api.config import (
+    KubeletAuthentication,
+    KubeletAuthorization,
+    KubeletConfiguration,
+    WebhookAuthentication,
+)
 from engine.api.kubengine_config import KubengineConfiguration, ServerSection
 from engine.cli.agent.process import AgentOptions, AgentProcess
 
-CLUSTER, ALONE = True, False
+CLUSTER, ALONE, KUBELET = "cluster", "alone", "kubelet"
+NO_WEBHOOKS = {
+    "authentication": KubeletAuthentication(webhook=WebhookAuthentication(enabled=False)),
+    "authorization": KubeletAuthorization(mode="AlwaysAllow"),
+}
 
 
 @pytest.mark.parametrize(
-    ("clustered", "port", "fields", "section", "expected"),
+    ("kind", "port", "fields", "section", "expected"),
     [
         (ALONE, None, {}, {}, None),
         (ALONE, 4711, {}, {}, ("127.0.0.1", 4711)),
         (ALONE, 4711, {}, {"port_address": "10.0.0.1"}, ("10.0.0.1", 4711)),
+        (KUBELET, None, NO_WEBHOOKS, {}, ("0.0.0.0", 10250)),
+        (KUBELET, None, {**NO_WEBHOOKS, "port": 4712, "address": "10.0.0.2"}, {}, ("10.0.0.2", 4712)),
+        (KUBELET, 0, NO_WEBHOOKS, {}, None),
+        (KUBELET, None, {**NO_WEBHOOKS, "enable_server": False}, {}, None),
+        (KUBELET, None, {}, {}, None),
+        (KUBELET, None, {**NO_WEBHOOKS, "authorization": KubeletAuthorization()}, {}, None),
         (CLUSTER, None, {}, {}, ("0.0.0.0", 10250)),
         (CLUSTER, None, {"port": 4712, "address": "10.0.0.2"}, {}, ("10.0.0.2", 4712)),
         (CLUSTER, None, {}, {"port_address": "127.0.0.1"}, ("127.0.0.1", 10250)),
@@ -28,7 +43,7 @@ CLUSTER, ALONE = True, False
     ],
 )
 async def test_where_the_port_is(
-    clustered: bool,
+    kind: str,
     port: int | None,
     fields: dict[str, object],
     section: dict[str, str],
@@ -42,8 +57,9 @@ async def test_where_the_port_is(
         root_dir=tmp_path,
         node_name="n1",
         clean_up=False,
-        kubeconfig=tmp_path / "kubeconfig" if clustered else None,
+        kubeconfig=tmp_path / "kubeconfig" if kind == CLUSTER else None,
         port=port,
+        as_kubelet=kind == KUBELET,
     )
     process = AgentProcess(options)
     own = process._server._own_port

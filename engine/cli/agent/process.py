@@ -41,9 +41,12 @@ class _OwnRuntime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """`runtime` is `embedded`, `hollow`, a CRI socket, or None for the best of our own; `clean_up` says
-    what an interrupt does. `port` is the node's own, 0 for none, None for the configuration's in a cluster
-    and none without one."""
+    """How an agent is started.
+
+    `runtime` is `embedded`, `hollow`, a CRI socket, or None for the best of our own; `clean_up` says what an
+    interrupt does. `port` is the node's own, 0 for none; None means the configuration's in a cluster or with
+    `as_kubelet`, and none otherwise.
+    """
 
     config: KubeletConfiguration
     kubengine_config: KubengineConfiguration
@@ -56,6 +59,7 @@ class AgentOptions:
     cert_dir: Path | None = None
     credential_programs: CredentialPrograms | None = None
     port: int | None = None
+    as_kubelet: bool = False
     node_ips: Sequence[str] = ()
     external_cloud: bool = False
 
@@ -167,14 +171,26 @@ class AgentProcess:
 
 def _own_port(options: AgentOptions, node: Node, routes: Routes) -> OwnPort | None:
     """TLS and what stands behind the port is loaded only for one."""
-    config, section, clustered = options.config, options.kubengine_config.server, bool(options.kubeconfig)
-    port = options.port if options.port is not None else config.port * clustered
+    config, section = options.config, options.kubengine_config.server
+    as_kubelet = options.as_kubelet or options.kubeconfig is not None
+    port = options.port if options.port is not None else config.port * as_kubelet
     if not port or not config.enable_server:
+        return None
+    if options.as_kubelet and options.kubeconfig is None and _asks_api_server(config):
+        log.warning(
+            "port %d stays closed: authentication.webhook.enabled and authorization.mode Webhook need an API "
+            "server; give a --kubeconfig, or set false and AlwaysAllow",
+            port,
+        )
         return None
     from engine.server.port.server import SecurePort
 
-    address = section.port_address or (config.address if clustered else LOOPBACK)
+    address = section.port_address or (config.address if as_kubelet else LOOPBACK)
     return SecurePort(node, address, port, shared=routes)
+
+
+def _asks_api_server(config: KubeletConfiguration) -> bool:
+    return config.authentication.webhook.enabled or config.authorization.mode == "Webhook"
 
 
 async def _as_coroutine(awaitable: Awaitable[None]) -> None:
