@@ -6,6 +6,7 @@ loses nothing, because its shards are computed again elsewhere.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -78,7 +79,9 @@ def ask_on_dask(
         client = Client(scheduler, timeout=CONNECT_TIMEOUT, set_as_default=False)
     except (OSError, ValueError) as error:
         raise Unavailable(f"no Dask scheduler answers: {error}", subject=scheduler) from None
-    with client:
+    with client, warnings.catch_warnings():
+        # Shards travel with the task on purpose: workers share no disk with this process.
+        warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
         return joined(_in_order(client, name, msgspec.json.encode(parameters), shards, answered))
 
 

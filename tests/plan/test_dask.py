@@ -51,6 +51,15 @@ def test_the_answer_is_the_same_bit_for_bit(cluster, workers, name, asked):
     assert there.notes == here.notes
 
 
+def test_nobody_is_warned_of_what_is_meant(cluster, workers):
+    """Shards travel with their tasks, which Dask finds large."""
+    small = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1kB"})
+    with small, warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        ask(Cluster(cluster), "preempt", ASKED, dask=workers.scheduler_address)
+    assert [str(one.message) for one in heard if "large graph" in str(one.message)] == []
+
+
 def test_a_killed_worker_changes_nothing(cluster, workers, monkeypatch):
     here = ask(Cluster(cluster), "preempt", ASKED)
     killed, done = [], []

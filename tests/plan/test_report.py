@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from engine.api.errors import InvalidInput
-from engine.plan.answers.answer import COLUMNS, Answer, Rows
+from engine.plan.answers.answer import COLUMNS, Answer, Rows, joined
 from engine.plan.answers.explain import SENTENCES, explain
 from engine.plan.answers.output import format_for, print_table, provenance, readable, write_answer
 from engine.plan.questions import QUESTIONS
@@ -25,7 +25,8 @@ from engine.plan.questions.evict import EvictParameters
 from engine.plan.questions.image_gc import ImageGCParameters
 from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.report import render, write_report
-from engine.plan.report.svg import ticks
+from engine.plan.report.sentence import sentence
+from engine.plan.report.svg import dumbbells, ticks
 from tests.waiting import PATIENCE
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -191,3 +192,49 @@ def test_the_page_renders_in_a_browser(answer, source, tmp_path):
     )  # fmt: skip
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 30_000
+
+
+def rows_of(*rows: tuple[int, str, int, str]) -> Answer:
+    """An answer of (node, decision, amount, unit)."""
+    answer = Rows([f"n{number}" for number in range(9)])
+    for node, decision, amount, unit in rows:
+        answer.add(node, decision, "", "", amount, unit)
+    return answer.answer()
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([(0, "fits", 0, "pods"), (1, "preempt", 2, "pods"), (1, "victim", 5, "milli-CPU")],
+         "It fits on 1 node; on 1 node it preempts 2 pods."),
+        ([(0, "move", 1, "pods"), (0, "drained", 1, "pods")], "1 pod moves; 1 node can be drained."),
+        ([*[(0, "move", 1, "pods")] * 2, (0, "remains", 1, "pods"), (0, "not-drained", 1, "pods")],
+         "2 pods move; 1 pod has no place; 1 node cannot be drained."),
+        ([(0, "calm", 5, "bytes"), (1, "calm", 5, "bytes")], "2 nodes stay calm."),
+        ([(0, "cpu.weight", 5, "weight")], ""),
+    ],
+)  # fmt: skip
+def test_an_answer_is_told_in_a_sentence(rows, said):
+    assert sentence(rows_of(*rows).table) == said
+
+
+def test_what_lies_far_beyond_the_rest_does_not_press_a_picture_flat():
+    usual = [(f"n{number}", 100.0 + number, 90.0) for number in range(200)]
+    drawn = dumbbells([*usual, ("huge", 1e6, 1e6)], ("before", "after"), "", "cpu used")
+    assert "huge" not in drawn
+    assert "80 of 200, evenly chosen" in drawn
+    assert "; 1 above " in drawn
+    assert "1M" not in drawn
+
+
+def test_a_sweep_has_a_heading_for_each_point_in_80_columns():
+    points = [f"agent[requests.cpu={number},policy=kubelet]" for number in (0.5, 1, 1.5)]
+    answer = joined(rows_of((0, "fits", 1, "pods")).named(point) for point in points)
+    file = io.StringIO()
+    print_table(answer, Console(file=file, width=80), 20)
+    lines = file.getvalue().splitlines()
+    for point in points:
+        assert f"decisions of {point}" in lines
+        assert f"rows of {point}" in lines
+    assert max(map(len, lines)) <= 80
+    assert "1 pod " in file.getvalue()

@@ -21,9 +21,9 @@ import pytest
 from engine.api.errors import Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
-from engine.api.status import PodStatus
+from engine.api.status import ContainerStatus, PodStatus
 from engine.cli.agent.client import AgentClient
-from engine.server.page.rows import differences
+from engine.server.page.rows import differences, pod_rows
 from engine.server.page.watch import watch_of
 from engine.testing.device_plugin import SampleDevicePlugin
 from tests.ports import free_port
@@ -41,6 +41,28 @@ def pod(name: str, phase: str = "Running") -> Pod:
         spec=PodSpec(containers=[Container(name="c", image="busybox")]),
         status=PodStatus(phase=phase, qos_class="BestEffort"),
     )
+
+
+def status(name: str, restarts: int = 0) -> ContainerStatus:
+    return ContainerStatus(name=name, ready=True, restart_count=restarts, image="x", image_id="x")
+
+
+def test_sidecars_are_counted_as_kubectl_counts_them() -> None:
+    one = pod("web")
+    one.spec.init_containers = [
+        Container(name="prepare", image="x"),
+        Container(name="tailer", image="x", restart_policy="Always"),
+    ]
+    one.status.container_statuses = [status("c")]
+    one.status.init_container_statuses = [
+        status("prepare", restarts=1),
+        status("tailer"),
+    ]
+    (row,) = pod_rows([one]).values()
+    assert (row["ready"], row["of"], row["restarts"]) == (2, 2, 1)
+    one.status.init_container_statuses[1].ready = False
+    (row,) = pod_rows([one]).values()
+    assert (row["ready"], row["of"]) == (1, 2)
 
 
 class Devices:
@@ -230,7 +252,10 @@ def look(url: str, directory: Path) -> None:
         browser.prefer("light")
         browser.open(url)
         browser.until("document.querySelector('#pods tbody')?.innerText.includes('default/web-n1')")
-        assert browser.value("document.title") == "n1 · Kubengine"
+        assert browser.value("document.querySelectorAll('tr.new').length") == 0, (
+            "rows of the first load are not new"
+        )
+        browser.until("document.title === 'n1 · Kubengine'")
         browser.until("document.getElementById('state').className === 'live'")
         browser.until("document.querySelector('#devices li') !== null")
         it_follows_what_changes(browser, directory / "pods")

@@ -57,7 +57,7 @@ class _Course:
 
 def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
     """Rows `move` (object the pod, reason the new node), `stays` (daemons and static pods), `remains` (no
-    node takes it; amount its milli-CPU), `unknown` (the snapshot lacks what the decision needs) and
+    node takes it), `unknown` (the snapshot lacks what the decision needs) and
     `breaks-budget`. Per node `drained` (amount: pods moved) if all its other pods have a place,
     `not-drained` (amount: pods that keep it from that), or `unverified` where the snapshot holds no
     constraints of pods at all.
@@ -84,13 +84,13 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
         try:
             target, why = _place(snapshot, room, requests[index], parameters.rule, constraints, row)
         except Undecidable as unknown:
-            rows.add(source, "unknown", label, str(unknown), int(requests[index][0]), "milli-CPU")
+            rows.add(source, "unknown", label, str(unknown), 1, "pods")
             course.obstacles["pods of which too little is known"] += 1
             if "snapshot" in str(unknown):
                 rows.note(ADD_VOLUMES)
             continue
         if target == NO_NODE:
-            rows.add(source, "remains", label, why, int(requests[index][0]), "milli-CPU")
+            rows.add(source, "remains", label, why, 1, "pods")
             course.obstacles["pods that no node takes"] += 1
             continue
         room.take(target, requests[index])

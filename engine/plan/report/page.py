@@ -15,6 +15,7 @@ from engine.host.files import replace_file
 from engine.plan.answers.answer import COLUMNS, USED_AFTER, USED_BEFORE, Answer
 from engine.plan.answers.output import readable, summary
 from engine.plan.report.plots import plots
+from engine.plan.report.sentence import sentence
 
 MAX_ROWS = 1000
 MAX_KINDS = 200
@@ -99,6 +100,9 @@ def _numbers(answer: Answer) -> str:
     if len(points) > 1:
         cards.append((f"{len(points):,}", "points asked"))
         return _cards(cards)
+    said = sentence(answer.table)
+    if said:
+        return f'<p class="sentence">{escape(said)}</p>'
     totals: dict[tuple[str, str], list[int]] = {}
     for row in summary(answer.table).to_pylist():
         if row["decision"] in (USED_BEFORE, USED_AFTER):

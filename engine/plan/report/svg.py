@@ -14,6 +14,8 @@ from engine.api.amounts.sizes import quantity_size
 WIDTH, HEIGHT = 560, 280
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
 MAX_DUMBBELLS = 80
+USUAL, FAR = 0.95, 2.0
+"""So many times what this share of nodes has at most is far beyond the rest."""
 SERIES = 8
 """How many series colours the page's style has."""
 
@@ -202,10 +204,16 @@ def paired_bars(
 def dumbbells(
     items: Sequence[tuple[str, float, float]], names: tuple[str, str], unit: str, y_text: str
 ) -> str:
-    """(name, before, after) as two dots on a line each, most before first; of many, an even choice."""
+    """(name, before, after) as two dots on a line each, most before first; of many, an even choice.
+
+    What is far beyond the rest would press it into a line: it is left out, and the caption says so.
+    """
     ordered = sorted(items, key=lambda item: -item[1])
-    picked = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), MAX_DUMBBELLS)).astype(int))
-    shown = [ordered[index] for index in picked]
+    largest = np.array([max(before, after) for _, before, after in ordered])
+    usual = float(np.quantile(largest, USUAL)) * FAR
+    kept = [item for item, most in zip(ordered, largest.tolist(), strict=True) if most <= usual] or ordered
+    picked = np.unique(np.linspace(0, len(kept) - 1, min(len(kept), MAX_DUMBBELLS)).astype(int))
+    shown = [kept[index] for index in picked]
     frame = _Frame(
         (-0.5, len(shown) - 0.5), ticks(0, max(1.0, *(max(i[1:]) for i in shown)), unit=unit), unit
     )
@@ -221,8 +229,10 @@ def dumbbells(
                 f'<circle class="s{side}" cx="{x:.1f}" cy="{ends[side]:.1f}" r="{radius}">'
                 f"<title>{escape(said)}</title></circle>"
             )
-    chosen = f" ({len(shown)} of {len(ordered):,})" if len(shown) < len(ordered) else ""
-    frame.caption(f"nodes, from most used before to least{chosen}", y_text)
+    chosen = f" ({len(shown)} of {len(kept):,}, evenly chosen)" if len(shown) < len(kept) else ""
+    if len(kept) < len(ordered):
+        chosen += f"; {len(ordered) - len(kept):,} above {short(usual, unit)} not shown"
+    frame.caption(f"nodes, most used first{chosen}", y_text)
     return frame.done(f"{y_text}: {names[0]} and {names[1]}") + legend(list(names))
 
 

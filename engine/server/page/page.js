@@ -50,6 +50,9 @@ function bar(share, mark) {
     mark === undefined ? null : el("b", { style: { left: percent(mark) } }));
 }
 
+// Names may be broken after their separators, rather than inside a word.
+const breakable = (text) => text.split(/(?<=[/.:@-])/).flatMap((part, place) => (place ? [el("wbr"), part] : [part]));
+
 const beside = (row, side) => {
   do row = row[side]; while (row && !row.hasAttribute("tabindex"));
   return row;
@@ -81,7 +84,7 @@ class Table {
       let line = this.lines.get(row.key);
       if (!line) {
         line = this.line(row.key);
-        if (fresh) line.row.classList.add("new");
+        if (fresh && this.shown) line.row.classList.add("new");
         this.lines.set(row.key, line);
       }
       this.fill(line, row);
@@ -93,6 +96,7 @@ class Table {
         else this.body.insertBefore(each, at);
       }
     }
+    this.shown = true;
     if (focused && focused !== document.activeElement) focused.focus({ preventScroll: true });
   }
   line(key) {
@@ -120,7 +124,7 @@ class Table {
       if (line.said[place] === told) return;
       line.said[place] = told;
       const td = line.row.cells[place];
-      td.textContent = said.text === null || said.text === undefined ? "–" : String(said.text);
+      td.replaceChildren(...breakable(said.text === null || said.text === undefined ? "–" : String(said.text)));
       td.className = [this.columns[place][1], said.as].filter(Boolean).join(" ");
     });
     line.text = more || "";
@@ -249,6 +253,7 @@ const draw = {
       return [el("h3", {}, words, away), el("div", { class: "numa" }, ...groups), told, list.length ? el("ol", {}, ...list) : null];
     });
     replace("devices", ...drawn.filter(Boolean));
+    $("devices").classList.toggle("empty", !known.devices.size);
     note("devices", known.devices.size ? "" : "No device plugin has registered.");
   },
   cgroups() {

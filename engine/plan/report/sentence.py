@@ -1,0 +1,79 @@
+"""What an answer comes to, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from engine.plan.answers.output import readable
+
+PHRASES: Final[Mapping[str, str]] = {
+    "fits": "it fits on {nodes}",
+    "preempt": "on {nodes} it preempts {amount}",
+    "impossible": "on {nodes} it cannot run",
+    "admits": "{nodes} admit {amount}",
+    "refuses": "{nodes} refuse it",
+    "calm": "{nodes} stay calm",
+    "relieved": "{nodes} are relieved",
+    "evict": "{rows} pods are evicted",
+    "stuck": "{nodes} stay under pressure",
+    "unknown": "{rows} cannot be judged",
+    "collect": "on {nodes} image garbage collection frees {amount}",
+    "idle": "on {nodes} it has nothing to do",
+    "short": "on {nodes} it finds too few unused images",
+    "remove": "{rows} images are removed",
+    "free": "{nodes} have {amount} free",
+    "fragmented": "{nodes} have enough, but not where the policy wants it",
+    "full": "{nodes} have too few",
+    "move": "{rows} pods move",
+    "stays": "{rows} pods stay",
+    "remains": "{rows} pods have no place",
+    "breaks-budget": "{rows} disruption budgets are broken",
+    "drained": "{nodes} can be drained",
+    "not-drained": "{nodes} cannot be drained",
+    "unverified": "for {nodes} that is not proven",
+    "lint": "{rows} faults were found",
+}
+_ONE: Final = {"pods": "pod", "images": "image", "nodes": "node", "faults": "fault", "budgets": "budget"}
+_VERBS: Final = {
+    " admit ": " admits ", " refuse ": " refuses ", " stay ": " stays ", " are ": " is ", " have ": " has ",
+    " move": " moves", " stay": " stays", " were ": " was ",
+}  # fmt: skip
+
+
+def sentence(table: pa.Table) -> str:
+    """What was decided how often, without what belongs to another decision; empty if nothing is known."""
+    plain = table.cast(
+        pa.schema([(f.name, pa.string() if f.name != "amount" else pa.int64()) for f in table.schema])
+    )
+    found = plain.group_by(["decision"], use_threads=False).aggregate(
+        [("node", "count_distinct"), ("amount", "count"), ("amount", "sum"), ("unit", "min")]
+    )
+    by_decision = {row["decision"]: row for row in found.to_pylist()}
+    parts = []
+    for decision, phrase in PHRASES.items():
+        row = by_decision.get(decision)
+        if row is None:
+            continue
+        nodes, rows = row["node_count_distinct"], row["amount_count"]
+        said = phrase.format(
+            nodes=f"{nodes:,} nodes", rows=f"{rows:,}", amount=readable(row["amount_sum"], row["unit_min"])
+        )
+        parts.append(_singular(said) if (nodes if "{nodes}" in phrase else rows) == 1 else said)
+    if not parts:
+        return ""
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _singular(said: str) -> str:
+    """`1 pod moves` for `1 pods move`."""
+    for many, one in _ONE.items():
+        said = said.replace(f"1 {many}", f"1 {one}", 1)
+    if said.startswith("1 "):
+        for many, one in _VERBS.items():
+            if many in said or said.endswith(many):
+                return said.replace(many, one, 1)
+    return said
