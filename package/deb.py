@@ -43,6 +43,16 @@ from engine.cli import main
 main()
 """
 
+KUBELET = f"""#!/{HOME}/bin/python3 -I
+import sys
+
+from engine.cli import main
+
+sys.argv[1:1] = ["kubelet"]
+main()
+"""
+"""An alternative for /usr/bin/kubelet: kubeadm and its unit start the agent by that name."""
+
 
 def build(wheel: Path, directory: Path) -> list[Path]:
     """The packages of `wheel` and of what it requires: the node's and the planner's."""
@@ -51,6 +61,7 @@ def build(wheel: Path, directory: Path) -> list[Path]:
         environment(node, wheel)
         libraries(node, planner, wheel)
         put(node / "usr/bin/kubengine", COMMAND, 0o755)
+        put(node / HOME / "bin/kubelet", KUBELET, 0o755)
         put(node / "lib/systemd/system/kubengine.service", (HERE / "kubengine.service").read_text())
         put(node / "etc/kubengine/config.yaml", (HERE.parent / "examples/containerd-config.yaml").read_text())
         put(node / "etc/default/kubengine", (HERE / "debian/default").read_text())

@@ -22,6 +22,10 @@ WALKED = {"docs/tutorial/first-node.md", "docs/tutorial/first-plan.md", "docs/pl
 HELD = {
     "git clone <this repository>": "the checkout that is tested has been made",
     "apt install ": "changes the machine; `make system-packages` installs these",
+    "kubeadm ": "makes clusters, from images of Kubernetes that tests do not have",
+    "kubectl get nodes -o wide": "of a cluster that kubeadm made",
+    "kubelet --version": "is the package's alternative, which test_package.py runs",
+    "systemctl restart kubelet": "needs systemd and kubeadm's unit",
     "systemctl disable ": "needs systemd and a kubelet; `test_unit.py` has both agents' units under systemd",
     "kubengine bench node ": "measures for minutes, beside a kubelet; tests/bench runs it on few pods",
     "kubengine bench scale": "measures for minutes; tests/bench runs it on few pods",

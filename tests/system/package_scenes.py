@@ -71,6 +71,8 @@ def from_install_to_purge(package: Path, scratch: Path) -> dict[str, Any]:
     containers = await_running(agent)
     put(Path("/etc/default/kubengine"), "KUBENGINE_OPTIONS=--log-level=debug\n")
     pid = int(shown("MainPID")["MainPID"])
+    kubelet = subprocess.run(["/usr/bin/kubelet", "--version"], check=True, stdout=subprocess.PIPE, text=True)
+    seen["kubelet"] = kubelet.stdout.strip()
     seen["command"] = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
     dpkg("--install", package)
     same = containers_after(agent, pid) == containers

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.node.nodeinfo.machine import kubelet_version
 from engine.testing.uml import run_in_uml, systemd_available
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,7 @@ def test_an_upgrade_under_systemd_restarts_no_pod_and_a_purge_leaves_nothing() -
     active = {"ActiveState": "active", "SubState": "running", "unit": "enabled"}
     assert seen["installed"] == active
     assert " ".join(seen["command"]) == COMMAND
+    assert seen["kubelet"] == f"Kubernetes {kubelet_version()}"
     assert seen["upgraded"] == active | {"the pod goes on": True, "options": "--log-level=debug"}
     assert seen["removed"] == {"agent": {"ActiveState": "inactive", "Result": "success"}, "pods": 1}
     assert seen["left"] == []
