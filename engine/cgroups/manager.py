@@ -82,7 +82,7 @@ class CgroupManager(NodeCgroups):
         rules = FileRules.on(self.mounts, self.formula, huge_page_sizes())
         self.tree = CgroupTree(self.mounts, rules, driver=settings.driver, slices=_slices(settings))
         self.levels = QosCgroups(self.tree, settings)
-        self.pods = PodCgroups(self.tree, settings)
+        self.pods = PodCgroups(self.tree, settings, lambda pod: self.has_exclusive_cpus(pod, None))
         self._burst_file = CPU_BURST[version]
         self._sample = section.reconcile_sample
         self._observe(registry or Registry())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -19,12 +20,15 @@ from engine.cgroups.formulas.containers import (
     pod_swap_limit,
     sandbox_resources,
 )
+from engine.cgroups.formulas.conversion import UNLIMITED_QUOTA
 from engine.cgroups.formulas.pod_annotations import asked, wishes
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.pod_cgroups import PodGroup
 
 UpdateContainer = Callable[[str, ContainerResources], Awaitable[None]]
 """Updates a running container, given by name, with new values (CRI UpdateContainerResources)."""
+ExclusiveCpus = Callable[[Pod, str | None], bool]
+"""Whether a container, by its name, has CPUs of its own; with None, whether any of the pod has."""
 NO_USAGE: Mapping[str, int] = MappingProxyType({})
 
 
@@ -48,6 +52,7 @@ class NodeCgroups(ABC):
 
     def __init__(self, settings: CgroupSettings) -> None:
         self.settings = settings
+        self.has_exclusive_cpus: ExclusiveCpus = lambda pod, container: False
 
     def allocatable(self) -> ResourceList:
         """Return capacity minus reservations and hard eviction thresholds, without `pid`, which pods cannot
@@ -59,11 +64,17 @@ class NodeCgroups(ABC):
 
     def container_resources(self, pod: Pod, container: Container) -> ContainerResources:
         """Return the resources of one container for the runtime."""
-        return container_resources(pod, container, self.settings.containers)
+        values = container_resources(pod, container, self.settings.containers)
+        return self._without_quota(values) if self.has_exclusive_cpus(pod, container.name) else values
 
     def sandbox_resources(self, pod: Pod) -> ContainerResources:
         """Return the sum of the pod's containers for the runtime."""
-        return sandbox_resources(pod, self.settings.containers)
+        values = sandbox_resources(pod, self.settings.containers)
+        return self._without_quota(values) if self.has_exclusive_cpus(pod, None) else values
+
+    def _without_quota(self, values: ContainerResources) -> ContainerResources:
+        """CPUs that nobody else uses need no CFS quota, which would only throttle bursts within a period."""
+        return replace(values, cpu_quota=UNLIMITED_QUOTA) if values.cpu_quota else values
 
     def overhead_resources(self, pod: Pod) -> ContainerResources:
         """Return the pod's overhead for the runtime."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from engine.api.errors import Refused
 from engine.api.pod import Pod
@@ -38,7 +39,10 @@ class PodCgroups:
     `restore` succeeds.
     """
 
-    def __init__(self, tree: CgroupTree, settings: CgroupSettings) -> None:
+    def __init__(
+        self, tree: CgroupTree, settings: CgroupSettings, has_exclusive_cpus: Callable[[Pod], bool]
+    ) -> None:
+        self._has_exclusive_cpus = has_exclusive_cpus
         self.known: dict[str, tuple[Pod, CgroupName]] = {}
         self.refusals: dict[str, str] = {}
         self._tree = tree
@@ -52,7 +56,10 @@ class PodCgroups:
 
     def files(self, pod: Pod) -> dict[str, str]:
         """Return file → text that the pod's cgroup should have."""
-        return self._tree.rules.files(pod_values(pod, self._settings.pods))
+        rules = self._settings.pods
+        if self._has_exclusive_cpus(pod):
+            rules = replace(rules, enforce_cpu_limits=False)
+        return self._tree.rules.files(pod_values(pod, rules))
 
     def path(self, uid: str) -> str | None:
         """Return the pod's cgroup from the root of the hierarchy (`/kubepods/…`), or None."""

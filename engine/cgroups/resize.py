@@ -28,6 +28,7 @@ from engine.cgroups.formulas.containers import (
     effective_limit,
 )
 from engine.cgroups.formulas.conversion import (
+    UNLIMITED_QUOTA,
     milli_cpu_to_quota,
     milli_cpu_to_shares,
     quota_to_milli_cpu,
@@ -368,7 +369,7 @@ def status_resources(allocated: Container, actual: ContainerResources) -> Resour
         requests = {**requests, CPU: Quantity.from_milli(shares_to_milli_cpu(actual.cpu_shares))}
     if CPU in limits and actual.cpu_period > 0:
         expected = milli_cpu_to_quota(limits[CPU].milli, actual.cpu_period)
-        if expected != actual.cpu_quota:
+        if expected != actual.cpu_quota != UNLIMITED_QUOTA:
             amount = Quantity.from_milli(quota_to_milli_cpu(actual.cpu_quota, actual.cpu_period))
             limits = {**limits, CPU: amount}
     held = actual.memory_limit_in_bytes

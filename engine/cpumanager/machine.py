@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.api import cpu_set as cpu_sets
 from engine.api.errors import Refused
-from engine.cpumanager import cpus as cpu_sets
 from engine.cpumanager.topology import CpuTopology, Processor
 
 SYSFS = Path("/sys/devices/system")

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.api import cpu_set as cpu_sets
 from engine.api.config import KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
-from engine.cpumanager import cpus as cpu_sets
 from engine.cpumanager.checkpoint import CpuCheckpoint, decode, encode
 from engine.cpumanager.metrics import CpuMetrics
 from engine.cpumanager.options import StaticOptions
@@ -98,6 +98,7 @@ class CpuManager:
         self._decisions = decisions
         self._period = float(config.cpu_manager_reconcile_period)
         self._lost: dict[str, list[Lost]] = {}
+        self._adopted: set[str] = set()
         self._written: dict[str, str] = {}
         self._created: dict[tuple[str, str], str] = {}
         self._wake = asyncio.Event()
@@ -224,6 +225,7 @@ class CpuManager:
     def release(self, pod_uid: str) -> None:
         """The pod is over: its CPUs are shared again."""
         self._lost.pop(pod_uid, None)
+        self._adopted.discard(pod_uid)
         if self.policy is not None and pod_uid in self.policy.state.pod_uids:
             self.policy.release(pod_uid)
             self._changed()
@@ -235,34 +237,54 @@ class CpuManager:
             self.release(uid)
 
     def adopted(self, pod: Pod, choose: Callable[[Pod, Container], Hint]) -> None:
-        """Give CPUs to containers of a running pod that lost theirs; without any, they share.
+        """Give CPUs to containers of a running pod that have none any longer; without any, they share.
 
         `choose` asks the topology policy. The pod is never refused.
         """
-        if self.policy is None:
+        if self.policy is None or pod.uid in self._adopted:
             return
+        self._adopted.add(pod.uid)
+        state = self.policy.state
         lost = {one.container: one for one in self._lost.pop(pod.uid, ())}
+        beside = 0
         for container in pod.all_containers:
             count = exclusive_count(pod, container)
-            had = self.policy.state.held(pod.uid, container.name)
-            before = lost.get(container.name)
-            if not count or (had is not None and had.bit_count() == count):
+            ends = container in pod.init_containers and not container.is_sidecar
+            if not count or ends:
                 continue
-            if had is None and _is_over(pod, container) and before is None:
-                continue
-            if had is not None:
-                continue
-            try:
-                self.allocate(pod, container, choose(pod, container))
-                cpus = cpu_sets.text(self.policy.state.held(pod.uid, container.name) or 0)
-                text, kind = f"now has CPUs {cpus}", NORMAL
-            except AllocationError as error:
-                text, kind = f"shares CPUs from now on: {error}", WARNING
-            why = f" instead of {before.cpus} ({before.reason})" if before is not None else ""
-            said = f"Container {container.name} {text}{why}"
-            self._recorder.pod(pod, kind, "CPUsReassigned", said, container=container.name)
-            inputs = {"before": before.cpus if before else "", "reason": before.reason if before else ""}
-            self._decisions.pod(pod, "cpus", "reassigned", text, inputs, container=container.name)
+            held = state.held(pod.uid, container.name)
+            if held is not None and held & beside:
+                text = cpu_sets.text(held)
+                lost[container.name] = Lost(pod.uid, container.name, text, "another has some of them")
+                state.release(pod.uid, container.name)
+                held = None
+            if held is None:
+                self._reassign(pod, container, choose, lost.get(container.name))
+            beside |= state.held(pod.uid, container.name) or 0
+        self._changed()
+
+    def _reassign(
+        self, pod: Pod, container: Container, choose: Callable[[Pod, Container], Hint], lost: Lost | None
+    ) -> None:
+        """Choose CPUs for a running container, and say so."""
+        assert self.policy is not None
+        kind = NORMAL
+        try:
+            self.allocate(pod, container, choose(pod, container))
+            cpus = cpu_sets.text(self.policy.state.held(pod.uid, container.name) or 0)
+            text = f"now has CPUs {cpus}"
+        except AllocationError as error:
+            kind, text = WARNING, f"shares CPUs from now on: {error}"
+        why = f" instead of {lost.cpus}: {lost.reason}" if lost is not None else ""
+        self._recorder.pod(
+            pod,
+            kind,
+            "CPUsReassigned",
+            f"Container {container.name} {text}{why}",
+            container=container.name,
+        )
+        inputs = {"before": lost.cpus, "reason": lost.reason} if lost is not None else {}
+        self._decisions.pod(pod, "cpus", "reassigned", text, inputs, container=container.name)
 
     async def flush(self) -> None:
         """Return when the present state is on disk and other containers have left exclusive CPUs.
@@ -374,8 +396,3 @@ class CpuManager:
                 for uid, name, cpus in state.entries()
             ],
         }
-
-
-def _is_over(pod: Pod, container: Container) -> bool:
-    """Whether an adopted pod's container has ended for good, as its ordinary init containers have."""
-    return container in pod.init_containers and not container.is_sidecar

@@ -6,9 +6,12 @@ from collections.abc import Iterable
 
 from engine.cpumanager.static_policy import StaticPolicy
 from engine.metrics import Registry
-
-ALIGNED = "kubelet_container_aligned_compute_resources_count"
-NOT_ALIGNED = "kubelet_container_aligned_compute_resources_failure_count"
+from engine.topologymanager.alignment_metrics import (
+    CONTAINER,
+    PHYSICAL_CPU,
+    UNCORE_CACHE,
+    AlignmentMetrics,
+)
 
 
 class CpuMetrics:
@@ -24,17 +27,7 @@ class CpuMetrics:
             "kubelet_cpu_manager_pinning_errors_total",
             "The number of cpu core allocations which required pinning failed.",
         )
-        self._aligned = registry.counter(
-            ALIGNED,
-            "Cumulative number of aligned compute resources allocated to containers by alignment type.",
-            ("scope", "boundary"),
-        )
-        self._not_aligned = registry.counter(
-            NOT_ALIGNED,
-            "Cumulative number of failures to allocate aligned compute resources to containers by "
-            "alignment type.",
-            ("scope", "boundary"),
-        )
+        self._alignment = AlignmentMetrics(registry)
         self._allocations = registry.counter(
             "kubelet_resource_manager_allocations_total",
             "Number of exclusive resource allocations performed by a resource manager.",
@@ -50,9 +43,9 @@ class CpuMetrics:
             "Number of containers with a specific type of resource assignment.",
             ("resource_name", "assignment_type"),
         )
-        for boundary in ("physical_cpu", "uncore_cache"):
-            self._aligned.inc("container", boundary, by=0)
-        self._not_aligned.inc("container", "physical_cpu", by=0)
+        for boundary in (PHYSICAL_CPU, UNCORE_CACHE):
+            self._alignment.aligned.inc(CONTAINER, boundary, by=0)
+        self._alignment.failed.inc(CONTAINER, PHYSICAL_CPU, by=0)
         registry.collected(
             "gauge",
             "kubelet_cpu_manager_shared_pool_size_millicores",
@@ -78,11 +71,11 @@ class CpuMetrics:
     def gave(self, cpus: int, *, whole_cores: bool, new: bool) -> None:
         """A container has its CPUs; `new` unless it had them before."""
         if whole_cores:
-            self._aligned.inc("container", "physical_cpu")
+            self._alignment.aligned.inc(CONTAINER, PHYSICAL_CPU)
         if not new:
             return
         if self.policy.topology.in_one_cache(cpus):
-            self._aligned.inc("container", "uncore_cache")
+            self._alignment.aligned.inc(CONTAINER, UNCORE_CACHE)
         self._allocations.inc("cpu", "node")
         self._assignments.inc("cpu", "node_exclusive")
 
@@ -91,7 +84,7 @@ class CpuMetrics:
         self._errors.inc()
         self._allocation_errors.inc("cpu", "node")
         if whole_cores:
-            self._not_aligned.inc("container", "physical_cpu")
+            self._alignment.failed.inc(CONTAINER, PHYSICAL_CPU)
 
     def _per_node(self) -> Iterable[tuple[tuple[str, ...], float]]:
         exclusive = self.policy.state.exclusive

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.api import cpu_set as cpu_sets
 from engine.api.errors import InvalidInput
-from engine.cpumanager import cpus as cpu_sets
 from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.cpumanager.state import CpuState
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from engine._fast import cpu_assignment as kernels
 from engine._fast.devices import topology as topology_kernels
+from engine.api import cpu_set as cpu_sets
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, Pod
 from engine.api.qos import GUARANTEED, compute_qos_class
 from engine.api.quantity import NANO, Quantity
 from engine.api.resources import CPU
-from engine.cpumanager import cpus as cpu_sets
 from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.state import CpuState
 from engine.cpumanager.topology import CpuTopology

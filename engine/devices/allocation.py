@@ -22,7 +22,8 @@ from engine.devices.endpoint import Endpoint
 from engine.devices.selection import DeviceSelection, SelectionError, select
 from engine.devices.state import DeviceState
 from engine.host.state_file import FaultPoint
-from engine.metrics import Registry
+from engine.metrics import Metric, Registry
+from engine.topologymanager.alignment_metrics import CONTAINER, NUMA_NODE, POD, AlignmentMetrics
 from engine.topologymanager.policy import Decision, Hint, Hints, TopologyPolicy
 from engine.topologymanager.provider import HintProvider
 
@@ -101,6 +102,11 @@ class Allocator:
         providers: Sequence[HintProvider] = (),
     ) -> None:
         self._providers = providers
+        self._alignment = AlignmentMetrics(registry)
+        if policy.name != "none":
+            for scope in (CONTAINER, POD):
+                self._alignment.aligned.inc(scope, NUMA_NODE, by=0)
+                self._alignment.failed.inc(scope, NUMA_NODE, by=0)
         self._state = state
         self._endpoints = endpoints
         self._policy = policy
@@ -134,6 +140,7 @@ class Allocator:
                     hints = [provider.pod_hints(pod) for provider in attempt.providers]
                     self._align(attempt, self._state.pod_hints(pod, self._policy.numa), *hints)
                     await self._choose_all(attempt)
+                    self._count_alignment(self._alignment.aligned)
             else:
                 await self._choose_all(attempt)
             await self._hand_out_all(attempt)
@@ -223,10 +230,16 @@ class Allocator:
         if not decision.proven:
             log.warning("pod %s: %s", attempt.pod.full_name, UNPROVEN_MESSAGE)
         if not decision.admit:
+            self._count_alignment(self._alignment.failed)
             said = TOPOLOGY_MESSAGE if decision.proven else f"{TOPOLOGY_MESSAGE}; {UNPROVEN_MESSAGE}"
             raise TopologyError(said)
         hint = attempt.hint = decision.hint
         attempt.affinity = None if hint.mask is None else self._policy.numa.ids(hint.mask)
+
+    def _count_alignment(self, counter: Metric) -> None:
+        """Count a container, or a pod, of a policy that guarantees one NUMA node."""
+        if self._policy.name == "single-numa-node":
+            counter.inc(self._policy.scope, NUMA_NODE)
 
     async def _container(self, attempt: Attempt, container: Container, *, init: bool) -> None:
         """Choose and claim what the container asks for, and track what later containers may reuse."""
@@ -241,6 +254,8 @@ class Allocator:
                 await self._choose(attempt, container, resource, required)
             for provider in attempt.providers:
                 provider.allocate(pod, container, attempt.hint)
+            if self._policy.scope == "container":
+                self._count_alignment(self._alignment.aligned)
         has: dict[str, set[str]] = {
             e.resource_name: set(e.devices) for e in state.entries_of(pod.uid, container.name)
         }

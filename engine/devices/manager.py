@@ -23,7 +23,7 @@ from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import AdmissionRejected, TellWaiting, longest_grace, nobody_waits
 from engine.api.pod import Container, Pod, ResourceRequirements
 from engine.api.quantity import Quantity
-from engine.devices.allocation import Allocator, TopologyError, reason_of
+from engine.devices.allocation import NO_HINT, Allocator, TopologyError, reason_of
 from engine.devices.checkpoint_file import CheckpointFile
 from engine.devices.description import describe_devices, explain_pod
 from engine.devices.endpoint import DevicePluginDeadlines, Endpoint
@@ -44,7 +44,7 @@ from engine.host.state_file import FaultPoint, no_fault
 from engine.host.stopping import stop_all
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
-from engine.topologymanager.policy import Numa, TopologyPolicy
+from engine.topologymanager.policy import Hint, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError, HintProvider
 
 DEVICE_PLUGIN_DIR = Path("/var/lib/kubelet/device-plugins")
@@ -319,6 +319,7 @@ class DeviceManager:
                     leaves=self._leaves,
                     now=self._clock(),
                     allowance=self._section.admission_retry,
+                    pinned=[uid for one in self._providers if one.concerns(pod) for uid in one.pod_uids],
                 )
                 plugins_refusal = isinstance(error, KubengineError)
                 if passing is None or (plugins_refusal and passing.reason != AWAITING_PLUGIN):
@@ -411,10 +412,13 @@ class DeviceManager:
     def pod_removed(self, pod_uid: str) -> None:
         """Release the devices of a pod that is gone."""
         self._slimmed.discard(pod_uid)
+        pinned = any(pod_uid in provider.pod_uids for provider in self._providers)
         for provider in self._providers:
             provider.release(pod_uid)
-        if self.state.forget(pod_uid):
+        held = self.state.forget(pod_uid)
+        if held:
             self._file.changed()
+        if held or pinned:
             self._wake()
 
     def app_containers_started(self, pod: Pod) -> Pod | None:
@@ -434,6 +438,16 @@ class DeviceManager:
                 self.state.unassign(entry)
                 self._file.changed()
         return _without_devices(pod, {c.name: self.state.needs(c) for c in ordinary})
+
+    def adopt(self, pod: Pod) -> None:
+        """A pod that an earlier agent left running is here: it gets CPUs and memory that it has lost."""
+        for provider in self._providers:
+            provider.adopted(pod, self._hint_beside_devices)
+
+    def _hint_beside_devices(self, pod: Pod, container: Container) -> Hint:
+        """Where a running container's CPUs and memory should come from; anywhere if no place is good."""
+        decision = self.policy.decide([one.container_hints(pod, container) for one in self._providers])
+        return decision.hint if decision.admit else NO_HINT
 
     def collect(self) -> None:
         """Release the devices of pods that cannot run any longer, once all pods are known."""

@@ -12,6 +12,7 @@ from engine.devices.state import DeviceState
 
 AWAITING_PLUGIN: Final = "AwaitingDevicePlugin"
 AWAITING_DEVICES: Final = "AwaitingDevices"
+AWAITING_PINNED: Final = "AwaitingPinnedResources"
 
 
 class Passing(NamedTuple):
@@ -43,9 +44,18 @@ def _has_enough(state: DeviceState, pod: Pod, name: str, count: int) -> bool:
 
 
 def why_it_passes(
-    state: DeviceState, pod: Pod, *, leaves: Callable[[str], bool], now: float, allowance: float
+    state: DeviceState,
+    pod: Pod,
+    *,
+    leaves: Callable[[str], bool],
+    now: float,
+    allowance: float,
+    pinned: Iterable[str] = (),
 ) -> Passing | None:
-    """Return why a rejection will pass, or None. `leaves(uid)` tells whether a pod is terminating."""
+    """Return why a rejection will pass, or None. `leaves(uid)` tells whether a pod is terminating.
+
+    `pinned` are uids of pods that hold CPUs or memory of a kind that this pod requests.
+    """
     away = plugins_to_come(state, pod, now=now, allowance=allowance)
     if away:
         return awaiting_plugins(away)
@@ -58,6 +68,10 @@ def why_it_passes(
     if holders:
         text = f"{len(holders)} pods that end still hold devices of {', '.join(sorted(needs))}"
         return Passing(AWAITING_DEVICES, text, holders)
+    holders = frozenset(uid for uid in pinned if uid != pod.uid and leaves(uid))
+    if holders:
+        text = f"{len(holders)} pods that end still hold exclusive CPUs or promised memory"
+        return Passing(AWAITING_PINNED, text, holders)
     return None
 
 

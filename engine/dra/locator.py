@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -142,5 +142,8 @@ class ClaimLocator:
     def collect(self, keep: Collection[str]) -> None:
         for uid in [uid for uid in self._places if uid not in keep]:
             del self._places[uid]
+
+    def adopted(self, pod: Pod, choose: Callable[[Pod, Container], Hint]) -> None:
+        """Claims of a running pod stay prepared: there is nothing to choose."""
 
     async def flush(self) -> None: ...

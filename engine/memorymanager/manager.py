@@ -64,6 +64,7 @@ class MemoryManager:
         self._recorder = recorder
         self._decisions = decisions
         self._lost: dict[str, list[LostMemory]] = {}
+        self._adopted: set[str] = set()
         self._file = StateFile(
             root / FILE_NAME, self._snapshot, name="memory-manager-state", tasks=tasks, fault=fault
         )
@@ -194,6 +195,7 @@ class MemoryManager:
     def release(self, pod_uid: str) -> None:
         """The pod is over: its memory is free."""
         self._lost.pop(pod_uid, None)
+        self._adopted.discard(pod_uid)
         if self.policy is not None and pod_uid in self.policy.state.pod_uids:
             self.policy.release(pod_uid)
             self._file.changed()
@@ -209,8 +211,9 @@ class MemoryManager:
 
         `choose` asks the topology policy. The pod is never refused: its pages stay where they are.
         """
-        if self.policy is None:
+        if self.policy is None or pod.uid in self._adopted:
             return
+        self._adopted.add(pod.uid)
         lost = {one.container: one for one in self._lost.pop(pod.uid, ())}
         for container in pod.all_containers:
             before = lost.get(container.name)

@@ -28,11 +28,13 @@ from engine.host.stopping import stop_all
 from engine.images.manager import ImageManager
 from engine.node.logs.log_rotation import LogRotation
 from engine.node.nodeinfo.context import NodeContext
+from engine.node.pinning import Pinning
 from engine.node.pods import PodManager
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.probes.command_costs import CommandCosts
 from engine.probes.manager import ProbeManager
 from engine.probes.networks import PodNetworks
+from engine.topologymanager.policy import Numa
 
 PLUGINS, POD_RESOURCES = "device-plugins", "pod-resources"
 
@@ -124,6 +126,8 @@ class Managers:
             view=setting.view or NodeView(pods_cgroup=pods_cgroup),
             clock=clock,
         )
+        numa = Numa.of_machine()
+        self.pinning = Pinning(setting, numa=numa, cgroups=cgroups, runtime=runtime, watch=watch)
         self.devices = DeviceManager(
             config=config,
             section=section.devices,
@@ -139,6 +143,8 @@ class Managers:
             clock=clock,
             plugin_dir=root / PLUGINS,
             pod_resources_dir=root / POD_RESOURCES,
+            numa=numa,
+            providers=[self.pinning.cpus, self.pinning.memory],
         )
         self.probes = ProbeManager(
             section=section.probes,
@@ -159,7 +165,12 @@ class Managers:
             clock=clock,
             tasks=tasks,
         )
-        self._before_pods: tuple[Managed, ...] = (self.devices, self.probes)
+        self._before_pods: tuple[Managed, ...] = (
+            self.pinning.cpus,
+            self.pinning.memory,
+            self.devices,
+            self.probes,
+        )
         self._beside_pods: tuple[Managed, ...] = (
             self.images,
             self.containers,
@@ -182,6 +193,8 @@ class Managers:
             "containers": self.containers,
             "eviction": self.eviction,
             "devices": self.devices,
+            "cpus": self.pinning.cpus,
+            "memory": self.pinning.memory,
             "probes": self.probes,
             "probe-commands": self._commands,
             "admission": self.admission,

@@ -88,6 +88,7 @@ class PodAdmission:
         """Count a pod that an earlier agent left running, without judging it again."""
         try:
             self._admission.add(without_claimed(pod))
+            self._devices.adopt(pod)
         except InvalidInput as error:
             log.error("pod %s runs and cannot be counted: %s", pod.full_name, error)
 

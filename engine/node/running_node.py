@@ -253,6 +253,7 @@ class RunningNode:
             probes=probing,
             devices=managers.devices,
             claims=claims,
+            placement=managers.pinning,
             belonging=self._belonging,
             recorder=recorder,
             decisions=setting.decisions,
@@ -390,6 +391,7 @@ class RunningNode:
 
     def _runtime_changed(self, uid: str) -> None:
         self.pods.runtime_changed(uid)
+        self.managers.pinning.cpus.containers_changed()
 
     def _runtime_doubted(self) -> None:
         self.runtime_health.doubt()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from engine.api.pod import Container, Pod
@@ -53,6 +53,13 @@ class HintProvider(Protocol):
 
     def collect(self, keep: Collection[str]) -> None:
         """Take back what pods have whose uid is not in `keep`."""
+        ...
+
+    def adopted(self, pod: Pod, choose: Callable[[Pod, Container], Hint]) -> None:
+        """Give containers of a pod that already runs what they lack; `choose` asks the topology policy.
+
+        The pod goes on to run whatever comes of it.
+        """
         ...
 
     async def flush(self) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from engine.api import cpu_set as cpu_sets
 from engine.api.config import KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.documents import convert
@@ -23,7 +24,6 @@ from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
-from engine.cpumanager import cpus as cpu_sets
 from engine.cpumanager import static_policy
 from engine.cpumanager.manager import CpuManager
 from engine.cpumanager.topology import CpuTopology, Processor

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cri": {"api", "metrics", "host", "transport", "wire"},
     "plugins": {"api", "host", "transport", "wire"},
     "dra": {"api", "metrics", "host", "transport", "wire", "plugins", "topologymanager"},
-    "topologymanager": {"api", "_fast"},
+    "topologymanager": {"api", "metrics", "_fast"},
     "cpumanager": {"api", "metrics", "_fast", "host", "topologymanager"},
     "memorymanager": {"api", "metrics", "_fast", "host", "topologymanager"},
     "devices": BASE | {"host", "transport", "wire", "plugins", "topologymanager"},

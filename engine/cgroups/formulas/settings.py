@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from engine.api import cpu_set
 from engine.api.amounts.eviction_amounts import OFF, hard_statements
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import CgroupsSection
+from engine.api.pod import ResourceList
 from engine.api.quantity import BINARY_SI, ZERO, Quantity
 from engine.api.resources import CPU, MEMORY
 from engine.cgroups.formulas.allocatable import (
@@ -97,8 +99,7 @@ class CgroupSettings:
             )
         node = NodeAllocatable(
             {name: _quantity(name, amount) for name, amount in capacity.items()},
-            parse_resources(config.kube_reserved, "kubeReserved"),
-            parse_resources(config.system_reserved, "systemReserved"),
+            *_reservations(config),
             hard_thresholds(config),
         )
         memory_qos = config.gate("MemoryQoS", False) and cgroup_v2
@@ -240,3 +241,14 @@ def _reserved_groups(config: KubeletConfiguration, node: NodeAllocatable) -> tup
         name = parse_path(path, config.cgroup_driver)  # type: ignore[arg-type]
         groups.append(ReservedGroup(kind, name, resources or {}, compressible))
     return tuple(groups)
+
+
+def _reservations(config: KubeletConfiguration) -> tuple[ResourceList | None, ResourceList | None]:
+    """kubeReserved and systemReserved; reservedSystemCPUs takes the place of the cpu in both."""
+    kube = parse_resources(config.kube_reserved, "kubeReserved")
+    system = parse_resources(config.system_reserved, "systemReserved")
+    if not config.reserved_system_cpus:
+        return kube, system
+    count = cpu_set.parse(config.reserved_system_cpus, "reservedSystemCPUs").bit_count()
+    without = {name: amount for name, amount in (system or {}).items() if name != CPU}
+    return {**(kube or {}), CPU: Quantity.from_value(count)}, without

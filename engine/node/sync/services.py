@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from engine.api.config import KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.events import EventRecorder
-from engine.api.pod import Pod
+from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
+from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
@@ -93,6 +94,16 @@ class ContainerDevices(Protocol):
         """Return the health of a container's devices: resource → device → healthy."""
 
 
+class ContainerPlacement(Protocol):
+    """`engine.node.pinning.Pinning`: where containers may run, and which NUMA nodes their memory is on."""
+
+    def place(self, pod: Pod, container: Container, values: ContainerResources) -> ContainerResources:
+        """Add a container's CPUs and NUMA nodes to what the runtime is told of it."""
+
+    def starting(self, pod: Pod, container: Container) -> None:
+        """Called before a created container is started."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """Facts about the node. `root` is the agent's directory; `clock` returns Unix seconds."""
@@ -134,6 +145,7 @@ class Services:
     probes: Probes
     devices: ContainerDevices
     claims: ClaimManager
+    placement: ContainerPlacement
     belonging: ControlPlane
     recorder: EventRecorder
     decisions: Decisions

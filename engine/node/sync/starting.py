@@ -143,6 +143,7 @@ async def start_container(
                 text += f" ({why})"
             raise _refused("CreateContainerError", text) from error
     services.recorder.pod(pod, NORMAL, "Created", "Container created", container=container.name)
+    services.placement.starting(pod, container)
     try:
         await services.runtime.start_container(container_id)
     except Refused as error:
@@ -258,7 +259,9 @@ async def _config(
         image_username=image.username,
         environment=environment,
         mounts=[*mounts, *grant.mounts],
-        resources=cri_resources(services.cgroups.container_resources(pod, container)),
+        resources=cri_resources(
+            services.placement.place(pod, container, services.cgroups.container_resources(pod, container))
+        ),
         users=_users(sandbox),
         target_id=target_id(container, record),
         seccomp_root=services.node.root / "seccomp",

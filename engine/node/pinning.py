@@ -1,0 +1,86 @@
+"""Builds the CPU and memory managers of a node and applies their decisions to its containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from engine.api.pod import Container, Pod
+from engine.api.resources import CPU
+from engine.cgroups.formulas.containers import ContainerResources
+from engine.cgroups.node_cgroups import NodeCgroups
+from engine.cpumanager.machine import online_cpus, read_topology
+from engine.cpumanager.manager import CpuManager, RunningContainer
+from engine.cri.client import RuntimeClient
+from engine.memorymanager.machine import read_nodes
+from engine.memorymanager.manager import MemoryManager
+from engine.node.nodeinfo.context import NodeContext
+from engine.node.runtime_view.runtime_watch import RuntimeWatch
+from engine.topologymanager.policy import Numa
+from engine.wire import cri_v1_pb2 as cri
+
+
+class Pinning:
+    """The node's exclusive CPUs and promised memory; `engine.node.sync.services.ContainerPlacement`."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        *,
+        numa: Numa,
+        cgroups: NodeCgroups,
+        runtime: RuntimeClient,
+        watch: RuntimeWatch,
+    ) -> None:
+        self._runtime = runtime
+        self._watch = watch
+        reserved = cgroups.settings.node.reservation()
+        self.cpus = CpuManager(
+            config=context.config,
+            topology=read_topology,
+            online=online_cpus,
+            numa=numa,
+            reserved=reserved.get(CPU),
+            root=context.root,
+            running=self._running,
+            move=self._move,
+            registry=context.registry,
+            recorder=context.recorder,
+            decisions=context.decisions,
+            tasks=context.tasks,
+        )
+        self.memory = MemoryManager(
+            config=context.config,
+            machine=read_nodes,
+            numa=numa,
+            reserved=reserved,
+            root=context.root,
+            registry=context.registry,
+            recorder=context.recorder,
+            decisions=context.decisions,
+            tasks=context.tasks,
+        )
+        cgroups.has_exclusive_cpus = self.cpus.is_exclusive
+
+    def _running(self) -> Iterator[RunningContainer]:
+        for record in self._watch.pods.values():
+            for container in record.containers:
+                if container.running:
+                    yield RunningContainer(record.uid, container.name, container.id)
+
+    async def _move(self, container_id: str, cpus: str) -> None:
+        await self._runtime.update_container_resources(
+            container_id, cri.LinuxContainerResources(cpuset_cpus=cpus)
+        )
+
+    def place(self, pod: Pod, container: Container, values: ContainerResources) -> ContainerResources:
+        """Add the CPUs and NUMA nodes that a container may use to what the runtime is told of it."""
+        return replace(
+            values,
+            cpuset_cpus=self.cpus.cpuset(pod, container.name),
+            cpuset_mems=self.memory.mems(pod, container.name),
+        )
+
+    def starting(self, pod: Pod, container: Container) -> None:
+        """Give back the memory of init containers that have ended by the time this container starts."""
+        self.memory.container_started(pod, container)

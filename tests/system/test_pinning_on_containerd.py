@@ -1,0 +1,102 @@
+"""Exclusive CPUs on a real containerd: each container's cpuset, through restarts and damage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.api.config import MemoryReservation
+from engine.api.quantity import Quantity
+from tests.node_rig import Rig
+from tests.system.busybox import container
+from tests.waiting import eventually
+
+WHOLE = {"limits": {"cpu": "1", "memory": "64Mi"}}
+ALL = f"0-{os.cpu_count() - 1}" if (os.cpu_count() or 0) > 1 else "0"
+OTHERS = ALL.replace("0-1", "0") if os.cpu_count() == 2 else "0," + ALL.replace("0-", "2-")
+
+pytestmark = [
+    pytest.mark.containerd,
+    pytest.mark.root,
+    pytest.mark.skipif((os.cpu_count() or 0) < 2, reason="exclusive CPUs need two CPUs"),
+    pytest.mark.skipif(not Path("/sys/fs/cgroup/cpuset").is_dir(), reason="reads cgroup v1's cpuset files"),
+]
+
+
+@pytest.fixture
+def pinned(rig: Rig) -> Rig:
+    """A node that reserves CPU 0 and gives the others away."""
+    rig.config.cpu_manager_policy = "static"
+    rig.config.reserved_system_cpus = "0"
+    rig.config.memory_manager_policy = "Static"
+    rig.config.system_reserved = {"memory": "64Mi"}
+    rig.config.reserved_memory = [MemoryReservation(0, {"memory": Quantity.parse("64Mi")})]
+    rig.config.topology_manager_policy = "single-numa-node"
+    return rig
+
+
+def running_id(rig: Rig, name: str) -> str:
+    pod = rig.pod(name)
+    assert pod is not None
+    status = pod.status.container_statuses[0]
+    return status.container_id.rpartition("/")[2] if status.state.running else ""
+
+
+def group(rig: Rig, name: str, controller: str = "cpuset") -> Path:
+    pod = rig.pod(name)
+    assert pod is not None
+    root = Path("/sys/fs/cgroup") / controller / rig.config.cgroup_root.lstrip("/") / "kubepods"
+    level = {"Guaranteed": "", "Burstable": "burstable", "BestEffort": "besteffort"}[pod.status.qos_class]
+    return root / level / f"pod{pod.uid}" / running_id(rig, name)
+
+
+def cpuset(rig: Rig, name: str) -> str:
+    if rig.phase(name) != "Running" or not running_id(rig, name):
+        return ""
+    return (group(rig, name) / "cpuset.cpus").read_text().strip()
+
+
+async def test_a_pinned_container_is_alone_on_its_cpu_through_restarts_and_damage(pinned: Rig) -> None:
+    rig = pinned
+    state = rig.root / "cpu_manager_state"
+    await rig.start()
+    rig.write("shared", {"containers": [container(resources={"requests": {"memory": "16Mi"}})]})
+    await eventually(lambda: cpuset(rig, "shared") == ALL)
+    rig.write("alone", {"containers": [container(resources=WHOLE)]})
+    await eventually(lambda: cpuset(rig, "alone") == "1" and cpuset(rig, "shared") == OTHERS)
+    assert (group(rig, "alone") / "cpuset.mems").read_text().strip() == "0"
+    assert (group(rig, "alone", "cpu") / "cpu.cfs_quota_us").read_text().strip() == "-1"
+    assert (group(rig, "alone", "cpu").parent / "cpu.cfs_quota_us").read_text().strip() == "-1"
+    before, identity = state.read_bytes(), running_id(rig, "alone")
+
+    await rig.restart()
+    await eventually(lambda: cpuset(rig, "alone") == "1" and cpuset(rig, "shared") == OTHERS)
+    assert (state.read_bytes(), running_id(rig, "alone")) == (before, identity)
+
+    await rig.stop()
+    state.write_bytes(before.replace(b'"1"', b'"0"'))
+    await rig.start()
+    await eventually(lambda: state.read_bytes() == before)
+    assert "CPUManagerStateChanged" in rig.reasons()
+    await eventually(lambda: "CPUsReassigned" in rig.reasons())
+    assert (cpuset(rig, "alone"), running_id(rig, "alone")) == ("1", identity)
+
+    (rig.manifests / "alone.yaml").unlink()
+    await eventually(lambda: rig.pod("alone") is None and cpuset(rig, "shared") == ALL)
+
+
+async def test_pods_that_run_are_pinned_when_the_policy_becomes_static(pinned: Rig) -> None:
+    rig = pinned
+    rig.config.cpu_manager_policy = "none"
+    await rig.start()
+    rig.write("alone", {"containers": [container(resources=WHOLE)]})
+    await eventually(lambda: cpuset(rig, "alone") == ALL)
+    identity = running_id(rig, "alone")
+    await rig.stop()
+    rig.config.cpu_manager_policy = "static"
+    await rig.start()
+    await eventually(lambda: cpuset(rig, "alone") == "1")
+    assert running_id(rig, "alone") == identity
+    assert {"CPUManagerStateChanged", "CPUsReassigned"} <= set(rig.reasons())
