@@ -137,11 +137,11 @@ def lay_out(desk: Path) -> None:
     (desk / "bin/kubectl").write_text(KUBECTL)
     (desk / "bin/kubectl").chmod(0o755)
     os.environ["PATH"] = f"{desk / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for name in ("Makefile", "examples", "engine", "pyproject.toml", "setup.py"):
+    for name in ("Makefile", "examples", "engine", "pyproject.toml", "requirements", "setup.py"):
         (desk / name).symlink_to(ROOT / name)
     (desk / ".venv").mkdir()
     (desk / ".venv/bin").symlink_to(Path(sys.executable).parent)
-    for made in (".python", ".installed", ".kernels"):
+    for made in (".python", ".node", ".installed", ".kernels"):
         (desk / ".venv" / made).touch()
     (desk / "docs").mkdir()
     shutil.copy(ROOT / "docs/compatibility.md", desk / "docs")
