@@ -336,7 +336,8 @@ class ClaimManager:
             answers = check_answers(method, asked, await call(claims))
         except Refused as error:
             begun = not isinstance(error, DriverFailed) or error.begun
-            return [_Asked(claim, driver, fault=error.message, begun=begun) for claim in claims]
+            fault = _named(driver, error.message)
+            return [_Asked(claim, driver, fault=fault, begun=begun) for claim in claims]
         stray = answers.faults.get("", "")
         return [
             _Asked(
@@ -344,7 +345,7 @@ class ClaimManager:
                 driver,
                 answered=True,
                 devices=answers.done.get(claim.uid, ()),
-                fault=answers.faults.get(claim.uid, stray),
+                fault=_named(driver, answers.faults.get(claim.uid, stray)),
             )
             for claim in claims
         ]
@@ -537,6 +538,11 @@ def _log_lost_claims(fault: str) -> None:
 
 def _log_lost_health(fault: str) -> None:
     log.error("%s; the health of devices is unknown until drivers tell", fault)
+
+
+def _named(driver: str, fault: str) -> str:
+    """The kubelet's words leave open which of several drivers failed."""
+    return fault if not fault or driver in fault else f"{fault} (DRA driver {driver})"
 
 
 def _of_pod(uid: str) -> ClaimKey:

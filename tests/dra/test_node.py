@@ -112,7 +112,7 @@ async def test_a_driver_that_fails_is_named_and_asked_again(claims: ClaimsRig) -
     await eventually(lambda: claims.messages() != [])
     assert claims.messages() == [
         "Failed to prepare dynamic resources: prepare dynamic resources: "
-        "NodePrepareResources failed for ResourceClaim gpu: no power"
+        f"NodePrepareResources failed for ResourceClaim gpu: no power (DRA driver {DRIVER})"
     ]
     driver.errors.clear()
     await claims.cluster.ready("p")
@@ -287,7 +287,7 @@ async def test_one_bad_driver_harms_nobody_else(claims: ClaimsRig) -> None:
     await eventually(lambda: claims.messages() != [])
     assert claims.messages() == [
         "Failed to prepare dynamic resources: prepare dynamic resources: "
-        "NodePrepareResources returned result for unknown claim UID not-asked"
+        "NodePrepareResources returned result for unknown claim UID not-asked (DRA driver bad.example.com)"
     ]
     bad.strays = []
     await claims.cluster.ready("p")
