@@ -11,12 +11,15 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from engine.api.errors import Refused, Unavailable
 from engine.api.meta import ObjectMeta, OwnerReference
 from engine.api.node import Node
 from engine.api.objects.storage import CSINode, CSINodeAllocatable, CSINodeDriver
 from engine.api.struct import to_builtins
 from engine.cluster.client import MERGE, ApiClient, ApiError
+from engine.cluster.csi_limits import CsiLimits, Refresh
 
 NODE_IDS: Final = "csi.volume.kubernetes.io/nodeid"
 MOST_VOLUMES: Final = 2**31 - 1
@@ -32,8 +35,15 @@ class CsiNodeKeeper:
     after another."""
 
     def __init__(
-        self, client: ApiClient, name: str, *, node_uid: Callable[[], str], registered: asyncio.Event
+        self,
+        client: ApiClient,
+        name: str,
+        *,
+        node_uid: Callable[[], str],
+        registered: asyncio.Event,
+        limits: CsiLimits,
     ) -> None:
+        self._limits = limits
         self._client = client
         self._name = name
         self._node_uid = node_uid
@@ -55,17 +65,41 @@ class CsiNodeKeeper:
         if not node_id:
             raise Refused("error adding CSI driver node info: driverNodeID must not be empty")
         wanted = CSINodeDriver(name=driver, node_id=node_id, topology_keys=sorted(topology) or None)
-        if most_volumes > 0:
-            wanted.allocatable = CSINodeAllocatable(count=min(most_volumes, MOST_VOLUMES))
+        wanted.allocatable = _limit(most_volumes)
         said = "error updating {} object with CSI driver node info: {}"
         await self._try(said, "Node", lambda: self._note(driver, node_id, topology))
         await self._try(said, "CSINode", lambda: self._put(driver, wanted))
 
     async def uninstall(self, driver: str) -> None:
         """A driver is here no more. Raises `Refused`."""
+        self._limits.drop(driver)
         said = "error removing CSI driver node info from {} object: {}"
         await self._try(said, "CSINode", lambda: self._put(driver, None))
         await self._try(said, "Node", lambda: self._note(driver, None, {}))
+
+    def keep_limit(self, driver: str, refresh: Refresh) -> None:
+        """Call `refresh` as often as the CSIDriver wants, until the driver is uninstalled."""
+        self._limits.keep(driver, refresh)
+
+    async def exhausted(self, driver: str) -> bool:
+        """Refresh the limit of a driver that can attach no more volumes; whether its limit may change."""
+        return await self._limits.exhausted(driver)
+
+    async def update_limit(self, driver: str, most_volumes: int) -> None:
+        """Write another limit of an installed driver. Raises `Refused`."""
+        said = "error updating {} object with CSI driver node info: {}"
+        await self._try(said, "CSINode", lambda: self._put_limit(driver, most_volumes))
+
+    async def _put_limit(self, driver: str, most_volumes: int) -> None:
+        """Of what is said of a driver only its limit may be changed in place."""
+        known = await self._known()
+        limit = _limit(most_volumes)
+        drivers = [
+            msgspec.structs.replace(each, allocatable=limit) if each.name == driver else each
+            for each in known.spec.drivers or []
+        ]
+        if drivers != (known.spec.drivers or []):
+            await self._tell(known, drivers)
 
     async def _try(self, said: str, kind: str, change: Callable[[], Awaitable[None]]) -> None:
         delay = FIRST_DELAY
@@ -139,6 +173,11 @@ class CsiNodeKeeper:
         made = CSINode(metadata=ObjectMeta(name=self._name, owner_references=[owner]))
         wanted = {"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "spec": {"drivers": []}}
         return await self._client.create(self._all, {**to_builtins(made), **wanted}, CSINode)
+
+
+def _limit(most_volumes: int) -> CSINodeAllocatable | None:
+    """None for any number."""
+    return CSINodeAllocatable(count=min(most_volumes, MOST_VOLUMES)) if most_volumes > 0 else None
 
 
 def _ids(text: str) -> dict[str, str]:

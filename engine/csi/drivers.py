@@ -97,7 +97,19 @@ class Drivers:
         self._known[name] = _Registered(socket, highest_version(versions) or (), client)
         if earlier is not None:
             earlier.client.close()
+        self._records.keep_limit(name, lambda: self._refresh_limit(name))
         self._tell(name)
+
+    async def exhausted(self, name: str) -> bool:
+        """Refresh the limit of a driver that can attach no more volumes; whether its limit may change."""
+        return await self._records.exhausted(name)
+
+    async def _refresh_limit(self, name: str) -> None:
+        """Ask a driver again how many volumes the node takes. Raises `Refused`."""
+        known = self._known.get(name)
+        if known is not None:
+            info = await known.client.info()
+            await self._records.update_limit(name, info.most_volumes)
 
     async def deregister(self, name: str, socket: Path) -> None:
         known = self._known.get(name)

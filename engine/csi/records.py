@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
 from engine.api.errors import Refused
@@ -20,6 +20,15 @@ class DriverRecords(Protocol):
 
     async def uninstall(self, driver: str) -> None: ...
 
+    async def update_limit(self, driver: str, most_volumes: int) -> None:
+        """Write another limit of an installed driver; 0 for any number. Raises `Refused`."""
+
+    def keep_limit(self, driver: str, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Call `refresh`, which updates the limit, as often as the cluster wants, until `uninstall`."""
+
+    async def exhausted(self, driver: str) -> bool:
+        """Refresh the limit of a driver that can attach no more volumes; whether its limit may change."""
+
 
 class NoRecords:
     """Of a node without an API server, which has no drivers, as a kubelet has none then."""
@@ -35,3 +44,10 @@ class NoRecords:
 
     async def uninstall(self, driver: str) -> None:
         """It was never there."""
+
+    async def update_limit(self, driver: str, most_volumes: int) -> None: ...
+
+    def keep_limit(self, driver: str, refresh: Callable[[], Awaitable[None]]) -> None: ...
+
+    async def exhausted(self, driver: str) -> bool:
+        return False

@@ -112,6 +112,7 @@ class CSIDriverSpec(Struct):
     token_requests: list[StorageTokenRequest] | None = None
     requires_republish: bool | None = None
     service_account_token_in_secrets: bool | None = None
+    node_allocatable_update_period_seconds: int | None = None
 
 
 class CSIDriver(Struct):
@@ -122,7 +123,10 @@ class CSIDriver(Struct):
 
 
 class VolumeError(Struct):
+    """`error_code` is the gRPC status of the driver's controller."""
+
     message: str = ""
+    error_code: int | None = None
 
 
 class VolumeAttachmentStatus(Struct):

@@ -25,6 +25,7 @@ from engine.cluster.certificates.request import (
 )
 from engine.cluster.certificates.rotation import CertificateRotation
 from engine.cluster.client import ApiClient
+from engine.cluster.csi_limits import CsiLimits
 from engine.cluster.csi_node import CsiNodeKeeper
 from engine.cluster.event_writer import EventWriter
 from engine.cluster.lease import LeaseKeeper
@@ -103,8 +104,13 @@ class ClusterControlPlane:
         self._events = EventWriter(self._client, name, api_rate(config.event_record_qps, config.event_burst))
         self._references = PodReferences(self._client, tasks, clock)
         self.objects: ClusterObjects = self._references
+        self._csi_limits = CsiLimits(self._client, tasks)
         drivers = CsiNodeKeeper(
-            self._client, name, node_uid=lambda: self._node.uid, registered=self._node.registered
+            self._client,
+            name,
+            node_uid=lambda: self._node.uid,
+            registered=self._node.registered,
+            limits=self._csi_limits,
         )
         self.drivers: DriverRecords = drivers
         self.slices: NodeSlices = ResourceSlices(self._client, name, self._node.registered)
@@ -183,6 +189,7 @@ class ClusterControlPlane:
         await self.unfollow_pods()
         await self._pods.stop()
         await self._references.stop()
+        await self._csi_limits.stop()
         for task, _ in self._tasks:
             await task.stop()
         await self._credentials.stop()

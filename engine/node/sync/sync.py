@@ -35,6 +35,7 @@ from engine.node.sync.starting import (
 )
 from engine.node.sync.stopping import grace_seconds, remove_dead, stop_container, stop_pod
 from engine.node.volumes.pod_volumes import used_volumes
+from engine.node.volumes.refusals import AttachLimitExceeded
 from engine.wire import cri_v1_pb2 as cri
 
 
@@ -100,7 +101,12 @@ class PodSync:
         if actions.finished:
             await self._finish(actions)
             return SyncStep(event=LifeEvent.FINISH)
-        await self._prepare()
+        try:
+            await self._prepare()
+        except AttachLimitExceeded as refused:
+            services.recorder.pod(hand.pod, WARNING, refused.reason, refused.message)
+            end = PodEnd(refused.reason, f"Pod was rejected: {refused.message}")
+            return SyncStep(event=LifeEvent.FAIL, end=end)
         await self._prepare_claims(actions)
         delay = None if actions.nothing else await self._act(actions)
         if actions.nothing:

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from engine.api.errors import Missing, Refused, Unavailable
-from engine.api.grpc_codes import FAILED_PRECONDITION, INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE
+from engine.api.grpc_codes import (
+    FAILED_PRECONDITION,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    OUT_OF_RANGE,
+    RESOURCE_EXHAUSTED,
+)
 from engine.api.moments import rfc3339
 from engine.api.objects.storage import CSIDriver, CSIDriverSpec, CSIPersistentVolume, SecretReference
 from engine.api.pod import Pod, Volume
@@ -38,7 +44,7 @@ from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.mounted_volumes import MadeVolume
-from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, NotGrown, refusing
+from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, AttachLimitExceeded, NotGrown, refusing
 
 ATTACH_SECONDS: Final = 123.0
 DEFAULT_TOKEN_SECONDS: Final = 3600
@@ -86,7 +92,13 @@ class CsiVolumes:
         if attached:
             waiting = f"{'MapVolume' if wanted.block else 'MountVolume'}.WaitForAttach failed"
             with refusing(wanted.name, waiting):
-                wanted = replace(wanted, attachment=await self._until(left, self._attached(wanted)))
+                try:
+                    attachment = await self._until(left, self._attached(wanted))
+                except Refused as error:
+                    if await self._limit_exceeded(wanted):
+                        raise AttachLimitExceeded(volume.name, error.message) from error
+                    raise
+                wanted = replace(wanted, attachment=attachment)
         source = bound.source if bound is not None else None
         if bound is not None and isinstance(source, CSIPersistentVolume):
             with refusing(wanted.name, SET_UP_DEVICE if wanted.block else SET_UP):
@@ -197,6 +209,19 @@ class CsiVolumes:
         if found.status.attach_error is not None:
             raise Refused(found.status.attach_error.message)
         raise Refused(f"volume {wanted.handle} is not attached for volume attachment {name}")
+
+    async def _limit_exceeded(self, wanted: CsiVolume) -> bool:
+        """Tell whether the driver's controller refused the attachment because the node takes no more, and
+        have the driver's limit refreshed then.
+        """
+        name = places.attachment_name(wanted.handle, wanted.driver, self._node)
+        try:
+            error = (await self._objects.volume_attachment(name)).status.attach_error
+        except Refused:
+            return False
+        if error is None or error.error_code != RESOURCE_EXHAUSTED:
+            return False
+        return await self._drivers.exhausted(wanted.driver)
 
     async def _for_publishing(
         self,

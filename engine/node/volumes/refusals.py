@@ -21,6 +21,18 @@ class VolumeRefused(Refused):
         super().__init__(message, errno=errno)
 
 
+class AttachLimitExceeded(VolumeRefused):
+    """Raised if the node can attach no more volumes of a driver: the pod is rejected."""
+
+    def __init__(self, volume: str, why: str) -> None:
+        text = (
+            "Node has reached its volume attachment limit, rejecting pod. "
+            f"unmounted volumes=[{volume}], unattached volumes=[{volume}], "
+            f"failed to process volumes=[]: {why}"
+        )
+        super().__init__(text, reason="VolumeAttachmentLimitExceeded")
+
+
 class NotGrown(Refused):
     """Raised if a volume was not expanded.
 

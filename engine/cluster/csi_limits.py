@@ -1,0 +1,115 @@
+"""Keeps the volume limits of this node's storage drivers current (MutableCSINodeAllocatableCount).
+
+A CSIDriver with `nodeAllocatableUpdatePeriodSeconds` has its driver asked again so often how many volumes the
+node takes. Source: kubelet v1.36 (`pkg/volume/csi/csi_node_updater.go`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from engine.api.errors import KubengineError
+from engine.api.objects.storage import CSIDriver
+from engine.cluster.client import ApiClient
+from engine.cluster.watching import ResourceWatch, WatchedResource, WatchHandler
+from engine.host.tasks import Tasks
+
+CSI_DRIVERS: Final = "/apis/storage.k8s.io/v1/csidrivers"
+
+log = logging.getLogger("kubengine.cluster")
+
+Refresh = Callable[[], Awaitable[None]]
+"""Asks a driver and writes its limit into the CSINode. Raises `KubengineError`."""
+
+
+class CsiLimits:
+    """CSIDrivers are watched from the first driver on; a driver without a period costs nothing more."""
+
+    def __init__(self, client: ApiClient, tasks: Tasks) -> None:
+        self._watching = tasks.task("csi-drivers")
+        self._refreshing = tasks.passing("csi-limits")
+        self._watch = ResourceWatch(
+            client,
+            WatchedResource(CSI_DRIVERS, CSIDriver),
+            WatchHandler(self._all_heard, self._heard, self._deleted),
+        )
+        self._begun = False
+        self._periods: dict[str, int] = {}
+        self._drivers: dict[str, Refresh] = {}
+        self._running: dict[str, tuple[int, asyncio.Task[None]]] = {}
+
+    def keep(self, driver: str, refresh: Refresh) -> None:
+        """A driver is registered: refresh its limit by its period until it is dropped."""
+        self._drivers[driver] = refresh
+        if not self._begun:
+            self._begun = True
+            self._watching.start(self._watch.run)
+        self._stop(driver)
+        self._settle(driver)
+
+    def drop(self, driver: str) -> None:
+        """A driver has gone."""
+        self._drivers.pop(driver, None)
+        self._settle(driver)
+
+    async def exhausted(self, driver: str) -> bool:
+        """A volume was not attached because the node takes no more: refresh the driver's limit now.
+
+        Return whether the driver's limit may change at all.
+        """
+        refresh = self._drivers.get(driver)
+        if refresh is None or not self._periods.get(driver):
+            return False
+        await self._once(driver, refresh)
+        return True
+
+    async def stop(self) -> None:
+        await self._watching.stop()
+        await self._refreshing.stop()
+
+    def _all_heard(self, drivers: Sequence[CSIDriver]) -> None:
+        self._periods = {each.metadata.name: _period(each) for each in drivers}
+        for name in list(self._drivers):
+            self._settle(name)
+
+    def _heard(self, driver: CSIDriver) -> None:
+        self._periods[driver.metadata.name] = _period(driver)
+        self._settle(driver.metadata.name)
+
+    def _deleted(self, driver: CSIDriver) -> None:
+        self._periods.pop(driver.metadata.name, None)
+        self._settle(driver.metadata.name)
+
+    def _settle(self, driver: str) -> None:
+        """Refresh by the driver's period of now, not at all without one."""
+        period = self._periods.get(driver, 0) if driver in self._drivers else 0
+        known = self._running.get(driver)
+        if known is not None and known[0] == period:
+            return
+        self._stop(driver)
+        if period:
+            task = self._refreshing.start(self._by_period(driver, period), driver)
+            self._running[driver] = period, task
+
+    def _stop(self, driver: str) -> None:
+        known = self._running.pop(driver, None)
+        if known is not None:
+            known[1].cancel()
+
+    async def _by_period(self, driver: str, period: int) -> None:
+        while True:
+            await asyncio.sleep(period)
+            await self._once(driver, self._drivers[driver])
+
+    async def _once(self, driver: str, refresh: Refresh) -> None:
+        try:
+            await refresh()
+        except KubengineError as error:
+            log.warning("the volume limit of driver %s could not be updated: %s", driver, error)
+
+
+def _period(driver: CSIDriver) -> int:
+    return driver.spec.node_allocatable_update_period_seconds or 0
