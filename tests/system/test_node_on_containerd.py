@@ -146,7 +146,7 @@ async def test_init_sidecar_volumes_environment_and_last_words(rig: Rig, tmp_pat
     assert out.read_text() == f"{ip} from-init whole-n1 whole-n1\n"
 
     def last_words() -> str:
-        status = rig.pod("whole").status.container_statuses[1]
+        status = next(s for s in rig.pod("whole").status.container_statuses if s.name == "dies")
         ended = status.last_state.terminated or status.state.terminated
         return ended.message if ended is not None else ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -70,9 +71,13 @@ class StatusInputs:
     reset: Mapping[str, int] = field(default_factory=dict)
 
 
+by_name = attrgetter("name")
+
+
 def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
     """Compute the whole status.
 
+    Statuses of containers are sorted by name, those of init containers stay in the order of the spec.
     Transition times of unchanged conditions and the conditions of other owners are taken from `pod.status`.
     The status of a `rejected` pod has only the reason.
     """
@@ -98,8 +103,8 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         host_ips=[IP(ip=ip) for ip in inputs.host_ips],
         start_time=_time(inputs.start_time or 0),
         init_container_statuses=init or None,
-        container_statuses=main or None,
-        ephemeral_container_statuses=_ephemeral_statuses(pod, record, inputs) or None,
+        container_statuses=sorted(main, key=by_name) or None,
+        ephemeral_container_statuses=sorted(_ephemeral_statuses(pod, record, inputs), key=by_name) or None,
         qos_class=qos_class(pod),
         resource_claim_statuses=pod.status.resource_claim_statuses,
         extended_resource_claim_status=pod.status.extended_resource_claim_status,

@@ -44,6 +44,19 @@ def condition(status: dict[str, Any], kind: str) -> tuple[str, str, str]:
     return found["status"], found.get("reason", ""), found.get("message", "")
 
 
+def test_containers_are_shown_by_name_and_init_containers_in_their_order():
+    names = ["zz", "aa", "mm"]
+    pod = pod_of(
+        {
+            "initContainers": [container(name, restartPolicy="Always") for name in ("side", "b")],
+            "containers": [container(name) for name in names],
+        }
+    )
+    status = shown(pod, record(*(copy(name, RUNNING) for name in ("side", "b", *names))))
+    assert [one["name"] for one in status["containerStatuses"]] == ["aa", "mm", "zz"]
+    assert [one["name"] for one in status["initContainerStatuses"]] == ["side", "b"]
+
+
 def test_initialized_stays_when_a_sidecar_ends_after_the_start():
     sidecar = container("side", restartPolicy="Always")
     pod = pod_of({"initContainers": [sidecar], "containers": [container()]})
