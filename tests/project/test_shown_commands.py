@@ -24,6 +24,8 @@ HELD = {
     "apt install ": "changes the machine; `make system-packages` installs these",
     "kubeadm ": "makes clusters, from images of Kubernetes that tests do not have",
     "kubectl get nodes -o wide": "of a cluster that kubeadm made",
+    "kubectl get pods,resourceclaims": "of a cluster with a scheduler and a DRA driver",
+    "kubectl logs trainer -c main": "of a cluster with a scheduler and a DRA driver",
     "kubelet --version": "is the package's alternative, which test_package.py runs",
     "systemctl restart kubelet": "needs systemd and kubeadm's unit",
     "systemctl disable ": "needs systemd and a kubelet; `test_unit.py` has both agents' units under systemd",
