@@ -22,6 +22,15 @@ from engine.cluster.client import MERGE, ApiClient, ApiError
 from engine.cluster.csi_limits import CsiLimits, Refresh
 
 NODE_IDS: Final = "csi.volume.kubernetes.io/nodeid"
+MIGRATED: Final = "storage.alpha.kubernetes.io/migrated-plugins"
+MIGRATED_PLUGINS: Final = ",".join(
+    f"kubernetes.io/{name}"
+    for name in (
+        *("aws-ebs", "azure-disk", "azure-file", "cinder", "gce-pd", "portworx-volume", "vsphere-volume"),
+    )
+)
+"""For controllers and schedulers: volumes of these in-tree plugins are translated here
+(`engine.csi.migration`)."""
 MOST_VOLUMES: Final = 2**31 - 1
 TRIES: Final = 4
 FIRST_DELAY: Final = 0.01
@@ -56,7 +65,10 @@ class CsiNodeKeeper:
         """Makes the CSINode, so that who looks for this node's drivers finds that there are none."""
         await self._registered.wait()
         async with self._turn:
-            await self._known()
+            known = await self._known()
+            if (known.metadata.annotations or {}).get(MIGRATED) != MIGRATED_PLUGINS:
+                patch = {"metadata": {"annotations": {MIGRATED: MIGRATED_PLUGINS}}}
+                await self._client.patch(f"{self._all}/{self._name}", patch, CSINode, form=MERGE)
 
     async def install(
         self, driver: str, node_id: str, most_volumes: int, topology: Mapping[str, str]
@@ -170,7 +182,9 @@ class CsiNodeKeeper:
             log.info("the CSINode %s belongs to another Node of this name; it is made anew", self._name)
             await self._client.delete(f"{self._all}/{self._name}", {})
         owner = OwnerReference(api_version="v1", kind="Node", name=self._name, uid=self._node_uid())
-        made = CSINode(metadata=ObjectMeta(name=self._name, owner_references=[owner]))
+        annotations = {MIGRATED: MIGRATED_PLUGINS}
+        meta = ObjectMeta(name=self._name, owner_references=[owner], annotations=annotations)
+        made = CSINode(metadata=meta)
         wanted = {"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "spec": {"drivers": []}}
         return await self._client.create(self._all, {**to_builtins(made), **wanted}, CSINode)
 

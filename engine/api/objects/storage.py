@@ -74,12 +74,66 @@ class CSIPersistentVolume(Struct):
     node_expand_secret_ref: SecretReference | None = None
 
 
+class AWSElasticBlockStore(Struct):
+    volume_id: str = msgspec.field(default="", name="volumeID")
+    fs_type: str = ""
+    partition: int = 0
+    read_only: bool = False
+
+
+class AzureDisk(Struct):
+    disk_uri: str = msgspec.field(default="", name="diskURI")
+    caching_mode: str | None = None
+    fs_type: str | None = None
+    read_only: bool | None = None
+    kind: str | None = None
+
+
+class AzureFile(Struct):
+    secret_name: str = ""
+    share_name: str = ""
+    read_only: bool = False
+    secret_namespace: str | None = None
+
+
+class GCEPersistentDisk(Struct):
+    pd_name: str = ""
+    fs_type: str = ""
+    partition: int = 0
+    read_only: bool = False
+
+
+class CinderVolume(Struct):
+    volume_id: str = msgspec.field(default="", name="volumeID")
+    fs_type: str = ""
+    read_only: bool = False
+
+
+class VsphereVolume(Struct):
+    volume_path: str = ""
+    fs_type: str = ""
+    storage_policy_name: str = ""
+
+
+class PortworxVolume(Struct):
+    volume_id: str = msgspec.field(default="", name="volumeID")
+    fs_type: str = ""
+    read_only: bool = False
+
+
 class PersistentVolumeSpec(Struct):
-    """Of its sources those that a node mounts."""
+    """Of its sources those that a node mounts, and those that stand for a CSI driver's."""
 
     host_path: HostPathVolume | None = None
     local: LocalVolume | None = None
     csi: CSIPersistentVolume | None = None
+    aws_elastic_block_store: AWSElasticBlockStore | None = None
+    azure_disk: AzureDisk | None = None
+    azure_file: AzureFile | None = None
+    cinder: CinderVolume | None = None
+    gce_persistent_disk: GCEPersistentDisk | None = None
+    portworx_volume: PortworxVolume | None = None
+    vsphere_volume: VsphereVolume | None = None
     claim_ref: ClaimReference | None = None
     volume_mode: str = FILESYSTEM
     node_affinity: VolumeNodeAffinity | None = None

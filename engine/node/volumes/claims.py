@@ -23,6 +23,7 @@ from engine.api.objects.storage import (
     PersistentVolumeSpec,
 )
 from engine.api.pod import HostPathVolume, Pod, Volume
+from engine.csi.migration import migrated
 from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.refusals import VolumeRefused
 
@@ -107,6 +108,7 @@ async def bound_volume(
             raise InvalidInput(f"asked for PV {wanted}, got {bound.metadata.name}")
         _check_volume(bound, claim)
         _check_mode(bound, pod, volume)
+        bound = migrated(bound)
     except InvalidInput as error:
         processed = f"error processing PVC {pod.metadata.namespace}/{name}: {error.message}"
         named = f"[{volume.name}]"

@@ -1,0 +1,281 @@
+"""Translates persistent volumes of the former in-tree cloud plugins to those of their CSI drivers. Pure.
+
+Source: kubelet v1.36 (`k8s.io/csi-translation-lib`); migration is complete there, and the in-tree plugins are
+gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from engine.api.errors import InvalidInput
+from engine.api.objects.storage import (
+    READ_ONLY_MANY,
+    READ_WRITE_MANY,
+    READ_WRITE_ONCE,
+    CSIPersistentVolume,
+    PersistentVolume,
+    SecretReference,
+    VolumeNodeAffinity,
+)
+from engine.api.pod import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+BETA_ZONE, BETA_REGION = "failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region"
+BETWEEN_ZONES: Final = "__"
+UNSPECIFIED: Final = "UNSPECIFIED"
+MANAGED: Final = "Managed"
+AZURE_RESOURCE_GROUP: Final = "kubernetes.io/azure-file-resource-group"
+PORTWORX_SECRET: Final = ("openstorage.io/auth-secret-name", "openstorage.io/auth-secret-namespace")
+_EBS_VOLUME: Final = re.compile(r"vol-[^/]*")
+_STORAGE_ACCOUNT: Final = re.compile(r"azure-storage-account-(.+)-secret")
+
+Source = Callable[[Any, PersistentVolume], CSIPersistentVolume]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plugin:
+    """The field of an in-tree plugin's source, its translation, and the driver's key of zones (and
+    regions)."""
+
+    field: str
+    translate: Source
+    zone: str = ""
+    region: str = ""
+
+
+def migrated(volume: PersistentVolume) -> PersistentVolume:
+    """Return the volume of the CSI driver in the place of an in-tree one; other volumes as they are.
+
+    Raises `InvalidInput` for one that no driver takes.
+    """
+    for plugin in _PLUGINS:
+        source = getattr(volume.spec, plugin.field)
+        if source is None:
+            continue
+        found = deepcopy(volume)
+        try:
+            found.spec.csi = plugin.translate(source, volume)
+        except InvalidInput as error:
+            text = f"failed to translate in-tree volume to CSI: {error.message}"
+            raise InvalidInput(text) from error
+        setattr(found.spec, plugin.field, None)
+        if plugin.zone:
+            _translate_topology(found, plugin.zone, plugin.region)
+        if plugin.field == "gce_persistent_disk":
+            found.spec.access_modes = _gce_access_modes(found.spec.access_modes)
+        return found
+    return volume
+
+
+# One plugin each
+
+
+def _aws_ebs(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
+    return CSIPersistentVolume(
+        driver="ebs.csi.aws.com",
+        volume_handle=_ebs_volume(source.volume_id),
+        read_only=source.read_only,
+        fs_type=source.fs_type,
+        volume_attributes={"partition": str(source.partition)},
+    )
+
+
+def _ebs_volume(name: str) -> str:
+    """`vol-…`, or `aws://ZONE/vol-…` as the in-tree plugin wrote it."""
+    if not name.startswith("aws://"):
+        return name
+    volume = urlsplit(name).path.strip("/")
+    if not _EBS_VOLUME.fullmatch(volume):
+        text = f"failed to translate Kubernetes ID to EBS Volume ID Invalid format for AWS volume ({name})"
+        raise InvalidInput(text)
+    return volume
+
+
+def _azure_disk(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
+    if source.kind is not None and source.kind.lower() != MANAGED.lower():
+        raise InvalidInput(f"kind({source.kind}) is not supported in csi migration")
+    attributes = {"kind": MANAGED}
+    if source.caching_mode is not None:
+        attributes["cachingmode"] = source.caching_mode
+    if source.fs_type is not None:
+        attributes["fstype"] = source.fs_type
+    return CSIPersistentVolume(
+        driver="disk.csi.azure.com",
+        volume_handle=source.disk_uri,
+        read_only=bool(source.read_only),
+        fs_type=source.fs_type or "",
+        volume_attributes=attributes,
+    )
+
+
+def _azure_file(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
+    named = _STORAGE_ACCOUNT.search(source.secret_name)
+    account = named[1] if named else source.secret_name
+    reference = volume.spec.claim_ref
+    namespace = source.secret_namespace
+    if namespace is None:
+        namespace = reference.namespace if reference is not None else ""
+    if not namespace:
+        raise InvalidInput("could not find a secret namespace in PersistentVolumeSource or ClaimRef")
+    group = (volume.metadata.annotations or {}).get(AZURE_RESOURCE_GROUP, "")
+    return CSIPersistentVolume(
+        driver="file.csi.azure.com",
+        volume_handle="#".join((group, account, source.share_name, volume.metadata.name, namespace)),
+        read_only=source.read_only,
+        volume_attributes={"sharename": source.share_name},
+        node_stage_secret_ref=SecretReference(name=source.secret_name, namespace=namespace),
+    )
+
+
+def _gce_pd(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
+    labels = volume.metadata.labels or {}
+    zones = (labels.get(BETA_ZONE) or labels.get(ZONE) or "").split(BETWEEN_ZONES)
+    regional = len(zones) > 1
+    place = f"regions/{_gce_region(zones)}" if regional else f"zones/{zones[0] or UNSPECIFIED}"
+    return CSIPersistentVolume(
+        driver="pd.csi.storage.gke.io",
+        volume_handle=f"projects/{UNSPECIFIED}/{place}/disks/{source.pd_name}",
+        read_only=source.read_only,
+        fs_type=source.fs_type,
+        volume_attributes={"partition": str(source.partition) if source.partition else ""},
+    )
+
+
+def _gce_region(zones: Sequence[str]) -> str:
+    """Zones are `LOCALE-REGION-ZONE`."""
+    parts = [zone.split("-") for zone in zones]
+    for zone, split in zip(zones, parts, strict=True):
+        if len(split) != 3:
+            text = f"zone in unexpected format, expected: {{locale}}-{{region}}-{{zone}}, got: {zone}"
+            raise InvalidInput(f"failed to get region from zones: {text}")
+    regions = {"-".join(split[:2]) for split in parts}
+    if len(regions) != 1:
+        text = f"multiple or no regions gotten from zones, got: {', '.join(sorted(regions))}"
+        raise InvalidInput(f"failed to get region from zones: {text}")
+    return regions.pop()
+
+
+def _gce_access_modes(modes: Sequence[str] | None) -> list[str] | None:
+    """The in-tree plugin never checked them, and took ReadWriteMany for ReadWriteOnce."""
+    if modes is None:
+        return None
+    wanted = {READ_WRITE_ONCE if mode == READ_WRITE_MANY else mode for mode in modes}
+    return (
+        [READ_ONLY_MANY] if READ_WRITE_ONCE not in wanted and READ_ONLY_MANY in wanted else [READ_WRITE_ONCE]
+    )
+
+
+def _cinder(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
+    return CSIPersistentVolume(
+        driver="cinder.csi.openstack.org",
+        volume_handle=source.volume_id,
+        read_only=source.read_only,
+        fs_type=source.fs_type,
+        volume_attributes={},
+    )
+
+
+def _vsphere(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
+    policy = source.storage_policy_name
+    return CSIPersistentVolume(
+        driver="csi.vsphere.vmware.com",
+        volume_handle=source.volume_path,
+        fs_type=source.fs_type,
+        volume_attributes={"storagepolicyname": policy} if policy else {},
+    )
+
+
+def _portworx(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
+    annotations = volume.metadata.annotations or {}
+    name, namespace = (annotations.get(key) for key in PORTWORX_SECRET)
+    secret = None
+    if name is not None and namespace is not None:
+        secret = SecretReference(name=name, namespace=namespace)
+    return CSIPersistentVolume(
+        driver="pxd.portworx.com",
+        volume_handle=source.volume_id,
+        fs_type=source.fs_type,
+        volume_attributes={},
+        node_stage_secret_ref=secret,
+        node_publish_secret_ref=secret,
+        node_expand_secret_ref=secret,
+    )
+
+
+_PLUGINS: Final = (
+    _Plugin("aws_elastic_block_store", _aws_ebs, "topology.ebs.csi.aws.com/zone"),
+    _Plugin("azure_disk", _azure_disk),
+    _Plugin("azure_file", _azure_file),
+    _Plugin("cinder", _cinder, "topology.cinder.csi.openstack.org/zone"),
+    _Plugin("gce_persistent_disk", _gce_pd, "topology.gke.io/zone"),
+    _Plugin("portworx_volume", _portworx),
+    _Plugin(
+        "vsphere_volume",
+        _vsphere,
+        "topology.csi.vmware.com/zone",
+        "topology.csi.vmware.com/region",
+    ),
+)
+
+
+# Where a volume is
+
+
+def _translate_topology(volume: PersistentVolume, zone: str, region: str) -> None:
+    """The driver's topology keys in the place of Kubernetes' in the node affinity; where that has no zone,
+    the volume's labels say it."""
+    labels = volume.metadata.labels or {}
+    beta = not _has(volume, ZONE) and (
+        _has(volume, BETA_ZONE) or (ZONE not in labels and BETA_ZONE in labels)
+    )
+    old_zone, old_region = (BETA_ZONE, BETA_REGION) if beta else (ZONE, REGION)
+    _translate_key(volume, old_zone, zone, labels, several=not region)
+    if region:
+        _translate_key(volume, old_region, region, labels, several=False)
+    elif beta:
+        _rename(volume, old_region, REGION)
+
+
+def _translate_key(
+    volume: PersistentVolume, old: str, new: str, labels: Mapping[str, str], *, several: bool
+) -> None:
+    if _has(volume, old):
+        _rename(volume, old, new)
+        return
+    label = labels.get(old, "")
+    values = label.split(BETWEEN_ZONES) if several else [label]
+    named = sorted({value.strip() for value in values} - {""})
+    if named:
+        _require(volume, new, named)
+
+
+def _terms(volume: PersistentVolume) -> list[NodeSelectorTerm]:
+    affinity = volume.spec.node_affinity
+    required = affinity.required if affinity is not None else None
+    return (required.node_selector_terms or []) if required is not None else []
+
+
+def _has(volume: PersistentVolume, key: str) -> bool:
+    return any(one.key == key for term in _terms(volume) for one in term.match_expressions or ())
+
+
+def _rename(volume: PersistentVolume, old: str, new: str) -> None:
+    for term in _terms(volume):
+        for one in term.match_expressions or ():
+            if one.key == old:
+                one.key = new
+
+
+def _require(volume: PersistentVolume, key: str, values: list[str]) -> None:
+    """One more requirement of every term."""
+    terms = _terms(volume) or [NodeSelectorTerm()]
+    for term in terms:
+        wanted = NodeSelectorRequirement(key=key, operator="In", values=[*values])
+        term.match_expressions = [*(term.match_expressions or ()), wanted]
+    volume.spec.node_affinity = VolumeNodeAffinity(required=NodeSelector(node_selector_terms=terms))
