@@ -14,6 +14,10 @@ from itertools import combinations
 from math import inf, sqrt
 
 
+EXHAUSTIVE_NODES = 8
+"""As many NUMA nodes are tried in every combination, as the kubelet does with any number."""
+
+
 class Layout:
     """A machine's online CPUs by core, last-level cache, socket and NUMA node: id → set of CPUs."""
 
@@ -207,6 +211,8 @@ def _most_even_split(
     nodes: Sequence[int], free: Mapping[int, int], size: int, share: int, rest: int, group: int
 ) -> tuple[Sequence[int], Sequence[int]] | None:
     """The `size` nodes that give `share` CPUs each, and those that give the `rest`; None if none can."""
+    if len(nodes) > EXHAUSTIVE_NODES:
+        return _fullest_split(nodes, free, size, share, rest, group)
     best: tuple[float, Sequence[int], Sequence[int]] = (inf, (), ())
     for chosen in combinations(nodes, size):
         if best[0] == 0:
@@ -221,6 +227,27 @@ def _most_even_split(
         if balance < best[0]:
             best = balance, chosen, extra
     return None if best[0] == inf else best[1:]
+
+
+def _fullest_split(
+    nodes: Sequence[int], free: Mapping[int, int], size: int, share: int, rest: int, group: int
+) -> tuple[Sequence[int], Sequence[int]] | None:
+    """The same without trying every set of nodes, of which there are too many.
+
+    What is taken being equal, the sum of the squares of what is left is smallest where the fullest nodes give;
+    so the answer is as even as any, but for the rounding by which the kubelet compares.
+    """
+    chosen = sorted(nodes, key=lambda node: -free[node])[:size]
+    groups = sum(free[node] // group for node in chosen)
+    if groups * group < share * size + rest or free[chosen[-1]] < share:
+        return None
+    left = {node: free[node] - share for node in chosen}
+    extra: list[int] = []
+    for _ in range(rest // group):
+        fullest = max(chosen, key=left.__getitem__)
+        left[fullest] -= group
+        extra.append(fullest)
+    return chosen, extra
 
 
 def _most_even_rest(

@@ -6,7 +6,7 @@ machine's nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 
 import numpy as np
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from engine._fast.devices import topology as kernels
 from engine.memorymanager.state import NodeState
-from engine.topologymanager.policy import Hint, Numa
+from engine.topologymanager.many_nodes import MOST, narrowed, positions_that_matter, widened
+from engine.topologymanager.policy import DENSE_NODES, Hint, Numa
 
 Reusable = Mapping[int, Mapping[str, int]]
 """Bytes that earlier containers of the pod leave: mask of the nodes → type → bytes."""
@@ -37,17 +38,34 @@ class MemoryHints:
 
     @cached_property
     def flags(self) -> kernels.Flags:
-        """ORDINARY or PREFERRED for each mask that is a hint, else 0; shape (2^nodes,)."""
-        count = len(self._nodes)
+        """The hints among all nodes; shape (2^nodes,). For machines of at most `DENSE_NODES` nodes."""
+        return self.among(range(len(self._nodes)))
+
+    def weights(self) -> list[int]:
+        """How many bytes each node could give."""
+        reusable = 0
+        for mask in self._reusable:
+            reusable |= mask
+        return [
+            sum(node.free(kind) for kind in self._requests) + (reusable >> i & 1)
+            for i, node in enumerate(self._nodes)
+        ]
+
+    def among(self, positions: Sequence[int]) -> kernels.Flags:
+        """ORDINARY or PREFERRED for each mask of the positions that is a hint, else 0."""
+        nodes = [self._nodes[position] for position in positions]
+        count = len(nodes)
         sizes = _sizes(count)
         possible = np.ones(1 << count, bool)
         possible[0] = False
-        enough = self._usable()
+        enough = self._usable(positions)
         for kind, size in self._requests.items():
-            possible &= _sums([node.allocatable(kind) for node in self._nodes]) >= np.uint64(size)
-            free = _sums([node.free(kind) for node in self._nodes])
+            possible &= _sums([node.allocatable(kind) for node in nodes]) >= np.uint64(size)
+            free = _sums([node.free(kind) for node in nodes])
             for mask, left in self._reusable.items():
-                free[mask] += np.uint64(left.get(kind, 0))
+                part = narrowed(mask, positions)
+                if part is not None:
+                    free[part] += np.uint64(left.get(kind, 0))
             enough &= free >= np.uint64(size)
         fewest = min(int(sizes[possible].min(initial=count)), count)
         flags = np.zeros(1 << count, np.uint8)
@@ -55,12 +73,13 @@ class MemoryHints:
         flags[possible & enough & (sizes == fewest)] = kernels.PREFERRED
         return flags
 
-    def _usable(self) -> NDArray[np.bool_]:
-        """Which masks the use of their nodes allows."""
+    def _usable(self, positions: Sequence[int]) -> NDArray[np.bool_]:
+        """Which masks of the positions the use of their nodes allows."""
         idle = 0
         groups: set[int] = set()
-        usable = np.zeros(1 << len(self._nodes), bool)
-        for i, node in enumerate(self._nodes):
+        usable = np.zeros(1 << len(positions), bool)
+        for i, position in enumerate(positions):
+            node = self._nodes[position]
             if not node.number_of_assignments:
                 idle |= 1 << i
             if len(node.cells) > 1:
@@ -68,24 +87,36 @@ class MemoryHints:
         masks = np.arange(len(usable))
         usable[(masks & ~idle) == 0] = True
         for group in groups:
+            part = narrowed(group, positions)
             members = [self._nodes[i] for i in range(len(self._nodes)) if group >> i & 1]
-            usable[group] = all(
-                not node.number_of_assignments or self._numa.mask(node.cells) == group for node in members
-            )
-        for i, node in enumerate(self._nodes):
-            usable[1 << i] = len(node.cells) <= 1
+            if part is not None:
+                usable[part] = all(
+                    not node.number_of_assignments or self._numa.mask(node.cells) == group for node in members
+                )
+        for i, position in enumerate(positions):
+            usable[1 << i] = len(self._nodes[position].cells) <= 1
         return usable
 
     def best(self, containing: int = 0) -> Hint | None:
-        """The preferred hint, or else any, with the fewest and lowest nodes; None if there is none."""
-        masks = np.flatnonzero(self.flags)
-        masks = masks[(masks & containing) == containing]
-        preferred = masks[self.flags[masks] == kernels.PREFERRED]
-        chosen = preferred if len(preferred) else masks
-        if not len(chosen):
+        """The preferred hint, or else any, with the fewest and lowest nodes; None if there is none.
+
+        Its nodes include those of the mask `containing`.
+        """
+        positions: Sequence[int] = range(len(self._nodes))
+        if len(positions) > DENSE_NODES:
+            chosen, _ = positions_that_matter([self])
+            wanted = [i for i in positions if containing >> i & 1][:MOST]
+            positions = sorted({*wanted, *chosen[: max(MOST - len(wanted), 0)]})
+        part = narrowed(containing, positions)
+        flags = self.among(positions)
+        masks = np.flatnonzero(flags)
+        masks = masks[(masks & (part or 0)) == (part or 0)] if part is not None else masks[:0]
+        preferred = masks[flags[masks] == kernels.PREFERRED]
+        best = preferred if len(preferred) else masks
+        if not len(best):
             return None
-        sizes = _sizes(len(self._nodes))[chosen]
-        return Hint(int(chosen[sizes == sizes.min()][0]), bool(len(preferred)))
+        sizes = _sizes(len(positions))[best]
+        return Hint(widened(int(best[sizes == sizes.min()][0]), positions), bool(len(preferred)))
 
 
 @cache

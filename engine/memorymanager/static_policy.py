@@ -12,7 +12,7 @@ from engine.api.qos import GUARANTEED, compute_qos_class
 from engine.api.resources import MEMORY, is_hugepage
 from engine.memorymanager.hints import MemoryHints
 from engine.memorymanager.state import UNSIGNED, Block, MemoryState
-from engine.topologymanager.policy import Hint, Hints, Numa
+from engine.topologymanager.policy import DENSE_NODES, Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError
 
 
@@ -128,8 +128,10 @@ class StaticPolicy:
 
     def _hints(self, wanted: Mapping[str, int], reusable: dict[int, dict[str, int]]) -> dict[str, Hints]:
         """The same hints for each type; without any, memory has no say and its allocation fails instead."""
-        flags = MemoryHints(self._numa, self.state.nodes, wanted, reusable).flags
-        return dict.fromkeys(wanted, flags) if flags.any() else {}
+        hints = MemoryHints(self._numa, self.state.nodes, wanted, reusable)
+        if len(self._numa.nodes) > DENSE_NODES:
+            return dict.fromkeys(wanted, hints) if hints.best() is not None else {}
+        return dict.fromkeys(wanted, hints.flags) if hints.flags.any() else {}
 
     def _hints_of(self, blocks: tuple[Block, ...], wanted: Mapping[str, int]) -> dict[str, Hints] | None:
         if len(blocks) != len(wanted) or any(wanted.get(b.type) != b.size for b in blocks):

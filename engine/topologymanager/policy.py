@@ -16,6 +16,7 @@ import numpy as np
 from engine._fast.devices import topology as kernels
 from engine.api.encoding.go_bool import parse_bool
 from engine.api.errors import InvalidInput
+from engine.topologymanager.many_nodes import PartialHints, narrowed, positions_that_matter, widened
 from engine.topologymanager.search import DeviceCounts, Merged, merge_counts
 
 POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
@@ -75,9 +76,10 @@ class Decision:
     proven: bool = True
 
 
-Hints: TypeAlias = "Sequence[Hint] | DeviceCounts | kernels.Flags | None"
+Hints: TypeAlias = "Sequence[Hint] | DeviceCounts | PartialHints | kernels.Flags | None"
 """One resource's hints: None has no preference, an empty list has no place, counts stand for their hints;
-flags are indexed by mask, shape (2^nodes,), on machines of at most `DENSE_NODES` nodes."""
+flags are indexed by mask, shape (2^nodes,), on machines of at most `DENSE_NODES` nodes, and partial hints
+are listed among the nodes that matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,9 @@ class TopologyPolicy:
         for provider in providers:
             wanted += provider.values() if provider else [None]
         distances = self._distances() if self.prefer_closest and not single else None
-        if nodes > DENSE_NODES:
+        if nodes > DENSE_NODES and any(hints is not None and not _is_counted(hints) for hints in wanted):
+            merged = self._merge_some(wanted, distances, single=single)
+        elif nodes > DENSE_NODES:
             merged = merge_counts(nodes, [_counts(hints) for hints in wanted], distances, single=single)
         else:
             families = [_family(nodes, hints, single) for hints in wanted]
@@ -132,6 +136,29 @@ class TopologyPolicy:
         everywhere = (1 << nodes) - 1
         hint = Hint(None if single and merged.mask == everywhere else merged.mask, merged.preferred)
         return Decision(hint, hint.preferred or self.name == "best-effort", merged.proven)
+
+    def _merge_some(
+        self, wanted: Sequence[Hints], distances: kernels.Distances | None, *, single: bool
+    ) -> Merged:
+        """Merge on a machine of many nodes where hints are not all counts of devices."""
+        nodes = len(self.numa.nodes)
+        partial = [_Partial(hints, nodes) for hints in wanted if hints is not None]
+        positions, whole = positions_that_matter(partial)
+        if single:
+            return self._one_node(partial)
+        families = [_family(len(positions), hints.among(positions), single) for hints in partial]
+        if distances is not None:
+            distances = np.ascontiguousarray(distances[np.ix_(positions, positions)])
+        mask, preferred = kernels.merge(len(positions), families, distances)
+        return Merged(widened(mask, positions), preferred, whole)
+
+    def _one_node(self, wanted: Sequence[_Partial]) -> Merged:
+        """single-numa-node: the first node that every resource prefers alone."""
+        nodes = len(self.numa.nodes)
+        for position in range(nodes):
+            if all(hints.among((position,))[1] & kernels.PREFERRED for hints in wanted):
+                return Merged(1 << position, True)
+        return Merged((1 << nodes) - 1, False)
 
     def _distances(self) -> kernels.Distances | None:
         if not self.numa.distances:
@@ -166,14 +193,49 @@ def _options(options: Mapping[str, str]) -> tuple[bool, int]:
     return closest, most
 
 
+def _is_counted(hints: Hints) -> bool:
+    """Whether hints are counts of devices, or an empty list."""
+    return isinstance(hints, DeviceCounts) or (isinstance(hints, Sequence) and not hints)
+
+
+class _Partial:
+    """Any kind of hints as `PartialHints` on a machine of many nodes."""
+
+    def __init__(self, hints: Hints, nodes: int) -> None:
+        self._hints = hints
+        self._nodes = nodes
+
+    def weights(self) -> Sequence[int]:
+        hints = self._hints
+        if isinstance(hints, DeviceCounts):
+            return hints.weights(self._nodes)
+        if isinstance(hints, Sequence):
+            masks = [hint.mask for hint in hints if hint.mask is not None]
+            return [sum(mask >> i & 1 for mask in masks) for i in range(self._nodes)]
+        assert hints is not None
+        assert not isinstance(hints, np.ndarray)
+        return hints.weights()
+
+    def among(self, positions: Sequence[int]) -> kernels.Flags:
+        hints = self._hints
+        if isinstance(hints, Sequence):
+            flags = np.zeros(1 << len(positions), np.uint8)
+            for hint in hints:
+                mask = (1 << len(positions)) - 1 if hint.mask is None else narrowed(hint.mask, positions)
+                if mask:
+                    flags[mask] |= kernels.PREFERRED if hint.preferred else kernels.ORDINARY
+            return flags
+        assert hints is not None
+        assert not isinstance(hints, np.ndarray)
+        return hints.among(positions)
+
+
 def _counts(hints: Hints) -> DeviceCounts | bool:
     """For machines of many nodes: hints as counts, or as True (anywhere) or False (nowhere)."""
     if hints is None:
         return True
     if isinstance(hints, DeviceCounts):
         return hints
-    if len(hints):
-        raise InvalidInput(f"hints are given as device counts on more than {DENSE_NODES} NUMA nodes")
     return False
 
 
@@ -182,8 +244,11 @@ def _family(nodes: int, hints: Hints, single: bool) -> kernels.Family:
     opinion = kernels.NO_MASK
     if hints is None:
         flags, opinion = np.zeros(1 << nodes, np.uint8), kernels.ANY_NODE
-    elif isinstance(hints, DeviceCounts | np.ndarray):
-        flags = hints.flags(nodes) if isinstance(hints, DeviceCounts) else hints
+    elif not isinstance(hints, Sequence):
+        if isinstance(hints, DeviceCounts):
+            flags = hints.flags(nodes)
+        else:
+            flags = hints if isinstance(hints, np.ndarray) else hints.among(range(nodes))
         opinion = kernels.NO_MASK if flags.any() else kernels.NOWHERE
     else:
         flags = np.zeros(1 << nodes, np.uint8)

@@ -31,7 +31,7 @@ What may be missed without proof: a mask that is closer, smaller or preferred.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +66,22 @@ class DeviceCounts:
             _column(self.reusable),
             self.request,
         )
+
+    def weights(self, nodes: int) -> list[int]:
+        """How many devices could come from each node, by position."""
+        counts = [a + r for a, r in zip(self.available, self.reusable, strict=True)]
+        return [
+            sum(n for group, n in zip(self.groups, counts, strict=True) if group >> i & 1)
+            for i in range(nodes)
+        ]
+
+    def among(self, positions: Sequence[int]) -> kernels.Flags:
+        """The hints among some positions only, by mask of those; shape (2^positions,)."""
+        groups = tuple(
+            sum(1 << i for i, position in enumerate(positions) if group >> position & 1)
+            for group in self.groups
+        )
+        return replace(self, groups=groups).flags(len(positions))
 
     def within(self, nodes: int) -> int:
         """The nodes that hints are made of: those with devices, or all."""
