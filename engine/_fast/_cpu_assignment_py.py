@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import inf, sqrt
 
-
 EXHAUSTIVE_NODES = 8
 """As many NUMA nodes are tried in every combination, as the kubelet does with any number."""
 
@@ -234,7 +233,7 @@ def _fullest_split(
 ) -> tuple[Sequence[int], Sequence[int]] | None:
     """The same without trying every set of nodes, of which there are too many.
 
-    What is taken being equal, the sum of the squares of what is left is smallest where the fullest nodes give;
+    As much being taken, the sum of the squares of what is left is smallest where the fullest nodes give;
     so the answer is as even as any, but for the rounding by which the kubelet compares.
     """
     chosen = sorted(nodes, key=lambda node: -free[node])[:size]

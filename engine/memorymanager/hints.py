@@ -42,13 +42,13 @@ class MemoryHints:
         return self.among(range(len(self._nodes)))
 
     def weights(self) -> list[int]:
-        """How many bytes each node could give."""
-        reusable = 0
-        for mask in self._reusable:
-            reusable |= mask
+        """How many bytes each node could give; at least 1 where it could when it is empty.
+
+        Such a node decides how few nodes would ever do, and so which sets are preferred.
+        """
         return [
-            sum(node.free(kind) for kind in self._requests) + (reusable >> i & 1)
-            for i, node in enumerate(self._nodes)
+            sum(node.free(kind) + (node.allocatable(kind) > 0) for kind in self._requests)
+            for node in self._nodes
         ]
 
     def among(self, positions: Sequence[int]) -> kernels.Flags:

@@ -68,8 +68,8 @@ class DeviceCounts:
         )
 
     def weights(self, nodes: int) -> list[int]:
-        """How many devices could come from each node, by position."""
-        counts = [a + r for a, r in zip(self.available, self.reusable, strict=True)]
+        """How many devices could come from each node, by position, and those that it has at all."""
+        counts = [sum(each) for each in zip(self.everything, self.available, self.reusable, strict=True)]
         return [
             sum(n for group, n in zip(self.groups, counts, strict=True) if group >> i & 1)
             for i in range(nodes)
