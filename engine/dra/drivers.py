@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,12 @@ DRA_PLUGIN: Final = "DRAPlugin"
 """The plugin watcher's word for drivers."""
 
 SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-MAX_NAME: Final = 253
 WIPE_SECONDS: Final = 30.0
 FIRST_RETRY, LAST_RETRY = 1.0, 300.0
 HEALTH_RETRY_SECONDS: Final = 5.0
+
+_NAME = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,61}[a-zA-Z0-9])?")
+"""What an API server takes for a driver; it is a part of field selectors too."""
 
 log = logging.getLogger("kubengine.dra")
 
@@ -115,9 +118,11 @@ class Drivers:
     # Registration
 
     def check(self, name: str, socket: Path, versions: Sequence[str]) -> None:
+        if _NAME.fullmatch(name) is None:
+            raise InvalidInput(
+                f"DRA driver plugin at endpoint {socket}: expected a driver's name, got {name[:64]!r}"
+            )
         try:
-            if not name or len(name) > MAX_NAME:
-                raise InvalidInput(f"expected a driver's name, got {name[:64]!r}")
             _service(versions)
         except InvalidInput as error:
             whose = f"invalid supported gRPC versions of DRA driver plugin {name} at endpoint {socket}"

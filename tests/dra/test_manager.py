@@ -462,6 +462,7 @@ async def test_an_endpoint_is_registered_once(dra: DraRig) -> None:
         (DRIVER, ["1.0.0"], 'supported by the plugin .."1.0.0".. are supported by the kubelet'),
         ("", ["v1.DRAPlugin"], "expected a driver's name, got ''"),
         ("x" * 300, ["v1.DRAPlugin"], "expected a driver's name"),
+        ("d,spec.nodeName=n2", ["v1.DRAPlugin"], "expected a driver's name"),
     ],
 )
 async def test_a_driver_that_cannot_be_called_is_not_registered(
