@@ -94,6 +94,8 @@ def parameters_from(kind: type[msgspec.Struct], given: dict[str, Any]) -> msgspe
         hint = _without_none(hints[name])
         if get_origin(hint) is dict:
             plain[name] = key_values(name, value)
+            if get_args(hint)[1] is Any:
+                plain[name] = {key: _scalar(text) for key, text in plain[name].items()}
         elif isinstance(value, tuple):
             inner = _plain(get_args(hint)[0])
             structured = inner not in (str, int) and get_origin(inner) is not Literal
@@ -132,6 +134,15 @@ def key_values(name: str, values: tuple[str, ...]) -> dict[str, Any]:
                 raise InvalidInput(f"expected KEY=VALUE, got {part!r}", subject=option_name(name))
             found[key] = _json(name, value) if value[:1] in "{[" and value else value
     return found
+
+
+def _scalar(text: Any) -> Any:
+    """A number or a truth value where the text is one in JSON; any other text as it is."""
+    try:
+        found = msgspec.json.decode(text) if isinstance(text, str) else text
+    except msgspec.DecodeError:
+        return text
+    return found if isinstance(found, bool | int | float) else text
 
 
 def _json(name: str, text: str) -> Any:

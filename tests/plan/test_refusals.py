@@ -38,6 +38,26 @@ REFUSED = [
         {"changes": {"evicionHard": {}}},
         "changes: evicionHard: no such field in KubeletConfiguration; did you mean evictionHard?",
     ),
+    (
+        "evict",
+        {"changes": {"evictionHard": {"memory.available": "200%"}}},
+        "changes: evictionHard: eviction percentage",
+    ),
+    (
+        "cgroups",
+        {"changes": {"maxPods": -1}},
+        "changes: invalid configuration: maxPods (--max-pods) -1 must not be",
+    ),
+    (
+        "image-gc",
+        {"changes": {"imageGCHighThresholdPercent": 150}},
+        "changes: invalid HighThresholdPercent 150",
+    ),
+    (
+        "image-gc",
+        {"changes": {"imageGCHighThresholdPercent": "x"}},
+        "changes: imageGCHighThresholdPercent: Expected",
+    ),
     ("image-gc", {"high": 101}, "high: invalid HighThresholdPercent 101, must be in range [0-100]"),
     ("image-gc", {"low": -1}, "low: invalid LowThresholdPercent -1, must be in range [0-100]"),
     (
@@ -121,6 +141,8 @@ def test_a_scenario_says_where_it_is(tmp_path):
         ["drain"],
         ["devices", "--policy", "best"],
         ["diff", "admit", "-a", "7"],
+        ["cgroups", "--changes", "maxPods=-1"],
+        ["evict", "--changes", "evictionHard=x"],
     ],
     ids=" ".join,
 )

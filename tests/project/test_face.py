@@ -152,6 +152,16 @@ def test_every_name_is_there_and_no_other() -> None:
         engine.Kubelet  # noqa: B018
 
 
+def test_it_has_the_name_of_the_distribution_too() -> None:
+    import kubengine
+
+    assert kubengine.__all__ == engine.__all__
+    assert set(kubengine.__all__) <= set(dir(kubengine))
+    assert kubengine.decide is engine.decide
+    with pytest.raises(AttributeError, match="no attribute 'cli'"):
+        kubengine.cli  # noqa: B018
+
+
 def test_help_shows_every_name() -> None:
     text = pydoc.plain(pydoc.render_doc(engine))
     missing = [name for name in engine.__all__ if f"`{name}`" not in (engine.__doc__ or "")]

@@ -9,9 +9,20 @@ import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import load_config
+from engine.api.errors import InvalidInput
+from engine.api.kubelet_validation import validate
+from engine.eviction.thresholds import thresholds_from_config
+from engine.images.policy import ImageGCPolicy
 from engine.plan.answers.answer import Rows
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.objects import configuration_object
+
+
+def _check(config: KubeletConfiguration) -> None:
+    """Raise `InvalidInput` with the agent's words for what no agent would start with."""
+    validate(config, "configuration")
+    thresholds_from_config(config)
+    ImageGCPolicy.from_config(config)
 
 
 class NodeConfigurations:
@@ -28,7 +39,11 @@ class NodeConfigurations:
         given = load_config([Path(file)])[0] if file else None
         self._base = msgspec.json.encode(given, enc_hook=str).decode() if given is not None else ""
         self._known = 0 if file else sum(bool(text) for text in self._texts)
-        self.of_text("")
+        try:
+            _check(self.of_text(""))
+        except InvalidInput as error:
+            text = error.message if error.subject in ("changes", "configuration") else str(error)
+            raise InvalidInput(text, subject="changes" if self._changes else "config") from None
 
     def note(self, rows: Rows) -> None:
         """Say in an answer where the configurations come from."""
