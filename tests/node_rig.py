@@ -11,7 +11,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.eviction.readings import NodeView
-from engine.hostsetup.setup import HostPlaces
+from engine.hostsetup.host_places import HostPlaces
 from engine.node import Node
 
 

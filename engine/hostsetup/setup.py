@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from engine.api.events import EventRecorder
 from engine.cgroups.mounts import Mounts, find_mounts
 from engine.host.stopping import stop_all
 from engine.host.tasks import Tasks
+from engine.hostsetup.host_places import HostPlaces
 from engine.hostsetup.iptables import UtilChains
 from engine.hostsetup.own_process import Cgroups, set_oom_score, set_open_files
 from engine.hostsetup.system_oom import SystemOom
@@ -27,20 +27,6 @@ OWN_SECONDS: Final = 300.0
 STEP_SECONDS: Final = 30.0
 
 log = logging.getLogger("kubengine.hostsetup")
-
-
-@dataclass(frozen=True, slots=True)
-class HostPlaces:
-    """Where on the machine the agent finds what it sets up."""
-
-    sysctls: Path = Path("/proc/sys")
-    swaps: Path = Path("/proc/swaps")
-    kmsg: Path = Path("/dev/kmsg")
-    oom_score: Path = Path("/proc/self/oom_score_adj")
-    iptables: Sequence[str] = ("iptables",)
-    ip6tables: Sequence[str] = ("ip6tables",)
-    system_bus: str = "unix:path=/run/dbus/system_bus_socket"
-    logind_drop_ins: Path = Path("/etc/systemd/logind.conf.d")
 
 
 class HostSetup:

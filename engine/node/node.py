@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.api.config import KubeletConfiguration
 from engine.api.decisions import Decisions
@@ -28,7 +28,7 @@ from engine.cri.paths import pods_directory
 from engine.eviction.readings import NodeView
 from engine.host.stopping import stop_all
 from engine.host.tasks import Tasks
-from engine.hostsetup.setup import HostPlaces, HostSetup
+from engine.hostsetup.host_places import HostPlaces
 from engine.metrics import Registry
 from engine.node.controlplane.control_plane import Api
 from engine.node.images.access import CredentialPrograms
@@ -40,6 +40,9 @@ from engine.node.running_node import RunningNode
 from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
 from engine.node.stats.runtime_use import RuntimeUse
 from engine.node.stats.used import NodeUsage
+
+if TYPE_CHECKING:
+    from engine.hostsetup.setup import HostSetup
 
 
 class Node:
@@ -83,9 +86,7 @@ class Node:
         self.decisions = Decisions(clock)
         cert_dir = cert_dir or root / "pki"
         self.serving_certificate = ServingCertificate(config, cert_dir, self.name, clock=clock)
-        self._host = (
-            HostSetup(config, host, recorder=self.recorder, tasks=self.tasks) if host is not None else None
-        )
+        self._host = self._host_setup(host) if host is not None else None
         self._clock = clock
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
@@ -184,6 +185,11 @@ class Node:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused("another agent is running on this directory", subject=str(self.root)) from None
+
+    def _host_setup(self, places: HostPlaces) -> HostSetup:
+        from engine.hostsetup.setup import HostSetup  # most nodes of tests and trials set nothing up
+
+        return HostSetup(self.config, places, recorder=self.recorder, tasks=self.tasks)
 
     def _make_cgroups(self, capacity: Mapping[str, Quantity]) -> NodeCgroups:
         section = self.kubengine_config.cgroups

@@ -38,6 +38,7 @@ from engine.node.images.pull import ImagePuller
 from engine.node.images.pull_records import PullRecords
 from engine.node.logs.container_access import ContainerAccess
 from engine.node.managers import Managers
+from engine.node.node_shutdown import shutdown_manager
 from engine.node.nodeinfo import machine
 from engine.node.nodeinfo.addresses import HostAddresses
 from engine.node.nodeinfo.context import NodeContext
@@ -74,9 +75,6 @@ from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.csi_storage import CSI_PLUGIN, CsiStorage
 from engine.node.volumes.local_devices import LocalDevices
 from engine.plugins.watcher import PluginHandler, PluginWatcher
-from engine.shutdown.groups import shutdown_periods
-from engine.shutdown.manager import STATE_FILE, LogindPlaces, ShutdownManager
-from engine.shutdown.metrics import ShutdownMetrics
 from engine.wire import cri_v1_pb2 as cri
 
 PLUGINS_REGISTRY = "plugins_registry"
@@ -265,34 +263,13 @@ class RunningNode:
         )
         self.pods = PodManager(services, gatekeeper)
         count_pods(setting.registry, known=self.pods.all, active=self.pods.active)
-        self._shutdown = self._make_shutdown()
+        self._shutdown = shutdown_manager(setting, self.pods, self._conditions_changed)
         self._static = StaticSources(
             setting,
             records=watch.pods.values,
             accepted=accepted,
             desired=self.pods.set_desired,
             mirrored=self._belonging.manifests_changed,
-        )
-
-    def _make_shutdown(self) -> ShutdownManager | None:
-        """Only a node that has a machine, and pods that are to be waited for, follows its shutdowns."""
-        setting = self._setting
-        metrics = ShutdownMetrics(setting.registry)
-        periods = shutdown_periods(setting.config)
-        if not periods or setting.host is None:
-            return None
-        return ShutdownManager(
-            periods,
-            LogindPlaces(setting.host.system_bus, setting.host.logind_drop_ins),
-            active_pods=self.pods.active,
-            kill_pod=self.pods.kill,
-            volumes_left=self.pods.wait_volumes_left,
-            changed=self._conditions_changed,
-            state_file=setting.root / STATE_FILE,
-            recorder=setting.recorder,
-            metrics=metrics,
-            tasks=setting.tasks,
-            clock=setting.clock,
         )
 
     def _problems(self) -> list[str]:

@@ -14,8 +14,9 @@ from engine.api.errors import InvalidInput, Refused
 from engine.api.events import EventRecorder
 from engine.host.tasks import Tasks
 from engine.hostsetup import own_process, setup
+from engine.hostsetup.host_places import HostPlaces
 from engine.hostsetup.own_process import Cgroups
-from engine.hostsetup.setup import HostPlaces, HostSetup
+from engine.hostsetup.setup import HostSetup
 from engine.hostsetup.tunables import TUNABLES
 from tests.waiting import eventually
 

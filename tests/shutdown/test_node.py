@@ -11,7 +11,7 @@ import pytest
 from engine.api.duration import Duration
 from engine.api.pod import Pod
 from engine.hostsetup import setup
-from engine.hostsetup.setup import HostPlaces
+from engine.hostsetup.host_places import HostPlaces
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
 from tests.shutdown.logind import StandInLogind

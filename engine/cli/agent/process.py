@@ -20,7 +20,7 @@ from engine.cli.agent.places import default_socket
 from engine.cli.agent.start_up import settle
 from engine.host.notify import ServiceManager, beat
 from engine.host.stopping import stop_all
-from engine.hostsetup.setup import HostPlaces
+from engine.hostsetup.host_places import HostPlaces
 from engine.node import Node
 from engine.node.images.access import CredentialPrograms
 from engine.server import HttpServer, OwnPort, Routes

@@ -13,7 +13,7 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.cluster.certificates.serving import ServingCertificate
 from engine.eviction.readings import NodeView
 from engine.host.tasks import Tasks
-from engine.hostsetup.setup import HostPlaces
+from engine.hostsetup.host_places import HostPlaces
 from engine.metrics import Registry
 from engine.node.images.access import CredentialPrograms
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.api.errors import KubengineError
 from engine.api.events import WARNING
@@ -12,10 +13,12 @@ from engine.cri.records import PodRecord
 from engine.host.stopping import stop_all
 from engine.node.nodeinfo.context import NodeContext
 from engine.node.pod.accepted_spec import AcceptedSpecs
-from engine.node.sources.manifest_url import ManifestUrl
 from engine.node.sources.manifests import ManifestDirectory
 from engine.node.sources.pod_sink import MANIFEST_URL, MANIFESTS
 from engine.node.sources.static_uids import StaticUids
+
+if TYPE_CHECKING:
+    from engine.node.sources.manifest_url import ManifestUrl
 
 
 class StaticSources:
@@ -49,6 +52,8 @@ class StaticSources:
                 tasks=node.tasks,
             )
         if config.static_pod_url:
+            from engine.node.sources.manifest_url import ManifestUrl
+
             self._url = ManifestUrl(
                 config.static_pod_url,
                 config.static_pod_url_header or {},

@@ -23,7 +23,6 @@ from engine.api.objects.storage import (
     PersistentVolumeSpec,
 )
 from engine.api.pod import HostPathVolume, Pod, Volume
-from engine.csi.migration import migrated
 from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.refusals import VolumeRefused
 
@@ -90,6 +89,8 @@ async def bound_volume(
     pod: Pod, volume: Volume, name: str, objects: ClusterObjects, node: Node
 ) -> BoundVolume:
     """Return what a claim is bound to. Raises `VolumeRefused`."""
+    from engine.csi.migration import migrated  # a node without claims has no use for it
+
     try:
         try:
             claim = await objects.claim(pod, name)

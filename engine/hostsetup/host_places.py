@@ -1,0 +1,21 @@
+"""Where on the machine a node agent finds what it sets up and follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlaces:
+    """Where on the machine the agent finds what it sets up."""
+
+    sysctls: Path = Path("/proc/sys")
+    swaps: Path = Path("/proc/swaps")
+    kmsg: Path = Path("/dev/kmsg")
+    oom_score: Path = Path("/proc/self/oom_score_adj")
+    iptables: Sequence[str] = ("iptables",)
+    ip6tables: Sequence[str] = ("ip6tables",)
+    system_bus: str = "unix:path=/run/dbus/system_bus_socket"
+    logind_drop_ins: Path = Path("/etc/systemd/logind.conf.d")
