@@ -10,7 +10,7 @@ from engine.cluster.client import ApiClient
 
 
 class ResourceSlices:
-    """Of the node `name`, once it is `registered`. An API server lets a node see no others."""
+    """Serves the slices of the node `name`, once it is `registered`; an API server shows a node no others."""
 
     def __init__(self, client: ApiClient, name: str, registered: asyncio.Event) -> None:
         self._client = client
@@ -18,13 +18,13 @@ class ResourceSlices:
         self._registered = registered
 
     async def list(self, driver: str) -> Sequence[ResourceSlice]:
-        """Those of a driver. Raises `Refused`."""
+        """Return the slices of a driver. Raises `Refused`."""
         await self._registered.wait()
         found = await self._client.get(f"{API}/resourceslices", ResourceSliceList, self._selected(driver))
         return found.items or ()
 
     async def delete(self, driver: str) -> None:
-        """Those of a driver, or of all where it is ''. Raises `Refused`."""
+        """Delete the slices of a driver, or of all drivers if it is ''. Raises `Refused`."""
         await self._registered.wait()
         await self._client.delete(f"{API}/resourceslices", {}, self._selected(driver))
 

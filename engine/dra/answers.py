@@ -1,4 +1,4 @@
-"""What a driver answered, held to what it was asked; the first thing that is wrong is the error. Pure.
+"""Checks a driver's answers against what it was asked; the first fault is the error. Pure.
 
 The kubelet (v1.36) takes devices as they come. Here a device needs a pool and a name, and a CDI name has to
 be one that a runtime can look up, so that a fault of the driver is named where it is made.
@@ -43,14 +43,14 @@ class CheckedAnswers:
 
     @property
     def fault(self) -> str:
-        """The first fault, empty where there is none."""
+        """Return the first fault; empty if there is none."""
         return next(iter(self.faults.values()), "")
 
 
 def check_answers(
     method: str, asked: Mapping[str, str], answers: Mapping[str, ClaimAnswer]
 ) -> CheckedAnswers:
-    """`asked` gives the names of the claims by uid."""
+    """Check the answers for the claims in `asked` (uid → name)."""
     checked = CheckedAnswers()
     for uid, name in asked.items():
         answer = answers.get(uid)
@@ -95,7 +95,7 @@ def shortened(text: str, most: int = MAX_TEXT) -> str:
 
 
 def batches(wanted: Iterable[tuple[ClaimState, Iterable[str]]]) -> dict[str, list[ClaimState]]:
-    """The claims that one call asks of each driver, from claims with the drivers to ask."""
+    """Group claims by the drivers to ask: each driver is called once for all of its claims."""
     found: dict[str, list[ClaimState]] = {}
     for claim, drivers in wanted:
         for driver in drivers:

@@ -55,7 +55,7 @@ _datas = msgspec.json.Decoder(_Data)
 
 
 def encode(claims: Iterable[ClaimState]) -> bytes:
-    """The whole file."""
+    """Return the content of the file."""
     listed = [_written(claim) for claim in sorted(claims, key=lambda claim: claim.key)]
     data = json.dumps(
         {"kind": KIND, "apiVersion": VERSION, "ClaimInfoStateList": listed}, separators=(",", ":")
@@ -64,7 +64,7 @@ def encode(claims: Iterable[ClaimState]) -> bytes:
 
 
 def decode(text: bytes) -> list[ClaimState]:
-    """The claims of a file, none of them prepared by this agent yet. Raises `ValueError`."""
+    """Return the claims of a file, none of them prepared by this agent yet. Raises `ValueError`."""
     file = _files.decode(text)
     found = zlib.crc32(file.data.encode())
     if found != file.checksum:

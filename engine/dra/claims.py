@@ -30,7 +30,7 @@ class PodClaim:
 
 
 def pod_claims(pod: Pod) -> list[PodClaim]:
-    """Every claim of the pod. An entry of a template that needs no claim is left out.
+    """Return every claim of the pod, without entries of templates that need no claim.
 
     Raises `Refused` where a claim has not been created yet.
     """
@@ -60,7 +60,7 @@ def _pod_claim(pod: Pod, entry: PodResourceClaim) -> PodClaim | None:
 
 
 def check_claim(pod: Pod, claimed: PodClaim, claim: ResourceClaim) -> None:
-    """Raises `Refused` unless the claim is allocated and reserved for the pod, and its own if generated."""
+    """Raise `Refused` unless the claim is allocated, reserved for the pod, and owned by it if generated."""
     meta, namespace, name = claim.metadata, pod.metadata.namespace, pod.metadata.name
     if meta.name != claimed.name or not meta.uid:
         raise Refused(f"ResourceClaim {claimed.name}: the API server answered with {meta.name!r}")
@@ -83,7 +83,7 @@ def _is_owned(claim: ResourceClaim, pod: Pod) -> bool:
 
 
 def container_requests(pod: Pod, container: Container) -> Iterator[tuple[PodClaim, str]]:
-    """Each claim that the container uses, with the request whose devices it gets, or '' for all of them.
+    """Yield each claim that the container uses, with the request whose devices it gets, or '' for all.
 
     Raises `Refused` as `pod_claims` does.
     """
@@ -101,13 +101,13 @@ def container_requests(pod: Pod, container: Container) -> Iterator[tuple[PodClai
 
 
 def base_request(request: str) -> str:
-    """`gpu/large`, a choice from a prioritized list, → `gpu`, as drivers name it."""
+    """Return the request of a prioritized list as drivers name it: `gpu/large` → `gpu`."""
     return request.partition("/")[0]
 
 
 def without_claimed(pod: Pod) -> Pod:
-    """The pod as device plugins and the sums of resources see it: without the extended resources for which a
-    claim stands. The pod itself where there are none."""
+    """Return the pod without the extended resources for which a claim stands: device plugins and the sums of
+    resources do not count these."""
     if pod.status.extended_resource_claim_status is None:
         return pod
 
@@ -130,7 +130,7 @@ def _unclaimed(pod: Pod, container: str, amounts: Mapping[str, Quantity]) -> dic
 
 
 def is_claimed(pod: Pod, container: str, resource: str) -> bool:
-    """Whether a claim stands for a container's extended resource, so that no device plugin gives it."""
+    """Tell whether a claim stands for a container's extended resource, so that no device plugin gives it."""
     extended = pod.status.extended_resource_claim_status
     return extended is not None and any(
         mapping.container_name == container and mapping.resource_name == resource

@@ -12,7 +12,7 @@ from engine.dra.table import ClaimState
 
 
 class DriverFailed(Refused):
-    """A call as a whole failed. `begun`: the driver may have done some of it."""
+    """Raised if a call failed as a whole. `begun`: the driver may have done some of it."""
 
     def __init__(self, message: str, *, begun: bool) -> None:
         self.begun = begun
@@ -20,24 +20,24 @@ class DriverFailed(Refused):
 
 
 class NoHealth(Exception):
-    """The driver does not tell how its devices are."""
+    """Raised if the driver does not implement the health service."""
 
 
 class Driver(Protocol):
     """One instance of a driver. Calls raise `DriverFailed`; answers are by the claim's uid."""
 
     async def reach(self) -> None:
-        """Returns when the driver has answered a connection, however long that takes."""
+        """Connect; return when the driver has answered, however long that takes."""
 
     async def lost(self) -> None:
-        """Returns when the connection that `reach` found has ended."""
+        """Wait until the connection that `reach` made has ended."""
 
     async def prepare(self, claims: Sequence[ClaimState]) -> Mapping[str, ClaimAnswer]: ...
 
     async def unprepare(self, claims: Sequence[ClaimState]) -> Mapping[str, ClaimAnswer]: ...
 
     def health(self) -> AsyncIterator[list[DeviceHealth]]:
-        """Each list of devices that the driver sends. Raises `NoHealth`."""
+        """Yield each list of devices that the driver sends. Raises `NoHealth`."""
 
     def close(self) -> None:
-        """Calls that are under way fail."""
+        """Close the connection; calls that are under way fail."""

@@ -29,8 +29,10 @@ _HEALTH_WORDS = {health_wire.HEALTHY: HEALTHY, health_wire.UNHEALTHY: UNHEALTHY}
 
 
 class DriverClient:
-    """`engine.dra.driver_calls.Driver` at `socket`; `service` is `v1.DRAPlugin` or `v1beta1.DRAPlugin`, and
-    `seconds` each call's deadline."""
+    """Implements `engine.dra.driver_calls.Driver` at `socket`.
+
+    `service` is `v1.DRAPlugin` or `v1beta1.DRAPlugin`, `seconds` the deadline of each call.
+    """
 
     def __init__(
         self, name: str, socket: Path, service: str, registry: Registry, seconds: float = CALL_SECONDS

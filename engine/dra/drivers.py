@@ -1,4 +1,4 @@
-"""Which drivers are registered, which of their instances can be called, and whose slices have to go.
+"""Keeps track of registered drivers and their connections, and deletes the slices of those that vanish.
 
 A driver may run several instances during a rolling update, each at a socket of its own: the newest that is
 connected is called. When the last connection of a driver has been broken for WIPE_SECONDS, its ResourceSlices
@@ -37,24 +37,24 @@ log = logging.getLogger("kubengine.dra")
 
 
 class NodeSlices(Protocol):
-    """The ResourceSlices of this node in its cluster."""
+    """Delete ResourceSlices of this node."""
 
     async def delete(self, driver: str) -> None:
-        """Delete those of a driver, or of all where it is ''. Raises `KubengineError`."""
+        """Delete the slices of a driver, or of all drivers if it is ''. Raises `KubengineError`."""
 
 
 class HealthReports(Protocol):
-    """Told how the devices of drivers are."""
+    """Receives reports of the health of devices."""
 
     def listed(self, driver: str, devices: Sequence[DeviceHealth]) -> None:
-        """Raises `ValueError` for a list that is out of bounds."""
+        """Take over a driver's list. Raises `ValueError` for a list that is out of bounds."""
 
     def ended(self, driver: str) -> None:
-        """Nobody tells of the driver's devices any longer."""
+        """Forget a driver's devices: nothing reports on them any longer."""
 
 
 Connect = Callable[[str, Path, str], Driver]
-"""Makes a driver of its name, socket and service; nothing is sent yet."""
+"""Makes a client from a driver's name, socket and service, without connecting."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +66,7 @@ class _Instance:
 
 
 class Drivers:
-    """`engine.plugins.watcher.PluginHandler` for drivers. `came(driver)` is called when one can be used."""
+    """Implements `engine.plugins.watcher.PluginHandler`. `came(driver)` is called when a driver connects."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class Drivers:
         self._wipes: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        """Delete the slices of drivers that an earlier agent knew; those that are back publish them again."""
+        """Delete the slices that earlier drivers left; drivers that register publish theirs again."""
         self._wiping.start(self._wipe(""), "of all drivers")
 
     async def stop(self) -> None:
-        """Drivers stay as they are."""
+        """Close all connections; drivers keep what they have prepared."""
         await self._wiping.stop()
         await self._following.stop()
         for instances in self._instances.values():
@@ -108,7 +108,7 @@ class Drivers:
         return any(instance.connected for instance in self._instances.get(name, ()))
 
     def get(self, name: str) -> Driver:
-        """The newest instance that is connected, else the newest. Raises `Unavailable` without one."""
+        """Return the newest connected instance, else the newest. Raises `Unavailable` if there is none."""
         instances = self._instances.get(name, ())
         if not instances:
             raise Unavailable(f"DRA driver {name} is not registered")
@@ -152,7 +152,7 @@ class Drivers:
     # Connections
 
     async def _follow(self, name: str, instance: _Instance) -> None:
-        """Keep a connection to an instance until it is deregistered, and listen how its devices are."""
+        """Keep a connection to an instance until it is deregistered, and receive its health reports."""
         while True:
             await instance.driver.reach()
             instance.connected = True
@@ -193,7 +193,7 @@ class Drivers:
     # Slices
 
     def _connections_changed(self, name: str) -> None:
-        """Wipe the driver's slices later, or no longer."""
+        """Schedule the deletion of the driver's slices, or cancel it."""
         pending = self._wipes.get(name)
         if self.is_connected(name):
             if pending is not None:
@@ -212,7 +212,7 @@ class Drivers:
                 del self._wipes[name]
 
     async def _wipe(self, driver: str) -> None:
-        """Until it works: nobody else does it."""
+        """Delete the slices, with retries until it succeeds: nothing else would delete them."""
         failures, said = 0, ""
         while True:
             try:
@@ -228,7 +228,7 @@ class Drivers:
 
 
 def _service(versions: Sequence[str]) -> str:
-    """The first service of a driver that this agent knows too. Raises `InvalidInput`."""
+    """Return the first service in a driver's list that this agent supports. Raises `InvalidInput`."""
     if not versions:
         raise InvalidInput("empty list of supported gRPC services (aka supported versions)")
     for version in versions:

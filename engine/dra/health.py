@@ -1,4 +1,4 @@
-"""How well the devices of drivers are, and `dra_health_state`, which keeps it for the next agent. Pure.
+"""Keeps the health of devices, and encodes it as `dra_health_state` for the next agent. Pure.
 
 A driver lists its devices again and again; what it has not listed for a device's time-out is unknown. Times
 are Unix seconds by the agent's clock: when a report came, not when the driver says that it looked.
@@ -46,7 +46,7 @@ class DeviceHealth:
 
 
 def reported(pool: str, device: str, health: str, message: str, timeout: float) -> DeviceHealth:
-    """A report in the kubelet's bounds: of the time-out, and of the message's length."""
+    """Return a report with its time-out and the length of its message in the kubelet's bounds."""
     if timeout <= 0:
         timeout = DEFAULT_TIMEOUT
     if len(message) > MAX_MESSAGE:
@@ -55,20 +55,20 @@ def reported(pool: str, device: str, health: str, message: str, timeout: float) 
 
 
 class HealthTable:
-    """The health of devices by driver."""
+    """Holds the health of devices by driver."""
 
     def __init__(self) -> None:
         self._drivers: dict[str, dict[DeviceKey, DeviceHealth]] = {}
 
     def get(self, driver: str, pool: str, device: str, now: float) -> DeviceHealth:
-        """Unknown where no driver tells, or has told for too long."""
+        """Return a device's health; unknown if no driver has reported it within its time-out."""
         known = self._drivers.get(driver, {}).get((pool, device))
         if known is None or now > known.expires_at:
             return DeviceHealth(pool, device)
         return known
 
     def update(self, driver: str, listed: Iterable[DeviceHealth], now: float) -> list[DeviceKey]:
-        """A driver's list; returns the devices that are otherwise than before.
+        """Take over a driver's list; return the devices whose health changed.
 
         Raises `ValueError` for more than MAX_DEVICES.
         """
@@ -84,7 +84,7 @@ class HealthTable:
         return changed
 
     def expire(self, now: float) -> list[tuple[str, DeviceKey]]:
-        """Forget what nobody has told of in time; returns the devices (driver, key) that are now unknown."""
+        """Drop reports past their time-out; return the devices (driver, key) that are now unknown."""
         stale = [
             (driver, key)
             for driver, devices in self._drivers.items()
@@ -96,17 +96,17 @@ class HealthTable:
         return stale
 
     def next_expiry(self) -> float | None:
-        """When the first device becomes unknown unless its driver lists it again; None for none."""
+        """Return when the first report times out, in Unix seconds; None if there is none."""
         return min(
             (h.expires_at for devices in self._drivers.values() for h in devices.values()), default=None
         )
 
     def forget(self, driver: str) -> list[DeviceKey]:
-        """Nobody tells of the driver's devices any longer; returns those that are now unknown."""
+        """Drop a driver's reports; return the devices that are now unknown."""
         return list(self._drivers.pop(driver, ()))
 
     def encode(self) -> bytes:
-        """The whole file."""
+        """Return the content of the file."""
         return msgspec.json.encode(
             {
                 driver: _Driver({f"{h.pool}/{h.device}": _written(h) for h in devices.values()})

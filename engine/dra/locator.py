@@ -116,7 +116,7 @@ class ClaimLocator:
         return in_words(self.places(pod_uid))
 
     def forget(self, pod_uid: str) -> None:
-        """The pod is over."""
+        """Forget a pod that is over."""
         self._places.pop(pod_uid, None)
 
     # The topology manager's provider

@@ -1,8 +1,8 @@
-"""Prepares and unprepares the claims of pods; what the node talks to.
+"""Prepares and unprepares the claims of pods.
 
 Decisions are in `claims`, `table` and `answers`; this file moves them between the pods, the drivers and the
-state file. Of one claim there is never more than one call under way, and a call that has begun is waited for,
-whoever has stopped waiting: otherwise an unprepare could overtake the prepare that it is to take back.
+state file. There is never more than one call for a claim under way, and a call that has begun is waited for
+even if its pod is gone: otherwise an unprepare could overtake the prepare that it has to undo.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ log = logging.getLogger("kubengine.dra")
 
 
 class Claims(Protocol):
-    """The ResourceClaims of the cluster."""
+    """Reads ResourceClaims of the cluster."""
 
     async def resource_claim(self, pod: Pod, name: str) -> ResourceClaim:
-        """One in the pod's namespace. Raises `Refused` in the API server's words."""
+        """Read a claim in the pod's namespace. Raises `Refused` in the API server's words."""
 
 
 class ClaimManager:
-    """Claims of the pods of one node, whose directory is `root`.
+    """Manages the claims of the pods of one node, whose directory is `root`.
 
     `may_run(pod uid)` says whether something of a pod, known or not, runs or may run: its claims stay
     prepared. `ready()` says whether all pods are known. `changed(pod uid)` is called when the health of a
@@ -106,7 +106,7 @@ class ClaimManager:
         self._calls = tasks.passing("dra-claims")
         self._reconciler = tasks.task("dra-reconcile")
         self._soon = asyncio.Event()
-        """Reconcile now, not in its time."""
+        """Set to reconcile at once."""
         self._said: dict[str, str] = {}
         """Why the claims of a pod that is gone are still prepared, by its uid."""
         self._expiry: asyncio.TimerHandle | None = None
@@ -139,7 +139,7 @@ class ClaimManager:
         self._reconciler.start(self._reconcile)
 
     async def stop(self) -> None:
-        """Claims stay prepared."""
+        """Stop all calls and write the state files; claims stay prepared."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -151,11 +151,11 @@ class ClaimManager:
     # Pods
 
     def knows(self, pod: Pod) -> bool:
-        """Whether every claim of the pod was prepared for it, by this agent or one before it."""
+        """Tell whether this agent or one before it had every claim of the pod prepared."""
         return all(claim is not None and pod.uid in claim.pods for claim in self._recorded(pod))
 
     def _is_prepared(self, pod: Pod) -> bool:
-        """The same, by this agent."""
+        """Tell whether this agent had every claim of the pod prepared."""
         recorded = self._recorded(pod)
         return all(claim is not None and pod.uid in claim.pods and claim.is_prepared for claim in recorded)
 
@@ -167,7 +167,7 @@ class ClaimManager:
         return [self.table.get((pod.metadata.namespace, claim.name)) for claim in named]
 
     async def prepare(self, pod: Pod) -> None:
-        """Have every claim of the pod prepared; returns at once where this agent has done it.
+        """Have every claim of the pod prepared; return at once if this agent has done so.
 
         Raises `Refused` in the kubelet's words. Nothing is kept of a failed attempt but what a driver may
         hold of it.
@@ -179,7 +179,7 @@ class ClaimManager:
             await self._to_its_end(lambda wanted: self._prepare(pod, claims, wanted))
 
     async def unprepare(self, pod_uid: str) -> None:
-        """Give back the claims of a pod of which nothing runs. Raises `Refused` where a driver refuses."""
+        """Unprepare the claims of a pod of which nothing runs. Raises `Refused` if a driver fails."""
         if self.table.of_pod(pod_uid) or self._locks.get(_of_pod(pod_uid)) is not None:
             with self._measured("UnprepareResources"):
                 await self._to_its_end(lambda _: self._unprepare(pod_uid))
@@ -198,7 +198,7 @@ class ClaimManager:
             self._lasted.observe(time.perf_counter() - begun, operation, failed)
 
     async def _to_its_end(self, work: Callable[[Wanted], Coroutine[Any, Any, None]]) -> None:
-        """Wait for work that goes on where the caller is cancelled; it can ask whether it is `wanted`."""
+        """Wait for work that goes on if the caller is cancelled; the work can ask whether it is `wanted`."""
         done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
         async def carry_out() -> None:
@@ -223,7 +223,7 @@ class ClaimManager:
 
     @asynccontextmanager
     async def _turn(self, keys: Iterable[ClaimKey]) -> AsyncIterator[None]:
-        """Keep everybody else from these claims, always taken in the same order."""
+        """Hold the locks of these claims, always acquired in the same order."""
         async with AsyncExitStack() as stack:
             for key in sorted(set(keys)):
                 await stack.enter_async_context(self._locks.setdefault(key, asyncio.Lock()))
@@ -232,7 +232,7 @@ class ClaimManager:
     # Preparing
 
     async def _fetch(self, pod: Pod) -> list[ResourceClaim]:
-        """The claims of a pod that may use them, each once. Raises `Refused`."""
+        """Read and check the claims of a pod, each once. Raises `Refused`."""
         claims = {claim.name: claim for claim in pod_claims(pod)}
         found = []
         for named in claims.values():
@@ -272,7 +272,7 @@ class ClaimManager:
             raise Refused(fault)
 
     def _enter(self, pod: Pod, claims: Sequence[ResourceClaim]) -> list[_Attempt]:
-        """Note, before any driver is asked, what they are asked. Raises `Refused`, having noted nothing."""
+        """Record what drivers are about to be asked. Raises `Refused`, having recorded nothing."""
         attempts = []
         for claim in claims:
             meta = claim.metadata
@@ -292,7 +292,7 @@ class ClaimManager:
         return attempts
 
     async def _roll_back(self, pod: Pod, attempts: Sequence[_Attempt], answers: Sequence[_Asked]) -> None:
-        """Have taken back what this attempt got prepared: the pod may never start.
+        """Unprepare what this attempt prepared: the pod may never start.
 
         What was prepared before stays, it may be in use. A driver that did not answer is not asked again now:
         what it may hold stays in the table, and it is asked when the pod ends or tries again.
@@ -311,7 +311,7 @@ class ClaimManager:
         self._leave(pod, attempts, clean)
 
     def _leave(self, pod: Pod, attempts: Sequence[_Attempt], clean: Set[tuple[ClaimKey, str]]) -> None:
-        """Forget what no driver holds; `clean` are claims and drivers of which that is known."""
+        """Remove from the table what no driver holds: the pairs of claim and driver in `clean`."""
         for attempt in attempts:
             claim = attempt.claim
             for driver in [driver for driver in attempt.fresh if (claim.key, driver) in clean]:
@@ -323,7 +323,7 @@ class ClaimManager:
                 self.table.remove(claim)
 
     async def _ask(self, method: str, wanted: Iterable[tuple[ClaimState, Collection[str]]]) -> list[_Asked]:
-        """One call to each driver, all at once: nobody waits for another's driver longer than for his own."""
+        """Call all drivers at once, each one time."""
         calls = batches(wanted)
         answers = await asyncio.gather(*(self._call(method, *call) for call in calls.items()))
         return [asked for answered in answers for asked in answered]
@@ -364,7 +364,7 @@ class ClaimManager:
             raise Refused(faults[0])
 
     async def _give_back(self, pod_uid: str) -> list[str]:
-        """A claim that other pods use stays prepared for them. Returns what went wrong."""
+        """Unprepare the claims that no other pod uses; return the faults."""
         claims = self.table.of_pod(pod_uid)
         last = [claim for claim in claims if len(claim.pods) == 1]
         for claim in claims:
@@ -382,7 +382,7 @@ class ClaimManager:
         return [asked.fault for asked in answers if asked.fault]
 
     async def _reconcile(self) -> None:
-        """Give back the claims of pods that are gone, again and again: nobody else remembers them."""
+        """Unprepare the claims of pods that are gone, each minute: no worker remembers these pods."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RECONCILE_SECONDS if len(self.table) else None):
@@ -410,7 +410,7 @@ class ClaimManager:
     # What containers have
 
     def container_devices(self, pod: Pod, container: Container) -> list[str]:
-        """The CDI ids that a container gets, each once. Raises `Refused` for a claim that is not prepared."""
+        """Return the CDI ids for a container, each once. Raises `Refused` if a claim is not prepared."""
         ids: dict[str, None] = {}
         for claim, request in container_requests(pod, container):
             state = self.table.get((pod.metadata.namespace, claim.name))
@@ -421,7 +421,7 @@ class ClaimManager:
         return list(ids)
 
     def container_claims(self, pod: Pod, container: Container) -> list[ClaimState]:
-        """The claims of a container that are known here."""
+        """Return the claims of a container that are in the table."""
         found: dict[ClaimKey, ClaimState] = {}
         with contextlib.suppress(KubengineError):
             for claim, _ in container_requests(pod, container):
@@ -431,7 +431,7 @@ class ClaimManager:
         return list(found.values())
 
     def health(self, pod: Pod, container: Container) -> dict[str, dict[str, DeviceHealth]]:
-        """How well the devices of a container's claims are: `claim:NAME[/REQUEST]` → id → health. The id is
+        """Return the health of a container's claimed devices: `claim:NAME[/REQUEST]` → id → health. The id is
         the device's first CDI id, else driver/pool/device."""
         found: dict[str, dict[str, DeviceHealth]] = {}
         now = self._clock()
@@ -447,7 +447,7 @@ class ClaimManager:
         return {name: devices for name, devices in found.items() if devices}
 
     def device_status(self, pod: Pod, container: str) -> list[dict[str, Any]]:
-        """The same of a regular container, as `allocatedResourcesStatus` shows it."""
+        """Return the same for a regular container, as `allocatedResourcesStatus` shows it."""
         if not pod.spec.resource_claims:
             return []
         return [
@@ -481,7 +481,7 @@ class ClaimManager:
             self._health_changed({driver: unknown})
 
     def _expire(self) -> None:
-        """Look at what has been listed last again when the first of it is too old."""
+        """Drop reports past their time-out, and come back when the next one times out."""
         stale: dict[str, list[DeviceKey]] = {}
         for driver, key in self._health.expire(self._clock()):
             stale.setdefault(driver, []).append(key)
@@ -501,7 +501,7 @@ class ClaimManager:
 
 
 Wanted = Callable[[], bool]
-"""Whether somebody still waits for what is done."""
+"""Tells whether the caller still waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,10 +541,10 @@ def _log_lost_health(fault: str) -> None:
 
 
 def _named(driver: str, fault: str) -> str:
-    """The kubelet's words leave open which of several drivers failed."""
+    """Add the driver's name: the kubelet's words leave open which of several drivers failed."""
     return fault if not fault or driver in fault else f"{fault} (DRA driver {driver})"
 
 
 def _of_pod(uid: str) -> ClaimKey:
-    """The key under which a pod has its turn; no claim has an empty namespace."""
+    """Return the key of a pod's own lock; no claim has an empty namespace."""
     return "", uid

@@ -1,4 +1,4 @@
-"""The NUMA nodes of allocated devices, and the hints that follow from them. Pure.
+"""Finds the NUMA nodes of allocated devices, and the hints that follow from them. Pure.
 
 The scheduler has allocated the devices of a claim before its pod comes to the node, so their place is given:
 CPUs, memory and devices of plugins can only follow. The kubelet (v1.36) has no hints for claims.
@@ -31,7 +31,7 @@ DeviceName = tuple[str, str, str]
 
 
 class PciNodes(Protocol):
-    """The NUMA nodes of PCI devices, as the kernel knows them."""
+    """Looks up the NUMA nodes of PCI devices in the kernel."""
 
     def of_device(self, bus_id: str) -> int | None: ...
 
@@ -43,7 +43,7 @@ class PciNodes(Protocol):
 class DevicePlace:
     """An allocated device: the claim's name, its request, and its NUMA node with the attribute that says so.
 
-    Without a node nobody knows where the device is.
+    Without a node, the place of the device is unknown.
     """
 
     claim: str
@@ -77,7 +77,7 @@ def unlisted(claims: Iterable[ResourceClaim], slices: Iterable[ResourceSlice]) -
 
 
 def _attributes(slices: Iterable[ResourceSlice]) -> dict[DeviceName, Mapping[str, DeviceAttribute]]:
-    """Of each pool only the newest generation counts."""
+    """Return the attributes of every device in the newest generation of its pool."""
     newest: dict[tuple[str, str], int] = {}
     known = list(slices)
     for each in known:
@@ -92,7 +92,7 @@ def _attributes(slices: Iterable[ResourceSlice]) -> dict[DeviceName, Mapping[str
 
 
 def _node(attributes: Mapping[str, DeviceAttribute], pci: PciNodes) -> tuple[int | None, str]:
-    """What the kernel says of the device comes before what the driver says."""
+    """Return the node and the attribute that leads to it; the kernel's word comes before the driver's."""
     for name, pattern, look in ((PCI_BUS_ID, _BUS_ID, pci.of_device), (PCIE_ROOT, _ROOT, pci.of_root)):
         value = attributes[name].string if name in attributes else None
         if value is not None and pattern.fullmatch(value):

@@ -1,4 +1,4 @@
-"""What is prepared on the node: claims, the pods that use them, and the devices that drivers named. Pure.
+"""Records what is prepared on the node: claims, their pods, and the devices that drivers named. Pure.
 
 A claim is in the table from before the first call that prepares it until every driver that was asked to
 prepare it has taken that back. So an agent that dies at any moment finds each claim that a driver may hold.
@@ -52,7 +52,7 @@ class ClaimState:
         return self.drivers.keys() == self.prepared
 
     def devices(self, request: str = "") -> Iterator[tuple[str, PreparedDevice]]:
-        """Each device of a request, or of all, with its driver, in order of driver."""
+        """Yield each device of a request, or of all requests, with its driver, in order of driver."""
         for driver, devices in sorted(self.drivers.items()):
             for device in devices:
                 if device.serves(request):
@@ -60,7 +60,7 @@ class ClaimState:
 
 
 class ClaimTable:
-    """Claims by namespace and name."""
+    """Holds claims by namespace and name."""
 
     def __init__(self, claims: Iterable[ClaimState] = ()) -> None:
         self._claims: dict[ClaimKey, ClaimState] = {}
@@ -83,12 +83,12 @@ class ClaimTable:
             self._of_pods.setdefault(pod, set()).add(claim.key)
 
     def use(self, claim: ClaimState, pod: str) -> None:
-        """The pod uses the claim from now on."""
+        """Record that the pod uses the claim."""
         claim.pods.add(pod)
         self._of_pods.setdefault(pod, set()).add(claim.key)
 
     def leave(self, claim: ClaimState, pod: str) -> None:
-        """The pod no longer uses the claim."""
+        """Record that the pod no longer uses the claim."""
         claim.pods.discard(pod)
         keys = self._of_pods.get(pod, set())
         keys.discard(claim.key)
@@ -96,22 +96,22 @@ class ClaimTable:
             self._of_pods.pop(pod, None)
 
     def remove(self, claim: ClaimState) -> None:
-        """No driver holds the claim any longer."""
+        """Remove a claim that no driver holds any longer."""
         for pod in list(claim.pods):
             self.leave(claim, pod)
         self._claims.pop(claim.key, None)
 
     @property
     def pods(self) -> list[str]:
-        """The uids of the pods that use a claim."""
+        """Return the uids of the pods that use a claim."""
         return list(self._of_pods)
 
     def of_pod(self, uid: str) -> list[ClaimState]:
-        """The claims that a pod uses, in order of name."""
+        """Return the claims that a pod uses, in order of name."""
         return [self._claims[key] for key in sorted(self._of_pods.get(uid, ()))]
 
     def users_of(self, driver: str, devices: Iterable[tuple[str, str]]) -> set[str]:
-        """The uids of the pods that use one of these devices (pool, device)."""
+        """Return the uids of the pods that use one of these devices (pool, device)."""
         wanted = set(devices)
         return {
             pod
@@ -121,7 +121,7 @@ class ClaimTable:
         }
 
     def in_use(self) -> Mapping[str, int]:
-        """How many claims are prepared, by driver and in all (`ANY_DRIVER`)."""
+        """Count the prepared claims by driver, and in all (`ANY_DRIVER`)."""
         prepared = [claim for claim in self if claim.is_prepared]
         counts = Counter(driver for claim in prepared for driver in claim.drivers)
         return {**counts, ANY_DRIVER: len(prepared)}

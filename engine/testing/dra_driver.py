@@ -113,7 +113,7 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
         self._servers.append(server)
 
     async def stop(self) -> None:
-        """Gone, as after a crash; what is prepared stays so."""
+        """Go away, as after a crash; what is prepared stays prepared."""
         servers, self._servers = self._servers, []
         self.registration.unlink(missing_ok=True)
         await asyncio.gather(*(server.stop(None) for server in servers))
@@ -127,11 +127,11 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
         self._busy.clear()
 
     def called(self, method: str) -> list[tuple[str, ...]]:
-        """The claims of each call of a method, in order."""
+        """Return the claims of each call of a method, in order."""
         return [call.claims for call in self.calls if call.method == method]
 
     async def report(self, *devices: tuple[str, str, str], timeout: int = 0, pool: str = "pool") -> None:
-        """Tell how devices are: (name, Healthy or Unhealthy or Unknown, message)."""
+        """Report the health of devices: (name, Healthy or Unhealthy or Unknown, message)."""
         self._health = [
             health.DeviceHealth(
                 device=health.DeviceIdentifier(pool_name=pool, device_name=name),
