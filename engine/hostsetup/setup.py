@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused
-from engine.api.events import EventRecorder
+from engine.api.events import WARNING, EventRecorder
 from engine.cgroups.mounts import Mounts, find_mounts
 from engine.host.stopping import stop_all
 from engine.host.tasks import Tasks
@@ -22,6 +23,10 @@ from engine.hostsetup.own_process import Cgroups, set_oom_score, set_open_files
 from engine.hostsetup.system_oom import SystemOom
 from engine.hostsetup.tunables import check_tunables, set_tunables
 
+SWAPPED_VOLUMES: Final = (
+    "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) "
+    "might be swapped to disk and should no longer be considered secure."
+)
 SYSTEM_SECONDS: Final = 60.0
 OWN_SECONDS: Final = 300.0
 STEP_SECONDS: Final = 30.0
@@ -38,6 +43,7 @@ class HostSetup:
     ) -> None:
         self._config = config
         self._places = places
+        self._recorder = recorder
         self._oom = SystemOom(recorder, places.kmsg)
         self._chains = (
             [
@@ -65,13 +71,14 @@ class HostSetup:
             check_tunables(self._places.sysctls)
 
     async def start(self) -> None:
-        """Never raises: a node runs on without what could not be set up."""
+        """Set the host up; what fails is logged, and the node runs on without it."""
         if not self._config.protect_kernel_defaults:
             set_tunables(self._places.sysctls)
-        try:
-            set_open_files(self._config.max_open_files)
-        except Refused as error:
-            log.warning("%s", error)
+        for step in (lambda: set_open_files(self._config.max_open_files), self._look_at_swap):
+            try:
+                step()
+            except Refused as error:
+                log.warning("%s", error)
         await self._oom.start()
         for chains in self._chains:
             await chains.start()
@@ -83,6 +90,11 @@ class HostSetup:
         """Leaves the host as it is."""
         chains = [each.stop for each in self._chains]
         await stop_all([self._own.stop, self._system.stop, *chains, self._oom.stop])
+
+    def _look_at_swap(self) -> None:
+        """Raises Refused where it cannot be read."""
+        if swap_is_on(self._places.swaps) and not tmpfs_may_refuse_swap(os.uname().release):
+            self._recorder.node(WARNING, "PossibleMemoryBackedVolumesOnDisk", SWAPPED_VOLUMES)
 
     async def _keep_own_process(self) -> None:
         score, place = _Once(), _Once()
@@ -130,6 +142,12 @@ def mounted(mounts: Mounts) -> Cgroups:
     holding = mounts.holding("devices") or mounts.hierarchies[0]
     others = [each for each in mounts.hierarchies if each != holding]
     return Cgroups([Path(each.path) for each in (holding, *others)])
+
+
+def tmpfs_may_refuse_swap(release: str) -> bool:
+    """Whether a kernel (`6.1.0-13-amd64`) knows the mount option noswap of tmpfs, which came with 6.4."""
+    version = re.match(r"(\d+)\.(\d+)", release)
+    return version is not None and (int(version[1]), int(version[2])) >= (6, 4)
 
 
 def swap_is_on(file: Path) -> bool:

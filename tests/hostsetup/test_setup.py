@@ -160,3 +160,21 @@ def test_a_cgroup_that_cannot_be_made_is_named(hierarchy: Path):
         for each in ("agent", ""):
             if (hierarchy / each).exists():
                 (hierarchy / each).rmdir()
+
+
+@pytest.mark.parametrize(
+    ("release", "swap", "told"), [("6.1.0-13-amd64", True, 1), ("6.1.0", False, 0), ("6.12.3", True, 0)]
+)
+async def test_volumes_of_memory_that_may_be_swapped_are_an_event(
+    places: HostPlaces, monkeypatch: pytest.MonkeyPatch, release: str, swap: bool, told: int
+):
+    monkeypatch.setattr(setup, "set_open_files", lambda _most: None)
+    kernel = os.uname_result(("Linux", "n", release, "v", "x86_64"))
+    monkeypatch.setattr(os, "uname", lambda: kernel)
+    if swap:
+        places.swaps.write_text(f"{HEADING}/swap file 1 0 -2\n")
+    recorder = EventRecorder(lambda: 0.0)
+    host = HostSetup(KubeletConfiguration(fail_swap_on=False), places, recorder=recorder, tasks=Tasks())
+    await host.start()
+    await host.stop()
+    assert sum(event.reason == "PossibleMemoryBackedVolumesOnDisk" for event in recorder) == told
