@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "preempt": "Say whether a node takes a pod, and who would die for it.",
     "eviction": "Show eviction thresholds, the distance to each, and who would go first.",
     "images": "Show images and what protects them; `images gc` collects.",
+    "cpus": "Show which containers have which CPUs, as a map of nodes and caches.",
     "bench": "Measure a node agent under load, beside a kubelet or at growing density.",
     "cgroups": "Show the cgroup tree, find its faults, plan its values.",
     "device-plugin": "Serve a sample device plugin, to try an agent with.",

@@ -99,6 +99,8 @@ class CpuManager:
         self._period = float(config.cpu_manager_reconcile_period)
         self._lost: dict[str, list[Lost]] = {}
         self._adopted: set[str] = set()
+        self._names: dict[str, str] = {}
+        """Full names of pods that hold CPUs, by uid."""
         self._written: dict[str, str] = {}
         self._created: dict[tuple[str, str], str] = {}
         self._wake = asyncio.Event()
@@ -211,6 +213,8 @@ class CpuManager:
         now = self.policy.state.held(pod.uid, container.name)
         if now is not None:
             self._metrics.gave(now, whole_cores=self._options.full_pcpus, new=held is None)
+        if now is not None:
+            self._names[pod.uid] = pod.full_name
         if now is not None and held is None:
             nodes = None if hint.mask is None else self._numa.ids(hint.mask)
             inputs = {"cpus": cpu_sets.text(now), "shared": cpu_sets.text(self.policy.state.shared)}
@@ -226,6 +230,7 @@ class CpuManager:
         """The pod is over: its CPUs are shared again."""
         self._lost.pop(pod_uid, None)
         self._adopted.discard(pod_uid)
+        self._names.pop(pod_uid, None)
         if self.policy is not None and pod_uid in self.policy.state.pod_uids:
             self.policy.release(pod_uid)
             self._changed()
@@ -244,6 +249,7 @@ class CpuManager:
         if self.policy is None or pod.uid in self._adopted:
             return
         self._adopted.add(pod.uid)
+        self._names[pod.uid] = pod.full_name
         state = self.policy.state
         lost = {one.container: one for one in self._lost.pop(pod.uid, ())}
         beside = 0
@@ -310,7 +316,11 @@ class CpuManager:
             return ""
         state = self.policy.state
         held = state.held(pod_uid, container)
-        return cpu_sets.text(state.shared if held is None else held)
+        if held is not None:
+            return cpu_sets.text(held)
+        # With strict-cpu-reservation all CPUs but the reserved ones can be taken. A container that is told
+        # no CPUs runs on all of them, exclusive ones included.
+        return cpu_sets.text(state.shared or self.policy.reserved)
 
     def is_exclusive(self, pod: Pod, container: str | None = None) -> bool:
         """Whether the container, or any of the pod, has CPUs of its own and so no CFS quota."""
@@ -392,7 +402,12 @@ class CpuManager:
             "shared": cpu_sets.text(state.shared),
             "processors": [one._asdict() for one in self.policy.topology.processors],
             "containers": [
-                {"podUID": uid, "container": name, "cpus": cpu_sets.text(cpus)}
+                {
+                    "pod": self._names.get(uid, ""),
+                    "podUID": uid,
+                    "container": name,
+                    "cpus": cpu_sets.text(cpus),
+                }
                 for uid, name, cpus in state.entries()
             ],
         }

@@ -28,7 +28,7 @@ from engine.devices.checkpoint_file import CheckpointFile
 from engine.devices.description import describe_devices, explain_pod
 from engine.devices.endpoint import DevicePluginDeadlines, Endpoint
 from engine.devices.found_plugins import FoundDevicePlugins
-from engine.devices.pod_resources import ClaimsOf, PodResourcesServer
+from engine.devices.pod_resources import ClaimsOf, PinnedResources, PodResourcesServer
 from engine.devices.registration import RegistrationServer, check_resource_name
 from engine.devices.run_options import DeviceRunOptions, run_options
 from engine.devices.selection import SelectionError
@@ -163,6 +163,11 @@ class DeviceManager:
     def add_provider(self, provider: HintProvider) -> None:
         """Align pods with what another provider hints, too."""
         self._providers.append(provider)
+
+    def show_pinned(self, pinned: PinnedResources) -> None:
+        """Show the CPUs and memory of containers in the pod-resources API."""
+        if self._pod_resources is not None:
+            self._pod_resources.pinned = pinned
 
     def show_claims(self, claims: ClaimsOf, describe: Callable[[], list[dict[str, Any]]]) -> None:
         """Show the claims of containers in the pod-resources API, and all of them in `describe`."""

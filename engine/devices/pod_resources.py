@@ -1,7 +1,7 @@
 """The pod-resources API on its socket: which container holds which devices (v1, and v1alpha1's List).
 
 Rule: kubelet v1.32 `pkg/kubelet/apis/podresources`. Restartable init containers are listed, ordinary
-ones are not; v1alpha1 knows app containers only. CPUs and memory are not managed here and stay empty.
+ones are not; v1alpha1 knows app containers only. CPUs and memory are those of the CPU and memory managers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.grpc_codes import RESOURCE_EXHAUSTED, UNKNOWN
@@ -83,6 +83,30 @@ class ContainerClaim(Protocol):
         """Each device with its driver."""
 
 
+class MemoryBlock(NamedTuple):
+    """Memory of one type, in bytes, on a group of NUMA nodes."""
+
+    type: str
+    size: int
+    nodes: Sequence[int]
+
+
+class PinnedResources(Protocol):
+    """What the CPU and memory managers give; `engine.node.pinning.Pinning`."""
+
+    def exclusive_cpus(self, pod_uid: str, container: str) -> Sequence[int]:
+        """The CPUs that a container has for itself, ascending."""
+
+    def promised_memory(self, pod_uid: str, container: str) -> Sequence[MemoryBlock]:
+        """The memory that a container was promised."""
+
+    def allocatable_cpus(self) -> Sequence[int]:
+        """All CPUs that can be exclusive, ascending."""
+
+    def allocatable_memory(self) -> Sequence[MemoryBlock]:
+        """What each NUMA node has to give."""
+
+
 ClaimsOf = Callable[[Pod, Container], Sequence[ContainerClaim]]
 """The claims of a container."""
 
@@ -106,6 +130,7 @@ class PodResourcesServer:
         self.state = state
         self.pods = pods
         self.collect = collect
+        self.pinned: PinnedResources | None = None
         self.claims: ClaimsOf = lambda pod, container: ()
         self._limit = RateLimit(QUERIES_PER_SECOND, BURST)
         self._counters = {
@@ -194,6 +219,10 @@ class _V1:
             inventory = resource.inventory
             for id in inventory.healthy_names():
                 answer.devices.append(_device(name, id, inventory.nodes_of(id)))
+        pinned = self._server.pinned
+        if pinned is not None:
+            answer.cpu_ids.extend(pinned.allocatable_cpus())
+            answer.memory.extend(map(_memory, pinned.allocatable_memory()))
         return answer
 
     def _pod(self, pod: Pod) -> v1.PodResources:
@@ -201,13 +230,21 @@ class _V1:
             name=pod.metadata.name,
             namespace=pod.metadata.namespace,
             containers=[
-                v1.ContainerResources(
-                    name=container.name,
-                    devices=self._devices(pod, container),
-                    dynamic_resources=_dynamic_resources(self._server.claims(pod, container)),
-                )
+                self._container(pod, container)
                 for container in [*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers]
             ],
+        )
+
+    def _container(self, pod: Pod, container: Container) -> v1.ContainerResources:
+        pinned = self._server.pinned
+        return v1.ContainerResources(
+            name=container.name,
+            devices=self._devices(pod, container),
+            cpu_ids=pinned.exclusive_cpus(pod.uid, container.name) if pinned is not None else (),
+            memory=map(_memory, pinned.promised_memory(pod.uid, container.name))
+            if pinned is not None
+            else (),
+            dynamic_resources=_dynamic_resources(self._server.claims(pod, container)),
         )
 
     def _devices(self, pod: Pod, container: Container) -> list[v1.ContainerDevices]:
@@ -216,6 +253,11 @@ class _V1:
             for entry in self._server.state.entries_of(pod.uid, container.name)
             for id, nodes in _nodes_by_device(entry)
         ]
+
+
+def _memory(block: MemoryBlock) -> v1.ContainerMemory:
+    nodes = [v1.NUMANode(ID=node) for node in block.nodes]
+    return v1.ContainerMemory(memory_type=block.type, size=block.size, topology=v1.TopologyInfo(nodes=nodes))
 
 
 class _V1alpha1:

@@ -146,6 +146,7 @@ class Managers:
             numa=numa,
             providers=[self.pinning.cpus, self.pinning.memory],
         )
+        self.devices.show_pinned(self.pinning)
         self.probes = ProbeManager(
             section=section.probes,
             recorder=recorder,

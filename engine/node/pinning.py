@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from engine.api import cpu_set
 from engine.api.pod import Container, Pod
 from engine.api.resources import CPU
 from engine.cgroups.formulas.containers import ContainerResources
@@ -12,6 +13,7 @@ from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cpumanager.machine import online_cpus, read_topology
 from engine.cpumanager.manager import CpuManager, RunningContainer
 from engine.cri.client import RuntimeClient
+from engine.devices.pod_resources import MemoryBlock
 from engine.memorymanager.machine import read_nodes
 from engine.memorymanager.manager import MemoryManager
 from engine.node.nodeinfo.context import NodeContext
@@ -84,3 +86,31 @@ class Pinning:
     def starting(self, pod: Pod, container: Container) -> None:
         """Give back the memory of init containers that have ended by the time this container starts."""
         self.memory.container_started(pod, container)
+
+    # The pod-resources API
+
+    def exclusive_cpus(self, pod_uid: str, container: str) -> list[int]:
+        """The CPUs that a container has for itself, ascending."""
+        policy = self.cpus.policy
+        return list(cpu_set.numbers(policy.state.held(pod_uid, container) or 0)) if policy is not None else []
+
+    def allocatable_cpus(self) -> list[int]:
+        """All CPUs that can be exclusive, ascending."""
+        policy = self.cpus.policy
+        return list(cpu_set.numbers(policy.allocatable)) if policy is not None else []
+
+    def promised_memory(self, pod_uid: str, container: str) -> list[MemoryBlock]:
+        """The memory that a container was promised."""
+        policy = self.memory.policy
+        blocks = policy.state.held(pod_uid, container) or () if policy is not None else ()
+        return [MemoryBlock(block.type, block.size, block.nodes) for block in blocks]
+
+    def allocatable_memory(self) -> list[MemoryBlock]:
+        """What each NUMA node has to give."""
+        policy = self.memory.policy
+        return [
+            MemoryBlock(kind, table.allocatable, (node,))
+            for node, state in (policy.state.nodes.items() if policy is not None else ())
+            for kind, table in sorted(state.memory_map.items())
+            if table.allocatable
+        ]

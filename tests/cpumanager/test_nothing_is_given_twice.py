@@ -161,7 +161,7 @@ class World:
             pod = self.pods[one.pod_uid]
             held = policy.state.held(one.pod_uid, one.name)
             if held is None:
-                assert cpu_set.parse(self.told[one.id]) == policy.state.shared
+                assert cpu_set.parse(self.told[one.id]) == (policy.state.shared or policy.reserved)
                 continue
             assert cpu_set.parse(self.told[one.id]) == held
             assert held & (used | policy.state.shared | policy.reserved | ~policy.topology.cpus) == 0

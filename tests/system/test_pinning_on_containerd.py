@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import grpc
 import pytest
 
 from engine.api.config import MemoryReservation
 from engine.api.quantity import Quantity
+from engine.wire import podresources_v1_pb2 as v1
+from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
 from tests.node_rig import Rig
 from tests.system.busybox import container
 from tests.waiting import eventually
@@ -58,6 +61,21 @@ def cpuset(rig: Rig, name: str) -> str:
     return (group(rig, name) / "cpuset.cpus").read_text().strip()
 
 
+async def shown_in_pod_resources(rig: Rig) -> None:
+    async with grpc.aio.insecure_channel(f"unix://{rig.root}/pod-resources/kubelet.sock") as channel:
+        stub = PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+        listed = await stub.List(v1.ListPodResourcesRequest())
+        allocatable = await stub.GetAllocatableResources(v1.AllocatableResourcesRequest())
+    found = {pod.name: pod.containers[0] for pod in listed.pod_resources}
+    assert list(found["alone-n1"].cpu_ids) == [1]
+    assert list(found["shared-n1"].cpu_ids) == []
+    (memory,) = found["alone-n1"].memory
+    assert (memory.memory_type, memory.size, memory.topology.nodes[0].ID) == ("memory", 64 << 20, 0)
+    assert 1 in allocatable.cpu_ids
+    assert 0 not in allocatable.cpu_ids
+    assert [block.memory_type for block in allocatable.memory] == ["memory"]
+
+
 async def test_a_pinned_container_is_alone_on_its_cpu_through_restarts_and_damage(pinned: Rig) -> None:
     rig = pinned
     state = rig.root / "cpu_manager_state"
@@ -70,6 +88,7 @@ async def test_a_pinned_container_is_alone_on_its_cpu_through_restarts_and_damag
     assert (group(rig, "alone", "cpu") / "cpu.cfs_quota_us").read_text().strip() == "-1"
     assert (group(rig, "alone", "cpu").parent / "cpu.cfs_quota_us").read_text().strip() == "-1"
     before, identity = state.read_bytes(), running_id(rig, "alone")
+    await shown_in_pod_resources(rig)
 
     await rig.restart()
     await eventually(lambda: cpuset(rig, "alone") == "1" and cpuset(rig, "shared") == OTHERS)

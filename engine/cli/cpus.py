@@ -1,0 +1,59 @@
+"""`kubengine cpus`: a map of the machine's CPUs, by NUMA node and cache, and who has them exclusively."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from string import ascii_letters
+from typing import Any
+
+import click
+
+from engine.api import cpu_set
+from engine.cli.agent.client import AgentClient, agent_option, json_option, print_json
+
+RESERVED, SHARED = "#", "."
+
+
+@click.command()
+@agent_option
+@json_option
+def command(agent: AgentClient, as_json: bool) -> None:
+    """Show which containers have CPUs of their own, and where they are.
+
+    Each character is a CPU, CPUs of a core stand together: a letter belongs to the container of that letter,
+    # is reserved, . is shared.
+    """
+    answer = agent.describe("cpus")
+    if as_json:
+        print_json(answer)
+    elif answer["policy"] == "none":
+        click.echo("The CPU manager's policy is none: all containers may run on all CPUs.")
+    else:
+        for line in cpu_map(answer):
+            click.echo(line)
+
+
+def cpu_map(answer: dict[str, Any]) -> list[str]:
+    """The lines of the map and its legend."""
+    signs: dict[int, str] = dict.fromkeys(cpu_set.numbers(cpu_set.parse(answer["reserved"])), RESERVED)
+    legend = []
+    for letter, one in zip(cycle(ascii_letters), answer["containers"], strict=False):
+        signs.update(dict.fromkeys(cpu_set.numbers(cpu_set.parse(one["cpus"])), letter))
+        name = one["pod"] or one["podUID"]
+        legend.append(f"{letter}  CPUs {one['cpus']}  {name}  {one['container']}")
+    places: dict[tuple[int, int, int], dict[int, list[int]]] = {}
+    for cpu in answer["processors"]:
+        cores = places.setdefault((cpu["node"], cpu["socket"], cpu["cache"]), {})
+        cores.setdefault(cpu["core"], []).append(cpu["cpu"])
+    lines = []
+    for (node, socket, cache), cores in sorted(places.items()):
+        drawn = ["".join(signs.get(cpu, SHARED) for cpu in sorted(cpus)) for cpus in cores.values()]
+        lines.append(f"node {node}  socket {socket}  cache {cache}  {' '.join(drawn)}")
+    shared = f"{SHARED}  CPUs {answer['shared']}  all other containers"
+    return [
+        *lines,
+        "",
+        f"{RESERVED}  CPUs {answer['reserved']}  reserved, and shared unless strict",
+        shared,
+        *legend,
+    ]
