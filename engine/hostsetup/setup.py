@@ -74,7 +74,7 @@ class HostSetup:
         """Set the host up; what fails is logged, and the node runs on without it."""
         if not self._config.protect_kernel_defaults:
             set_tunables(self._places.sysctls)
-        for step in (lambda: set_open_files(self._config.max_open_files), self._look_at_swap):
+        for step in (self._raise_open_files, self._look_at_swap):
             try:
                 step()
             except Refused as error:
@@ -90,6 +90,9 @@ class HostSetup:
         """Leaves the host as it is."""
         chains = [each.stop for each in self._chains]
         await stop_all([self._own.stop, self._system.stop, *chains, self._oom.stop])
+
+    def _raise_open_files(self) -> None:
+        set_open_files(self._config.max_open_files)
 
     def _look_at_swap(self) -> None:
         """Raises Refused where it cannot be read."""

@@ -59,6 +59,7 @@ async def start(plane: Plane, tmp_path: Path, runtime: HollowRuntime) -> AsyncIt
     yield started
     for node in nodes:
         await node.stop()
+    await plane.admin.delete(NODE, {})
 
 
 def addresses(node: Object) -> list[Object]:
