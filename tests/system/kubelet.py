@@ -8,6 +8,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,18 @@ PLUGIN_DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 
 
 class Kubelet:
-    """`start` and `stop` leave pods as they are, as a change of agents does."""
+    """`start` and `stop` leave pods as they are, as a change of agents does. `more` are fields of its
+    configuration."""
 
     def __init__(
-        self, directory: Path, endpoint: Path, *, manifests: Path, root: Path, cgroup_root: str
+        self,
+        directory: Path,
+        endpoint: Path,
+        *,
+        manifests: Path,
+        root: Path,
+        cgroup_root: str,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         self.log = directory / "kubelet.log"
         self._port = free_port()
@@ -61,6 +70,7 @@ class Kubelet:
             "resolvConf": "",
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
+            **(more or {}),
         }
         self._config.write_text(yaml.safe_dump(fields))
 
