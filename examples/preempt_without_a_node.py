@@ -5,16 +5,15 @@ Run it: `python examples/preempt_without_a_node.py`
 
 from __future__ import annotations
 
-from engine.admission import AdmittedPods, decide, preempt
-from engine.api.documents import convert
-from engine.api.node import Node
-from engine.api.pod import Pod
+from typing import Any
+
+from engine import AdmittedPods, decide, preempt
 
 
-def make_pod(name: str, *, priority: int | None = None, **requests: str) -> Pod:
+def make_pod(name: str, *, priority: int | None = None, **requests: str) -> dict[str, Any]:
     container = {"name": "main", "image": "example", "resources": {"requests": requests}}
     spec = {"containers": [container]} | ({} if priority is None else {"priority": priority})
-    return convert({"metadata": {"name": name, "uid": name}, "spec": spec}, Pod, name)
+    return {"metadata": {"name": name, "uid": name}, "spec": spec}
 
 
 running = [
@@ -23,14 +22,10 @@ running = [
     make_pod("batch-2", priority=0, cpu="900m", memory="256Mi"),
     make_pod("idle"),
 ]
-node = convert(
-    {
-        "metadata": {"name": "node-1"},
-        "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"}},
-    },
-    Node,
-    "node-1",
-)
+node = {
+    "metadata": {"name": "node-1"},
+    "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"}},
+}
 dns = make_pod("dns", priority=2_000_000_000, cpu="1500m", memory="128Mi")
 
 print("Does it fit, and at whose cost, under each policy?")
