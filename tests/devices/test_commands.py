@@ -51,7 +51,7 @@ async def test_the_sample_plugin_follows_an_agent_through_restarts(agent):
 async def test_an_unknown_fault_is_named():
     status, _, errors = await kubengine("device-plugin", "--resource", GPU, "--fault", "tired")
     assert status == 2
-    assert "'tired' is not a valid Fault; known are options-fail, " in errors
+    assert "'tired' is not a valid DevicePluginFault; known are options-fail, " in errors
 
 
 async def test_devices_are_shown_and_explained(agent, tmp_path):

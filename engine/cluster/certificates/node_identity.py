@@ -94,6 +94,8 @@ class NodeIdentity:
 
     async def run(self, client: ApiClient) -> None:
         """Bootstrap if there is no valid certificate, then renew by `client` until cancelled."""
+        if self._rotates:  # the series are there before the first certificate is
+            self._metrics = CertificateMetrics(self._registry, "client", self._clock)
         adopted = self._rotates and await self._adopt()
         if self._bootstrap is not None and not await self._is_good():
             await self._bootstrap_until_it_works()
@@ -111,7 +113,7 @@ class NodeIdentity:
             self._store,
             wanted=lambda: client_certificate(self._node),
             sign=sign,
-            metrics=CertificateMetrics(self._registry, "client", self._clock),
+            metrics=self._metrics,
             changed=self.credentials.outdated,
             clock=self._clock,
             chance=self._chance,
