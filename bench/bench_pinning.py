@@ -1,0 +1,83 @@
+"""What choosing CPUs and NUMA nodes costs: `pytest bench/bench_pinning.py`.
+
+One decision is everything about one container: hints of CPUs and memory, their merge, and both choices.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.api.documents import convert
+from engine.api.pod import Pod
+from engine.cpumanager.options import StaticOptions
+from engine.cpumanager.state import CpuState
+from engine.cpumanager.static_policy import StaticPolicy as CpuPolicy
+from engine.cpumanager.static_policy import take
+from engine.cpumanager.topology import CpuTopology, Processor
+from engine.memorymanager.state import MemoryState, NodeMemory, unused
+from engine.memorymanager.static_policy import StaticPolicy as MemoryPolicy
+from engine.topologymanager.policy import Numa, TopologyPolicy
+
+
+def machine(cpus: int, nodes: int) -> CpuTopology:
+    """Two threads a core, eight cores a cache, four nodes a socket."""
+    cores = cpus // 2
+    return CpuTopology(
+        [
+            Processor(
+                cpu,
+                cpu % cores,
+                cpu % cores // 8,
+                cpu % cores // (cores // nodes) // 4,
+                cpu % cores // (cores // nodes),
+            )
+            for cpu in range(cpus)
+        ]
+    )
+
+
+def pod_of(cpus: int) -> Pod:
+    amounts = {"cpu": str(cpus), "memory": "1Gi"}
+    container = {"name": "c", "image": "x", "resources": {"limits": amounts, "requests": amounts}}
+    meta = {"name": "p", "namespace": "d", "uid": "u"}
+    return convert({"metadata": meta, "spec": {"containers": [container]}}, Pod, "pod")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "cpu_nodes", "nodes", "wanted", "options"),
+    [
+        (512, 16, 16, 8, {}),
+        (512, 16, 16, 333, {}),
+        (512, 16, 16, 333, {"distribute-cpus-across-numa": "true"}),
+        (144, 2, 34, 8, {}),
+    ],
+    ids=["512-cpus-16-nodes", "most-of-them", "distributed", "34-nodes"],
+)
+def test_one_decision(benchmark, cpus, cpu_nodes, nodes, wanted, options):
+    topology = machine(cpus, cpu_nodes)
+    numa = Numa(tuple(range(nodes)))
+    policy = TopologyPolicy("best-effort", "container", numa)
+    chosen = StaticOptions.parse(options, alpha=True, beta=True)
+    memory = unused([NodeMemory(i, 2**36 if i < cpu_nodes else 0) for i in range(nodes)], {})
+    cpu_policy = CpuPolicy(topology, 1, chosen, numa, CpuState(topology.cpus))
+    memory_policy = MemoryPolicy(numa, MemoryState(memory))
+    pod = pod_of(wanted)
+    (container,) = pod.spec.containers
+
+    def decide():
+        cpu_policy.release("u")
+        memory_policy.release("u")
+        hints = [cpu_policy.container_hints(pod, container), memory_policy.container_hints(pod, container)]
+        hint = policy.decide(hints).hint
+        cpu_policy.allocate(pod, container, hint)
+        memory_policy.allocate(pod, container, hint)
+
+    benchmark(decide)
+    assert cpu_policy.state.held("u", "c").bit_count() == wanted
+
+
+@pytest.mark.parametrize("wanted", [1, 8, 100, 333])
+def test_choosing_cpus(benchmark, wanted):
+    topology, options = machine(512, 16), StaticOptions()
+    found = benchmark(take, topology, options, topology.cpus & ~0xFF, wanted)
+    assert found.bit_count() == wanted
