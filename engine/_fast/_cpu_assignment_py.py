@@ -35,6 +35,15 @@ class Layout:
         self.per_core = count // max(len(cores), 1)
         self.per_cache = count // max(len(caches), 1)
         self.per_socket = count // max(len(sockets), 1)
+        self._cores_in: dict[int, dict[int, int]] = {}
+
+    def cores_in(self, region: int) -> Mapping[int, int]:
+        """The cores that have CPUs in a set, by id."""
+        found = self._cores_in.get(region)
+        if found is None:
+            found = {core: cpus for core, cpus in self.cores.items() if cpus & region}
+            self._cores_in[region] = found
+        return found
 
 
 def take_packed(
@@ -46,14 +55,19 @@ def take_packed(
     as few caches as possible; then whole cores, unless CPUs are to `spread` over cores; then single CPUs.
     """
     taking = _Taking(layout, available, count)
-    levels = (taking.take_nodes, taking.take_sockets)
-    for take_level in levels if taking.nodes_first else reversed(levels):
-        take_level()
+    levels = [taking.take_nodes, taking.take_sockets]
+    if not taking.nodes_first:
+        levels.reverse()
     if whole_caches:
-        taking.take_caches()
+        levels.append(taking.take_caches)
     if not spread:
-        taking.take_cores()
-    taking.take_single(spread)
+        levels.append(taking.take_cores)
+    for take_level in levels:
+        if not taking.needed:
+            break
+        take_level()
+    if taking.needed:
+        taking.take_single(spread)
     return taking.taken
 
 
@@ -108,7 +122,7 @@ class _Taking:
             if self.nodes_first
             else [layout.nodes[node] for node in self.sorted_nodes()]
         )
-        return [core for region in regions for core in self._sorted(layout.cores, region)]
+        return [core for region in regions for core in self._sorted(layout.cores_in(region), region)]
 
     def _sorted_caches(self) -> list[int]:
         layout = self._layout
