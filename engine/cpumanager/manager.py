@@ -99,8 +99,8 @@ class CpuManager:
         self._period = float(config.cpu_manager_reconcile_period)
         self._lost: dict[str, list[Lost]] = {}
         self._adopted: set[str] = set()
-        self._names: dict[str, str] = {}
-        """Full names of pods that hold CPUs, by uid."""
+        self._pods: dict[str, Pod] = {}
+        """Pods that hold CPUs, by uid."""
         self._written: dict[str, str] = {}
         self._created: dict[tuple[str, str], str] = {}
         self._wake = asyncio.Event()
@@ -214,7 +214,7 @@ class CpuManager:
         if now is not None:
             self._metrics.gave(now, whole_cores=self._options.full_pcpus, new=held is None)
         if now is not None:
-            self._names[pod.uid] = pod.full_name
+            self._pods[pod.uid] = pod
         if now is not None and held is None:
             nodes = None if hint.mask is None else self._numa.ids(hint.mask)
             inputs = {"cpus": cpu_sets.text(now), "shared": cpu_sets.text(self.policy.state.shared)}
@@ -230,7 +230,7 @@ class CpuManager:
         """The pod is over: its CPUs are shared again."""
         self._lost.pop(pod_uid, None)
         self._adopted.discard(pod_uid)
-        self._names.pop(pod_uid, None)
+        self._pods.pop(pod_uid, None)
         if self.policy is not None and pod_uid in self.policy.state.pod_uids:
             self.policy.release(pod_uid)
             self._changed()
@@ -249,7 +249,7 @@ class CpuManager:
         if self.policy is None or pod.uid in self._adopted:
             return
         self._adopted.add(pod.uid)
-        self._names[pod.uid] = pod.full_name
+        self._pods[pod.uid] = pod
         state = self.policy.state
         lost = {one.container: one for one in self._lost.pop(pod.uid, ())}
         beside = 0
@@ -387,6 +387,10 @@ class CpuManager:
         self.policy = policy
         self._metrics.policy = policy
         self._restore(old)
+        for uid in list(self._lost):
+            if uid in self._pods:
+                self._adopted.discard(uid)
+                self.adopted(self._pods[uid], lambda pod, container: Hint(None, preferred=False))
         self._changed()
 
     # Questions
@@ -403,7 +407,7 @@ class CpuManager:
             "processors": [one._asdict() for one in self.policy.topology.processors],
             "containers": [
                 {
-                    "pod": self._names.get(uid, ""),
+                    "pod": self._pods[uid].full_name if uid in self._pods else "",
                     "podUID": uid,
                     "container": name,
                     "cpus": cpu_sets.text(cpus),

@@ -21,6 +21,7 @@ from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.cpumanager.checkpoint import decode
 from engine.cpumanager.manager import FILE_NAME, CpuManager, RunningContainer
+from engine.cpumanager.state import CpuState
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
@@ -79,7 +80,7 @@ EVENTS = st.lists(
         st.tuples(st.just("admit"), PODS, st.integers(0, 511)),
         st.tuples(st.just("remove"), st.integers(0, 5), st.just(0)),
         st.tuples(st.sampled_from(["restart", "crash"]), st.just(0), st.just(0)),
-        st.tuples(st.sampled_from(["unplug", "plug"]), st.integers(0, 40), st.just(0)),
+        st.tuples(st.sampled_from(["unplug", "plug", "unplug and restart"]), st.integers(0, 40), st.just(0)),
     ),
     max_size=12,
 )
@@ -195,14 +196,18 @@ def test_random_histories(machine: list[Processor], options: dict[str, str], eve
                 uid = list(world.pods)[argument % len(world.pods)]
                 del world.pods[uid]
                 world.manager.release(uid)
-            elif what == "unplug" and len(machine) - len(world.offline) > 1:
+            elif what.startswith("unplug") and len(machine) - len(world.offline) > 1:
                 kept = [one.cpu for one in machine if one.cpu not in world.offline]
                 world.offline.add(kept[1:][argument % (len(kept) - 1)])
-                await world.manager.stop()
                 try:
-                    await world.start()
+                    if what == "unplug":
+                        world.manager._made(CpuState(0))
+                    else:
+                        await world.manager.stop()
+                        await world.start()
                 except InvalidInput:
                     return
+                await world.admit(pod_of(f"p{number}", [("main", 1)]), 0)
             elif what == "plug":
                 world.offline.clear()
                 await world.admit(pod_of(f"p{number}", [("main", 1)]), 0)
