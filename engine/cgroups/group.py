@@ -133,6 +133,14 @@ class Directory:
                 self.known[name] = text
         return text
 
+    def is_alive(self) -> bool:
+        """Whether the path still names the directory that was opened, or any if none was yet."""
+        try:
+            status = os.stat(self.path)  # noqa: PTH116
+        except OSError:
+            return False
+        return self.identity in (None, (status.st_dev, status.st_ino))
+
     def forget(self, pool: Descriptors) -> None:
         self.known.clear()
         self.identity = None
@@ -140,11 +148,6 @@ class Directory:
 
     def _check_alive(self, pool: Descriptors) -> None:
         """Raise `GroupGone` unless the path still leads to the open directory."""
-        try:
-            status = os.stat(self.path)  # noqa: PTH116
-        except OSError:
-            self.forget(pool)
-            raise GroupGone(self.path) from None
-        if self.identity != (status.st_dev, status.st_ino):
+        if self.identity is None or not self.is_alive():
             self.forget(pool)
             raise GroupGone(self.path)

@@ -82,6 +82,7 @@ class PodCgroups:
         name = group.name
         self.known[pod.uid] = (pod, name)
         group.delegates = True
+        self._tree.look_again(name)
         adopted = not group.made and self._tree.exists(name)
         files = self.files(pod)
         if not adopted:

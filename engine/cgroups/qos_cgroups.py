@@ -39,7 +39,7 @@ class QosCgroups:
         self.best_effort_quota: int | None = None
 
     def make(self) -> None:
-        """Create or adopt the three cgroups; they get all CPUs of their parent."""
+        """Create or adopt the three cgroups. In v1 they get all CPUs of their parent."""
         cpuset = self._inherited_cpuset()
         self._rules = replace(self._rules, cpuset=cpuset)
         self._root_values = msgspec.structs.replace(self._root_values, cpuset=cpuset)
@@ -105,11 +105,10 @@ class QosCgroups:
             self._tree.write(best_effort, {CPU_IDLE: "0"})
 
     def _inherited_cpuset(self) -> str | None:
-        """Return the cpuset to inherit: v1 wants the CPUs listed, in v2 an empty text means all."""
-        if "cpuset" not in self._tree.mounts.controllers:
+        """Return the cpuset to inherit: v1 wants the CPUs listed. In v2 a cgroup has its parent's CPUs unless
+        somebody sets others, as an administrator does with systemd's AllowedCPUs: None, write nothing."""
+        if self._version == 2 or "cpuset" not in self._tree.mounts.controllers:
             return None
-        if self._version == 2:
-            return ""
         parent = self.names[GUARANTEED][:-1]
         self._tree.make(parent)
         path = to_path(parent, self._tree.driver)

@@ -22,7 +22,7 @@ from jeepney import (  # type: ignore[import-untyped]
 from jeepney.io.blocking import DBusConnection, Proxy, open_dbus_connection  # type: ignore[import-untyped]
 
 from engine.api.errors import Refused, Unavailable
-from engine.cgroups.formulas.file_names import CPU_IDLE
+from engine.cgroups.formulas.file_names import CPU_IDLE, IO_WEIGHT
 from engine.cgroups.formulas.names import CgroupName, systemd_unit
 
 RUNNING = "/run/systemd/system"
@@ -41,6 +41,7 @@ _NUMBERS = {
     "memory.high": "MemoryHigh",
     "memory.low": "MemoryLow",
     "memory.min": "MemoryMin",
+    "memory.swap.max": "MemorySwapMax",
     "pids.max": "TasksMax",
 }
 _EXISTS = "org.freedesktop.systemd1.UnitExists"
@@ -56,13 +57,16 @@ def unit_properties(files: Mapping[str, str]) -> list[Property]:
         if file in _NUMBERS:
             number = int(text) if text.isdigit() else INFINITY
             properties.append((_NUMBERS[file], ("t", number)))
+    if IO_WEIGHT in files:
+        properties.append(("IOWeight", ("t", int(files[IO_WEIGHT].removeprefix("default ")))))
     if files.get(CPU_IDLE) == "1":
         properties.append(("CPUWeight", ("t", IDLE_WEIGHT)))
     quota, period = files.get("cpu.cfs_quota_us"), files.get("cpu.cfs_period_us", "100000")
     if "cpu.max" in files:
         quota, _, period = files["cpu.max"].partition(" ")
     if quota is not None:
-        per_second = int(quota) * 1_000_000 // int(period) if quota.isdigit() else INFINITY
+        # Rounded up, as systemd rounds down when it turns this into a quota again.
+        per_second = -(-int(quota) * 1_000_000 // int(period)) if quota.isdigit() else INFINITY
         properties.append(("CPUQuotaPerSecUSec", ("t", per_second)))
         properties.append(("CPUQuotaPeriodUSec", ("t", int(period))))
     return properties
@@ -103,7 +107,11 @@ class SystemdSlices:
             raise Unavailable(f"the system bus does not answer: {error}", subject=address) from error
 
     def start(self, name: CgroupName) -> None:
-        """Start a transient slice, with accounting on; one that exists is fine."""
+        """Start a transient slice, with accounting on.
+
+        One that runs is fine. systemd makes none where it knows the unit already, by an administrator's
+        file or drop-in: that one is started as it is.
+        """
         unit, parent = systemd_unit(name)
         properties: list[Property] = [
             ("Description", ("s", f"kubengine slice {unit}")),
@@ -113,7 +121,8 @@ class SystemdSlices:
         if parent != "-.slice":
             properties.append(("Wants", ("as", [parent])))
         arguments = (unit, "replace", properties, list[Any]())
-        self._job(unit, "StartTransientUnit", "ssa(sv)a(sa(sv))", arguments, ignore=_EXISTS)
+        if not self._job(unit, "StartTransientUnit", "ssa(sv)a(sa(sv))", arguments, ignore=_EXISTS):
+            self._job(unit, "StartUnit", "ss", (unit, "replace"))
 
     def set(self, name: CgroupName, files: Mapping[str, str]) -> None:
         """Tell systemd the values that are being written, until the next boot."""
@@ -130,8 +139,11 @@ class SystemdSlices:
     def close(self) -> None:
         self._connection.close()
 
-    def _job(self, unit: str, method: str, signature: str, arguments: tuple[Any, ...], ignore: str) -> None:
-        """Call a method that starts a job, and wait for the job's end."""
+    def _job(
+        self, unit: str, method: str, signature: str, arguments: tuple[Any, ...], ignore: str = ""
+    ) -> bool:
+        """Call a method that starts a job, and wait for the job's end. Return False where systemd refuses
+        the call with the error `ignore`."""
         with self._connection.filter(self._removed, bufsize=1024) as ended:
             try:
                 (job,) = self._call(method, signature, arguments, unit=unit, ignore=ignore) or (None,)
@@ -141,11 +153,12 @@ class SystemdSlices:
                     if path == job:
                         if result != "done":
                             raise Refused(f"systemd ended the job as {result!r}", subject=unit)
-                        break
+                        return True
             except TimeoutError:
                 raise Unavailable(
                     f"systemd did not finish {method} in {self._timeout:g} s", subject=unit
                 ) from None
+        return False
 
     def _call(
         self,

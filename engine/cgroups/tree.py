@@ -31,6 +31,10 @@ DELEGATED = ("memory", "io", "hugetlb", "cpuset", "cpu", "pids")
 """The order of enabling: controllers that threaded cgroups cannot have come first, because their errors say
 more.
 """
+NEEDED = frozenset(["cpu", "memory", "pids", "hugetlb"])
+"""The controllers whose files the agent writes for every cgroup. It passes the others on where they are
+offered; a container that is pinned or whose disk use is limited needs them, and its own error says so.
+"""
 _TOGETHER = frozenset(["cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.max"])
 """Files that the kernel may refuse while others have their old values; they are tried again after those."""
 _RETRY_DELAY = 0.005
@@ -132,6 +136,19 @@ class CgroupTree:
             group = self.group(name[:depth])
             if not group.made:
                 self._make(group)
+                if depth < len(name) and group.wanted:
+                    self._write(group, group.wanted)
+
+    def look_again(self, name: CgroupName) -> None:
+        """Check that a cgroup is still the one that was made; otherwise the next `make` or `write` makes it
+        again with its values. Stopping a slice removes its cgroup, and a runtime may make another."""
+        group = self.groups.get(name)
+        if group is not None and group.made:
+            for directory in group.directories.values():
+                if not directory.is_alive():
+                    self._doubt(name)
+                    self.remade += 1
+                    break
 
     def _make(self, group: CgroupNode) -> None:
         if self.slices is not None:
@@ -153,8 +170,9 @@ class CgroupTree:
     def write(self, name: CgroupName, wanted: Mapping[str, str]) -> int:
         """Write a cgroup's values, but only those that differ from the last known.
 
-        Returns the number of files written. Raises `Refused` with the path after it has tried the other
-        files; the next call tries again.
+        It first remakes and refills a cgroup that is gone or that lost a controller. Returns the number of
+        files written. Raises `Refused` with the path after it has tried the other files; the next call
+        tries again.
         """
         group = self.make(name)
         group.wanted.update(wanted)
@@ -162,9 +180,19 @@ class CgroupTree:
             return self._write(group, wanted)
         except GroupGone:
             self.remade += 1
-            self._doubt(name)
-            self.make(name)
-            return self._write(group, group.wanted)
+            return self._write_again(group)
+        except Refused as error:
+            if error.errno != errno.ENOENT:
+                raise
+            try:
+                return self._write_again(group)
+            except Refused:
+                raise error from None
+
+    def _write_again(self, group: CgroupNode) -> int:
+        self._doubt(group.name)
+        self.make(group.name)
+        return self._write(group, group.wanted)
 
     def _write(self, group: CgroupNode, wanted: Mapping[str, str]) -> int:
         before = self.writes
@@ -185,8 +213,6 @@ class CgroupTree:
                     queue.append((file, text))
                 else:
                     refusal = refusal or error
-                    if error.errno == errno.ENOENT:
-                        self._doubt(group.name)
         if refusal is not None:
             raise refusal
         return self.writes - before
@@ -367,13 +393,17 @@ class CgroupTree:
         self._enabled.discard(self.mounts.hierarchies[0].path)
 
     def _enable(self, name: CgroupName) -> None:
-        """Enable all controllers of one cgroup for its children."""
+        """Enable all controllers of one cgroup for its children.
+
+        systemd rewrites a slice's `cgroup.subtree_control` whenever a unit below it starts or stops and
+        keeps only what its units asked for, so under systemd every call reads the file again.
+        """
         path = _below(self.mounts.hierarchies[0], to_path(name, self.driver))
         if path in self._enabled:
             return
         control = f"{path}/cgroup.subtree_control"
         offered = _text(f"{path}/cgroup.controllers").split()
-        lost = [c for c in self.rules.controllers if c in DELEGATED and c not in offered]
+        lost = [c for c in self.rules.controllers if c in NEEDED and c not in offered]
         if lost:
             raise Refused(
                 f"the {', '.join(sorted(lost))} controller is not offered here; "
@@ -387,7 +417,8 @@ class CgroupTree:
                 _put(control, f"+{controller}")
             except OSError as error:
                 raise enable_refused(error, control, controller) from error
-        self._enabled.add(path)
+        if self.slices is None:
+            self._enabled.add(path)
 
     def _inherit_cpuset(self, hierarchy: CgroupHierarchy, path: str, fresh: bool) -> None:
         """Give a `fresh` v1 cpuset its parent's CPUs and nodes: an empty one accepts no process."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from engine.api.config import KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.errors import Bug, Refused
@@ -30,6 +32,7 @@ from engine.host.stopping import stop_all
 from engine.host.tasks import Tasks
 from engine.hostsetup.host_places import HostPlaces
 from engine.metrics import Registry
+from engine.node.cgroup_driver import cgroup_driver
 from engine.node.controlplane.control_plane import Api
 from engine.node.images.access import CredentialPrograms
 from engine.node.logs.container_access import ContainerAccess
@@ -76,7 +79,7 @@ class Node:
         host: HostPlaces | None = None,
         external_cloud: bool = False,
     ) -> None:
-        self.config = config
+        self.config = config = msgspec.structs.replace(config)  # `start` sets the runtime's cgroup driver
         self.kubengine_config = kubengine_config or KubengineConfiguration()
         self.name = name or socket.gethostname().lower()
         self.root = root
@@ -137,6 +140,7 @@ class Node:
         )
         try:
             version = await wait_for_runtime(runtime.version)
+            self.config.cgroup_driver = await cgroup_driver(runtime, self.config.cgroup_driver, self.registry)
             ips = await addresses.node_ips(self.name, self._setting.node_ips)
             cgroups = self._make_cgroups(capacity)
             pods_directory(self.root).mkdir(mode=0o750, exist_ok=True)

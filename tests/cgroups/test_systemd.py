@@ -63,11 +63,11 @@ class Systemd(threading.Thread):
         if method == "StartTransientUnit" and known:
             error = "org.freedesktop.systemd1.UnitExists"
             self.connection.send(new_error(message, error, "s", (f"Unit {unit} was already loaded",)))
-        elif method in ("StopUnit", "SetUnitProperties") and not known:
+        elif method in ("StartUnit", "StopUnit", "SetUnitProperties") and not known:
             error = "org.freedesktop.systemd1.NoSuchUnit"
             self.connection.send(new_error(message, error, "s", (f"Unit {unit} not loaded.",)))
-        elif method in ("StartTransientUnit", "StopUnit"):
-            (self.units.add if method == "StartTransientUnit" else self.units.discard)(unit)
+        elif method in ("StartTransientUnit", "StartUnit", "StopUnit"):
+            (self.units.discard if method == "StopUnit" else self.units.add)(unit)
             job = f"/org/freedesktop/systemd1/job/{len(self.calls)}"
             self.connection.send(new_method_return(message, "o", (job,)))
             if self.result is not None:
@@ -120,12 +120,19 @@ def test_a_slice_is_started_set_and_stopped(slices, systemd):
     slices.stop(POD)
     slices.stop(POD)
     methods = [method for method, _ in systemd.calls]
-    assert methods == ["Subscribe", *["StartTransientUnit"] * 2, "SetUnitProperties", *["StopUnit"] * 2]
+    assert methods == [
+        "Subscribe",
+        *["StartTransientUnit"] * 2,
+        "StartUnit",  # the second time it may be a unit of an administrator's, which has not been started
+        "SetUnitProperties",
+        *["StopUnit"] * 2,
+    ]
     unit, mode, properties, auxiliary = systemd.calls[1][1]
     assert (unit, mode, auxiliary) == (UNIT, "replace", [])
     assert dict(properties)["Wants"] == ("as", ["kubepods-burstable.slice"])
     assert dict(properties)["MemoryAccounting"] == ("b", True)
-    unit, runtime, properties = systemd.calls[3][1]
+    assert systemd.calls[3] == ("StartUnit", (UNIT, "replace"))
+    unit, runtime, properties = systemd.calls[4][1]
     assert (unit, runtime) == (UNIT, True)
     assert dict(properties) == {
         "CPUWeight": ("t", 39),
@@ -171,6 +178,15 @@ def test_the_tree_tells_systemd_only_of_changes(slices, systemd, tmp_path):
     assert systemd.calls[-1] == ("StopUnit", ("kubepods.slice", "replace"))
     assert not group.exists()
     tree.descriptors.close_all()
+
+
+def test_limits_of_swap_disks_and_odd_periods_as_properties():
+    files = {"memory.swap.max": "0", "io.weight": "default 50", "cpu.max": "10000 30000"}
+    properties = dict(unit_properties(files))
+    assert properties["MemorySwapMax"] == ("t", 0)
+    assert properties["IOWeight"] == ("t", 50)
+    per_second = properties["CPUQuotaPerSecUSec"][1]
+    assert per_second * 30_000 // 1_000_000 == 10_000, "as systemd turns it into a quota again"
 
 
 def test_v1_values_as_properties():

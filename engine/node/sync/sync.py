@@ -192,6 +192,8 @@ class PodSync:
         await self._reset(actions.reset)
         handler = await runtime_handler(pod, services, None if actions.create_sandbox else record.sandbox)
         async with StartSlot(services.starting) as slot:
+            if actions.create_sandbox and self._sandbox is not None:
+                self._cgroup_parent = services.cgroups.create_pod(pod)  # it may have gone with the sandbox
             if actions.create_sandbox or self._sandbox is None:
                 self._sandbox = sandbox_config(pod, services, actions.attempt, self._cgroup_parent, handler)
             if actions.create_sandbox:

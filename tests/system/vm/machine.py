@@ -1,0 +1,223 @@
+"""One machine under QEMU: started, given commands, rebooted, switched off."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.api.errors import Unavailable
+from tests.system.vm.image import Image
+
+BOOT_SECONDS = 600.0
+KVM = "/dev/kvm"
+KERNEL_OPTIONS = "root=/dev/vda rw console=ttyS0 quiet mitigations=off psi=1"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Processors, NUMA nodes that share them evenly, and memory in MiB."""
+
+    cpus: int = 2
+    nodes: int = 1
+    memory: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended, and all that it printed."""
+
+    code: int
+    output: str
+
+
+class Machine:
+    """Keeps everything in `directory`: a disk that holds what differs from the image's, the console's text,
+    QEMU's pid, and `share`, which the machine sees as /run/host. `mounts` are further directories of this
+    machine, by the tag under which it can mount them with 9p, read only."""
+
+    def __init__(
+        self, image: Image, directory: Path, size: Size | None = None, mounts: dict[str, Path] | None = None
+    ) -> None:
+        self.directory = directory
+        self.share = directory / "share"
+        self._image = image
+        self._size = size or Size()
+        self._mounts = mounts or {}
+        self._requests = time.time_ns()
+
+    # Life
+
+    def start(self) -> None:
+        """Start it, on the disk that it left if there is one. Raises `Unavailable` with QEMU's words."""
+        self.share.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(__file__).with_name("guest.py"), self.share)
+        disk = self.directory / "disk.qcow2"
+        if not disk.exists():
+            base = ["-f", "qcow2", "-F", "raw", "-b", str(self._image.disk)]
+            subprocess.run(["qemu-img", "create", "-q", *base, str(disk)], check=True)
+        with (self.directory / "qemu.log").open("wb") as log:
+            subprocess.Popen(
+                self._command(disk),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.until(lambda: self.running and (self.directory / "commands").exists(), 30, "QEMU did not start")
+        self.wait_until_up()
+
+    def _command(self, disk: Path) -> list[str]:
+        size = self._size
+        memory = size.memory // size.nodes
+        cpus = size.cpus // size.nodes
+        command = ["qemu-system-x86_64", *_accelerator()]
+        command += ["-smp", f"{size.cpus},sockets={size.nodes},cores={cpus},threads=1"]
+        command += ["-m", f"{memory * size.nodes}M"]
+        for node in range(size.nodes):
+            command += ["-object", f"memory-backend-ram,id=m{node},size={memory}M"]
+            owned = f"{node * cpus}-{(node + 1) * cpus - 1}"
+            command += ["-numa", f"node,nodeid={node},cpus={owned},memdev=m{node}"]
+        command += ["-kernel", str(self._image.kernel), "-initrd", str(self._image.initrd)]
+        command += ["-append", KERNEL_OPTIONS]
+        command += ["-drive", f"file={disk},if=virtio,cache=unsafe,discard=unmap"]
+        command += ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"]
+        for tag, path in {"share": self.share, **self._mounts}.items():
+            read_only = "" if tag == "share" else ",readonly=on"
+            shared = f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{read_only}"
+            command += ["-virtfs", shared]
+        command += ["-device", "virtio-serial-pci"]
+        command += ["-chardev", f"socket,id=commands,path={self.directory}/commands,server=on,wait=off"]
+        command += ["-device", "virtserialport,chardev=commands,name=commands"]
+        command += ["-serial", f"file:{self.directory}/console", "-display", "none", "-monitor", "none"]
+        return [*command, "-pidfile", str(self.directory / "pid")]
+
+    @property
+    def running(self) -> bool:
+        try:
+            pid = int((self.directory / "pid").read_text())
+            os.kill(pid, 0)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def wait_until_up(self, boot: str = "") -> None:
+        """Wait for a shell and the end of systemd's start; with `boot`, for another boot than that one."""
+
+        def up() -> bool:
+            if not self.running:
+                raise Unavailable(f"QEMU ended: {self._last('qemu.log')}", subject=str(self.directory))
+            try:
+                return self.run(_BOOT_ID, 20).output.strip() != boot
+            except Unavailable:
+                return False
+
+        self.until(up, BOOT_SECONDS, "the machine did not come up")
+        self.run("systemctl is-system-running --wait", BOOT_SECONDS)
+
+    def reboot(self) -> None:
+        """Restart its system as an administrator does, and wait for the new one."""
+        boot = self.check(_BOOT_ID).strip()
+        self.run("systemctl reboot --no-block")
+        self.wait_until_up(boot)
+
+    def power_off(self, seconds: float = 300.0) -> None:
+        """Switch it off as an administrator does, and wait for its end."""
+        self.run("systemctl poweroff --no-block")
+        self.until(lambda: not self.running, seconds, "the machine did not switch itself off")
+
+    def stop(self) -> None:
+        """Take its power away, if it is running."""
+        if self.running:
+            os.kill(int((self.directory / "pid").read_text()), 9)
+            self.until(lambda: not self.running, 30, "QEMU did not end")
+
+    def remove(self) -> None:
+        """Take its power and all that it kept away."""
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # Commands
+
+    def run(self, command: str, seconds: float = 300.0, *, show: Callable[[str], None] | None = None) -> Done:
+        """Run a shell command as root; `show` gets its output as it comes.
+
+        Raises `Unavailable` where the command has not ended after so many seconds (it goes on).
+        """
+        self._requests += 1
+        number, shown, pending = self._requests, "", b""
+        deadline = time.monotonic() + seconds
+        with socket.socket(socket.AF_UNIX) as channel:
+            try:
+                channel.connect(str(self.directory / "commands"))
+                channel.sendall(json.dumps({"id": number, "command": command}).encode() + b"\n")
+                while True:
+                    channel.settimeout(max(0.01, deadline - time.monotonic()))
+                    data = channel.recv(65536)
+                    if not data:
+                        raise Unavailable(f"the machine is off: {shown[-2000:]}", subject=command)
+                    *lines, pending = (pending + data).split(b"\n")
+                    for line in lines:
+                        try:
+                            answer = json.loads(line)
+                        except ValueError:  # the rest of an answer to somebody who left
+                            continue
+                        if answer["id"] != number:
+                            continue
+                        if "code" in answer:
+                            return Done(answer["code"], shown)
+                        shown += answer["output"]
+                        if show is not None:
+                            show(answer["output"])
+            except TimeoutError:
+                message = f"has not ended after {seconds:g} s: {shown[-2000:]}"
+                raise Unavailable(message, subject=command) from None
+            except OSError as error:
+                raise Unavailable(f"the machine does not listen: {error}", subject=command) from error
+
+    def check(self, command: str, seconds: float = 300.0) -> str:
+        """Like `run`: what the command printed. Raises `Unavailable` where it fails."""
+        done = self.run(command, seconds)
+        if done.code:
+            raise Unavailable(f"exit code {done.code}: {done.output[-4000:]}", subject=command)
+        return done.output
+
+    def until(self, holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
+        """Wait until something holds. Raises `Unavailable` with the console's last lines."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > deadline:
+                text = f"{otherwise} in {seconds:g} s; {self._last('qemu.log')} {self._last('console')}"
+                raise Unavailable(text, subject=str(self.directory))
+            time.sleep(0.3)
+
+    def _last(self, name: str) -> str:
+        try:
+            return (self.directory / name).read_text(errors="replace")[-1500:]
+        except OSError:
+            return ""
+
+
+_BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
+
+
+def _accelerator() -> list[str]:
+    """KVM where it starts a stock kernel: not where it is a hypervisor's guest without nesting, whose
+    /dev/kvm (PVM's) runs only kernels that were made for it."""
+    flags = Path("/proc/cpuinfo").read_text()
+    if os.access(KVM, os.R_OK | os.W_OK) and (" vmx" in flags or " svm" in flags):
+        return ["-accel", "kvm", "-cpu", "host"]
+    return ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]
+
+
+def interpreter() -> Path | None:
+    """Where this Python's own files are, unless a Debian package put them there."""
+    prefix = Path(sys.base_prefix)
+    return None if prefix == Path("/usr") else prefix
