@@ -8,6 +8,7 @@ from typing import Any
 
 from cgroup_scenes import best_effort, burstable, guaranteed, managed
 
+from engine.cgroups.formulas.names import systemd_unit
 from engine.cgroups.manager import CgroupManager
 from tests.waiting import PATIENCE
 
@@ -49,6 +50,45 @@ def slices(root: str) -> dict[str, Any]:
         seen["removed"] = properties(seen["parents"][1])["ActiveState"]
     seen["left"] = systemctl("list-units", "--all", "--plain", "--no-legend", "kubepods*")
     seen["directories"] = [path.name for path in Path("/sys/fs/cgroup").glob("kubepods*")]
+    return seen
+
+
+def followed(root: str) -> dict[str, Any]:
+    """A first start on a machine where nothing of the tree exists, and what systemd may do to it later: read
+    its units again, stop a level or everything, give the root an administrator's CPUs."""
+    config = {"cgroup_driver": "systemd", "capacity": {"cpu": 3000, "memory": 256 * MI, "pid": 30000}}
+    pods = [guaranteed("g-1", "500m", "32Mi"), burstable("b-1", "200m", "16Mi"), best_effort("e-1")]
+    with managed(root, **config) as manager:
+        for pod in pods:
+            manager.create_pod(pod)
+        top = systemd_unit(manager.settings.root)[0]
+        seen: dict[str, Any] = {"started": differing(manager)}
+        systemctl("daemon-reload")
+        seen["reloaded"] = differing(manager)
+        systemctl("stop", top.replace(".slice", "-burstable.slice"))
+        manager.create_pod(pods[1])
+        level = manager.tree.group(manager.pods.name(pods[1])[:-1])
+        seen["level stopped"] = {
+            "differing": differing(manager),
+            "remade": manager.tree.exists(level.name),
+        }
+        systemctl("stop", top)
+        manager.reconcile()
+        for pod in pods:
+            manager.create_pod(pod)
+        seen["all stopped"] = differing(manager)
+        systemctl("set-property", "--runtime", top, "AllowedCPUs=0")
+        manager.create_pod(burstable("b-2", "100m", "16Mi"))
+        seen["AllowedCPUs"] = {
+            "cpuset.cpus": manager.tree.read(manager.settings.root, "cpuset.cpus"),
+            "differing": differing(manager),
+            "writes": manager.reconcile(),
+        }
+        with managed(root, **config) as again:
+            for pod in pods:
+                again.create_pod(pod)
+            seen["restarted"] = differing(again)
+    seen["left"] = systemctl("list-units", "--all", "--plain", "--no-legend", top.replace(".slice", "*"))
     return seen
 
 

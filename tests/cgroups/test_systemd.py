@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import systemd_scenes
 from jeepney import HeaderFields, MessageType, message_bus, new_error, new_method_return, new_signal
 from jeepney.io.blocking import Proxy, open_dbus_connection
 
-from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused, Unavailable
 from engine.cgroups.files import FileRules
-from engine.cgroups.manager import CgroupManager
-from engine.cgroups.mounts import CgroupHierarchy, Mounts
+from engine.cgroups.mounts import CgroupHierarchy, Mounts, find_mounts
 from engine.cgroups.systemd import MANAGER, SystemdSlices, unit_properties
 from engine.cgroups.tree import CgroupTree
 from engine.testing.uml import run_in_uml, systemd_available
@@ -199,15 +198,26 @@ def test_v1_values_as_properties():
     }
 
 
-@pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd is init here")
 def test_without_systemd_the_driver_is_refused(tmp_path):
-    mounts = Mounts(2, (CgroupHierarchy(str(tmp_path), frozenset(["cpu", "memory"])),))
     with pytest.raises(Refused, match="needs systemd as init, which does not run here; use cgroupDriver"):
-        CgroupManager(
-            config=KubeletConfiguration(cgroup_driver="systemd"),
-            capacity={"cpu": 1000, "memory": 1 << 30},
-            mounts=mounts,
-        )
+        SystemdSlices.connect(running=str(tmp_path / "none"))
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not Path("/run/systemd/system").is_dir() or find_mounts().version != 2,
+    reason="needs systemd as process 1 and cgroup v2 (`make try-vm` runs it)",
+)
+def test_the_first_start_and_what_systemd_does_to_slices_later(private_root):
+    seen = systemd_scenes.followed(private_root)
+    assert seen["started"] == []
+    assert seen["reloaded"] == []
+    assert seen["level stopped"] == {"differing": [], "remade": True}
+    assert seen["all stopped"] == []
+    assert seen["AllowedCPUs"] == {"cpuset.cpus": "0", "differing": [], "writes": 0}
+    assert seen["restarted"] == []
+    assert seen["left"] == ""
 
 
 def test_a_bus_that_does_not_answer(tmp_path):
