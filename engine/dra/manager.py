@@ -65,7 +65,7 @@ class ClaimManager:
 
     `may_run(pod uid)` says whether something of a pod, known or not, runs or may run: its claims stay
     prepared. `ready()` says whether all pods are known. `changed(pod uid)` is called when the health of a
-    device changes that the pod uses.
+    device changes that the pod uses. `shows_messages`: a pod's status has the messages of drivers.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class ClaimManager:
         registry: Registry,
         tasks: Tasks,
         clock: Callable[[], float] = time.time,
+        shows_messages: bool = True,
         fault: FaultPoint = no_fault,
     ) -> None:
         self.table = ClaimTable()
@@ -89,6 +90,7 @@ class ClaimManager:
         self._ready = ready
         self._changed = changed
         self._clock = clock
+        self._shows_messages = shows_messages
         self._fault = fault
         self._health = HealthTable()
         self._file = StateFile(
@@ -457,7 +459,7 @@ class ClaimManager:
                     {
                         "resourceID": id,
                         "health": known.health,
-                        **({"message": known.message} if known.message else {}),
+                        **({"message": known.message} if known.message and self._shows_messages else {}),
                     }
                     for id, known in devices.items()
                 ],

@@ -210,6 +210,7 @@ class RunningNode:
             registry=setting.registry,
             tasks=tasks,
             clock=clock,
+            shows_messages=config.gate("ResourceHealthStatusMessage", True),
         )
         managers.devices.show_claims(claims.container_claims, self._described_claims)
         handlers: dict[str, PluginHandler] = {

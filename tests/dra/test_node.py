@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import grpc
+import pytest
 
 from engine.testing.dra_driver import PREPARE, UNPREPARE
 from engine.wire import podresources_v1_pb2 as v1
@@ -340,3 +341,25 @@ async def test_the_claims_of_a_node_are_described(claims: ClaimsRig) -> None:
             "numa": None,
         }
     ]
+
+
+@pytest.mark.parametrize("gate", ["ResourceHealthStatus", "ResourceHealthStatusMessage"])
+async def test_gates_take_health_or_its_message_out_of_the_status(claims: ClaimsRig, gate: str) -> None:
+    await claims.joined.stop()
+    claims.joined.config.feature_gates = {gate: False}
+    await claims.joined.start()
+    driver = await claims.driver(tells_health=True)
+    await driver.report(("dev-gpu", "Unhealthy", "too hot"))
+    claims.claim("gpu")
+    await claims.run("p", "gpu")
+
+    def shown(pod: Object | None) -> list[Object]:
+        assert pod is not None
+        (status,) = pod["status"]["containerStatuses"]
+        return [each for of in status.get("allocatedResourcesStatus", ()) for each in of["resources"]]
+
+    if gate == "ResourceHealthStatus":
+        assert shown(await claims.cluster.pod("p")) == []
+        return
+    unhealthy = {"resourceID": f"{DRIVER}/device=gpu", "health": "Unhealthy"}
+    await claims.cluster.when("p", lambda pod: shown(pod) == [unhealthy])

@@ -59,6 +59,7 @@ class StatusPublisher:
         life, end, uid, sandbox = hand.life, hand.life.end, hand.pod.uid, record.sandbox
         rejected = end is not None and life.state in (LifeState.ENTERING, LifeState.REJECTED)
         resize = hand.resize.condition if hand.resize is not None else None
+        health = services.node.config.gate("ResourceHealthStatus", True)
         return StatusInputs(
             now=services.node.clock(),
             runtime_name=services.node.runtime_name,
@@ -68,8 +69,8 @@ class StatusPublisher:
             waiting=hand.waiting,
             waiting_reason=hand.waiting_reason if life.state is LifeState.ENTERING else None,
             end=end,
-            devices=lambda container: services.devices.health(uid, container),
-            claimed=lambda container: services.claims.device_status(hand.pod, container),
+            devices=lambda container: services.devices.health(uid, container) if health else {},
+            claimed=lambda container: services.claims.device_status(hand.pod, container) if health else (),
             start_time=hand.started_at,
             terminated=rejected or life.stopped,
             resources=self._resources,
