@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.devices.methods import Methods
+from engine.host.loop_share import LoopShare
 from engine.host.sockets import Claim, claim
 from engine.host.tasks import Tasks
 
@@ -26,7 +27,9 @@ LINGER = 5.0
 """Seconds that a peer has to read the last response."""
 TURNS_TO_END = 4
 """Iterations of the loop until asyncio has passed on accepted connections and closed the cut ones."""
-_CHUNK = 65536
+PIECES_IN_A_TURN = 2
+"""Of the event loop, for all connections of a socket: 16 KB may hold hundreds of calls."""
+_PIECE = 16 * 1024
 
 log = logging.getLogger("kubengine.devices")
 
@@ -39,6 +42,7 @@ class ClaimedServer:
         self._methods = methods
         self._most_calls = most_calls
         self._connections = tasks.passing("device-connection")
+        self._share = LoopShare(PIECES_IN_A_TURN)
         self._open = 0
         self._full = False
         self._loading = asyncio.Lock()
@@ -115,8 +119,8 @@ class ClaimedServer:
             inner_reader, inner_writer = await asyncio.open_unix_connection(server.address)
             try:
                 ways = [
-                    asyncio.create_task(_carry(reader, inner_writer)),
-                    asyncio.create_task(_carry(inner_reader, writer)),
+                    asyncio.create_task(self._carry(reader, inner_writer)),
+                    asyncio.create_task(self._carry(inner_reader, writer)),
                 ]
                 try:
                     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -131,6 +135,15 @@ class ClaimedServer:
                     await writer.wait_closed()
         finally:
             await _cut(writer)
+
+    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(_PIECE):
+                await self._share.turn()
+                if sink.is_closing():
+                    return
+                sink.write(data)
+                await sink.drain()
 
     async def _loaded(self) -> GrpcServer:
         async with self._loading:
@@ -150,13 +163,6 @@ async def _cut(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-
-
-async def _carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await source.read(_CHUNK):
-            sink.write(data)
-            await sink.drain()
 
 
 def _load() -> type[GrpcServer]:

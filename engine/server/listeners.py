@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
+from engine.host.loop_share import LoopShare
 from engine.host.sockets import Claim, claim
 from engine.server.http.connection import WRITE_DEADLINE, Connection, Handler
 from engine.server.http.exchange import Answer, Request, failure
@@ -30,6 +31,7 @@ from engine.server.routes import Routes
 
 MAX_CONNECTIONS = 128
 ACCEPTED_AT_ONCE = 16  # few beside MAX_CONNECTIONS, so that a crowd can't push out who is about to be read
+STEPS_IN_A_TURN = 4  # of the event loop, for each listener
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class _Door:
     handler: Handler
     trusted: bool
     crowd: ConnectionLimiter = field(default_factory=lambda: ConnectionLimiter(MAX_CONNECTIONS))
+    share: LoopShare = field(default_factory=lambda: LoopShare(STEPS_IN_A_TURN))
     connections: set[asyncio.Task[None]] = field(default_factory=set)
     closed: bool = False
 
@@ -179,5 +182,8 @@ async def _converse(
     async def answered(request: Request) -> Answer:
         return await in_turn(door.crowd, place, request, door.handler, failure)
 
-    await Connection(reader, writer, handler=answered, trusted=door.trusted, place=place).serve()
+    connection = Connection(
+        reader, writer, handler=answered, trusted=door.trusted, place=place, share=door.share
+    )
+    await connection.serve()
     await part(writer, WRITE_DEADLINE)

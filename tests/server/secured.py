@@ -133,7 +133,8 @@ class Secured:
         token: str = "",
         certificate: CertificatePair | None = None,
     ) -> list[tuple[int, bytes]]:
-        """Statuses and bodies of requests (method, target), one after the other on one connection."""
+        """Statuses and bodies of requests (method, target), one after the other, on one connection as long as the
+        server keeps it open."""
         reader, writer = await self.connect(certificate)
         headers = [("host", "n"), *([("authorization", f"Bearer {token}")] if token else [])]
         http, answers = h11.Connection(h11.CLIENT), []
@@ -150,7 +151,12 @@ class Secured:
                     elif isinstance(event, h11.Data):
                         body += event.data
                 answers.append((status, body))
-                http.start_next_cycle()
+                if http.our_state is h11.DONE:
+                    http.start_next_cycle()
+                else:
+                    writer.transport.abort()
+                    reader, writer = await self.connect(certificate)
+                    http = h11.Connection(h11.CLIENT)
         writer.transport.abort()
         return answers
 

@@ -65,12 +65,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """`body` is whole, or pieces that are made while they are sent, or come when they come."""
+    """`body` is whole, or pieces that are made while they are sent, or come when they come.
+
+    `last` ends the connection with this answer.
+    """
 
     status: int
     content_type: str
     body: bytes | Iterable[bytes] | AsyncGenerator[bytes, None]
     headers: Headers = ()
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,13 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from engine.api.errors import KubengineError
 from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
+from engine.host.loop_share import LoopShare
 from engine.server.http.connection import WRITE_DEADLINE, Connection
 from engine.server.http.exchange import Answer, Request, Takeover, plain
 from engine.server.http.scheduling import in_turn
@@ -37,6 +39,7 @@ from engine.server.routes import Routes
 
 MAX_STRANGERS = 128
 MAX_SESSIONS = 256
+STEPS_IN_A_TURN = 4  # of the event loop
 MAX_HEAD = 64 * 1024
 MAX_FIELDS = 1024
 HANDSHAKE_SECONDS = 10.0
@@ -47,7 +50,7 @@ KEEP_ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 9),
 )
-UNAUTHORIZED = "Unauthorized"
+_UNAUTHORIZED = replace(plain(401, "Unauthorized"), last=True)
 
 _Answer = Callable[[ssl.SSLObject, Request], Awaitable[Answer]]
 
@@ -72,6 +75,7 @@ class SecurePort:
         self._where = (address, port)
         self._socket: socket.socket | None = None
         self._crowd = ConnectionLimiter(MAX_STRANGERS)
+        self._share = LoopShare(STEPS_IN_A_TURN)
         self._sessions: set[asyncio.Task[None]] = set()
         self._connections: set[asyncio.Task[None]] = set()
         self._presented: dict[asyncio.Task[None], Presented] = {}
@@ -122,6 +126,7 @@ class SecurePort:
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         while True:
+            await asyncio.sleep(0)
             try:
                 peer, _ = await loop.sock_accept(self._socket)
             except OSError as error:
@@ -182,6 +187,7 @@ class SecurePort:
                     handler=answered,
                     trusted=False,
                     place=place,
+                    share=self._share,
                     live_deadline=float(self._view.config.streaming_connection_idle_timeout),
                     max_head=MAX_HEAD,
                     max_fields=MAX_FIELDS,
@@ -214,14 +220,15 @@ class SecurePort:
         session: ssl.SSLObject,
         request: Request,
     ) -> Answer:
-        """401 for whom nobody knows, 403 for who may not, in the kubelet's words; else what was asked for."""
+        """The answer to what was asked for; in the kubelet's words 401, which ends the connection, to a peer that
+        nobody knows, and 403 to a user that may not."""
         try:
             user = await authentication.user(session, request)
         except KubengineError as error:
             log.error("a token was not reviewed: %s", error)
-            return plain(401, UNAUTHORIZED)
+            return _UNAUTHORIZED
         if user is None:
-            return plain(401, UNAUTHORIZED)
+            return _UNAUTHORIZED
         needed = needs(request.method, request.path)
         try:
             allowed = await authorization.allows(user, needed)

@@ -21,7 +21,8 @@ CONNECT_SECONDS = 10.0
 HEAD_SECONDS = 30.0
 MAX_HEAD = 16 * 1024
 MAX_REFUSAL = 64 * 1024
-PIECE = 64 * 1024
+READ = 4 * 1024  # of the runtime's answer in one turn of the event loop
+PIECE = 64 * 1024  # of a session, each way, in one turn of the event loop
 NOT_PASSED_ON = frozenset(
     ("host", "authorization", "connection", "content-length", "transfer-encoding", "expect", "te", "trailer")
 )
@@ -92,7 +93,8 @@ class _Session:
 
     async def _next(self) -> object:
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._reader.read(MAX_HEAD))
+            self._http.receive_data(await self._reader.read(READ))
+            await asyncio.sleep(0)
         return event
 
     async def _converse(
@@ -119,8 +121,11 @@ class _Session:
     ) -> None:
         loop = asyncio.get_running_loop()
         while data := await source.read(PIECE):
+            if sink.is_closing():
+                return
             sink.write(data)
             await sink.drain()
+            await asyncio.sleep(0)
             if not patience.expired():
                 patience.reschedule(loop.time() + self._idle)
 
