@@ -26,6 +26,11 @@ from engine.transport.pool import Http2Pool
 REQUEST_SECONDS: Final = 30.0
 MAX_ANSWER: Final = 64 << 20
 MAX_ERROR: Final = 64 << 10
+MAX_LINE: Final = 16 << 20
+"""Bytes of one watch event: ten times what etcd takes of an object."""
+LINES_IN_A_TURN: Final = 64
+LONGEST_WAIT: Final = 60.0
+"""Seconds that a busy server may ask for before it is asked again."""
 TRIES_WHEN_BUSY: Final = 10
 STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"
 MERGE: Final = "application/merge-patch+json"
@@ -49,7 +54,7 @@ class ApiError(Refused):
 
 
 class _Details(msgspec.Struct, frozen=True, rename="camel"):
-    retry_after_seconds: int = 0
+    retry_after_seconds: float = 0.0
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -221,16 +226,15 @@ class ApiClient:
         body = await exchange.read(MAX_ERROR)
         try:
             status = _statuses.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             status = Status(message=body[:300].decode(errors="replace"))
-        retry = exchange.headers.get("retry-after", "")
         details = status.details or _Details()
         return ApiError(
             status.message or f"HTTP status {exchange.status}",
             subject=f"{self.peer}: {method} {path}",
             code=exchange.status,
             reason=status.reason,
-            retry_after=float(retry) if retry.isdigit() else float(details.retry_after_seconds),
+            retry_after=_seconds(exchange.headers.get("retry-after", ""), details.retry_after_seconds),
         )
 
 
@@ -240,20 +244,31 @@ def _is_unlimited(path: str) -> bool:
     return heartbeat or _EVENTS.fullmatch(path) is not None
 
 
+def _seconds(header: str, in_details: float) -> float:
+    """How long the server asks to wait, at most LONGEST_WAIT; 0 where it does not ask or asks nonsense."""
+    asked = float(header) if header.isascii() and header.isdigit() else in_details
+    return min(max(asked, 0.0), LONGEST_WAIT)
+
+
 async def _split(exchange: Exchange) -> AsyncIterator[bytes]:
-    """Split into lines without newlines. Raises Refused for a line beyond the limit."""
+    """Lines without the newline, at most LINES_IN_A_TURN of the event loop.
+
+    Raises Refused where one is longer than MAX_LINE.
+    """
     rest = bytearray()
     async for data in exchange.chunks():
         rest += data
+        if len(rest) > MAX_LINE:
+            raise Refused(f"an event of more than {MAX_LINE} bytes")
         if b"\n" not in data:
-            if len(rest) > MAX_ANSWER:
-                raise Refused("a watch event is too long")
             continue
         *lines, tail = rest.split(b"\n")
         rest = bytearray(tail)
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             if line:
                 yield bytes(line)
+            if number % LINES_IN_A_TURN == 0:
+                await asyncio.sleep(0)
 
 
 def _name(kind: Any) -> str:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from engine.api.decimal import decimal
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
@@ -203,7 +204,8 @@ class ContainerGC:
     async def _remove(self, removal: Removal, grace: str) -> None:
         id = removal.container.id
         if removal.stop:
-            await self._runtime.stop_container(id, int(grace) if grace.isdigit() else _DEFAULT_GRACE)
+            seconds = decimal(grace)
+            await self._runtime.stop_container(id, _DEFAULT_GRACE if seconds is None else seconds)
         try:
             path = (await self._runtime.container_status(id)).status.log_path
         except NotFound:

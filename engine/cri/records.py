@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from sys import intern
 
+from engine.api.decimal import decimal
 from engine.api.qos import SOURCE_ANNOTATION
 from engine.cri import labels
 from engine.wire import cri_v1_pb2 as cri
@@ -185,7 +186,7 @@ def container_record(
             (m.host_path for m in status.mounts if m.container_path == annotations.get(labels.MESSAGE_PATH)),
             "",
         ),
-        grace_seconds=int(grace) if grace.isdigit() else None,
+        grace_seconds=decimal(grace),
         resources=(linux.cpu_shares, linux.cpu_quota, linux.cpu_period, linux.memory_limit_in_bytes)
         if linux is not None
         else None,
@@ -228,4 +229,5 @@ def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:
 
 
 def _number(text: str, default: int) -> int:
-    return int(text) if text.isdigit() else default
+    number = decimal(text)
+    return default if number is None else number

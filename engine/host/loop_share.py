@@ -1,4 +1,4 @@
-"""A share of the event loop for work that outside peers cause: they wait for each other, never the agent for them.
+"""A share of the event loop for the work that outside peers cause: peers wait for each other, not the agent.
 
 A coroutine that reads from a full buffer and writes to an empty one never suspends, however often it awaits.
 Whatever serves a peer therefore asks for a turn before each bounded step.

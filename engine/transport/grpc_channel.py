@@ -46,6 +46,9 @@ MOST_WAITING = 10_000
 MOST_UNSENT = 64 * 1024 * 1024
 ANSWER_WITHIN = 4.0
 """Seconds that what a server asks beside its answer to a call may wait for the next call to go with it."""
+READ = 32 * 1024
+"""Bytes of a server in one turn of the event loop: at worst 10 ms of work."""
+CALM_SECONDS = 1.0
 _CANCEL, _REFUSED_STREAM = 8, 7
 _PREFIX = 5
 _NOT_ONE = "the answer is not one message"
@@ -118,6 +121,7 @@ class Channel:
             self._begin(call, _head(method, None), message)
             while (next_one := await call.next()) is not None:
                 yield next_one
+                await asyncio.sleep(0)  # messages that wait already are one turn of the loop each
         finally:
             call.let_go()
 
@@ -228,9 +232,10 @@ class _Connection:
         self._calls: dict[int, _Call] = {}
         self._waiting: deque[_Call] = deque()
         self._unsent = bytearray()
-        self._buffer = bytearray(65536)
+        self._buffer = bytearray(READ)
         self._view = memoryview(self._buffer)
         self._lost = False
+        self._calm_at = loop.time() + CALM_SECONDS
         self.greeted: asyncio.Future[bool] = loop.create_future()
         """Whether the server has sent its settings before the connection ended."""
         self.ended = asyncio.Event()
@@ -321,20 +326,20 @@ class _Connection:
 
     def _readable(self) -> None:
         before = len(self._calls)
-        for _ in range(4):
-            try:
-                size = self._socket.recv_into(self._buffer)
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError as error:
-                self.lose(f"the connection is lost: {error.strerror}")
-                return
-            if size == 0:
-                self.lose("the server closed the connection")
-                return
-            self._heed(size)
-            if self._lost or size < len(self._buffer):
-                break
+        try:
+            size = self._socket.recv_into(self._buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.lose(f"the connection is lost: {error.strerror}")
+            return
+        if size == 0:
+            self.lose("the server closed the connection")
+            return
+        if (now := self._loop.time()) >= self._calm_at:
+            self._core.calm()
+            self._calm_at = now + CALM_SECONDS
+        self._heed(size)
         if len(self._calls) < before:
             self._flush_later()
         else:

@@ -33,6 +33,9 @@ CONNECTION_WINDOW = MAX_STREAMS * WINDOW
 MAX_HEADERS = 64 * 1024
 PING_AFTER = 30.0
 PING_WAIT = 15.0
+PIECE = 32 * 1024
+"""Bytes of a server that are read, or given to one reader, in one turn of the event loop."""
+CALM_SECONDS = 1.0
 _CANCEL, _REFUSED_STREAM = 8, 7
 _SECRET = frozenset((b"authorization",))
 
@@ -73,17 +76,30 @@ class Exchange:
         self._ended = True
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises Unavailable when it breaks off."""
+        """The body as it comes, about PIECE bytes in a turn of the event loop.
+
+        Raises Unavailable when it breaks off.
+        """
         while True:
             while self._waiting:
-                data = self._waiting.popleft()
+                data = self._piece()
                 self._connection.taken(self._stream, len(data))
                 yield data
+                await asyncio.sleep(0)
             if self._error is not None:
                 raise self._error
             if self._ended:
                 return
             await self._until_news()
+
+    def _piece(self) -> bytes:
+        first = self._waiting.popleft()
+        if not self._waiting or len(first) >= PIECE:
+            return first
+        piece = bytearray(first)
+        while self._waiting and len(piece) < PIECE:
+            piece += self._waiting.popleft()
+        return bytes(piece)
 
     async def read(self, limit: int) -> bytes:
         """The whole body. Raises Refused when it is longer than `limit` bytes."""
@@ -102,7 +118,7 @@ class Exchange:
             return
         known = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         status = known.pop(":status", "")
-        if not status.isdigit() or len(status) != 3:
+        if not status.isascii() or not status.isdigit() or len(status) != 3:
             self.fail(Unavailable("the answer has no status", subject=self._connection.peer))
         elif not status.startswith("1"):
             self.status, self.headers = int(status), known
@@ -155,10 +171,12 @@ class Http2Connection(asyncio.Protocol):
         )
         self._exchanges: dict[int, Exchange] = {}
         self._ready = asyncio.Event()
+        self._unread = bytearray()
         self._lost: Exception | None = None
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._heard = self._loop.time()
+        self._calm_at = self._heard + CALM_SECONDS
         self._watchdog: asyncio.TimerHandle | None = None
         self._pinged = False
 
@@ -236,8 +254,29 @@ class Http2Connection(asyncio.Protocol):
         self._look_again_in(PING_AFTER)
 
     def data_received(self, data: bytes) -> None:
+        reads_on = bool(self._unread)
+        self._unread += data
+        if not reads_on:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """One piece of what has come; TLS delivers up to 256 KB at once."""
+        if self._transport is None:
+            return
+        self._receive(bytes(self._unread[:PIECE]))
+        del self._unread[:PIECE]
+        if self._unread:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+        else:
+            self._transport.resume_reading()
+
+    def _receive(self, data: bytes) -> None:
         self._heard = self._loop.time()
         self._pinged = False
+        if self._heard >= self._calm_at:
+            self._core.calm()
+            self._calm_at = self._heard + CALM_SECONDS
         for kind, stream, what, number in self._core.receive(data):
             self._heed(kind, stream, what, number)
         self._flush()
@@ -246,6 +285,8 @@ class Http2Connection(asyncio.Protocol):
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._receive(bytes(self._unread))
+        self._unread.clear()
         self._transport = None
         text = f"connection lost: {exc}" if exc else "the server closed the connection"
         self._fail(Unavailable(text, subject=self.peer))

@@ -91,13 +91,14 @@ async def test_an_answer_without_end_is_refused_at_its_bound(
     server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("engine.cluster.client.MAX_ANSWER", 1 << 20)
+    monkeypatch.setattr("engine.cluster.client.MAX_LINE", 1 << 20)
     put(server)
     server.fail(ApiServerFault.ENDLESS)
     with pytest.raises(Refused, match="longer than 1048576 bytes"):
         await client.get(f"{SECRETS}/s", Object)
     server.fail(ApiServerFault.ENDLESS)
     async with client.lines(SECRETS, {"watch": "1"}) as lines:
-        with pytest.raises(Refused, match="too long"):
+        with pytest.raises(Refused, match="an event of more than 1048576 bytes"):
             await anext(lines)
     assert (await client.get(f"{SECRETS}/s", Object))["metadata"]["name"] == "s"
 

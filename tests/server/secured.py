@@ -133,8 +133,8 @@ class Secured:
         token: str = "",
         certificate: CertificatePair | None = None,
     ) -> list[tuple[int, bytes]]:
-        """Statuses and bodies of requests (method, target), one after the other, on one connection as long as the
-        server keeps it open."""
+        """Statuses and bodies of requests (method, target), one after the other, on one connection as long as
+        the server keeps it open."""
         reader, writer = await self.connect(certificate)
         headers = [("host", "n"), *([("authorization", f"Bearer {token}")] if token else [])]
         http, answers = h11.Connection(h11.CLIENT), []

@@ -57,9 +57,11 @@ cdef extern from "client.h" nogil:
         uint32_t open
         uint32_t most_streams
         uint32_t list_limit
+        uint32_t idle_limit
         uint8_t settled
         uint8_t broken
     void http2_reset(http2 *, http2_stream *, uint32_t, uint32_t, uint32_t, hpack_table *, char *, uint32_t)
+    void http2_calm(http2 *)
     http2_stream *http2_find(const http2 *, uint32_t)
     int http2_usable(const http2 *)
     uint32_t http2_room(const http2 *)
@@ -102,7 +104,9 @@ cdef class ClientConnection:
     """One connection: requests and received bytes in, events and bytes to be sent out.
 
     `stream_window` and `connection_window` bound what the server may send before somebody has taken it;
-    `header_list` what one header block may hold, with 32 bytes for each field (RFC 9113, 6.5.2).
+    `header_list` what one header block may hold, with 32 bytes for each field (RFC 9113, 6.5.2). A server that
+    sends more than `idle_frames` frames without data for an open request, between two answers or calls of `calm`,
+    breaks the connection.
     """
 
     cdef http2 _core
@@ -111,11 +115,13 @@ cdef class ClientConnection:
     cdef uint8_t *_out
     cdef size_t _out_len, _out_room
     cdef list _fields
+    cdef uint32_t _fields_of
     cdef dict _bodies
     cdef uint32_t _most
 
     def __cinit__(self, *, uint32_t stream_window=1 << 20, uint32_t connection_window=1 << 26,
-                  uint32_t header_list=1 << 16, uint32_t max_streams=10_000):
+                  uint32_t header_list=1 << 16, uint32_t max_streams=10_000,
+                  uint32_t idle_frames=10_000):
         if not WINDOW_DEFAULT <= stream_window <= WINDOW_LIMIT:
             raise ValueError(f"stream_window {stream_window} is not one of 65535 to 2147483647")
         if not WINDOW_DEFAULT <= connection_window <= WINDOW_LIMIT:
@@ -132,6 +138,7 @@ cdef class ClientConnection:
         http2_reset(&self._core, streams, few, stream_window, connection_window, self._table, self._scratch,
                     header_list)
         self._core.list_limit = header_list
+        self._core.idle_limit = idle_frames
         self._most = max_streams
         self._fields = []
         self._bodies = {}
@@ -212,6 +219,8 @@ cdef class ClientConnection:
             at += used
             left -= used
             if e.kind == HTTP2_FIELD:
+                if self._fields_of != e.stream:  # the block before was cut off: its stream was reset within it
+                    self._fields, self._fields_of = [], e.stream
                 self._fields.append((
                     PyBytes_FromStringAndSize(e.field.name, e.field.name_len),
                     PyBytes_FromStringAndSize(e.field.value, e.field.value_len),
@@ -233,13 +242,19 @@ cdef class ClientConnection:
             else:
                 if e.kind == HTTP2_RESET:
                     self._bodies.pop(e.stream, None)
-                elif e.kind == HTTP2_END and e.stream in self._bodies:
-                    self.reset(e.stream, 0)  # answered before it had read everything
+                elif e.kind == HTTP2_END:
+                    http2_calm(&self._core)
+                    if e.stream in self._bodies:
+                        self.reset(e.stream, 0)  # answered before it had read everything
                 events.append((e.kind, e.stream, None, e.code))
                 if e.kind == HTTP2_BROKEN:
                     self._write_goaway(e.code)
                     break
         return events
+
+    def calm(self):
+        """Count the frames without data from 0 again."""
+        http2_calm(&self._core)
 
     def take(self, uint32_t stream, uint32_t size):
         """`size` bytes of a stream's data have been read: the server may send as many again."""

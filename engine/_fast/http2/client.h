@@ -50,7 +50,7 @@ typedef struct {
     uint32_t at;     /* read of its payload */
     uint32_t stream; /* the frame's */
     uint32_t block_stream, list_size, list_limit;
-    uint32_t idle, idle_limit; /* frames that brought no data; 0 = no limit */
+    uint32_t idle, idle_limit; /* frames that brought nothing, since http2_calm; 0 = no limit */
     uint32_t most_streams, most_frame, initial_window;
     int32_t send_window, receive_window;
     uint32_t stream_window, connection_window; /* ours */
@@ -79,6 +79,9 @@ static inline void http2_reset(http2 *h, http2_stream *streams, uint32_t capacit
     h->connection_window = connection_window;
     h->receive_window = (int32_t)connection_window;
 }
+
+/* Frames are counted from here on.  A connection that lasts is given a limit for each stretch of time. */
+static inline void http2_calm(http2 *h) { h->idle = 0; }
 
 /* Streams */
 
@@ -253,7 +256,7 @@ static inline uint8_t http2_begin_frame(http2 *h) {
     h->flags = h->head[4];
     h->stream = frame_read_number(h->head + 5) & STREAM_LIMIT;
     h->at = h->padding = h->skip = 0;
-    if (h->type != FRAME_DATA || h->length == 0) h->idle++;
+    if (h->type != FRAME_DATA || h->length == 0 || !http2_find(h, h->stream)) h->idle++;
     if (h->idle_limit && h->idle > h->idle_limit) return http2_broken(h, HTTP2_ENHANCE_YOUR_CALM);
     if ((error = http2_misfit(h)) != HTTP2_NO_ERROR) return http2_broken(h, error);
     h->settled = 1;

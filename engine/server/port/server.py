@@ -79,7 +79,7 @@ class SecurePort:
         self._sessions: set[asyncio.Task[None]] = set()
         self._connections: set[asyncio.Task[None]] = set()
         self._presented: dict[asyncio.Task[None], Presented] = {}
-        self._accepting: asyncio.Task[None] | None = None
+        self._accepting: asyncio.TimerHandle | None = None
         self._authentication: Authentication | None = None
         self._authorization: Authorization | None = None
 
@@ -105,13 +105,17 @@ class SecurePort:
         await view.serving_certificate.start()
         if view.serving_certificate.pair is not None:
             tls.context()
-        work = self._accept(tls, partial(self._answer, authentication, authorization))
-        self._accepting = asyncio.create_task(work, name="port")
+        self._listen(tls, partial(self._answer, authentication, authorization))
 
     async def stop(self) -> None:
         """Closes it and ends every connection; safe to call twice."""
-        tasks = [task for task in (self._accepting, *self._connections) if task is not None]
-        self._accepting = None
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+        if self._accepting is not None:
+            self._accepting.cancel()
+            self._accepting = None
+        await asyncio.sleep(0)  # a task that is cancelled before it has begun would not close its connection
+        tasks = list(self._connections)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -122,20 +126,26 @@ class SecurePort:
             self._socket.close()
             self._socket = None
 
-    async def _accept(self, tls: ServingTLS, answer: _Answer) -> None:
+    def _listen(self, tls: ServingTLS, answer: _Answer) -> None:
+        asyncio.get_running_loop().add_reader(self._socket, self._accept, tls, answer)
+
+    def _accept(self, tls: ServingTLS, answer: _Answer) -> None:
+        """Take one connection in a turn of the event loop: a handshake costs a millisecond."""
         assert self._socket is not None
         loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(0)
-            try:
-                peer, _ = await loop.sock_accept(self._socket)
-            except OSError as error:
-                log.error("no connection can be taken: %s", error)
-                await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            task = loop.create_task(self._serve(peer, tls, answer), name="port connection")
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
+        try:
+            peer, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            log.error("no connection can be taken: %s", error)
+            loop.remove_reader(self._socket)
+            self._accepting = loop.call_later(PAUSE_SECONDS, self._listen, tls, answer)
+            return
+        peer.setblocking(False)
+        task = loop.create_task(self._serve(peer, tls, answer), name="port connection")
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
     async def _serve(self, peer: socket.socket, tls: ServingTLS, answer: _Answer) -> None:
         task = asyncio.current_task()
@@ -220,8 +230,8 @@ class SecurePort:
         session: ssl.SSLObject,
         request: Request,
     ) -> Answer:
-        """The answer to what was asked for; in the kubelet's words 401, which ends the connection, to a peer that
-        nobody knows, and 403 to a user that may not."""
+        """The answer to what was asked for; in the kubelet's words 401, which ends the connection, where the
+        user is not known, and 403 where the user may not."""
         try:
             user = await authentication.user(session, request)
         except KubengineError as error:
