@@ -11,7 +11,10 @@ COMMAND = [sys.executable, str(Path(__file__))]
 
 if __name__ == "__main__":
     from engine.cli import main
-    from engine.cli.agent import process as _agent_process
+    from engine.cli.agent.start_up import lean_imports
 
-    _agent_process.HostPlaces = lambda: None  # type: ignore[assignment,misc]
+    with lean_imports():
+        from engine.cli.agent import process
+
+    process.HostPlaces = lambda: None  # type: ignore[assignment,misc]
     main()
