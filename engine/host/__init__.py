@@ -1,5 +1,5 @@
-"""What touches the machine and is no room's own: files, sockets, mounts, inotify, programs, background tasks.
+"""Touches the machine for several subsystems: files, sockets, mounts, inotify, programs, background tasks.
 
-Every room that acts may use it; it knows nothing of pods, runtimes or clusters, and imports only `engine.api`
-(errors) and `engine.metrics`. Deciding files never import it.
+Every acting package may use it. It knows nothing of pods, runtimes or clusters, and imports only
+`engine.api` (errors) and `engine.metrics`. Pure modules never import it.
 """

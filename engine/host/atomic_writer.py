@@ -1,9 +1,9 @@
-"""Sets of files that change together: who reads them sees all of the old ones or all of the new.
+"""Replaces a set of files atomically: readers see all of the old ones or all of the new.
 
-On disk as the kubelet's AtomicWriter leaves it, so that either agent goes on where the other stopped. The
-files lie in a directory `..<time>.<random>`, the link `..data` leads to it, and each name that users see is a
-link into `..data`. A new set is written beside the old one, gets its modes and owners, and is swapped in by
-one rename. A container may have planted anything in the directory: it is replaced, never followed.
+The layout is that of the kubelet's AtomicWriter, so that each agent can continue with the other's. The files
+are in a directory `..<time>.<random>`, the link `..data` leads to it, and each visible name is a link into
+`..data`. A new set is written next to the old one, gets its modes and owners, and is swapped in by one
+rename. A container may have put anything in the directory: it is replaced, never followed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GROUP_READS_DIRECTORY = 0o2550
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """`uid` is the file's owner where that is not the agent's user, as of a token for one container."""
+    """`uid` is the owner if that is not the agent's user, as for a token of one container."""
 
     data: bytes
     mode: int
@@ -46,11 +46,12 @@ class PublishedFile:
 def publish(
     directory: int, files: Mapping[str, PublishedFile], *, group: int | None = None, now: float
 ) -> bool:
-    """Makes an open directory show exactly these files, by relative paths; whether that changed anything.
+    """Make an open directory show exactly these files, by relative paths; return whether that changed
+    anything.
 
-    With a `group` (fsGroup) everything belongs to it, and it may read all. `now`, in Unix seconds, names the
-    set. Raises `InvalidInput` for a path that leads out, begins with `..`, or is another's directory;
-    `OSError` naming the path. A failure leaves the old set as it was.
+    With a `group` (fsGroup), everything belongs to it, and it may read all. `now`, in Unix seconds, names
+    the set. Raises `InvalidInput` for a path that leads outside, begins with `..`, or is another's
+    directory, and `OSError` naming the path. A failure leaves the old set as it was.
     """
     cleaned = {_clean(path): file for path, file in files.items()}
     _check_nesting(cleaned)
@@ -67,7 +68,7 @@ def publish(
 
 
 def share_with_group(directory: int, group: int) -> None:
-    """Gives an open directory that the agent writes to a group, whose members may read it."""
+    """Give an open directory that the agent writes to a group, whose members may read it."""
     path = same_file(directory)
     os.chown(path, -1, group)
     os.chmod(path, stat.S_IMODE(os.fstat(directory).st_mode) | _GROUP_READS_DIRECTORY)
@@ -92,7 +93,7 @@ def _check_nesting(paths: Iterable[str]) -> None:
 
 
 def _current(directory: int) -> str | None:
-    """The directory that `..data` leads to; None where there is none of ours."""
+    """Return the directory of `..data`, or None if there is none of ours."""
     try:
         target = os.readlink(DATA, dir_fd=directory)
     except OSError:
@@ -101,7 +102,7 @@ def _current(directory: int) -> str | None:
 
 
 def _holds(directory: int, current: str, files: Mapping[str, PublishedFile], group: int | None) -> bool:
-    """Whether a set is exactly these files, with their content, modes and owners."""
+    """Tell whether a set consists of exactly these files, with content, modes and owners."""
     try:
         top = open_beneath(directory, current, _READABLE)
     except OSError:
@@ -133,7 +134,7 @@ def _mode(file: PublishedFile, group: int | None) -> int:
 
 
 def _write_set(directory: int, files: Mapping[str, PublishedFile], group: int | None, now: float) -> str:
-    """A new directory with the files in it; its name. Nothing of it is left where that fails."""
+    """Write the files to a new directory and return its name; a failure leaves nothing."""
     name = time.strftime("..%Y_%m_%d_%H_%M_%S.", time.gmtime(now)) + str(int.from_bytes(os.urandom(4)))
     os.mkdir(name, 0o700, dir_fd=directory)
     try:
@@ -171,7 +172,7 @@ def _share_directories(top: int, group: int) -> None:
 
 
 def _replace_link(directory: int, name: str, target: str) -> None:
-    """One rename, unless the link is right or a directory has its name."""
+    """Replace a link by one rename, unless it is right or a directory has its name."""
     with suppress(OSError):
         if os.readlink(name, dir_fd=directory) == target:
             return
@@ -185,7 +186,7 @@ def _replace_link(directory: int, name: str, target: str) -> None:
 
 
 def _sweep(directory: int, names: set[str], current: str) -> None:
-    """Takes away links to files that are no more, sets that are not shown, and what a crash left."""
+    """Remove links to missing files, sets that are not shown, and leftovers of a crash."""
     listed = os.open(".", _READABLE | os.O_CLOEXEC, dir_fd=directory)
     try:
         for name in os.listdir(listed):

@@ -1,8 +1,8 @@
-"""Small files that a later process reads back: what is damaged is noticed, named and set aside.
+"""Stores small files that a later process reads; damage is noticed, reported, and the file set aside.
 
-The first line is the BLAKE2b of everything after it. A file that says something else, cannot be read (twice)
-or decoded, or is no regular file, is renamed to `NAME.bad-…`, of which the newest few stay. Where the machine
-is short of what it takes to read, nothing is wrong with the file.
+The first line is the BLAKE2b of everything after it. A file with another checksum, that cannot be read
+(twice) or decoded, or that is not a regular file, is renamed to `NAME.bad-…`, of which the newest few stay.
+A shortage of memory or descriptors does not count as damage.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def keep(path: Path, content: bytes, *, durable: bool = True) -> None:
 
 
 def kept(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:
-    """What `decode` makes of the content; None where there is no file, or none that can be trusted.
+    """Return what `decode` makes of the content; None if there is no file, or none that can be trusted.
 
-    Anything that `decode` raises means a damaged file. The second case is logged with the path, the fault
-    and what is done `without` it, and the file is set aside. Raises `Unavailable` with the path where it
-    cannot be read now.
+    Anything that `decode` raises means damage, which is logged with the path, the fault, and what happens
+    `without` the file, and the file is set aside. Raises `Unavailable` with the path if it cannot be read
+    now.
     """
     try:
         return decode(unsealed(read_again(path)))
@@ -52,12 +52,12 @@ def kept(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:
 
 
 def sealed(content: bytes) -> bytes:
-    """The content under its checksum."""
+    """Return the content under its checksum."""
     return blake2b(content, digest_size=32).hexdigest().encode() + b"\n" + content
 
 
 def unsealed(data: bytes) -> bytes:
-    """The content. Raises `ValueError` unless it is what was sealed."""
+    """Return the content. Raises `ValueError` if the checksum does not match."""
     content = data[65:]
     if data != sealed(content):
         raise ValueError("damaged: its checksum is another")
@@ -65,7 +65,7 @@ def unsealed(data: bytes) -> bytes:
 
 
 def set_aside(path: Path) -> str:
-    """Move the file, or whatever has its name, out of the way; in words, where it went."""
+    """Rename the file, or whatever has its name; return in words where it went."""
     try:
         stamp = f"{path.lstat().st_mtime_ns:x}-{os.urandom(2).hex()}"
         aside = path.with_name(f"{path.name}.bad-{stamp}")
@@ -82,9 +82,9 @@ def set_aside(path: Path) -> str:
 
 
 def read_again(path: Path) -> bytes:
-    """A file of the agent's own, read once more where reading failed.
+    """Read a file of the agent's own once more after a read error.
 
-    Raises `OSError`, and `ValueError` for what is no regular file, or too large.
+    Raises `OSError`, and `ValueError` if it is not a regular file, or too large.
     """
     try:
         return _read(path)

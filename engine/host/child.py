@@ -1,4 +1,4 @@
-"""A program that is run for what it prints: with a deadline, and no more of its words than can be of use."""
+"""Runs a program for its output, with a deadline and limits on the output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STDERR = 2
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """What came out, and the last words on stderr."""
+    """The output, and the last words on stderr."""
 
     code: int
     out: bytes
@@ -36,10 +36,10 @@ async def run_child(
     environment: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
 ) -> Printed:
-    """Run `command` to its end, within `seconds`, for at most `most` bytes of output.
+    """Run `command` to its end within `seconds`, for at most `most` bytes of output.
 
-    Raises Unavailable where it cannot be started or is late, Refused where it prints more; its process
-    group is killed then.
+    Raises Unavailable if it cannot be started or is late, and Refused if it prints more; its process group
+    is killed then.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -70,7 +70,7 @@ async def run_child(
 
 
 class _Listener(asyncio.SubprocessProtocol):
-    """Hears a program to its end, and kills it when it has said too much."""
+    """Collect a program's output, and kill the program when it prints too much."""
 
     def __init__(self, most: int) -> None:
         self.out, self.said = bytearray(), b""
@@ -86,7 +86,7 @@ class _Listener(asyncio.SubprocessProtocol):
             pipe.close()
 
     def kill(self) -> None:
-        """Where it still runs."""
+        """Kill the program if it still runs."""
         if self._transport is not None and self._transport.get_returncode() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._transport.get_pid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Who may be inside where places are few: the one that has been silent longest makes room for who comes.
+"""Limits connections; when all slots are taken, the longest-idle one is dropped for a new peer.
 
-So connections that say nothing, however many and however often renewed, can't keep others out.
+Idle connections, however many and however often renewed, therefore cannot keep others out.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from collections.abc import Callable
 
 
 class ConnectionSlot:
-    """One peer's. It is silent until it is at work, and again when it waits for the peer."""
+    """The slot of one peer. It is idle while the agent waits for the peer."""
 
     def __init__(self, crowd: ConnectionLimiter, drop: Callable[[], None]) -> None:
         self._crowd = crowd
         self.drop = drop
 
     def work(self) -> None:
-        """The peer is owed an answer: it keeps its place until it falls silent."""
+        """Mark the slot as busy: the peer gets an answer and keeps its slot until it is idle."""
         if self in self._crowd.silent:
             del self._crowd.silent[self]
             self._crowd.working.add(self)
 
     def fall_silent(self) -> None:
-        """From now on it is the peer's turn."""
+        """Mark the slot as idle: the agent waits for the peer."""
         if self in self._crowd:
             self.leave()
             self._crowd.silent[self] = None
@@ -33,7 +33,7 @@ class ConnectionSlot:
 
 
 class ConnectionLimiter:
-    """At most `limit` places; `silent` in the order in which they fell silent."""
+    """At most `limit` slots; `silent` holds the idle ones, longest idle first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -48,7 +48,7 @@ class ConnectionLimiter:
         return len(self.working)
 
     def enter(self, drop: Callable[[], None]) -> ConnectionSlot | None:
-        """A silent place, if need be of another whose `drop` is called; None where all are at work."""
+        """Return a slot, if necessary that of an idle peer whose `drop` is called; None if all are busy."""
         if len(self.silent) + len(self.working) >= self._limit:
             oldest = next(iter(self.silent), None)
             if oldest is None:

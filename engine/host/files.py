@@ -1,9 +1,9 @@
-"""Replacing a file: whole or not at all, and on disk when the call returns.
+"""Replaces a file completely or not at all; the new content is on disk when the call returns.
 
-The new content goes to a temporary file in the same directory, is synced, renamed over the old one, and
-the directory is synced. All of it goes by the directory's descriptor, so that a directory that is moved or
-replaced meanwhile is not written to half. What a killed process leaves behind is named `.NAME.PID-….new`;
-`remove_unfinished` takes it away.
+The content goes to a temporary file in the same directory, which is synced and renamed over the old one;
+then the directory is synced. All operations use the directory's descriptor, so that a directory that is
+moved or replaced meanwhile is not written to in part. A killed process leaves a file `.NAME.PID-….new`;
+`remove_unfinished` removes it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _UNFINISHED = re.compile(r"\..+\.(\d+)-[0-9a-f]+\.new")
 
 
 def replace_file(path: Path, content: bytes | str, *, mode: int = 0o600, durable: bool = True) -> None:
-    """Write `content` (text as UTF-8). Raises `Refused` with the path, and then the old file is untouched.
+    """Write `content` (text as UTF-8). Raises `Refused` with the path, and leaves the old file untouched
+    then.
 
-    One that is not `durable` is not waited for: whoever needs it after a power cut writes it anew.
+    A file that is not `durable` is not synced: its users must be able to write it again after a power cut.
     """
     left = memoryview(content.encode() if isinstance(content, str) else content)
     with _replacing(path, mode=mode, durable=durable) as descriptor:
@@ -35,9 +36,9 @@ def replace_file(path: Path, content: bytes | str, *, mode: int = 0o600, durable
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to that becomes `path` when the block ends, and vanishes when it raises; mode 0600.
+    """Yield a file that becomes `path` when the block ends, and vanishes if it raises; mode 0600.
 
-    Raises `Refused` with the path for what the kernel refuses, `OSError`s of the block included.
+    Raises `Refused` with the path for what the kernel refuses, including any `OSError` of the block.
     """
     with (
         _replacing(path, mode=0o600, durable=True) as descriptor,
@@ -63,7 +64,7 @@ def _replacing(path: Path, *, mode: int, durable: bool) -> Iterator[int]:
 
 
 def sync_directory(path: Path) -> None:
-    """Returns when the names in it are on disk. Raises OSError."""
+    """Return when the names in the directory are on disk. Raises OSError."""
     directory = os.open(path, _DIRECTORY)
     try:
         os.fsync(directory)
@@ -91,7 +92,7 @@ def _new_file(name: str, directory: int, mode: int, durable: bool) -> Iterator[i
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Take away what processes that are gone left half written in the directory, if there is one."""
+    """Remove what processes that no longer exist left half written in the directory, if there is one."""
     with suppress(OSError):
         for entry in list(os.scandir(directory)):
             match = _UNFINISHED.fullmatch(entry.name)

@@ -1,6 +1,6 @@
-"""Directory watching through inotify, on the asyncio loop, without a thread.
+"""Watches directories through inotify on the asyncio loop, without a thread.
 
-The C library's three calls through ctypes: the kernel's interface is small and stable (inotify(7)).
+It calls the C library through ctypes: the kernel's interface is small and stable (inotify(7)).
 """
 
 from __future__ import annotations

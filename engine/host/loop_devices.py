@@ -1,4 +1,4 @@
-"""Loop devices, by the file that is behind them. Source: loop(4)."""
+"""Finds and detaches loop devices by their backing file. Source: loop(4)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _DELETED: Final = " (deleted)"
 
 
 def loop_devices(file: Path, sys: Path = Path("/sys/block")) -> list[Path]:
-    """Those behind which the file is, whatever is mounted on it by now."""
+    """Return the devices with this backing file, whatever is mounted on it by now."""
     found = []
     for backing in sys.glob("loop*/loop/backing_file"):
         try:
             behind = backing.read_text(errors="surrogateescape").rstrip("\n")
-        except OSError:  # let go of meanwhile
+        except OSError:  # detached meanwhile
             continue
         if behind.removesuffix(_DELETED) == str(file):
             found.append(Path("/dev", backing.parts[-3]))
@@ -25,7 +25,7 @@ def loop_devices(file: Path, sys: Path = Path("/sys/block")) -> list[Path]:
 
 
 def detach_loop_devices(file: Path) -> None:
-    """Lets go of a file; a device that is in use goes when it is not any more. Raises `OSError`."""
+    """Detach a file's devices; one in use goes when it is no longer used. Raises `OSError`."""
     for path in loop_devices(file):
         device = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""What is mounted where: this process's mount table as the kernel shows it. Source: proc_pid_mountinfo(5)."""
+"""Reads this process's mount table. Source: proc_pid_mountinfo(5)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import IO, Final
 
 MOUNTINFO: Final = "/proc/self/mountinfo"
 _OUTSIDE: Final = -1
-"""Whatever holds the mounts whose own holder this process does not see, the root first of all."""
+"""The parent of mounts whose parent this process does not see, above all of the root."""
 _ESCAPED = re.compile(r"[ \t\n\\]")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """One mount. `options` are those of the mount and of its file system (`kind`) together."""
+    """One mount; `options` are those of the mount and of its file system (`kind`) together."""
 
     point: str
     kind: str
@@ -26,15 +26,15 @@ class Mounted:
 
 
 def mounted(mountinfo: str = MOUNTINFO) -> list[Mounted]:
-    """All mounts, in the order in which they were made. Raises `OSError`."""
+    """Return all mounts in the order of mounting. Raises `OSError`."""
     return [mount for _, _, mount in _table(mountinfo)]
 
 
 def reachable(kinds: Collection[str], mountinfo: str = MOUNTINFO) -> list[Mounted]:
-    """The mounts of these kinds that their paths lead to, in the order in which they were made: what was
-    mounted over another, or over a directory above it, hides it. Raises `OSError`.
+    """Return the mounts of these kinds that their paths lead to, in the order of mounting. Raises `OSError`.
 
-    Each costs a look at what may hide it, so a node's thousands of others are not asked about.
+    A mount is hidden if another covers it, or a directory above it. Each candidate costs a check, so a
+    node's thousands of other mounts are not checked.
     """
     table = _table(mountinfo)
     numbers = {number for number, _, _ in table}
@@ -47,9 +47,10 @@ def reachable(kinds: Collection[str], mountinfo: str = MOUNTINFO) -> list[Mounte
 
 
 def mounts_below(directory: Path) -> list[Path]:
-    """Mount points at or below a directory, the latest first; one with two mounts on it is there twice.
+    """Return the mount points at or below a directory, latest first; one with two mounts appears twice.
 
-    Lines that do not name it are not taken apart: each pod that goes asks this among the mounts of all.
+    Lines that do not contain the directory are not parsed, because every removed pod searches the whole
+    table.
     """
     top = str(directory.resolve())
     named = _escaped(top)
@@ -60,8 +61,9 @@ def mounts_below(directory: Path) -> list[Path]:
 
 
 def _table(mountinfo: str) -> list[tuple[int, int, Mounted]]:
-    """Each mount with its number and that of the mount it was made on. Lines that are cut short, or of a
-    form to come, are passed over."""
+    """Return each mount with its id and its parent's. Lines that are cut off, or of an unknown form, are
+    ignored.
+    """
     with _lines(mountinfo) as lines:
         return list(_read(lines))
 
@@ -81,7 +83,7 @@ def _read(lines: Iterable[str]) -> Iterator[tuple[int, int, Mounted]]:
 
 
 def _met_last(path: str, upon: Mapping[int, list[tuple[int, str]]]) -> int:
-    """The number of the mount at which a path ends, from what is mounted upon each."""
+    """Return the id of the mount at which a path ends."""
     number = _OUTSIDE
     while on_the_way := [(len(point), next_) for next_, point in upon[number] if _covers(point, path)]:
         number = min(on_the_way)[1]
@@ -97,5 +99,5 @@ def _escaped(text: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Blanks, tabs, newlines and backslashes stand as three octal digits there."""
+    """Decode blanks, tabs, newlines and backslashes from three octal digits."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)

@@ -1,4 +1,4 @@
-"""Mounts by mount(2) itself: no command is started, and a descriptor can be what is mounted."""
+"""Mounts and unmounts by mount(2), without a command; a descriptor can be the source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLAGS = {
     "nodiratime": 0x800,
     "relatime": 0x200000,
 }
-"""What one mount may have and another of the same file system not (mount(2)); most are statvfs(3)'s too."""
+"""Options that mounts of one file system may have differently (mount(2)); most are statvfs(3)'s too."""
 _ST_RELATIME = 0x1000
 _MNT_DETACH = 2
 
@@ -31,13 +31,16 @@ _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 
 
 def bind(descriptor: int, target: Path) -> None:
-    """Mounts what a descriptor stands for, and nothing mounted below it, at a path. Raises `OSError`."""
+    """Bind-mount what a descriptor refers to at a path, without mounts below it. Raises `OSError`."""
     _mount(same_file(descriptor), target, "", _MS_BIND, "")
 
 
 def restrict(target: Path, options: Iterable[str]) -> None:
-    """Gives one mount such of the options as concern it alone, and leaves it those that it has. Others are
-    its file system's, and passed over. Raises `OSError`."""
+    """Add the per-mount options to one mount, which keeps those that it has; options of file systems are
+    ignored.
+
+    Raises `OSError`.
+    """
     wanted = 0
     for option in options:
         wanted |= _FLAGS.get(option, 0)
@@ -50,7 +53,7 @@ def restrict(target: Path, options: Iterable[str]) -> None:
 
 
 def mount_filesystem(kind: str, target: Path, options: str) -> None:
-    """A new file system such as a tmpfs at a path. Raises `OSError`."""
+    """Mount a new file system such as a tmpfs at a path. Raises `OSError`."""
     _mount(kind, target, kind, 0, options)
 
 
@@ -62,9 +65,8 @@ def _mount(source: str, target: Path, kind: str, flags: int, options: str) -> No
 
 
 def is_mount(directory: Path) -> bool:
-    """Whether something is mounted there, be it a directory of the same file system; not so where nothing is.
-
-    Raises `OSError`.
+    """Tell whether a path is a mount point, even of the same file system; false if it does not exist. Raises
+    `OSError`.
     """
     try:
         with opened(directory) as at, opened(directory.parent) as parent:
@@ -74,9 +76,9 @@ def is_mount(directory: Path) -> bool:
 
 
 def unmount(descriptor: int) -> None:
-    """Takes away the mount at whose top a descriptor is; who still uses it keeps it until done.
+    """Unmount the mount whose top a descriptor refers to; processes in it keep it until they are done.
 
-    Raises `OSError`: EINVAL where nothing is mounted.
+    Raises `OSError`: EINVAL if nothing is mounted.
     """
     if _libc.umount2(os.fsencode(same_file(descriptor)), _MNT_DETACH) != 0:
         code = ctypes.get_errno()
@@ -84,9 +86,9 @@ def unmount(descriptor: int) -> None:
 
 
 def clear_mount(parent: int, name: str) -> None:
-    """Takes away an entry of an open directory with what is mounted on it; a directory if it is empty.
+    """Remove an entry of an open directory with what is mounted on it; a directory only if it is empty.
 
-    Raises `OSError`: ENOTEMPTY where there are files in it.
+    Raises `OSError`: ENOTEMPTY if there are files in it.
     """
     unmount_top(parent, name)
     try:
@@ -98,7 +100,7 @@ def clear_mount(parent: int, name: str) -> None:
 
 
 def unmount_top(parent: int, name: str) -> None:
-    """Takes away what is mounted on an entry of an open directory. Raises `OSError`."""
+    """Unmount what is mounted on an entry of an open directory. Raises `OSError`."""
     while True:
         try:
             handle = open_beneath(parent, name, HANDLE)
@@ -117,9 +119,9 @@ def unmount_top(parent: int, name: str) -> None:
 
 
 def unmount_below(directory: Path) -> None:
-    """Takes away every mount at or below a directory, without following links on the way to one.
+    """Unmount everything at or below a directory, without following links.
 
-    Raises `OSError` when mounts are left and none of them goes.
+    Raises `OSError` when mounts are left and none of them can be unmounted.
     """
     parent = os.path.dirname(os.path.realpath(directory))
     with opened(parent) as at:

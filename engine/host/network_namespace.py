@@ -1,4 +1,4 @@
-"""Sockets of another network namespace than the process's own."""
+"""Opens sockets in other network namespaces."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def socket_in(namespace: int, family: int) -> socket.socket:
-    """A TCP socket that doesn't block, of the network namespace with this descriptor; a thread goes there and
-    never comes back. Raises `OSError`."""
+    """Return a non-blocking TCP socket of the namespace with this descriptor. Raises `OSError`.
+
+    A new thread enters the namespace and ends there.
+    """
     made: list[socket.socket] = []
     failures: list[OSError] = []
 

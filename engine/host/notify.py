@@ -1,4 +1,4 @@
-"""Telling the service manager how the process is, by systemd's notification protocol (sd_notify(3))."""
+"""Reports the state of the process to systemd (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger("kubengine.notify")
 
 
 class ServiceManager:
-    """Who started the process, as `environment` tells; nobody where it names no socket.
+    """The service manager named by `environment`, or none.
 
-    `watchdog_seconds` is how long it waits for `alive`, None where it doesn't. Raises `InvalidInput`
+    `watchdog_seconds` is how long it waits for `alive`, None without a watchdog. Raises `InvalidInput`
     naming the variable.
     """
 
@@ -37,7 +37,7 @@ class ServiceManager:
         self._say("WATCHDOG=1")
 
     def status(self, text: str) -> None:
-        """One line for `systemctl status`."""
+        """Set the line that `systemctl status` shows."""
         self._say("STATUS=" + " ".join(text.split()))
 
     def _say(self, text: str) -> None:
@@ -62,7 +62,9 @@ def _watchdog(environment: Mapping[str, str]) -> float | None:
 
 
 async def beat(manager: ServiceManager, trouble: Callable[[], str]) -> None:
-    """Says `alive` twice in each watchdog period while `trouble()` is empty; for ever, or not at all."""
+    """Send `alive` twice in each watchdog period while `trouble()` is empty; return at once
+    without a watchdog.
+    """
     if manager.watchdog_seconds is None:
         return
     said = ""

@@ -1,8 +1,8 @@
-"""Project quotas of ext4 and XFS: which project a directory's files belong to, and what the kernel counts.
+"""Uses project quotas of ext4 and XFS: which project files belong to, and what the kernel counts.
 
-What is made in a directory that passes its project on belongs to it, and counts until its blocks are free: a
-file that was deleted while a process holds it open, too, which no walk finds. Linux 5.14 for the count.
-Source: ioctl_fsgetxattr(2), quotactl(2), the kernel's fs/quota.
+Files created in a directory that passes its project on belong to it, and count until their blocks are free,
+even if a deleted file is still open, which no walk finds. The count needs Linux 5.14. Source:
+ioctl_fsgetxattr(2), quotactl(2), the kernel's fs/quota.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def assign(directory: Path, project: int) -> None:
-    """Let the directory, and what is made in it from now on, belong to a project. Raises `OSError`."""
+    """Assign the directory, and what is created in it from now on, to a project. Raises `OSError`."""
     with _directory(directory) as opened:
         flags, extent, extents, _project, cow = _ATTRIBUTES.unpack(
             fcntl.ioctl(opened, _GET_ATTRIBUTES, bytes(_ATTRIBUTES.size))
@@ -46,13 +46,14 @@ def assign(directory: Path, project: int) -> None:
 
 
 def counted(directory: Path, project: int) -> tuple[int, int]:
-    """Bytes and inodes of a project on the file system that a directory is on. Raises `OSError` where the
-    kernel counts none there."""
+    """Return bytes and inodes of a project on a directory's file system. Raises `OSError` without
+    such a count.
+    """
     answer = ctypes.create_string_buffer(_QUOTA.size)
     with _directory(directory) as opened:
         if _libc.syscall(_QUOTACTL_FD, opened, _GET_QUOTA_OF_PROJECT, project, answer) < 0:
             number = ctypes.get_errno()
-            if number == errno.ENOENT:  # XFS: nobody has used it
+            if number == errno.ENOENT:  # XFS returns this for a project without files
                 return 0, 0
             raise OSError(number, os.strerror(number), os.fspath(directory))
     _hard, _soft, space, _ihard, _isoft, inodes, *_rest = _QUOTA.unpack(answer.raw)
@@ -60,12 +61,12 @@ def counted(directory: Path, project: int) -> tuple[int, int]:
 
 
 def keep_project(record: Path, project: int) -> None:
-    """Writes down whose a directory's files are. Raises `Refused`."""
+    """Record the project of a directory. Raises `Refused`."""
     keep(record, str(project).encode())
 
 
 def kept_project(record: Path) -> int | None:
-    """What was written down, None where nothing was, or nothing that can be read."""
+    """Return the recorded project, or None if there is none that can be read."""
     try:
         return kept(record, int, without="its files are counted one by one")
     except Unavailable as error:
@@ -74,8 +75,11 @@ def kept_project(record: Path) -> int | None:
 
 
 def volume_usage(directory: Path, record: Path) -> tuple[int, int, bool]:
-    """Bytes, inodes, and whether the kernel counted them: for the project that `record` names, else, or where
-    it counts none, by a walk. `record` lies where no container can write."""
+    """Return bytes, inodes, and whether the kernel counted them.
+
+    It counts the project that `record` names; otherwise the files are walked. `record` is where no container
+    can write.
+    """
     project = kept_project(record)
     if project is not None:
         with suppress(OSError):

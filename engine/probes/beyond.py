@@ -1,4 +1,4 @@
-"""What a probe has beyond the kubelet's, in words for metrics and decisions. Pure."""
+"""Names the features of a probe that go beyond the kubelet, for metrics and decisions. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ REPLACEABLE: Final = "replaceable-command"
 
 @lru_cache(maxsize=1024)
 def features(spec: ProbeSpec) -> tuple[str, ...]:
-    """Of `milliseconds`, `pod-network`, `start-period`, `grpc-tls`, `h2c` and `replaceable-command`."""
+    """Return which of `milliseconds`, `pod-network`, `start-period`, `grpc-tls`, `h2c` and
+    `replaceable-command` a probe has.
+    """
     has = {
         "milliseconds": any(time % 1 for time in (spec.period, spec.timeout, spec.initial_delay)),
         "pod-network": spec.network == "pod",
@@ -29,8 +31,11 @@ def features(spec: ProbeSpec) -> tuple[str, ...]:
 
 
 def beyond(pod: Pod, section: ProbesSection) -> dict[str, list[str]]:
-    """The features of each probe that has any, by container and type; a command that another probe could
-    replace with that probe. None where the pod's probes cannot be read."""
+    """Return the features of each probe that has any, by container and type; None if the pod's probes cannot
+    be parsed.
+
+    For a replaceable command, the replacement is included.
+    """
     try:
         specs = probe_specs(pod, section)
     except InvalidInput:

@@ -1,7 +1,7 @@
-"""Which probe without a command asks the same as one with it. Pure.
+"""Finds a probe without a command that is equivalent to one with a command. Pure.
 
-A command in a container is a process of the runtime's, one in the container and their start; a request is a
-connection. Only what is certain is named: a command that does more than ask stays as it is.
+A command costs a process of the runtime, one in the container, and their start; a request costs a
+connection. Only certain equivalents are named: a command that does more than a request has none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAKE_A_VALUE = (
 
 
 def cheaper(command: Sequence[str]) -> str:
-    """The equivalent in a manifest's words and the annotation's, empty where there is none."""
+    """Return the equivalent as it is written in a manifest and in the annotation, or empty texts."""
     words = _one_command(command)
     if not words:
         return ""
@@ -37,7 +37,7 @@ def cheaper(command: Sequence[str]) -> str:
 
 
 def _one_command(command: Sequence[str]) -> list[str]:
-    """The words of a command, or of the only one that a shell is given; none where it does more."""
+    """Return the words of a command, or of the only command of a shell; none if it does more."""
     words = list(command)
     if words and os.path.basename(words[0]) in _SHELLS:  # noqa: PTH119
         if len(words) != 3 or words[1] not in ("-c", "-ec", "-lc"):
@@ -53,7 +53,7 @@ def _one_command(command: Sequence[str]) -> list[str]:
 
 
 def _fails_by_status(arguments: Sequence[str]) -> bool:
-    """Whether curl fails where a probe does: by itself it is content with any answer."""
+    """Tell whether curl fails where a probe does; by default it accepts any response."""
     return any(
         each.startswith("--fail") or (each.startswith("-") and not each.startswith("--") and "f" in each)
         for each in arguments

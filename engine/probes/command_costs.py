@@ -1,8 +1,9 @@
-"""What commands in containers cost their runtime, pod by pod, looked up when somebody asks.
+"""Measures on demand what probe commands cost the runtime, pod by pod.
 
-containerd has one shim per pod, which starts each command through the OCI runtime and reaps both: what it and
-its children have used is the pod's alone. Starts and ends of the pod's containers are in it too: since the
-pod began it is a bound, and between two looks at a pod that goes on the commands' own cost.
+containerd has one shim per pod, which starts each command through the OCI runtime and reaps both; its CPU
+time and that of its children belongs to the pod alone. Starts and ends of containers are included: since the
+start of the pod the number is an upper bound, and between two readings of a stable pod it is the cost of its
+commands.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from engine.cri.client import RuntimeClient
 
 AT_ONCE: Final = 8
-"""Questions to the runtime."""
+"""Parallel calls to the runtime."""
 _SHIM: Final = "containerd-shim"
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """As `/proc/PID/stat` has it; `seconds` of CPU of its own and of the children that it has reaped."""
+    """A process as in `/proc/PID/stat`; `seconds` of CPU include children that it has reaped."""
 
     name: str
     parent: int
@@ -40,7 +41,7 @@ class CommandCosts:
         self._asking = asyncio.Semaphore(AT_ONCE)
 
     async def describe(self, pod: str = "") -> dict[str, Any]:
-        """Every pod with commands as probes, or the one named (`namespace/name`, name or uid)."""
+        """Return every pod with command probes, or the one named (`namespace/name`, name or uid)."""
         return {"pods": await asyncio.gather(*(self._of(each) for each in self._probes.commands(pod)))}
 
     async def _of(self, told: dict[str, Any]) -> dict[str, Any]:
@@ -59,8 +60,10 @@ class CommandCosts:
 
 
 def shim_seconds(sandbox: str, info: str) -> float:
-    """CPU seconds of the shim of a sandbox, from the sandbox's verbose status. Raises `Refused` where it has
-    none, and `OSError` where it has gone."""
+    """Return the CPU seconds of a sandbox's shim, found by its verbose status.
+
+    Raises `Refused` if it has none, and `OSError` if it is gone.
+    """
     try:
         pid = int(json.loads(info).get("pid") or 0)
     except (ValueError, TypeError, AttributeError):

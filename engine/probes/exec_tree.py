@@ -1,10 +1,10 @@
-"""What a timed-out exec probe leaves behind in its container, found and killed.
+"""Finds and kills what a timed-out exec probe leaves in its container.
 
-A runtime kills the command at its time-out but not what the command started: those processes are
-adopted by the container's init and stay for good. An exec begins a session of its own, led by a process
-whose parent is outside the container. Such sessions are noted shortly before the time-out; those whose
-leader the runtime has then killed are the probe's, and what is left of them is killed. Works where the
-runtime's processes are visible in /proc and run in cgroups that name the container.
+A runtime kills the command at its time-out, but not the processes that the command started: the container's
+init adopts them, and they stay. An exec begins a session whose leader has a parent outside of the container.
+Such sessions are noted shortly before the time-out. Those whose leader the runtime has then killed belong to
+the probe, and what is left of them is killed. This needs a runtime whose processes are visible in /proc, in
+cgroups that name the container.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ _UNTIL_KILLED = (0.1, 0.4, 1.5)
 
 
 class Leftovers:
-    """Notes per probe which sessions its slow command may have begun, and kills what is left of them."""
+    """Note per probe which sessions its slow command may have begun, and kill what is left of them."""
 
     def __init__(self) -> None:
         self._noted: dict[int, asyncio.Future[set[ExecSession]]] = {}
 
     def note(self, probe: int, container_id: str, elapsed: float) -> None:
-        """The command began `elapsed` seconds ago and is near its time-out."""
+        """Note the sessions of a command that began `elapsed` seconds ago and is near its time-out."""
         since = now_ticks() - round(elapsed * _TICKS) - 1
         looking = asyncio.to_thread(sessions_since, container_id, since)
         self._noted[probe] = asyncio.ensure_future(looking)
 
     async def kill(self, probe: int, container_id: str, *, cut_off: bool) -> None:
-        """The command timed out. One that was cut off from here is about to be killed by the runtime."""
+        """Kill the leftovers of a command that timed out. If it was cancelled here, the runtime will kill it
+        soon.
+        """
         noted = self._noted.pop(probe, None)
         if noted is None:
             return
@@ -51,7 +53,7 @@ class Leftovers:
 
 
 class ExecSession(NamedTuple):
-    """Its leader's pid and when that began, in clock ticks since boot."""
+    """The leader's pid and its start time in clock ticks since boot."""
 
     leader: int
     start: int
@@ -62,7 +64,7 @@ def now_ticks() -> int:
 
 
 def sessions_since(container_id: str, since_ticks: int) -> set[ExecSession]:
-    """Sessions that began in the container from outside it, at `since_ticks` or later."""
+    """Return the sessions that began in the container from outside of it, at `since_ticks` or later."""
     found = set()
     for pid in _pids():
         with contextlib.suppress(OSError, ValueError):
@@ -78,7 +80,7 @@ def sessions_since(container_id: str, since_ticks: int) -> set[ExecSession]:
 
 
 def kill_orphaned(container_id: str, sessions: set[ExecSession]) -> list[int]:
-    """SIGKILL what is left in the container of those sessions whose leader is gone; their process ids."""
+    """Send SIGKILL to what is left in the container of sessions without a leader; return the process ids."""
     orphaned = {s.leader: s.start for s in sessions if not _runs(s)}
     killed = []
     for pid in _pids() if orphaned else ():
@@ -97,7 +99,7 @@ def _pids() -> Iterator[int]:
 
 
 def _stat(pid: int) -> tuple[int, int, int]:
-    """Parent, session, start time."""
+    """Return parent, session and start time."""
     fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     return int(fields[1]), int(fields[3]), int(fields[19])
 

@@ -1,4 +1,4 @@
-"""How many containers may be ended for liveness probes: a budget per owner of pods and per node. Pure."""
+"""Limits how many containers may be killed for liveness probes, per owner of pods and per node. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Pod
 
 LATE_SECONDS: Final = 0.1
-"""A probe that began later than this says as much of the node as of its container."""
+"""Seconds of lateness from which a failure tells as much about the node as about its container."""
 
 
 class KillBudget:
-    """Bounds of `section` (0: none), each for the last `liveness_kills_within` seconds.
+    """The limits of `section` (0: none), each for the last `liveness_kills_within` seconds.
 
-    Raises `InvalidInput` for a bound below 0 and a time that is none.
+    Raises `InvalidInput` for a negative limit and an invalid period.
     """
 
     def __init__(self, section: ProbesSection) -> None:
@@ -31,12 +31,14 @@ class KillBudget:
 
     @property
     def bounds(self) -> bool:
-        """Whether anything is bounded."""
+        """Whether there is any limit."""
         return bool(self._per_node or self._per_owner)
 
     def take(self, owner: str, now: float, lateness: float = 0.0) -> str:
-        """Count one more kill of `owner`'s at `now` (seconds of any clock) and return nothing, or say why it
-        may not be. `lateness`: by how many seconds the probe that failed last began too late."""
+        """Count a kill for `owner` at `now` (seconds of any clock), or return why it is not allowed.
+
+        `lateness` is by how many seconds the probe that failed last started too late.
+        """
         while self._taken and self._taken[0][0] <= now - self._within:
             self._taken.popleft()
         of_owner = sum(taken == owner for _, taken in self._taken)
@@ -51,7 +53,7 @@ class KillBudget:
 
 
 def owner_of(pod: Pod) -> str:
-    """The controller that made the pod, as `namespace/Kind/name`, or the pod itself."""
+    """Return the controller of the pod as `namespace/Kind/name`, or the pod itself."""
     for owner in pod.metadata.owner_references or []:
         if owner.controller:
             return f"{pod.metadata.namespace}/{owner.kind}/{owner.name}"

@@ -1,7 +1,7 @@
-"""Probes that need a library: over TLS, and of targets given by host name.
+"""Runs the probes that need a library: over TLS, and for targets given by host name.
 
-Each returns an outcome and, unless it is a success, why. None raises; each ends within its time-out.
-`network` is a descriptor of the network namespace that it goes out from.
+Each returns an outcome and, unless it is a success, the reason. None raises; each ends within its time-out.
+`network` is a descriptor of the network namespace to use.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REASONS = (
     Reason.GRPC_PROTOCOL,
     Reason.GRPC_CLOSED,
 )
-"""By verdict of an answer over HTTP/2."""
+"""By verdict of an HTTP/2 response."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -47,7 +47,7 @@ class ProbeOutcome(NamedTuple):
 
 
 async def run(spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE) -> ProbeOutcome:
-    """One attempt of a probe of any kind but exec."""
+    """Run one attempt of a probe of any kind but exec."""
     match spec.kind:
         case "tcp":
             return await run_tcp(spec, host, port, network)
@@ -72,7 +72,7 @@ async def run_tcp(spec: ProbeSpec, host: str, port: int, network: int = NETWORK_
 async def run_http2(
     spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE
 ) -> ProbeOutcome:
-    """A gRPC health check, over TLS or not (the certificate is not verified), or a GET without TLS."""
+    """Run a gRPC health check with or without TLS (the certificate is not verified), or a GET without TLS."""
     secure, name = spec.kind == "grpcs", authority(host, port).encode()
     connected = False
     try:
@@ -124,7 +124,7 @@ def _judge_http2(
 
 
 async def run_http(spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE) -> ProbeOutcome:
-    """GET over HTTP or TLS (the certificate is not verified), redirects of the same host followed."""
+    """Run a GET over HTTP or TLS (the certificate is not verified), following redirects to the same host."""
     scheme, path, at = spec.kind, spec.path or "/", port
     response = HttpResponse()
     try:
@@ -165,7 +165,7 @@ def _portless(location: str) -> bool:
 async def _exchange(
     response: HttpResponse, scheme: str, spec: ProbeSpec, host: str, port: int, path: str, network: int
 ) -> int:
-    """Send the request and feed the answer until a verdict, or until the headers of a redirect are in."""
+    """Send the request and feed the response until there is a verdict, or the headers of a redirect."""
     target, header_host, rest = http_request(host, port, path, spec.headers)
     header_host = header_host or authority(host, port).encode()
     request = b"GET " + target + b" HTTP/1.1\r\nHost: " + header_host + b"\r\n" + rest
@@ -186,7 +186,7 @@ async def _exchange(
 async def _connection(
     host: str, port: int, network: int, tls: ssl.SSLContext | None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Broken off at the end, without a farewell. Raises `OSError`."""
+    """Open a connection that is aborted at the end. Raises `OSError`."""
     reader, writer = await connect(host, port, network, ssl=tls, server_hostname=host if tls else None)
     try:
         yield reader, writer

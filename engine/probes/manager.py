@@ -53,7 +53,7 @@ log = logging.getLogger("kubengine.probes")
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """A transition. `type` is liveness, readiness or startup; `result` success, failure or unknown."""
+    """A transition. `type` is liveness, readiness or startup; `result` is success, failure or unknown."""
 
     pod_uid: str
     container: str
@@ -63,11 +63,12 @@ class ProbeResult:
 
 
 class ProbeManager:
-    """Runs the probes of a node's pods.
+    """Run the probes of a node's pods.
 
-    `on_result` is called on the event loop for each transition, initial values included, or for the last
-    of those that came before the loop turned to them; it must not block. Everything else is called from
-    that loop too. Exec probes need the CRI runtime's unix socket, probes from inside of pods `networks`.
+    `on_result` is called on the event loop for each transition, including initial values; of several that
+    came before the loop got to them, only the last is reported. It must not block. All methods are called
+    from that loop too. Exec probes need the CRI runtime's unix socket, probes from inside of pods need
+    `networks`.
     """
 
     def __init__(
@@ -118,13 +119,13 @@ class ProbeManager:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pods: dict[str, PodProbes] = {}
         self._workers: list[Worker | None] = []
-        """By key, which the native loop counts from 0 and gives again."""
+        """Workers by key; the native loop numbers keys from 0 and reuses them."""
         self._numbers = 0
         self._library = asyncio.Semaphore(section.library_concurrency)
         self._work = (tasks or Tasks(registry)).passing("probe-work")
         self._leftovers = Leftovers()
         self.entries = 0
-        """How often the native loop has called for Python."""
+        """How often the native loop has called Python."""
         self._metrics = ProbeMetrics(registry, self._native, section.metrics, self._labels)
 
     async def start(self) -> None:
@@ -134,7 +135,7 @@ class ProbeManager:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the loop and what is in flight. Results stay readable."""
+        """Stop the loop and pending probes. Results stay readable."""
         if self._loop is None or self._thread is None:
             return
         self._loop.remove_reader(self._native.fileno())
@@ -147,10 +148,10 @@ class ProbeManager:
             self._leave_network(entry)
 
     def add_pod(self, pod: Pod, *, restored: PodStatus | None = None) -> None:
-        """Begin to probe a pod; again has no effect.
+        """Start probing a pod; a second call has no effect.
 
-        `restored` is the status that an earlier agent last reported: containers that were ready stay
-        so until their first result, and startup probes of started ones don't run again.
+        `restored` is the status that an earlier agent reported last: ready containers stay ready until their
+        first result, and startup probes of started containers do not run again.
         """
         if pod.uid in self._pods:
             return
@@ -216,8 +217,11 @@ class ProbeManager:
         phase: str | None = None,
         sandbox: str | None = None,
     ) -> None:
-        """The pod's address, phase (`Failed` and `Succeeded` end its probes) or ready sandbox, empty where it
-        has none. Unknown pods are ignored."""
+        """Update the pod's address, phase (`Failed` and `Succeeded` end its probes) or ready sandbox, which
+        may be empty.
+
+        Unknown pods are ignored.
+        """
         entry = self._pods.get(pod_uid)
         if entry is None:
             return
@@ -238,9 +242,9 @@ class ProbeManager:
     def update_container(
         self, pod_uid: str, name: str, *, container_id: str, state: str, started_at: float = 0.0
     ) -> None:
-        """What the runtime says: `state` is waiting, running or terminated, `started_at` a Unix time.
+        """Update a container: `state` is waiting, running or terminated, `started_at` a Unix time.
 
-        Without probes, or when nothing changed, nothing happens.
+        Without probes or changes, nothing happens.
         """
         container = self._container(pod_uid, name)
         if container is None:
@@ -265,7 +269,7 @@ class ProbeManager:
         self._hurry_readiness(container)
 
     def _comes_back(self, container: ContainerProbes) -> None:
-        """A container that an earlier agent probed is Ready at once, or its probes are waited for."""
+        """Restore a container that an earlier agent probed: it is ready at once, or waits for its probes."""
         _, ready, started = container.restored
         self._came_back.inc("ready" if ready else "waiting")
         if not ready:
@@ -274,7 +278,7 @@ class ProbeManager:
             self._decisions.pod(container.pod.pod, "probes", "waiting", why, inputs, container=container.name)
 
     def stop_liveness_and_startup(self, pod_uid: str) -> None:
-        """The pod is terminating: only readiness goes on."""
+        """Stop all probes but readiness, since the pod is terminating."""
         entry = self._pods.get(pod_uid)
         if entry is None or entry.deleted:
             return
@@ -296,17 +300,21 @@ class ProbeManager:
                 self._deregister(worker)
 
     def is_started(self, pod_uid: str, container: str, container_id: str = "") -> bool:
-        """Running, and its startup probe (if any) has succeeded. True for containers without probes."""
+        """Tell whether the container runs and its startup probe (if any) has succeeded; true
+        without probes.
+        """
         found = self._container(pod_uid, container)
         return found is None or ((not container_id or found.id == container_id) and found.started())
 
     def is_ready(self, pod_uid: str, container: str, container_id: str = "") -> bool:
-        """Started, and its readiness probe (if any) has succeeded. True for containers without probes."""
+        """Tell whether the container has started and its readiness probe (if any) has succeeded; true without
+        probes.
+        """
         found = self._container(pod_uid, container)
         return found is None or ((not container_id or found.id == container_id) and found.ready())
 
     def failed(self, pod_uid: str, container: str, container_id: str) -> str:
-        """`liveness` or `startup` when that probe wants this container restarted, else empty."""
+        """Return `liveness` or `startup` if that probe wants the container restarted, or an empty text."""
         found = self._container(pod_uid, container)
         if found is None or found.id != container_id or found.state != RUNNING:
             return ""
@@ -316,7 +324,7 @@ class ProbeManager:
         return ""
 
     def describe(self, pod: str = "") -> dict[str, Any]:
-        """Every probe, of one pod (`namespace/name` or UID) if given, and the loop as a whole."""
+        """Return every probe, or those of one pod (`namespace/name` or UID), and the state of the loop."""
         probes = []
         for worker in self._registered():
             of = worker.container.pod.pod
@@ -327,12 +335,13 @@ class ProbeManager:
         return {"probes": probes, "loop": {**self._native.stats(), "entries_into_python": self.entries}}
 
     def beyond(self, pod: Pod) -> dict[str, list[str]]:
-        """What the pod's probes have beyond the kubelet's, by container and type."""
+        """Return the features of the pod's probes beyond the kubelet, by container and type."""
         return beyond(pod, self._section)
 
     def commands(self, pod: str = "") -> list[dict[str, Any]]:
-        """By pod, all or one as `describe` takes it: how often commands ran in its containers, how long they
-        took and what they cost this agent, in seconds."""
+        """Return by pod how often commands ran, how long they took, and what they cost this
+        agent, in seconds.
+        """
         found: dict[str, dict[str, Any]] = {}
         seconds = {row[0]: row[3] for row in self._native.counters()}
         for worker in self._registered():
@@ -370,7 +379,7 @@ class ProbeManager:
                 self._aim_worker(worker)
 
     def _aim_worker(self, worker: Worker) -> None:
-        """Tell the native loop where to; what cannot be reached errs at each tick with the reason."""
+        """Set the target of the native probe; an invalid target fails at each period with the reason."""
         spec, key = worker.spec, worker.key
         try:
             if spec.kind == "exec":
@@ -386,7 +395,7 @@ class ProbeManager:
             self._native.target(key, host, port, *parts, url_host=other, network=worker.network)
 
     def _parts(self, spec: ProbeSpec, host: str, port: int) -> tuple[bytes, bytes, bytes]:
-        """What is sent: before the name of the host, that where it is not the address, and after it."""
+        """Return what is sent: before the host name, the name where it is not the address, and after it."""
         match spec.kind:
             case "http" | "https":
                 return http_request(host, port, spec.path, spec.headers)
@@ -417,7 +426,7 @@ class ProbeManager:
             self._native.observe(worker.key, seen, initial=container.initial(worker.spec.type))
 
     def _hurry_readiness(self, container: ContainerProbes) -> None:
-        """A container that has just started needn't wait a period for its first readiness probe."""
+        """Probe readiness soon after a start, instead of waiting for a period."""
         readiness = container.readiness
         if readiness is not None and container.started() and not container.ready():
             self._native.trigger(readiness.key)
@@ -456,7 +465,7 @@ class ProbeManager:
             self._work.start(self._run_library(worker, generation))
 
     def _spared_because(self, worker: Worker) -> str:
-        """Why a container may not be ended for this probe, empty if it may."""
+        """Return why a container may not be killed for this probe, or an empty text."""
         if worker.spec.type != "liveness" or not self._kills.bounds:
             return ""
         lateness = self._native.info(worker.key)["lateness"]
@@ -476,7 +485,7 @@ class ProbeManager:
         self._observe(container)
 
     def _unhealthy(self, worker: Worker) -> None:
-        """The container is to end for this probe, and not for the node's own lateness."""
+        """Tell whether the container must be killed for this probe, rather than the node's own lateness."""
         self._decide_restart(worker, "unhealthy", f"{worker.spec.type} probe failed: {worker.output}")
 
     def _decide_restart(self, worker: Worker, outcome: str, why: str) -> None:
@@ -547,7 +556,7 @@ class ProbeManager:
         return await run(spec, host, port, worker.network)
 
     async def _enter_network(self, entry: PodProbes, sandbox: str, networks: PodNetworks) -> None:
-        """Open the network of the pod's sandbox for its probes, as soon as it can be."""
+        """Open the network of the pod's sandbox for its probes, as soon as possible."""
         pause = _FIRST_PAUSE
         while self._is_in(entry, sandbox):
             try:
@@ -570,11 +579,11 @@ class ProbeManager:
                 self._aim_worker(worker)
 
     def _is_in(self, entry: PodProbes, sandbox: str) -> bool:
-        """Whether the pod is here, has that sandbox, and its network is not open yet."""
+        """Tell whether the pod is here with that sandbox, and its network is not open yet."""
         return self._pods.get(entry.pod.uid) is entry and entry.sandbox == sandbox and not entry.is_inside()
 
     def _no_network(self, entry: PodProbes, why: str) -> None:
-        """Its probes from inside err until there is one: that ends nobody."""
+        """Let probes from inside of the pod fail without killing it, until its network is open."""
         if why != entry.network_trouble:
             entry.network_trouble = why
             inputs = {"sandbox": entry.sandbox}
@@ -583,7 +592,7 @@ class ProbeManager:
             )
 
     def _leave_network(self, entry: PodProbes) -> None:
-        """Let go of the network that is open: who holds it keeps it alive."""
+        """Close the pod's network, because an open descriptor keeps the namespace alive."""
         inside, network = entry.is_inside(), entry.network
         entry.network, entry.network_trouble = NETWORK_OF_THE_NODE, ""
         if inside:

@@ -1,6 +1,6 @@
-"""Measure what probing one target costs on this machine: rate, CPU, duration, lateness.
+"""Measures what probing one target costs on this machine: rate, CPU, duration, lateness.
 
-Uses the native loop as the agent does, without the agent. Only loopback targets: it is a load generator.
+It uses the native loop as the agent does. Since it generates load, it only accepts loopback targets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS = {"tcp": 0, "http": 1, "grpc": 2}
 
 @dataclass(frozen=True, slots=True)
 class ProbeMeasurement:
-    """What a run showed. Times in seconds; quantiles are upper bounds of the loop's own buckets."""
+    """The result of a run; times in seconds; quantiles are upper bounds of the loop's buckets."""
 
     probes: int
     seconds: float
@@ -53,9 +53,9 @@ class ProbeMeasurement:
 
 
 def parse_target(url: str) -> tuple[str, str, int, str]:
-    """`http://127.0.0.1:8080/healthz`, `tcp://[::1]:6379` or `grpc://127.0.0.1:9000/service`.
+    """Parse `http://127.0.0.1:8080/healthz`, `tcp://[::1]:6379` or `grpc://127.0.0.1:9000/service`.
 
-    Returns kind, address, port and path or service. Raises `InvalidInput`.
+    Returns kind, address, port, and path or service. Raises `InvalidInput`.
     """
     parts = urlsplit(url)
     try:
@@ -85,11 +85,11 @@ def measure(
     core: int | None = None,
     networks: Sequence[int] = (NETWORK_OF_THE_NODE,),
 ) -> ProbeMeasurement:
-    """Register `probes` probes of one target and watch them for `seconds` after a period of settling.
+    """Run `probes` probes of one target for `seconds`, after they have settled.
 
-    `spread` uses that many addresses 127.x.y.z from the target's on (IPv4), because one address has
-    only 28,000 ports to come from and each connection keeps one for a minute. `core` is where the loop
-    must stay. `networks` are descriptors of network namespaces from which the probes are made, by turns.
+    `spread` uses that many addresses 127.x.y.z (IPv4), because one address has only 28,000 source ports, and
+    each connection occupies one for a minute. `core` pins the loop. `networks` are descriptors of network
+    namespaces that the probes use in turn.
     """
     kind, address, port, path = parse_target(url)
     if probes < 1 or period < 0.01 or seconds <= 0 or spread < 1:
@@ -102,7 +102,7 @@ def measure(
 
 
 def watch(loop: ProbeLoop, *, settle: float, seconds: float, core: int | None = None) -> ProbeMeasurement:
-    """Run the loop and say what it did in `seconds` after `settle`; `core` is the one it must stay on."""
+    """Run the loop and return what it did in `seconds` after `settle`; `core` pins it."""
     thread = threading.Thread(target=loop.run, name="kubengine-measure", daemon=True)
     thread.start()
     try:
@@ -140,7 +140,7 @@ def watch(loop: ProbeLoop, *, settle: float, seconds: float, core: int | None = 
 
 
 def first_bytes(url: str) -> bytes:
-    """What a probe of the target sends first."""
+    """Return what a probe of the target sends first."""
     kind, address, port, path = parse_target(url)
     loop = ProbeLoop()
     key = _register(loop, kind, (address, port, NETWORK_OF_THE_NODE), path, 1.0, 1.0)
@@ -149,7 +149,7 @@ def first_bytes(url: str) -> bytes:
 
 
 def quantile(bounds: Sequence[float], after: Sequence[int], before: Sequence[int], q: float) -> float:
-    """The upper bound of the bucket that the quantile falls into; infinite above the last."""
+    """Return the upper bound of the quantile's bucket; infinite above the last."""
     counts = [b - a for a, b in zip(before, after, strict=True)]
     left = q * sum(counts)
     for bound, count in zip((*bounds, math.inf), counts, strict=True):
@@ -166,7 +166,7 @@ def _sum(rows: Any) -> list[int]:
 def _register(
     loop: ProbeLoop, kind: str, where: tuple[str, int, int], path: str, period: float, timeout: float
 ) -> int:
-    """`where`: address, port and network."""
+    """Register the probes; `where` is address, port and network."""
     address, port, network = where
     key = loop.add(
         type=0,
@@ -201,6 +201,6 @@ def _spread(address: str, n: int) -> str:
 
 
 def _cpu(thread: threading.Thread) -> float:
-    """CPU seconds of a thread of this process, user and system."""
+    """Return the CPU seconds of a thread of this process, user and system."""
     spent = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]
     return int(spent) / 1e9

@@ -1,7 +1,7 @@
-"""Why a probe failed, in the words of the kubelet's events. Pure.
+"""Words why a probe failed, as the kubelet's events do. Pure.
 
-The native loop hands over a reason and a number; bodies of failed HTTP probes never get here, so no
-text can leak them. What it does hand over of a redirect's body is bounded.
+The native loop returns a reason and a number. Bodies of failed HTTP probes never get here, so that no
+message can leak them; what it returns of a redirect's body is bounded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.probes.spec import ProbeSpec
 
 
 class Reason(IntEnum):
-    """As in `table.h`."""
+    """The reasons of `table.h`."""
 
     NONE = 0
     HTTP_STATUS = 1
@@ -58,7 +58,7 @@ _HTTP = {
 
 
 def exec_text(spec: ProbeSpec, reason: int, detail: int, excerpt: bytes = b"") -> str:
-    """What went wrong with a command: its output, or why there is none."""
+    """Word what went wrong with a command: its output, or why there is none."""
     if reason == Reason.EXEC_EXIT:
         return excerpt.decode(errors="replace")
     if reason == Reason.EXEC_TIMEOUT:
@@ -72,7 +72,7 @@ def exec_text(spec: ProbeSpec, reason: int, detail: int, excerpt: bytes = b"") -
 
 
 def text(spec: ProbeSpec, address: str, port: int, reason: int, detail: int, excerpt: bytes = b"") -> str:
-    """What went wrong with a probe of `address:port`."""
+    """Word what went wrong with a probe of `address:port`."""
     reason = Reason(reason)
     where = authority(address, port)
     if reason is Reason.HTTP_STATUS:
@@ -125,7 +125,7 @@ def _rpc_error(reason: Reason, detail: int, excerpt: bytes) -> str:
 
 
 def _http2(reason: Reason, detail: int) -> str:
-    """Empty where it is nothing of HTTP/2's."""
+    """Word an HTTP/2 error, or return an empty text."""
     return {
         Reason.GRPC_HTTP: f"unexpected HTTP status code {detail}",
         Reason.GRPC_PROTOCOL: "the server's answer is not HTTP/2",

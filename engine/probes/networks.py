@@ -1,6 +1,6 @@
-"""The network namespaces of pods, found through the runtime and held open for probes from inside.
+"""Opens the network namespaces of pods, found through the runtime, for probes from inside.
 
-A descriptor keeps its namespace alive: who opens one closes it when the sandbox has gone.
+A descriptor keeps its namespace alive, so the caller closes it when the sandbox is gone.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _NS_GET_NSTYPE: Final = 0xB703
 
 
 class PodNetworks:
-    """Of the pods that a runtime holds; it is asked once per sandbox that is probed from inside."""
+    """The namespaces of a runtime's pods; it is asked once per sandbox that is probed from inside."""
 
     def __init__(self, runtime: RuntimeClient) -> None:
         self._runtime = runtime
 
     async def open(self, sandbox_id: str) -> int:
-        """A descriptor of a sandbox's network namespace.
+        """Return a descriptor of a sandbox's network namespace.
 
-        Raises `InvalidInput` where the sandbox has none of its own, and `Refused`, `OSError` or what the
-        runtime says where there is none now.
+        Raises `InvalidInput` if the sandbox uses the host's network, and `Refused`, `OSError` or the
+        runtime's error if there is none now.
         """
         status = await self._runtime.pod_sandbox_status(sandbox_id, verbose=True)
         return open_network(sandbox_id, status.info.get("info", ""))
 
 
 def open_network(sandbox_id: str, info: str) -> int:
-    """The same from a sandbox's verbose status: the namespace's own file if it has one, or its process's."""
+    """Open it from a sandbox's verbose status: the namespace's own file, or that of its process."""
     try:
         facts = json.loads(info)
         pid, path = int(facts.get("pid") or 0), _path(facts.get("runtimeSpec") or {})
@@ -65,9 +65,10 @@ def open_network(sandbox_id: str, info: str) -> int:
 async def connect(
     host: str, port: int, network: int, **how: Any
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Like `asyncio.open_connection`; from a network namespace unless `network` is `NETWORK_OF_THE_NODE`.
+    """Connect like `asyncio.open_connection`, from a network namespace unless `network` is
+    `NETWORK_OF_THE_NODE`.
 
-    A name is looked up by this node. Raises `OSError`.
+    Names are resolved on this node. Raises `OSError`.
     """
     if network == NETWORK_OF_THE_NODE:
         return await asyncio.open_connection(host, port, **how)
@@ -92,13 +93,13 @@ async def connect(
 
 
 def _path(spec: dict[str, Any]) -> str:
-    """Where the network namespace of an OCI specification is, empty where it doesn't say."""
+    """Return the path of the network namespace in an OCI specification, or an empty text."""
     namespaces = (spec.get("linux") or {}).get("namespaces") or []
     return next((str(each.get("path") or "") for each in namespaces if each.get("type") == "network"), "")
 
 
 def _open_of_process(pid: int, sandbox_id: str) -> int:
-    """Through the process's directory, which no other gets; its cgroup says that it is the sandbox's."""
+    """Open it through the process's directory, whose cgroup proves that it belongs to the sandbox."""
     process = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with open(os.open("cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process), "rb") as file:  # noqa: PTH123
@@ -110,7 +111,7 @@ def _open_of_process(pid: int, sandbox_id: str) -> int:
 
 
 def _check(network: int, sandbox_id: str) -> None:
-    """Raises `InvalidInput` where it is no network namespace, or this process's own."""
+    """Raise `InvalidInput` if it is not a network namespace, or this process's own."""
     kind = 0
     with contextlib.suppress(OSError):
         kind = fcntl.ioctl(network, _NS_GET_NSTYPE)

@@ -1,6 +1,6 @@
-"""What a pod's annotation says of its probes beyond Kubernetes' fields. Pure.
+"""Parses the annotation with probe settings beyond Kubernetes' fields. Pure.
 
-JSON: container → `liveness`, `readiness` or `startup` → what is wished for that probe.
+JSON: container → `liveness`, `readiness` or `startup` → the settings of that probe.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _OfContainer(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def wishes_of(pod: Pod) -> Mapping[str, Mapping[str, Wish]]:
-    """By container and type of probe. Raises `InvalidInput` naming the annotation."""
+    """Return the settings by container and type of probe. Raises `InvalidInput` naming the annotation."""
     text = pod.annotations.get(ANNOTATION)
     if text is None:
         return {}

@@ -1,7 +1,7 @@
-"""What probes send, as the parts that many of them share. Pure.
+"""Builds what probes send, in parts that many probes share. Pure.
 
-The native loop stores each part once and puts in, per connection, what is a pod's own: its address and
-its container's id (`request.h`).
+The native loop stores each part once, and inserts per connection what belongs to a pod: its address and its
+container's id (`request.h`).
 """
 
 from __future__ import annotations
