@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from engine.api.node import Taint
-from engine.api.pod import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, Toleration
+from engine.api.pod import Pod
 from engine.api.references import LabelSelector, LabelSelectorRequirement
 from engine.api.resources import is_qualified_name
+from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Toleration
 
 NO_EXECUTE: Final = "NoExecute"
 

@@ -1,6 +1,6 @@
 """Decides which sysctls a pod may set. Pure.
 
-Source: kubelet v1.36 `sysctl` (safe list, allow list) and `component-helpers/node/util/sysctl`.
+Source: kubelet v1.36 `sysctl` (safe list, allow list).
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Final
 from engine.api.errors import InvalidInput
 from engine.api.lifecycle import AdmissionRejected
 from engine.api.pod import Pod
+from engine.api.validation.sysctls import LONGEST_NAME, dotted, namespace_of
 
 FORBIDDEN: Final = "SysctlForbidden"
-MAX_LENGTH: Final = 253
-
 _PATTERN: Final = re.compile(r"([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*([a-z0-9][-_a-z0-9]*)?[a-z0-9*]")
 
 _SAFE_SINCE: Final[tuple[tuple[str, tuple[int, int]], ...]] = (
@@ -31,13 +30,6 @@ _SAFE_SINCE: Final[tuple[tuple[str, tuple[int, int]], ...]] = (
     ("net.ipv4.tcp_keepalive_probes", (4, 5)),
     ("net.ipv4.tcp_rmem", (4, 15)),
     ("net.ipv4.tcp_wmem", (4, 15)),
-)
-_IPC_NAMES: Final = frozenset(
-    f"kernel.{name}"
-    for name in (
-        *("sem", "shmall", "shmmax", "shmmni", "shm_rmid_forced", "shm"),
-        *("msgmax", "msgmnb", "msgmni", "msg"),
-    )
 )
 
 
@@ -62,14 +54,14 @@ class SysctlAllowlist:
         self._names: dict[str, str] = {}
         self._prefixes: dict[str, str] = {}
         for pattern in (*safe, *unsafe):
-            if len(pattern) > MAX_LENGTH or _PATTERN.fullmatch(pattern) is None:
+            if len(pattern) > LONGEST_NAME or _PATTERN.fullmatch(pattern) is None:
                 text = (
-                    f"sysctl {pattern[:MAX_LENGTH]!r} must have at most {MAX_LENGTH} characters "
+                    f"sysctl {pattern[:LONGEST_NAME]!r} must have at most {LONGEST_NAME} characters "
                     "and be a name, which may end in *"
                 )
                 raise InvalidInput(text, subject="allowedUnsafeSysctls")
-            prefix, star, _ = _normalized(pattern).partition("*")
-            namespace = _namespace(prefix)
+            prefix, star, _ = dotted(pattern).partition("*")
+            namespace = namespace_of(prefix)
             if not namespace:
                 text = f"the sysctls {prefix!r} are not known to be namespaced"
                 raise InvalidInput(text, subject="allowedUnsafeSysctls")
@@ -79,7 +71,7 @@ class SysctlAllowlist:
         """Raise `AdmissionRejected` for the first sysctl that the pod may not set."""
         context = pod.spec.security_context
         for sysctl in (context.sysctls if context is not None else None) or []:
-            wrong = self._wrong(_normalized(sysctl.name), pod)
+            wrong = self._wrong(dotted(sysctl.name), pod)
             if wrong:
                 raise AdmissionRejected(FORBIDDEN, f"forbidden sysctl: {wrong}")
 
@@ -93,18 +85,3 @@ class SysctlAllowlist:
             namespace = self._prefixes[found]
         shared = pod.spec.host_ipc if namespace == "IPC" else pod.spec.host_network
         return f'"{name}" not allowed with host {namespace} enabled' if shared else ""
-
-
-def _normalized(name: str) -> str:
-    """Return the name with dots: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`."""
-    separator = re.search(r"[./]", name)
-    if separator is None or separator[0] == ".":
-        return name
-    return name.translate(str.maketrans("./", "/."))
-
-
-def _namespace(name: str) -> str:
-    """Return `IPC`, `Net` or an empty text."""
-    if name in _IPC_NAMES or name.startswith("fs.mqueue."):
-        return "IPC"
-    return "Net" if name.startswith("net.") else ""

@@ -22,6 +22,14 @@ from engine.api.pod import (
     Volume,
 )
 from engine.api.quantity import Quantity
+from engine.api.resources import (
+    CPU,
+    MEMORY,
+    aggregate_limits,
+    aggregate_requests,
+    is_hugepage,
+    supports_pod_level,
+)
 
 DEFAULT_GRACE_SECONDS = 30
 DEFAULT_FILE_MODE = 0o644
@@ -145,15 +153,27 @@ def _requests_from_limits(resources: ResourceRequirements | None) -> None:
 
 
 def _default_pod_resources(pod: Pod) -> None:
-    """A pod-level limit gives the request only where no container requests that resource (KEP-2837)."""
+    """Amounts for the whole pod that follow from others (KEP-2837).
+
+    Huge pages are limited to the containers' limits together. Beside limits, cpu and memory request what the
+    containers request together, or the limit where they request nothing.
+    """
     resources = pod.spec.resources
-    if resources is None or not resources.limits:
+    if resources is None or not (resources.limits or resources.requests):
         return
-    requests: dict[str, Quantity] = dict(resources.requests or {})
-    for name, limit in resources.limits.items():
-        if name not in requests and not any(name in c.requests for c in pod.all_containers):
-            requests[name] = limit
-    resources.requests = requests
+    requests: ResourceList = dict(resources.requests or {})
+    limits: ResourceList = dict(resources.limits or {})
+    for name, sum in aggregate_limits(pod).items():
+        if is_hugepage(name) and name not in requests:
+            limits.setdefault(name, sum)
+    if limits:
+        for name, sum in aggregate_requests(pod).items():
+            if name in (CPU, MEMORY):
+                requests.setdefault(name, sum)
+        for name, limit in limits.items():
+            if supports_pod_level(name):
+                requests.setdefault(name, limit)
+    resources.limits, resources.requests = limits or None, requests or None
 
 
 def _pull_policy(image: str) -> str:

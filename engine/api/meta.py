@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from engine.api.struct import Struct
 
 
@@ -15,6 +17,18 @@ class OwnerReference(Struct):
     uid: str = ""
     controller: bool | None = None
     block_owner_deletion: bool | None = None
+
+
+class ManagedFieldsEntry(Struct):
+    """What one manager of an API server's object has set."""
+
+    manager: str = ""
+    operation: str = ""
+    api_version: str = ""
+    time: datetime | None = None
+    fields_type: str = ""
+    fields_v1: Any = msgspec.field(default=None, name="fieldsV1")
+    subresource: str = ""
 
 
 class ObjectMeta(Struct):
@@ -34,4 +48,4 @@ class ObjectMeta(Struct):
     owner_references: list[OwnerReference] | None = None
     finalizers: list[str] | None = None
     self_link: str = ""
-    managed_fields: list[dict[str, Any]] | None = None
+    managed_fields: list[ManagedFieldsEntry] | None = None

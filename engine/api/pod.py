@@ -24,8 +24,15 @@ from engine.api.references import (
     ServiceAccountTokenProjection,
     WholeObject,
 )
+from engine.api.scheduling import (
+    Affinity,
+    PodSchedulingGate,
+    PodSchedulingGroup,
+    Toleration,
+    TopologySpreadConstraint,
+)
 from engine.api.status import PodStatus
-from engine.api.struct import Struct, written
+from engine.api.struct import Int32, Struct, written
 
 ResourceList = dict[str, Quantity]
 IntOrString = int | str
@@ -83,8 +90,8 @@ class EnvFromSource(Struct):
 
 class ContainerPort(Struct, kw_only=True):
     name: str = ""
-    host_port: int = 0
-    container_port: int
+    host_port: Int32 = 0
+    container_port: Int32
     protocol: str = written("TCP")
     host_ip: str = ""
 
@@ -127,12 +134,12 @@ class TCPSocketAction(Struct):
 
 
 class GRPCAction(Struct):
-    port: int
+    port: Int32
     service: str | None = None
 
 
 class SleepAction(Struct):
-    seconds: int
+    seconds: int = 0
 
 
 class Probe(Struct):
@@ -142,11 +149,11 @@ class Probe(Struct):
     http_get: HTTPGetAction | None = None
     tcp_socket: TCPSocketAction | None = None
     grpc: GRPCAction | None = None
-    initial_delay_seconds: int = 0
-    timeout_seconds: int = written(1)
-    period_seconds: int = written(10)
-    success_threshold: int = written(1)
-    failure_threshold: int = written(3)
+    initial_delay_seconds: Int32 = 0
+    timeout_seconds: Int32 = written(1)
+    period_seconds: Int32 = written(10)
+    success_threshold: Int32 = written(1)
+    failure_threshold: Int32 = written(3)
     termination_grace_period_seconds: int | None = None
 
 
@@ -175,6 +182,15 @@ class SELinuxOptions(Struct):
     level: str = ""
 
 
+class WindowsOptions(Struct):
+    """What only a Windows node carries out; read to refuse what a kubelet refuses."""
+
+    gmsa_credential_spec_name: str | None = None
+    gmsa_credential_spec: str | None = None
+    run_as_user_name: str | None = None
+    host_process: bool | None = None
+
+
 class SecurityProfile(Struct):
     """A seccomp or AppArmor profile."""
 
@@ -186,7 +202,7 @@ class SecurityContext(Struct):
     capabilities: Capabilities | None = None
     privileged: bool | None = None
     se_linux_options: SELinuxOptions | None = None
-    windows_options: dict[str, Any] | None = None
+    windows_options: WindowsOptions | None = None
     run_as_user: int | None = None
     run_as_group: int | None = None
     run_as_non_root: bool | None = None
@@ -204,7 +220,7 @@ class Sysctl(Struct):
 
 class PodSecurityContext(Struct):
     se_linux_options: SELinuxOptions | None = None
-    windows_options: dict[str, Any] | None = None
+    windows_options: WindowsOptions | None = None
     run_as_user: int | None = None
     run_as_group: int | None = None
     run_as_non_root: bool | None = None
@@ -227,7 +243,7 @@ class ContainerRestartRuleOnExitCodes(Struct):
     """`operator` is In or NotIn."""
 
     operator: str
-    values: list[int] | None = None
+    values: list[Int32] | None = None
 
 
 class ContainerRestartRule(Struct):
@@ -303,12 +319,12 @@ class DownwardAPIFile(Struct):
     path: str
     field_ref: ObjectFieldSelector | None = None
     resource_field_ref: ResourceFieldSelector | None = None
-    mode: int | None = None
+    mode: Int32 | None = None
 
 
 class DownwardAPIVolume(Struct):
     items: list[DownwardAPIFile] | None = None
-    default_mode: int | None = None
+    default_mode: Int32 | None = None
 
 
 class VolumeProjection(Struct):
@@ -322,7 +338,7 @@ class VolumeProjection(Struct):
 
 class ProjectedVolume(Struct):
     sources: list[VolumeProjection] | None = None
-    default_mode: int | None = None
+    default_mode: Int32 | None = None
 
 
 class ImageVolume(Struct):
@@ -380,40 +396,6 @@ class Volume(Struct):
     storageos: dict[str, Any] | None = None
 
 
-class Toleration(Struct):
-    key: str = ""
-    operator: str = ""
-    value: str = ""
-    effect: str = ""
-    toleration_seconds: int | None = None
-
-
-class NodeSelectorRequirement(Struct):
-    key: str
-    operator: str
-    values: list[str] | None = None
-
-
-class NodeSelectorTerm(Struct):
-    match_expressions: list[NodeSelectorRequirement] | None = None
-    match_fields: list[NodeSelectorRequirement] | None = None
-
-
-class NodeSelector(Struct):
-    node_selector_terms: list[NodeSelectorTerm] | None = None
-
-
-class NodeAffinity(Struct):
-    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
-    preferred_during_scheduling_ignored_during_execution: list[dict[str, Any]] | None = None
-
-
-class Affinity(Struct):
-    node_affinity: NodeAffinity | None = None
-    pod_affinity: dict[str, Any] | None = None
-    pod_anti_affinity: dict[str, Any] | None = None
-
-
 class PodOS(Struct):
     name: str
 
@@ -469,15 +451,16 @@ class PodSpec(Struct):
     tolerations: list[Toleration] | None = None
     host_aliases: list[HostAlias] | None = None
     priority_class_name: str = ""
-    priority: int | None = None
+    priority: Int32 | None = None
     preemption_policy: str | None = None
     readiness_gates: list[PodReadinessGate] | None = None
     runtime_class_name: str | None = None
     enable_service_links: bool | None = None
     overhead: ResourceList | None = None
-    topology_spread_constraints: list[dict[str, Any]] | None = None
+    topology_spread_constraints: list[TopologySpreadConstraint] | None = None
     os: PodOS | None = None
-    scheduling_gates: list[dict[str, Any]] | None = None
+    scheduling_gates: list[PodSchedulingGate] | None = None
+    scheduling_group: PodSchedulingGroup | None = None
     resource_claims: list[PodResourceClaim] | None = None
     resources: ResourceRequirements | None = None
 

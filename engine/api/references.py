@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.api.struct import Struct, written
+from engine.api.struct import Int32, Struct, written
 
 
 class KeySelector(Struct):
@@ -34,7 +34,7 @@ class KeyToPath(Struct):
 
     key: str
     path: str
-    mode: int | None = None
+    mode: Int32 | None = None
 
 
 class ObjectProjection(Struct):
@@ -48,14 +48,14 @@ class ObjectProjection(Struct):
 class ConfigMapVolume(Struct):
     name: str = ""
     items: list[KeyToPath] | None = None
-    default_mode: int | None = None
+    default_mode: Int32 | None = None
     optional: bool | None = None
 
 
 class SecretVolume(Struct):
     secret_name: str = ""
     items: list[KeyToPath] | None = None
-    default_mode: int | None = None
+    default_mode: Int32 | None = None
     optional: bool | None = None
 
 

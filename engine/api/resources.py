@@ -77,9 +77,22 @@ def _pod_level_requests(pod: Pod) -> ResourceList:
     return {name: quantity for name, quantity in requests.items() if supports_pod_level(name)}
 
 
+def aggregate_requests(pod: Pod) -> ResourceList:
+    """What the containers request together, whatever `spec.resources` sets."""
+    return _aggregate([c.requests for c in pod.spec.containers], _init_requests(pod))
+
+
+def aggregate_limits(pod: Pod) -> ResourceList:
+    """The containers' limits together, whatever `spec.resources` sets."""
+    return _aggregate(
+        [c.limits for c in pod.spec.containers],
+        [(c.is_sidecar, c.limits) for c in pod.init_containers],
+    )
+
+
 def pod_requests(pod: Pod) -> ResourceList:
     """Requests as admission sees them, overhead included."""
-    total = _aggregate([c.requests for c in pod.spec.containers], _init_requests(pod))
+    total = aggregate_requests(pod)
     total |= _pod_level_requests(pod)
     _add(total, pod.spec.overhead or {})
     return total
@@ -87,10 +100,7 @@ def pod_requests(pod: Pod) -> ResourceList:
 
 def pod_limits(pod: Pod, *, overhead: bool = True) -> ResourceList:
     """Limits per resource; overhead is added to those that are set and not zero."""
-    total = _aggregate(
-        [c.limits for c in pod.spec.containers],
-        [(c.is_sidecar, c.limits) for c in pod.init_containers],
-    )
+    total = aggregate_limits(pod)
     if pod.spec.resources is not None:
         for name, quantity in (pod.spec.resources.limits or {}).items():
             if supports_pod_level(name):
@@ -105,10 +115,7 @@ def pod_limits(pod: Pod, *, overhead: bool = True) -> ResourceList:
 def ranking_list(pod: Pod) -> ResourceList:
     """What preemption and eviction ranking count: overhead only beside an amount that is asked for, and
     where `spec.resources` sets an amount of its own, nothing of what the containers ask for."""
-    if has_pod_level_resources(pod):
-        total = _pod_level_requests(pod)
-    else:
-        total = _aggregate([c.requests for c in pod.spec.containers], _init_requests(pod))
+    total = _pod_level_requests(pod) if has_pod_level_resources(pod) else aggregate_requests(pod)
     for name, quantity in (pod.spec.overhead or {}).items():
         if total.get(name, ZERO):
             total[name] += quantity

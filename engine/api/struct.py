@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -27,6 +27,10 @@ def json_name(attribute: str) -> str:
 
 class Struct(msgspec.Struct, kw_only=True, omit_defaults=True, rename=json_name):
     """A Kubernetes API object: snake_case attributes, Kubernetes' own JSON names."""
+
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+"""A field of 32 bits: a kubelet's decoder refuses what does not fit."""
 
 
 def written(value: Any) -> Any:

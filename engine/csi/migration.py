@@ -23,7 +23,7 @@ from engine.api.objects.storage import (
     SecretReference,
     VolumeNodeAffinity,
 )
-from engine.api.pod import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 BETA_ZONE, BETA_REGION = "failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine.api.lifecycle import AdmissionRejected
-from engine.api.pod import Pod, Toleration
+from engine.api.pod import Pod
 from engine.api.qos import BEST_EFFORT, is_critical, qos_class
+from engine.api.scheduling import Toleration
 from engine.eviction.message import REASON
 from engine.eviction.signals import MEMORY_PRESSURE
 

@@ -126,7 +126,7 @@ def test_configurations_may_share_a_file_or_not(tmp_path: Path):
         ),
         (b", resources: {requests: {cpu: 2}, limits: {cpu: 1}}", "is more than the limit 1"),
         (b", resources: {requests: {gpu: 1}}", "unknown resource"),
-        (b", resources: {requests: {a.b/gpu: 500m}}", "expected a whole number"),
+        (b", resources: {limits: {a.b/gpu: 500m}}", "expected a whole number"),
         (b", resources: {requests: {memory: 100E}}", "does not fit in 64 bits"),
         (b", volumeMounts: [{name: v, mountPath: /v}]", "there is no volume 'v'"),
         (b", imagePullPolicy: Sometimes", "expected Always, IfNotPresent or Never"),

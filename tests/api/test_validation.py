@@ -8,6 +8,7 @@ import pytest
 
 from engine.api.defaults import apply_defaults
 from engine.api.documents import parse_pods
+from engine.api.errors import InvalidInput
 from engine.api.validation import problems
 
 PROBE = "exec: {command: [x]}"
@@ -17,7 +18,10 @@ HALF = "{resourceFieldRef: {resource: limits.cpu, divisor: 2}}"
 
 
 def found(text: str) -> list[str]:
-    (pod,), _ = parse_pods(text.encode(), "a.yaml")
+    try:
+        (pod,), _ = parse_pods(text.encode(), "a.yaml")
+    except InvalidInput as error:
+        return [error.message]
     apply_defaults(pod)
     return list(problems(pod))
 
@@ -28,6 +32,22 @@ def pod(container: str = "", spec: str = "", metadata: str = "") -> str:
         f"metadata: {{name: a{metadata}}}\n"
         f"spec: {{containers: [{{name: c, image: i{container}}}]{spec}}}\n"
     )
+
+
+RESIZE = "{resourceName: cpu, restartPolicy: NotRequired}"
+RESTARTING = ", resizePolicy: [{resourceName: cpu, restartPolicy: RestartContainer}]"
+OWNER = "{apiVersion: v1, kind: Node, name: o, uid: u, controller: true}"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+SPREAD = "{maxSkew: 1, topologyKey: k, whenUnsatisfiable: DoNotSchedule}"
+INIT = ", initContainers: [{name: b, image: i, resources: {requests: {cpu: 2}}}]"
+
+
+def resources(of_pod: str, of_container: str) -> str:
+    """Of the whole pod, and of its only container."""
+    containers = (
+        f", containers: [{{name: c, image: i, resources: {{{of_container}}}}}]" if of_container else ""
+    )
+    return f", resources: {{{of_pod}}}{containers}"
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -113,7 +133,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"container": ", restartPolicy: Sometimes"}, "containers[0].restartPolicy"),
     ({"spec": ", volumes: [{name: v, hostPath: {path: ''}}]"}, "hostPath.path"),
     ({"spec": ", volumes: [{name: v, hostPath: {path: /a/../b}}]"}, "hostPath.path"),
-    ({"spec": ", volumes: [{name: v, hostPath: {path: relative}}]"}, "hostPath.path"),
     ({"spec": ", volumes: [{name: v, hostPath: {path: /a, type: Pipe}}]"}, "hostPath.type"),
     ({"spec": ", volumes: [{name: v, downwardAPI: {defaultMode: 512}}]"}, "downwardAPI.defaultMode"),
     (
@@ -135,6 +154,107 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"metadata": ", labels: {a: 'b c'}"}, "metadata.labels.a"),
     ({"metadata": ", labels: {'a b': c}"}, "metadata.labels"),
     ({"metadata": ", annotations: {'a b': c}"}, "metadata.annotations"),
+    ({"spec": resources("requests: {cpu: 1}", "requests: {cpu: 2}")}, "spec.resources.requests.cpu"),
+    ({"spec": resources("limits: {memory: 1Mi}", "limits: {memory: 2Mi}")}, "spec.resources.requests.memory"),
+    (
+        {"spec": resources("requests: {cpu: 1}, limits: {cpu: 2}", "requests: {cpu: 1}, limits: {cpu: 3}")},
+        "spec.containers[0].resources.limits.cpu",
+    ),
+    (
+        {"spec": resources("limits: {cpu: 1, hugepages-2Mi: 2Mi}", "limits: {cpu: 1, hugepages-2Mi: 4Mi}")},
+        "spec.resources.requests.hugepages-2Mi",
+    ),
+    ({"spec": resources("limits: {hugepages-2Mi: 2Mi}", "")}, "spec.resources: huge pages need"),
+    ({"spec": resources("limits: {cpu: 1, hugepages-2Mi: 3Mi}", "")}, "spec.resources.limits.hugepages-2Mi"),
+    ({"spec": resources("requests: {cpu: 1, hugepages-2Mi: 2Mi}", "")}, "requests.hugepages-2Mi: expected a"),
+    ({"spec": resources("limits: {example.com/x: 1}", "")}, "spec.resources.limits.example.com/x"),
+    ({"spec": resources("claims: []", "")}, "spec.resources.claims"),
+    ({"spec": resources("limits: {cpu: 1}", "") + ", os: {name: windows}"}, "spec.resources"),
+    ({"spec": INIT + resources("requests: {cpu: 1}", "")}, "spec.resources.requests.cpu"),
+    ({"container": ", resources: {limits: {hugepages-2Mi: 2Mi}}"}, "resources: huge pages need"),
+    ({"container": ", resources: {limits: {cpu: 1, hugepages-2Mi: 3Mi}}"}, "limits.hugepages-2Mi"),
+    (
+        {"container": ", resources: {requests: {example.com/x: 1}}"},
+        "requests.example.com/x: expected",
+    ),
+    ({"container": ", resources: {requests: {foo: 1}}"}, "requests.foo: unknown resource"),
+    ({"container": ", resizePolicy: [" + RESIZE + ", " + RESIZE + "]"}, "resizePolicy[1].resourceName"),
+    ({"container": ", resizePolicy: [{resourceName: pods, restartPolicy: NotRequired}]"}, "resourceName"),
+    ({"container": ", resizePolicy: [{resourceName: cpu, restartPolicy: Maybe}]"}, "resizePolicy[0].restart"),
+    ({"container": RESTARTING, "spec": ", restartPolicy: Never"}, "resizePolicy[0].restartPolicy"),
+    ({"spec": f", initContainers: [{{name: b, image: i{RESTARTING}}}]"}, "initContainers[0].resizePolicy"),
+    ({"spec": ", hostnameOverride: UPPER"}, "spec.hostnameOverride"),
+    ({"spec": ", hostnameOverride: ''"}, "spec.hostnameOverride"),
+    ({"spec": f", hostnameOverride: {'x' * 65}"}, "spec.hostnameOverride"),
+    ({"spec": ", hostnameOverride: x, setHostnameAsFQDN: true"}, "spec.hostnameOverride"),
+    ({"spec": ", hostnameOverride: x, hostNetwork: true"}, "spec.hostnameOverride"),
+    (
+        {"container": f", readinessProbe: {{{PROBE}, terminationGracePeriodSeconds: 5}}"},
+        "readinessProbe.terminationGracePeriodSeconds",
+    ),
+    (
+        {"spec": ", os: {name: linux}, securityContext: {windowsOptions: {}}"},
+        "securityContext.windowsOptions",
+    ),
+    ({"spec": ", os: {name: windows}, hostPID: true"}, "spec.hostPID: not for a Windows pod"),
+    ({"spec": ", os: {name: windows}, securityContext: {fsGroup: 1}"}, "securityContext.fsGroup"),
+    (
+        {"container": ", securityContext: {procMount: Default}", "spec": ", os: {name: windows}"},
+        "containers[0].securityContext.procMount",
+    ),
+    ({"container": ", securityContext: {windowsOptions: {hostProcess: true}}"}, "spec.hostNetwork"),
+    (
+        {
+            "container": ", securityContext: {windowsOptions: {hostProcess: false}}",
+            "spec": ", hostNetwork: true, securityContext: {windowsOptions: {hostProcess: true}}",
+        },
+        "windowsOptions.hostProcess",
+    ),
+    ({"spec": ", securityContext: {seLinuxChangePolicy: X}"}, "securityContext.seLinuxChangePolicy"),
+    (
+        {"spec": ", securityContext: {seLinuxChangePolicy: MountOption}"},
+        "securityContext.seLinuxChangePolicy",
+    ),
+    (
+        {"spec": ", securityContext: {appArmorProfile: {type: Localhost, localhostProfile: ' '}}"},
+        "appArmorProfile.localhostProfile",
+    ),
+    ({"spec": ", hostNetwork: true, securityContext: {sysctls: [{name: net.ipv4.x}]}"}, "sysctls[0].name"),
+    ({"spec": ", hostNetwork: true, securityContext: {sysctls: [{name: net/ipv4/x}]}"}, "sysctls[0].name"),
+    ({"spec": ", hostIPC: true, securityContext: {sysctls: [{name: kernel.sem}]}"}, "sysctls[0].name"),
+    ({"spec": ", volumes: [{name: v, projected: {sources: [{}]}}]"}, "projected.sources[0]"),
+    (
+        {"spec": ", volumes: [{name: v, projected: {sources: [{downwardAPI: {}, secret: {name: s}}]}}]"},
+        "projected.sources[0]",
+    ),
+    ({"spec": ", overhead: {foo: 1}"}, "spec.overhead.foo"),
+    ({"spec": ", readinessGates: [{conditionType: bad type}]"}, "spec.readinessGates[0].conditionType"),
+    ({"container": ", envFrom: [{}]"}, "envFrom[0]"),
+    ({"metadata": ", finalizers: [x]"}, "metadata.finalizers[0]"),
+    ({"metadata": ", finalizers: [orphan, foregroundDeletion]"}, "metadata.finalizers"),
+    (
+        {"metadata": ", ownerReferences: [{apiVersion: v1, kind: Event, name: o, uid: u}]"},
+        "ownerReferences[0]",
+    ),
+    ({"metadata": ", ownerReferences: [{kind: Node, name: o, uid: u}]"}, "ownerReferences[0].apiVersion"),
+    ({"metadata": f", ownerReferences: [{OWNER}, {OWNER}]"}, "metadata.ownerReferences: only one"),
+    (
+        {
+            "metadata": ", annotations: {seccomp.security.alpha.kubernetes.io/pod: unconfined}",
+            "spec": ", securityContext: {seccompProfile: {type: RuntimeDefault}}",
+        },
+        "spec.securityContext.seccompProfile: differs",
+    ),
+    (
+        {"spec": ", affinity: {nodeAffinity: {" + REQUIRED + ": {nodeSelectorTerms: []}}}"},
+        "nodeSelectorTerms",
+    ),
+    ({"spec": ", affinity: {podAffinity: {" + REQUIRED + ": [{topologyKey: ''}]}}"}, "topologyKey"),
+    ({"spec": f", topologySpreadConstraints: [{SPREAD}, {SPREAD}]"}, "topologySpreadConstraints[1]"),
+    (
+        {"container": ", ports: [{containerPort: 80, hostPort: 80}, {containerPort: 81, hostPort: 80}]"},
+        "ports[1].hostPort",
+    ),
 ]
 
 
@@ -164,6 +284,17 @@ def test_a_mount_is_refused(mount: str, names: str) -> None:
 
 
 TAKEN: list[dict[str, Any]] = [
+    {"spec": resources("limits: {cpu: 1, hugepages-2Mi: 4Mi}", "limits: {cpu: 1, hugepages-2Mi: 4Mi}")},
+    {"spec": resources("limits: {memory: 2Mi}", "requests: {memory: 1Mi}")},
+    {"container": ", resources: {limits: {kubernetes.io/x: 1}}"},
+    {"container": RESTARTING},
+    {"container": ", env: [{name: A, valueFrom: {fieldRef: {fieldPath: spec.host}}}]"},
+    {"spec": f", initContainers: [{{name: b, image: i, restartPolicy: Always{RESTARTING}}}]"},
+    {"spec": ", volumes: [{name: v, emptyDir: {medium: HugePages}}, {name: w, emptyDir: {medium: Disk}}]"},
+    {"spec": ", volumes: [{name: v, hostPath: {path: relative}}]"},
+    {"spec": ", hostIPC: true, securityContext: {sysctls: [{name: net.ipv4.x}]}"},
+    {"spec": ", imagePullSecrets: [{}]"},
+    {"metadata": ", finalizers: [example.com/x, orphan]"},
     {"container": f", readinessProbe: {{{PROBE}, successThreshold: 2}}"},
     {"container": f", livenessProbe: {{{PROBE}, successThreshold: 0, periodSeconds: 0}}"},
     {"container": ", livenessProbe: {httpGet: {port: web}}"},

@@ -7,8 +7,9 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.lifecycle import AdmissionRejected
-from engine.api.pod import Container, EmptyDirVolume, ResourceRequirements, Toleration, Volume
+from engine.api.pod import Container, EmptyDirVolume, ResourceRequirements, Volume
 from engine.api.quantity import Quantity
+from engine.api.scheduling import Toleration
 from engine.eviction import admission, local_storage
 from engine.eviction.layout import measured_parts, reclaims, with_container_filesystem
 from engine.eviction.message import eviction_message

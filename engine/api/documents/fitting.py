@@ -1,8 +1,8 @@
 """Plain data brought into a type's shape as the kubelet's decoder reads it.
 
-A field that is null is a field left out, null in a map or a list is the value's zero, and a whole number
-may be written `1.0`. Equal texts become one, as the pods of a node mostly say the same. What no type could
-hold is refused here, once for all fields: integers beyond 64 bits and NUL in text.
+A field that is null is a field left out, null in a map or a list is the value's zero. Equal texts become
+one, as the pods of a node mostly say the same. What no type could hold is refused here, once for all fields:
+integers beyond 64 bits and NUL in text.
 """
 
 from __future__ import annotations
@@ -34,11 +34,8 @@ def _fit(value: Any, kind: Any, path: str, depth: int) -> Any:
         if "\0" in value:
             raise InvalidInput(f"{path or 'document'}: holds a NUL character")
         return intern(value) if type(value) is str else value
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool | float) or value is None:
         return value
-    if isinstance(value, float):
-        whole = value.is_integer() and abs(value) < 2**63
-        return int(value) if whole and _form(kind).whole else value
     if isinstance(value, int):
         if not -(2**63) <= value < 2**63:
             raise InvalidInput(f"{path or 'document'}: a number of more than 64 bits")
@@ -71,11 +68,10 @@ def _fit_fields(value: dict[Any, Any], kind: Any, path: str, depth: int) -> dict
 
 
 class _Form(msgspec.Struct, frozen=True):
-    """What a type says of plain data: its fields by JSON name, what its items are, whether it is whole."""
+    """What a type says of plain data: its fields by JSON name, what its items are."""
 
     fields: dict[str, Any]
     item: Any = None
-    whole: bool = False
 
 
 @cache
@@ -89,13 +85,12 @@ def _form(kind: Any) -> _Form:
         return _Form(
             {name: field for form in forms for name, field in form.fields.items()},
             next((form.item for form in forms if form.item is not None), None),
-            any(form.whole for form in forms) and float not in get_args(kind),
         )
     if origin in (list, dict):
         return _Form({}, get_args(kind)[-1])
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return _Form({field.encode_name: field.type for field in msgspec.structs.fields(kind)})
-    return _Form({}, None, kind is int)
+    return _Form({})
 
 
 @cache

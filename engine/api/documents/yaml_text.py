@@ -67,11 +67,13 @@ def _integer(text: str) -> int:
     return int(text, 8 if octal else 0)
 
 
-def _float(loader: _Loader, node: yaml.ScalarNode) -> float | str:
+def _float(loader: _Loader, node: yaml.ScalarNode) -> int | float | str:
+    """A whole number however it is written: `1.0` and `1e3` are read as JSON's 1 and 1000."""
     text = node.value.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan")
     if len(text) > _MOST_DIGITS:
         return str(node.value)
-    return float(text)
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) < 2**63 else number
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from engine.api.meta import ObjectMeta
-from engine.api.pod import HostPathVolume, NodeSelector, ResourceList, ResourceRequirements
+from engine.api.pod import HostPathVolume, ResourceList, ResourceRequirements
+from engine.api.scheduling import NodeSelector
 from engine.api.struct import Struct
 
 FILESYSTEM, BLOCK = "Filesystem", "Block"

@@ -2,62 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from engine.api.pod import Container, ContainerPort, Pod, Volume, VolumeMount
 from engine.api.validation.environment import environment_problems
-from engine.api.validation.lifecycle import stop_signal_problems
 from engine.api.validation.names import NO_API, below, dns_label, is_port, is_port_name, one_of
 from engine.api.validation.probes import probe_problems
-from engine.api.validation.resources import resource_problems
+from engine.api.validation.resources import container_resources
+from engine.api.validation.restarts import resize_policy_problems, restart_problems
 from engine.api.validation.security import container_security
 
 PULL_POLICIES = ("Always", "IfNotPresent", "Never", "")
 
 
 def container_problems(pod: Pod) -> Iterator[str]:
-    seen: set[str] = set()
-    host_ports: set[tuple[str, str, int]] = set()
     volumes = {volume.name: volume for volume in pod.spec.volumes or []}
+    if not pod.spec.containers:
+        yield "spec.containers: expected at least one container"
+    names: set[str] = set()
+    for where, container in containers_with_path(pod):
+        yield from _container(pod, container, where, volumes)
+        if container.name in names:
+            yield f"{where}.name: {container.name!r} is already the name of another container"
+        names.add(container.name)
+    yield from _host_ports(pod)
+
+
+def containers_with_path(pod: Pod) -> Iterator[tuple[str, Container]]:
+    """Init containers first."""
     for field, containers in (("initContainers", pod.init_containers), ("containers", pod.spec.containers)):
         for index, container in enumerate(containers):
-            where = f"spec.{field}[{index}]"
-            init = field == "initContainers"
-            yield from _container(pod, container, where, volumes, stays=not init or container.is_sidecar)
-            if container.name in seen:
-                yield f"{where}.name: {container.name!r} is already the name of another container"
-            seen.add(container.name)
-            if pod.spec.host_network and not init:
-                for number, port in enumerate(container.ports or []):
-                    if port.host_port not in (0, port.container_port):
-                        yield f"{where}.ports[{number}].hostPort: must match containerPort with hostNetwork"
-            for port in container.ports or []:
-                key = (port.host_ip, port.protocol, port.host_port)
-                if port.host_port and not init and key in host_ports:
-                    yield f"{where}.ports: host port {port.host_port}/{port.protocol} is given twice"
-                host_ports.add(key)
+            yield f"spec.{field}[{index}]", container
 
 
-def _container(
-    pod: Pod, container: Container, where: str, volumes: Mapping[str, Volume], *, stays: bool
-) -> Iterator[str]:
+def is_init(where: str) -> bool:
+    """Whether a path of `containers_with_path` is an init container's."""
+    return where.startswith("spec.initContainers")
+
+
+def _container(pod: Pod, container: Container, where: str, volumes: Mapping[str, Volume]) -> Iterator[str]:
+    init = is_init(where)
     yield from dns_label(container.name, f"{where}.name")
     if not container.image.strip():
         yield f"{where}.image: expected an image reference"
     elif container.image != container.image.strip():
         yield f"{where}.image: expected no blanks at its ends, got {container.image[:64]!r}"
     yield from one_of(container.image_pull_policy, PULL_POLICIES, f"{where}.imagePullPolicy")
-    yield from one_of(container.restart_policy, ("Always", "OnFailure", "Never"), f"{where}.restartPolicy")
-    yield from _restart_rules(container, where)
     policies = ("File", "FallbackToLogsOnError", "")
     yield from one_of(container.termination_message_policy, policies, f"{where}.terminationMessagePolicy")
+    yield from restart_problems(container, where)
     yield from _ports(container.ports or [], f"{where}.ports")
-    yield from resource_problems(container.resources, f"{where}.resources", pod_level=False)
+    yield from container_resources(container.resources, f"{where}.resources")
+    yield from resize_policy_problems(pod, container, where, init=init)
     yield from environment_problems(container, volumes, where)
     yield from _mounts(container, where, volumes)
-    grace = pod.spec.termination_grace_period_seconds
-    yield from probe_problems(container, where, may_have=stays, grace=30 if grace is None else grace)
-    yield from stop_signal_problems(pod, container, where)
+    yield from probe_problems(pod, container, where, may_have=not init or container.is_sidecar)
     yield from container_security(pod, container, f"{where}.securityContext")
 
 
@@ -73,6 +72,29 @@ def _ports(ports: list[ContainerPort], where: str) -> Iterator[str]:
         elif port.name and port.name in names:
             yield f"{field}.name: {port.name!r} is already the name of another port"
         names.add(port.name)
+
+
+def _host_ports(pod: Pod) -> Iterator[str]:
+    """Containers share the node's ports; init containers run one after another, so each has its own."""
+    for index, container in enumerate(pod.init_containers):
+        yield from _repeated_host_ports([(f"spec.initContainers[{index}]", container)])
+    together = [(where, one) for where, one in containers_with_path(pod) if not is_init(where)]
+    yield from _repeated_host_ports(together)
+    for where, container in together if pod.spec.host_network else ():
+        for number, port in enumerate(container.ports or []):
+            if port.host_port != port.container_port:
+                yield f"{where}.ports[{number}].hostPort: must match containerPort with hostNetwork"
+
+
+def _repeated_host_ports(containers: Iterable[tuple[str, Container]]) -> Iterator[str]:
+    taken: set[tuple[str, str, int]] = set()
+    for where, container in containers:
+        for number, port in enumerate(container.ports or []):
+            key = (port.protocol, port.host_ip, port.host_port)
+            if port.host_port and key in taken:
+                field = f"{where}.ports[{number}].hostPort"
+                yield f"{field}: host port {port.host_port}/{port.protocol} is given twice"
+            taken.add(key)
 
 
 def _mounts(container: Container, where: str, volumes: Mapping[str, Volume]) -> Iterator[str]:
@@ -111,20 +133,3 @@ def _mount(mount: VolumeMount, field: str, *, privileged: bool) -> Iterator[str]
 
 def _privileged(container: Container) -> bool:
     return bool(container.security_context and container.security_context.privileged)
-
-
-def _restart_rules(container: Container, where: str) -> Iterator[str]:
-    rules = container.restart_policy_rules or []
-    if container.restart_policy is None and rules:
-        yield f"{where}.restartPolicy: must specify restartPolicy when restart rules are used"
-    if len(rules) > 20:
-        yield f"{where}.restartPolicyRules: expected at most 20, got {len(rules)}"
-    for index, rule in enumerate(rules):
-        field = f"{where}.restartPolicyRules[{index}]"
-        yield from one_of(rule.action, ("Restart", "RestartAllContainers"), f"{field}.action")
-        if rule.exit_codes is None:
-            yield f"{field}.exitCodes: must be specified"
-            continue
-        yield from one_of(rule.exit_codes.operator, ("In", "NotIn"), f"{field}.exitCodes.operator")
-        if len(rule.exit_codes.values or []) > 255:
-            yield f"{field}.exitCodes.values: expected at most 255"

@@ -9,15 +9,15 @@ from typing import Final
 from engine.api.pod import Container, EnvVar, ObjectFieldSelector, ResourceFieldSelector, Volume
 from engine.api.references import FileKeySelector
 from engine.api.resources import is_qualified_name
-from engine.api.validation.names import NO_API
+from engine.api.validation.names import NO_API, dns_label, is_environment_name, no_backsteps
 
-_NAME = re.compile(r"[ -<>-~]+")
 _SUBSCRIPT = re.compile(r"(metadata\.(?:labels|annotations))\['(.*)'\]")
 _ENV_FIELDS: Final = (
     "metadata.name",
     "metadata.namespace",
     "metadata.uid",
     "spec.nodeName",
+    "spec.host",
     "spec.serviceAccountName",
     "status.hostIP",
     "status.hostIPs",
@@ -37,14 +37,19 @@ _SIZES = {"1", *(f"1{unit}" for unit in ("k", "M", "G", "T", "P", "E", "Ki", "Mi
 
 def environment_problems(container: Container, volumes: Mapping[str, Volume], where: str) -> Iterator[str]:
     for index, source in enumerate(container.env_from or []):
-        if source.config_map_ref is not None or source.secret_ref is not None:
-            yield f"{where}.envFrom[{index}]: {NO_API}"
+        field = f"{where}.envFrom[{index}]"
+        if source.prefix and not is_environment_name(source.prefix):
+            yield f"{field}.prefix: expected printable ASCII without '=', got {source.prefix[:64]!r}"
+        if (source.config_map_ref is None) == (source.secret_ref is None):
+            yield f"{field}: expected exactly one of configMapRef and secretRef"
+        else:
+            yield f"{field}: {NO_API}"
     for index, variable in enumerate(container.env or []):
         yield from _variable(variable, volumes, f"{where}.env[{index}]")
 
 
 def _variable(variable: EnvVar, volumes: Mapping[str, Volume], field: str) -> Iterator[str]:
-    if _NAME.fullmatch(variable.name) is None:
+    if not is_environment_name(variable.name):
         yield f"{field}.name: expected printable ASCII without '=', got {variable.name[:64]!r}"
     source = variable.value_from
     if source is None:
@@ -76,12 +81,12 @@ def _variable(variable: EnvVar, volumes: Mapping[str, Volume], field: str) -> It
 
 
 def _file_reference(reference: FileKeySelector, volumes: Mapping[str, Volume], where: str) -> Iterator[str]:
-    if _NAME.fullmatch(reference.key) is None:
+    if not is_environment_name(reference.key):
         yield f"{where}.key: expected printable ASCII without '=', got {reference.key[:64]!r}"
     if not reference.path:
         yield f"{where}.path: expected a path"
-    elif ".." in reference.path.split("/"):
-        yield f"{where}.path: expected a path without .., got {reference.path[:64]!r}"
+    yield from no_backsteps(reference.path, f"{where}.path")
+    yield from dns_label(reference.volume_name, f"{where}.volumeName")
     volume = volumes.get(reference.volume_name)
     if volume is None or volume.empty_dir is None:
         yield f"{where}.volumeName: there is no emptyDir volume {reference.volume_name[:64]!r}"

@@ -1,10 +1,10 @@
-"""What a container's lifecycle may hold."""
+"""The signals that may stop a container."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.api.pod import Container, Pod
+from engine.api.pod import Pod
 
 _PLAIN = (
     "SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGHUP SIGILL SIGINT SIGIO SIGIOT SIGKILL SIGPIPE "
@@ -19,11 +19,7 @@ _LINUX = {
 _WINDOWS = frozenset({"SIGKILL", "SIGTERM"})
 
 
-def stop_signal_problems(pod: Pod, container: Container, where: str) -> Iterator[str]:
-    signal = container.lifecycle.stop_signal if container.lifecycle is not None else None
-    if signal is None:
-        return
-    field = f"{where}.lifecycle.stopSignal"
+def stop_signal_problems(pod: Pod, signal: str, field: str) -> Iterator[str]:
     if pod.spec.os is None:
         yield f"{field}: only with spec.os.name"
     elif signal not in (_WINDOWS if pod.spec.os.name == "windows" else _LINUX):

@@ -1,4 +1,4 @@
-"""The shapes of names and numbers that fields share."""
+"""The shapes of names, numbers and paths that fields share."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _PORT_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")
 
 
 def is_label(text: str) -> bool:
@@ -37,11 +38,26 @@ def is_port_name(text: str) -> bool:
 
 
 def is_address(text: str) -> bool:
+    """An IP address in its own family: no zone, no leading zeros, no IPv4 address written as IPv6."""
     try:
-        ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         return False
-    return "%" not in text
+    return "%" not in text and (address.version == 4 or address.ipv4_mapped is None)
+
+
+def is_label_value(text: str) -> bool:
+    return len(text) <= 63 and _LABEL_VALUE.fullmatch(text) is not None
+
+
+def is_environment_name(text: str) -> bool:
+    """Printable ASCII without `=`."""
+    return _ENVIRONMENT_NAME.fullmatch(text) is not None
+
+
+def address(text: str, field: str) -> Iterator[str]:
+    if not is_address(text):
+        yield f"{field}: expected an IP address, got {text[:64]!r}"
 
 
 def dns_label(text: str, field: str) -> Iterator[str]:
@@ -49,11 +65,22 @@ def dns_label(text: str, field: str) -> Iterator[str]:
         yield f"{field}: expected a DNS label, got {text[:64]!r}"
 
 
+def dns_subdomain(text: str, field: str) -> Iterator[str]:
+    if not is_subdomain(text):
+        yield f"{field}: expected a DNS subdomain (lower case, digits, - and .), got {text[:64]!r}"
+
+
+def qualified_name(text: str, field: str) -> Iterator[str]:
+    if not is_qualified_name(text):
+        yield f"{field}: expected a name with an optional DNS prefix (example.com/name), got {text[:64]!r}"
+
+
 def one_of(text: str | None, choices: Collection[str], field: str) -> Iterator[str]:
     """None and, where it is among the choices, the empty text are fields left out."""
     if text is not None and text not in choices:
         *others, last = [choice for choice in choices if choice]
-        yield f"{field}: expected {', '.join(others)} or {last}, got {text[:64]!r}"
+        expected = f"{', '.join(others)} or {last}" if others else last
+        yield f"{field}: expected {expected}, got {text[:64]!r}"
 
 
 def in_range(number: int | None, least: int, most: int, field: str) -> Iterator[str]:
@@ -61,19 +88,38 @@ def in_range(number: int | None, least: int, most: int, field: str) -> Iterator[
         yield f"{field}: expected {least} to {most}, got {number}"
 
 
+def file_mode(mode: int | None, field: str) -> Iterator[str]:
+    if mode is not None and not 0 <= mode <= 0o777:
+        yield f"{field}: expected 0 to 0777 (511), got {mode}"
+
+
 def labels(given: Mapping[str, str] | None, field: str) -> Iterator[str]:
     for key, value in (given or {}).items():
-        if not is_qualified_name(key):
-            yield f"{field}: {key[:64]!r} is not a label's name"
-        if len(value) > 63 or _LABEL_VALUE.fullmatch(value) is None:
-            yield f"{field}.{key[:64]}: {value[:64]!r} is not a label's value"
+        yield from qualified_name(key, field)
+        yield from label_value(value, f"{field}.{key[:64]}")
 
 
-def is_label_value(text: str) -> bool:
-    return len(text) <= 63 and _LABEL_VALUE.fullmatch(text) is not None
+def label_value(text: str, field: str) -> Iterator[str]:
+    if not is_label_value(text):
+        yield f"{field}: {text[:64]!r} is not a label's value"
+
+
+def no_backsteps(path: str, field: str) -> Iterator[str]:
+    if ".." in path.split("/"):
+        yield f"{field}: expected a path without .., got {path[:64]!r}"
 
 
 def below(path: str, field: str) -> Iterator[str]:
     """A relative path that does not leave where it starts."""
     if path.startswith("/") or ".." in path.split("/"):
         yield f"{field}: expected a relative path without .., got {path[:64]!r}"
+
+
+def file_below(path: str, field: str) -> Iterator[str]:
+    """A file of a volume: `..` begins the names that the volume needs for itself."""
+    if not path:
+        yield f"{field}: expected a path"
+    elif path.startswith(".."):
+        yield f"{field}: expected a path that does not begin with .., got {path[:64]!r}"
+    else:
+        yield from below(path, field)

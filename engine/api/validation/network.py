@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator
 
 from engine.api.pod import Pod
-from engine.api.validation.names import dns_label, is_address, is_subdomain, one_of
+from engine.api.validation.names import address, dns_label, dns_subdomain, one_of
 
 _POLICIES = ("ClusterFirstWithHostNet", "ClusterFirst", "Default", "None", "")
-_SEARCH = re.compile(r"[a-z0-9_](?:[-a-z0-9_]*[a-z0-9_])?(?:\.[a-z0-9_](?:[-a-z0-9_]*[a-z0-9_])?)*")
+_SEARCH_LABEL = r"_?[a-z0-9](?:[-a-z0-9_]*[a-z0-9])?"
+_SEARCH = re.compile(rf"{_SEARCH_LABEL}(?:\.{_SEARCH_LABEL})*")
+_LONGEST_HOSTNAME = 64
 _MOST_NAMESERVERS, _MOST_SEARCHES, _LONGEST_SEARCHES = 3, 32, 2048
 
 
@@ -18,15 +20,28 @@ def network_problems(pod: Pod) -> Iterator[str]:
     for name, text in (("hostname", spec.hostname), ("subdomain", spec.subdomain)):
         if text:
             yield from dns_label(text, f"spec.{name}")
+    yield from _hostname_override(pod)
     for index, alias in enumerate(spec.host_aliases or []):
         where = f"spec.hostAliases[{index}]"
-        if not is_address(alias.ip):
-            yield f"{where}.ip: expected an IP address, got {alias.ip[:64]!r}"
+        yield from address(alias.ip, f"{where}.ip")
         for number, hostname in enumerate(alias.hostnames or []):
-            if not is_subdomain(hostname):
-                yield f"{where}.hostnames[{number}]: expected a DNS subdomain, got {hostname[:64]!r}"
+            yield from dns_subdomain(hostname, f"{where}.hostnames[{number}]")
     yield from one_of(spec.dns_policy, _POLICIES, "spec.dnsPolicy")
     yield from _dns_config(pod)
+
+
+def _hostname_override(pod: Pod) -> Iterator[str]:
+    spec, field = pod.spec, "spec.hostnameOverride"
+    name = spec.hostname_override
+    if name is None:
+        return
+    if spec.set_hostname_as_fqdn:
+        yield f"{field}: not with setHostnameAsFQDN"
+    if spec.host_network:
+        yield f"{field}: not with hostNetwork"
+    if len(name) > _LONGEST_HOSTNAME:
+        yield f"{field}: expected at most {_LONGEST_HOSTNAME} characters, got {len(name)}"
+    yield from dns_subdomain(name, field)
 
 
 def _dns_config(pod: Pod) -> Iterator[str]:
@@ -39,8 +54,7 @@ def _dns_config(pod: Pod) -> Iterator[str]:
     if len(servers) > _MOST_NAMESERVERS:
         yield f"{where}.nameservers: expected at most {_MOST_NAMESERVERS}, got {len(servers)}"
     for index, server in enumerate(servers):
-        if not is_address(server):
-            yield f"{where}.nameservers[{index}]: expected an IP address, got {server[:64]!r}"
+        yield from address(server, f"{where}.nameservers[{index}]")
     searches = config.searches or []
     if len(searches) > _MOST_SEARCHES or len(" ".join(searches)) > _LONGEST_SEARCHES:
         yield f"{where}.searches: at most {_MOST_SEARCHES} of together {_LONGEST_SEARCHES} characters"

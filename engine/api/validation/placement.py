@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.api.pod import Pod, Toleration
+from engine.api.pod import Pod
 from engine.api.resources import is_qualified_name
-from engine.api.validation.names import is_label_value, is_subdomain, labels, one_of
+from engine.api.scheduling import Toleration
+from engine.api.validation.affinity import affinity_problems
+from engine.api.validation.names import (
+    dns_subdomain,
+    is_label_value,
+    labels,
+    one_of,
+    qualified_name,
+)
 
 _EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 
@@ -15,17 +23,21 @@ def placement_problems(pod: Pod) -> Iterator[str]:
     spec = pod.spec
     yield from labels(spec.node_selector, "spec.nodeSelector")
     for index, toleration in enumerate(spec.tolerations or []):
-        yield from _toleration(toleration, f"spec.tolerations[{index}]")
+        yield from toleration_problems(toleration, f"spec.tolerations[{index}]")
+    yield from affinity_problems(pod)
     if spec.scheduling_gates:
         yield "spec.schedulingGates: expected none, the pod is on its node already"
-    if spec.priority_class_name and not is_subdomain(spec.priority_class_name):
-        yield f"spec.priorityClassName: expected a DNS subdomain, got {spec.priority_class_name[:64]!r}"
+    if spec.scheduling_group is not None:
+        name = spec.scheduling_group.pod_group_name
+        yield from dns_subdomain(name or "", "spec.schedulingGroup.podGroupName")
+    for index, gate in enumerate(spec.readiness_gates or []):
+        yield from qualified_name(gate.condition_type, f"spec.readinessGates[{index}].conditionType")
+    if spec.priority_class_name:
+        yield from dns_subdomain(spec.priority_class_name, "spec.priorityClassName")
     yield from one_of(spec.preemption_policy, ("PreemptLowerPriority", "Never"), "spec.preemptionPolicy")
-    if spec.os is not None:
-        yield from one_of(spec.os.name, ("linux", "windows"), "spec.os.name")
 
 
-def _toleration(toleration: Toleration, where: str) -> Iterator[str]:
+def toleration_problems(toleration: Toleration, where: str) -> Iterator[str]:
     if toleration.key and not is_qualified_name(toleration.key):
         yield f"{where}.key: {toleration.key[:64]!r} is not a label's name"
     if not toleration.key and toleration.operator != "Exists":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from engine.api.pod import Container, HTTPGetAction, LifecycleHandler, Probe
+from engine.api.pod import Container, HTTPGetAction, LifecycleHandler, Pod, Probe
 from engine.api.struct import json_name
-from engine.api.validation.names import LARGEST_INT32, in_range, is_port, is_port_name, one_of
+from engine.api.validation.lifecycle import stop_signal_problems
+from engine.api.validation.names import in_range, is_port, is_port_name, one_of
 
 _HEADER = re.compile(r"[-A-Za-z0-9]+")
 _PROBES = ("liveness_probe", "readiness_probe", "startup_probe")
@@ -20,7 +21,7 @@ _COUNTS = (
 )
 
 
-def probe_problems(container: Container, where: str, *, may_have: bool, grace: int) -> Iterator[str]:
+def probe_problems(pod: Pod, container: Container, where: str, *, may_have: bool) -> Iterator[str]:
     """Faults of probes and hooks; an init container that ends (not `may_have`) has neither."""
     if not may_have:
         for name in (*_PROBES, "lifecycle"):
@@ -30,26 +31,33 @@ def probe_problems(container: Container, where: str, *, may_have: bool, grace: i
     for name in _PROBES:
         probe = getattr(container, name)
         if probe is not None:
-            yield from _probe(probe, f"{where}.{json_name(name)}", once=name != "readiness_probe")
+            yield from _probe(probe, f"{where}.{json_name(name)}", readiness=name == "readiness_probe")
     lifecycle = container.lifecycle
     if lifecycle is None:
         return
+    grace = pod.spec.termination_grace_period_seconds
     for name, handler in (("postStart", lifecycle.post_start), ("preStop", lifecycle.pre_stop)):
         if handler is not None:
             field = f"{where}.lifecycle.{name}"
             yield from _handler(handler, ("exec", "http_get", "tcp_socket", "sleep"), field)
             if handler.sleep is not None:
-                yield from in_range(handler.sleep.seconds, 0, grace, f"{field}.sleep.seconds")
+                most = 30 if grace is None else grace
+                yield from in_range(handler.sleep.seconds, 0, most, f"{field}.sleep.seconds")
+    if lifecycle.stop_signal is not None:
+        yield from stop_signal_problems(pod, lifecycle.stop_signal, f"{where}.lifecycle.stopSignal")
 
 
-def _probe(probe: Probe, where: str, *, once: bool) -> Iterator[str]:
+def _probe(probe: Probe, where: str, *, readiness: bool) -> Iterator[str]:
     yield from _handler(probe, ("exec", "http_get", "tcp_socket", "grpc"), where)
     for name in _COUNTS:
-        yield from in_range(getattr(probe, name), 0, LARGEST_INT32, f"{where}.{json_name(name)}")
-    if once and probe.success_threshold > 1:
+        if getattr(probe, name) < 0:
+            yield f"{where}.{json_name(name)}: expected 0 or more, got {getattr(probe, name)}"
+    if not readiness and probe.success_threshold != 1:
         yield f"{where}.successThreshold: expected 1, got {probe.success_threshold}"
     grace = probe.termination_grace_period_seconds
-    if grace is not None and grace <= 0:
+    if grace is not None and readiness:
+        yield f"{where}.terminationGracePeriodSeconds: not for a readiness probe, which ends no container"
+    elif grace is not None and grace <= 0:
         yield f"{where}.terminationGracePeriodSeconds: expected more than 0, got {grace}"
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from engine.api.pod import Container, Pod, SecurityProfile
+from engine.api.pod import Container, Pod, PodSecurityContext, SecurityProfile
 from engine.api.validation.names import LARGEST_INT32, below, in_range, one_of
+from engine.api.validation.sysctls import is_sysctl_name, namespace_of
 
-_SYSCTL = re.compile(r"(?:[a-z0-9](?:[-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9](?:[-_a-z0-9]*[a-z0-9])?")
 _PROFILES = ("Localhost", "RuntimeDefault", "Unconfined")
+_LONGEST_PROFILE = 4095
 
 
 def pod_security(pod: Pod) -> Iterator[str]:
@@ -36,16 +36,26 @@ def pod_security(pod: Pod) -> Iterator[str]:
     yield from one_of(
         context.fs_group_change_policy, ("OnRootMismatch", "Always"), f"{where}.fsGroupChangePolicy"
     )
-    yield from _profile(context.seccomp_profile, f"{where}.seccompProfile")
-    yield from _profile(context.app_armor_profile, f"{where}.appArmorProfile", nested=False)
+    yield from one_of(context.se_linux_change_policy, ("Recursive",), f"{where}.seLinuxChangePolicy")
+    yield from _seccomp(context.seccomp_profile, f"{where}.seccompProfile")
+    yield from _app_armor(context.app_armor_profile, f"{where}.appArmorProfile")
+    yield from _sysctls(pod, context, f"{where}.sysctls")
+
+
+def _sysctls(pod: Pod, context: PodSecurityContext, where: str) -> Iterator[str]:
     seen: set[str] = set()
     for index, sysctl in enumerate(context.sysctls or []):
-        field = f"{where}.sysctls[{index}].name"
-        if len(sysctl.name) > 253 or _SYSCTL.fullmatch(sysctl.name) is None:
+        field = f"{where}[{index}].name"
+        if not is_sysctl_name(sysctl.name):
             yield f"{field}: {sysctl.name[:64]!r} is not a sysctl's name"
         elif sysctl.name in seen:
             yield f"{field}: {sysctl.name!r} is given twice"
         seen.add(sysctl.name)
+        namespace = namespace_of(sysctl.name)
+        if pod.spec.host_network and namespace == "Net":
+            yield f"{field}: {sysctl.name[:64]!r} is the node's own with hostNetwork"
+        if pod.spec.host_ipc and namespace == "IPC":
+            yield f"{field}: {sysctl.name[:64]!r} is the node's own with hostIPC"
 
 
 def container_security(pod: Pod, container: Container, where: str) -> Iterator[str]:
@@ -57,8 +67,8 @@ def container_security(pod: Pod, container: Container, where: str) -> Iterator[s
     yield from one_of(context.proc_mount, ("Default", "Unmasked"), f"{where}.procMount")
     if context.proc_mount == "Unmasked" and pod.spec.host_users is not False:
         yield f"{where}.procMount: Unmasked needs hostUsers false"
-    yield from _profile(context.seccomp_profile, f"{where}.seccompProfile")
-    yield from _profile(context.app_armor_profile, f"{where}.appArmorProfile", nested=False)
+    yield from _seccomp(context.seccomp_profile, f"{where}.seccompProfile")
+    yield from _app_armor(context.app_armor_profile, f"{where}.appArmorProfile")
     if context.allow_privilege_escalation is False:
         if context.privileged:
             yield f"{where}: allowPrivilegeEscalation false and privileged true contradict"
@@ -66,15 +76,30 @@ def container_security(pod: Pod, container: Container, where: str) -> Iterator[s
             yield f"{where}: allowPrivilegeEscalation false and the capability CAP_SYS_ADMIN contradict"
 
 
-def _profile(profile: SecurityProfile | None, where: str, *, nested: bool = True) -> Iterator[str]:
-    """`nested`: a local profile is a path below the profiles' directory, not a name."""
+def _seccomp(profile: SecurityProfile | None, where: str) -> Iterator[str]:
+    """A profile of the node is a path below the directory of profiles."""
+    yield from _profile_type(profile, where)
+    if profile is not None and profile.type == "Localhost" and profile.localhost_profile is not None:
+        yield from below(profile.localhost_profile, f"{where}.localhostProfile")
+
+
+def _app_armor(profile: SecurityProfile | None, where: str) -> Iterator[str]:
+    """A profile of the node is a name that the kernel knows."""
+    yield from _profile_type(profile, where)
+    if profile is None or profile.type != "Localhost" or profile.localhost_profile is None:
+        return
+    name, field = profile.localhost_profile, f"{where}.localhostProfile"
+    if not name or name != name.strip():
+        yield f"{field}: expected a name without blanks at its ends, got {name[:64]!r}"
+    if len(name.encode()) > _LONGEST_PROFILE:
+        yield f"{field}: expected at most {_LONGEST_PROFILE} bytes"
+
+
+def _profile_type(profile: SecurityProfile | None, where: str) -> Iterator[str]:
     if profile is None:
         return
     yield from one_of(profile.type, _PROFILES, f"{where}.type")
-    if profile.type != "Localhost":
-        if profile.localhost_profile is not None:
-            yield f"{where}.localhostProfile: only with the type Localhost"
-    elif not profile.localhost_profile:
+    if profile.type != "Localhost" and profile.localhost_profile is not None:
+        yield f"{where}.localhostProfile: only with the type Localhost"
+    if profile.type == "Localhost" and profile.localhost_profile is None:
         yield f"{where}.localhostProfile: expected a profile with the type Localhost"
-    elif nested:
-        yield from below(profile.localhost_profile, f"{where}.localhostProfile")

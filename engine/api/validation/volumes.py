@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.api.pod import DownwardAPIVolume, HostPathVolume, Pod, Volume
+from engine.api.pod import DownwardAPIVolume, HostPathVolume, Pod, ProjectedVolume, Volume, VolumeProjection
 from engine.api.quantity import ZERO
-from engine.api.resources import is_hugepage
 from engine.api.validation.containers import PULL_POLICIES
 from engine.api.validation.environment import FILE_FIELDS, field_reference, resource_reference
-from engine.api.validation.names import NO_API, below, dns_label, in_range, one_of
+from engine.api.validation.names import NO_API, dns_label, file_below, file_mode, no_backsteps, one_of
 
 _NEEDS_API_SERVER = [
     "config_map",
@@ -39,6 +38,13 @@ _NEEDS_API_SERVER = [
     "storageos",
 ]
 _SUPPORTED_SOURCES = ("host_path", "empty_dir", "downward_api", "projected", "image")
+_PROJECTED_FROM_API = (
+    "config_map",
+    "secret",
+    "service_account_token",
+    "cluster_trust_bundle",
+    "pod_certificate",
+)
 _HOST_PATH_TYPES = (
     "",
     "DirectoryOrCreate",
@@ -71,47 +77,54 @@ def _volume(volume: Volume, where: str) -> Iterator[str]:
     if len(given) != 1:
         yield f"{where}: expected exactly one source (hostPath, emptyDir, downwardAPI, projected, image)"
     if volume.image is not None:
-        if not volume.image.reference.strip():
-            yield f"{where}.image.reference: expected an image reference"
         yield from one_of(volume.image.pull_policy, PULL_POLICIES, f"{where}.image.pullPolicy")
     if volume.host_path is not None:
         yield from _host_path(volume.host_path, f"{where}.hostPath")
     if volume.empty_dir is not None:
-        if volume.empty_dir.medium not in ("", "Memory") and not is_hugepage(volume.empty_dir.medium.lower()):
-            yield f"{where}.emptyDir.medium: expected Memory or nothing, got {volume.empty_dir.medium!r}"
-        if volume.empty_dir.size_limit is not None and volume.empty_dir.size_limit < ZERO:
-            yield f"{where}.emptyDir.sizeLimit: expected 0 or more"
+        limit = volume.empty_dir.size_limit
+        if limit is not None and limit < ZERO:
+            yield f"{where}.emptyDir.sizeLimit: expected 0 or more, got {limit}"
     if volume.downward_api is not None:
         yield from _downward(volume.downward_api, f"{where}.downwardAPI")
     if volume.projected is not None:
-        yield from in_range(volume.projected.default_mode, 0, 0o777, f"{where}.projected.defaultMode")
-    paths: set[str] = set()
-    for number, source in enumerate((volume.projected and volume.projected.sources) or []):
-        field = f"{where}.projected.sources[{number}]"
-        if source.downward_api is None:
-            yield f"{field}: {NO_API}"
-            continue
-        yield from _downward(source.downward_api, f"{field}.downwardAPI")
-        for item in source.downward_api.items or []:
-            if item.path in paths:
-                yield f"{field}: {item.path[:64]!r} is the path of two files"
-            paths.add(item.path)
+        yield from _projected(volume.projected, f"{where}.projected")
 
 
 def _host_path(source: HostPathVolume, where: str) -> Iterator[str]:
-    if not source.path.startswith("/") or ".." in source.path.split("/"):
-        yield f"{where}.path: expected an absolute path without .., got {source.path[:64]!r}"
+    if not source.path:
+        yield f"{where}.path: expected a path"
+    yield from no_backsteps(source.path, f"{where}.path")
     yield from one_of(source.type, _HOST_PATH_TYPES, f"{where}.type")
 
 
+def _projected(volume: ProjectedVolume, where: str) -> Iterator[str]:
+    yield from file_mode(volume.default_mode, f"{where}.defaultMode")
+    paths: set[str] = set()
+    for index, source in enumerate(volume.sources or []):
+        field = f"{where}.sources[{index}]"
+        if any(getattr(source, name) is not None for name in _PROJECTED_FROM_API):
+            yield f"{field}: {NO_API}"
+        elif source.downward_api is None:
+            yield f"{field}: expected exactly one source, got none"
+        yield from _paths(source, field, paths)
+
+
+def _paths(source: VolumeProjection, field: str, taken: set[str]) -> Iterator[str]:
+    if source.downward_api is None:
+        return
+    yield from _downward(source.downward_api, f"{field}.downwardAPI")
+    for item in source.downward_api.items or []:
+        if item.path in taken:
+            yield f"{field}: {item.path[:64]!r} is the path of two files"
+        taken.add(item.path)
+
+
 def _downward(source: DownwardAPIVolume, where: str) -> Iterator[str]:
-    yield from in_range(source.default_mode, 0, 0o777, f"{where}.defaultMode")
+    yield from file_mode(source.default_mode, f"{where}.defaultMode")
     for index, item in enumerate(source.items or []):
         field = f"{where}.items[{index}]"
-        if not item.path or item.path.startswith(".."):
-            yield f"{field}.path: expected a path that does not begin with .., got {item.path[:64]!r}"
-        yield from below(item.path, f"{field}.path")
-        yield from in_range(item.mode, 0, 0o777, f"{field}.mode")
+        yield from file_below(item.path, f"{field}.path")
+        yield from file_mode(item.mode, f"{field}.mode")
         if (item.field_ref is None) == (item.resource_field_ref is None):
             yield f"{field}: expected exactly one of fieldRef and resourceFieldRef"
         if item.field_ref is not None:

@@ -14,9 +14,10 @@ import msgspec
 
 from engine.api.defaults import apply_defaults, default_selectors
 from engine.api.encoding.digest import blake2b
+from engine.api.errors import InvalidInput
 from engine.api.meta import ObjectMeta
 from engine.api.moments import rfc3339_micro
-from engine.api.pod import Pod, Toleration
+from engine.api.pod import Pod
 from engine.api.qos import (
     HASH_ANNOTATION,
     SEEN_ANNOTATION,
@@ -26,6 +27,7 @@ from engine.api.qos import (
     compute_qos_class,
 )
 from engine.api.resources import CPU, MEMORY
+from engine.api.scheduling import Toleration
 from engine.api.struct import to_builtins
 from engine.api.validation import check_pod
 from engine.node.sources.kubelet_uid import Unprintable, kubelet_uid
@@ -52,12 +54,14 @@ def static_pod(
     """
     pod, given = manifest, msgspec.structs.replace(manifest.metadata)
     apply_defaults(pod)
-    check_pod(pod, origin)
     meta = pod.metadata
+    if not meta.name:
+        raise InvalidInput("metadata.name: expected a name", subject=origin)
     from_api = pod.annotations.get(SOURCE_ANNOTATION) == SOURCE_API
     digest = _digest(pod, node_name, origin)
     if not from_api:
         meta.name = f"{meta.name}-{node_name.lower()}"
+    check_pod(pod, origin)
     if not meta.uid:
         meta.uid = uid_of(pod, digest, lambda: _new_uid(pod, given, node_name, origin, source, digest))
     default_selectors(pod)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import cast
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod, PodSecurityContext
 from engine.api.struct import to_json
+from engine.api.validation.sysctls import dotted
 from engine.cri import labels
 from engine.cri.paths import container_log, pod_log_directory
 from engine.node.spec.container_hash import container_hash
@@ -86,7 +88,7 @@ def sandbox_config(
         linux=cri.LinuxPodSandboxConfig(
             cgroup_parent=cgroup_parent,
             security_context=sandbox_security(pod, users),
-            sysctls={sysctl.name: sysctl.value for sysctl in context.sysctls or []},
+            sysctls={dotted(sysctl.name): sysctl.value for sysctl in context.sysctls or []},
             overhead=overhead,
             resources=resources,
         ),
@@ -197,7 +199,7 @@ def mount(
     propagation: str | None = None,
 ) -> cri.Mount:
     return cri.Mount(
-        container_path=container_path,
+        container_path=_absolute(container_path),
         host_path=str(host_path),
         readonly=read_only,
         recursive_read_only=recursive,
@@ -211,8 +213,13 @@ def image_mount(container_path: str, reference: str, image: str, sub_path: str) 
     `sub_path` is a directory in the image, '' for the whole image.
     """
     return cri.Mount(
-        container_path=container_path,
+        container_path=_absolute(container_path),
         readonly=True,
         image=cri.ImageSpec(image=image, user_specified_image=reference),
         image_sub_path=sub_path,
     )
+
+
+def _absolute(container_path: str) -> str:
+    """A relative path begins at the container's root; an absolute one stays as it is written."""
+    return container_path if container_path.startswith("/") else os.path.normpath(f"/{container_path}")

@@ -165,6 +165,7 @@ def field_value(pod: Pod, path: str, *, pod_ips: tuple[str, ...] = (), host_ips:
         "metadata.labels": _lines(meta.labels),
         "metadata.annotations": _lines(meta.annotations),
         "spec.nodeName": pod.spec.node_name,
+        "spec.host": pod.spec.node_name,
         "spec.serviceAccountName": pod.spec.service_account_name,
         "status.hostIP": host_ips[0] if host_ips else "",
         "status.hostIPs": ",".join(host_ips),

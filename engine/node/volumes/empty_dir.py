@@ -42,6 +42,8 @@ def set_up(
     """
     path = volume_path(pod_directory, EMPTY_DIR, name)
     ready = pod_directory / "plugins" / EMPTY_DIR / name / "ready"
+    if volume.medium not in ("", _MEMORY_MEDIUM) and not _is_huge_pages(volume.medium):
+        raise InvalidInput(f'unknown storage medium "{volume.medium}"')
     mounted = volume.medium == "" or is_mount(path)
     if ready.exists() and path.is_dir() and mounted:
         return path
@@ -92,20 +94,24 @@ def memory_size(limit: Quantity | None, pod: Pod, allocatable: Quantity | None) 
     return min((bound.value for bound in bounds if bound is not None and bound > ZERO), default=0)
 
 
+def _is_huge_pages(medium: str) -> bool:
+    return medium == _HUGE_PAGES_MEDIUM or medium.startswith(f"{_HUGE_PAGES_MEDIUM}-")
+
+
 def _page_size(medium: str, pod: Pod) -> str:
     """Return the page size that the medium names, or that of the pod's requests."""
     of_pod = pod.spec.resources.requests if pod.spec.resources is not None else None
     requested = {
-        name.removeprefix(_HUGE_PAGES)
+        Quantity.parse(name.removeprefix(_HUGE_PAGES))
         for requests in (of_pod or {}, *(container.requests for container in pod.all_containers))
         for name in requests
         if name.startswith(_HUGE_PAGES)
     }
     if medium != _HUGE_PAGES_MEDIUM:
         wanted = Quantity.parse(medium.removeprefix(f"{_HUGE_PAGES_MEDIUM}-"))
-        requested = {size for size in requested if Quantity.parse(size) == wanted}
+        requested &= {wanted}
     if not requested:
         raise InvalidInput(f"medium {medium}: no container requests such huge pages")
     if len(requested) > 1:
         raise InvalidInput(f"medium {medium}: containers request huge pages of several sizes")
-    return str(Quantity.parse(requested.pop()).value)
+    return str(requested.pop().value)

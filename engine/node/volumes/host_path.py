@@ -21,10 +21,13 @@ _KINDS = {
 
 
 def set_up(volume: HostPathVolume) -> Path:
-    """Create or check the path according to `type`. Raises `Refused`, `InvalidInput` or `OSError`."""
-    path = Path(volume.path)
-    if not path.is_absolute() or ".." in path.parts or "\0" in volume.path:
-        raise InvalidInput(f"invalid HostPath {volume.path!r}: expected an absolute path without '..'")
+    """Create or check the path according to `type`; a relative path begins at `/`, as it does in a service.
+
+    Raises `Refused`, `InvalidInput` or `OSError`.
+    """
+    path = Path("/", volume.path)
+    if not volume.path or ".." in path.parts or "\0" in volume.path:
+        raise InvalidInput(f"invalid HostPath {volume.path!r}: expected a path without '..'")
     if not volume.type:
         return path
     if volume.type not in _KINDS:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from engine.admission.ports import UsedPorts, host_ports
 from engine.admission.selectors import matches_node, selects, tolerates
 from engine.api.node import Taint
-from engine.api.pod import NodeSelector, Pod
+from engine.api.pod import Pod
+from engine.api.scheduling import NodeSelector
 from engine.plan.placement.topology import Allowed, Nodes, PodTopology, Undecidable, node_labels
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.objects import decoded_spec, node_object

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from engine.admission.selectors import selects_labels
 from engine.api.pod import Pod
 from engine.api.references import LabelSelector, LabelSelectorRequirement
+from engine.api.scheduling import PodAffinity, PodAffinityTerm, TopologySpreadConstraint
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.objects import decoded_spec
 
@@ -25,42 +26,20 @@ Nodes = NDArray[np.bool_]
 Allowed = tuple[str, Nodes]
 """Why the other nodes are out, and the nodes that stay."""
 
-REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_DO_NOT_SCHEDULE: Final = "DoNotSchedule"
 
 
 class Undecidable(Exception):
     """A rule needs what a snapshot does not hold; the text says what."""
 
 
-class _Term(msgspec.Struct, rename="camel"):
-    """A PodAffinityTerm. An API server has merged `matchLabelKeys` into the selector already."""
-
-    topology_key: str = ""
-    label_selector: LabelSelector | None = None
-    namespaces: list[str] | None = None
-    namespace_selector: LabelSelector | None = None
-
-
-class _Spread(msgspec.Struct, rename="camel"):
-    """A TopologySpreadConstraint."""
-
-    topology_key: str
-    max_skew: int = 1
-    when_unsatisfiable: str = "DoNotSchedule"
-    label_selector: LabelSelector | None = None
-    min_domains: int | None = None
-    node_affinity_policy: str | None = None
-    node_taints_policy: str | None = None
-    match_label_keys: list[str] | None = None
-
-
 @dataclass(frozen=True)
 class _Rules:
     """What the pods of one template demand of other pods."""
 
-    affinity: tuple[_Term, ...] = ()
-    anti_affinity: tuple[_Term, ...] = ()
-    spread: tuple[_Spread, ...] = ()
+    affinity: tuple[PodAffinityTerm, ...] = ()
+    anti_affinity: tuple[PodAffinityTerm, ...] = ()
+    spread: tuple[TopologySpreadConstraint, ...] = ()
 
 
 class PodTopology:
@@ -114,7 +93,9 @@ class PodTopology:
                 counted &= self._domains_of(other.topology_key)[0] >= 0
             yield "its topology spread", self._spread(spread, own, labels, counted)
 
-    def _attracted(self, terms: Sequence[_Term], own: tuple[str, ...], labels: Mapping[str, str]) -> Nodes:
+    def _attracted(
+        self, terms: Sequence[PodAffinityTerm], own: tuple[str, ...], labels: Mapping[str, str]
+    ) -> Nodes:
         """Nodes near pods that match every term; any keyed node for the first pod of a group that attracts
         itself."""
         everyone = np.ones(len(self._node), bool)
@@ -150,7 +131,11 @@ class PodTopology:
         return near
 
     def _spread(
-        self, spread: _Spread, own: tuple[str, ...], labels: Mapping[str, str], counted: Nodes
+        self,
+        spread: TopologySpreadConstraint,
+        own: tuple[str, ...],
+        labels: Mapping[str, str],
+        counted: Nodes,
     ) -> Nodes:
         domain, count = self._domains_of(spread.topology_key)
         selector = spread.label_selector
@@ -201,12 +186,12 @@ class PodTopology:
     def _node_labels(self) -> list[Mapping[str, str]]:
         return node_labels(self._snapshot)
 
-    def _selected(self, term: _Term, own: tuple[str, ...]) -> NDArray[np.bool_]:
+    def _selected(self, term: PodAffinityTerm, own: tuple[str, ...]) -> NDArray[np.bool_]:
         spaces = self._spaces(term, own)
         return self._matches(term.label_selector, spaces)
 
     @staticmethod
-    def _spaces(term: _Term, own: tuple[str, ...]) -> tuple[str, ...] | None:
+    def _spaces(term: PodAffinityTerm, own: tuple[str, ...]) -> tuple[str, ...] | None:
         """The namespaces that a term is about, `own` where it names none; None for all."""
         chosen = term.namespace_selector
         if chosen is not None:
@@ -249,24 +234,25 @@ class PodTopology:
 
 
 def _rules(snapshot: Snapshot, template: int) -> _Rules:
-    pod: Pod = decoded_spec(snapshot.templates["spec"][template].as_py())
-    affinity = pod.spec.affinity
     try:
-        return _Rules(
-            _terms(affinity.pod_affinity if affinity is not None else None),
-            _terms(affinity.pod_anti_affinity if affinity is not None else None),
-            tuple(
-                spread
-                for spread in msgspec.convert(pod.spec.topology_spread_constraints or [], list[_Spread])
-                if spread.when_unsatisfiable == "DoNotSchedule"
-            ),
-        )
+        pod: Pod = decoded_spec(snapshot.templates["spec"][template].as_py())
     except msgspec.ValidationError as error:
         raise Undecidable(f"its affinity or topology spread cannot be read: {error}") from None
+    affinity = pod.spec.affinity
+    return _Rules(
+        _terms(affinity.pod_affinity if affinity is not None else None),
+        _terms(affinity.pod_anti_affinity if affinity is not None else None),
+        tuple(
+            spread
+            for spread in pod.spec.topology_spread_constraints or []
+            if spread.when_unsatisfiable == _DO_NOT_SCHEDULE
+        ),
+    )
 
 
-def _terms(affinity: dict[str, Any] | None) -> tuple[_Term, ...]:
-    return tuple(msgspec.convert((affinity or {}).get(REQUIRED) or [], list[_Term]))
+def _terms(affinity: PodAffinity | None) -> tuple[PodAffinityTerm, ...]:
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    return tuple(required or ())
 
 
 def node_labels(snapshot: Snapshot) -> list[Mapping[str, str]]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from engine.api.errors import InvalidInput
 from engine.api.objects.storage import PersistentVolumeSpec
-from engine.api.pod import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from engine.api.struct import decode_hook
 from engine.plan.reading.documents import ClaimDocument, VolumeDocument
 from engine.plan.reading.templates import Unusable

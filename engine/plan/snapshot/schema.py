@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
-from engine.api.pod import NodeSelector
+from engine.api.scheduling import NodeSelector
 from engine.plan.snapshot.columns import (
     BUDGET_FIELDS,
     DEVICE_FIELDS,

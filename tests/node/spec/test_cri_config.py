@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from engine.api.config import KubeletConfiguration
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
@@ -20,6 +21,7 @@ from engine.cgroups.formulas.containers import (
     sandbox_resources,
 )
 from engine.node.sources.static_pods import static_pod
+from engine.node.spec import cri_config
 from engine.node.spec.hostname import pod_hostname, sandbox_hostname
 from engine.node.spec.hosts import hosts_text
 from engine.node.spec.security import MASKED_PATHS, READONLY_PATHS, container_security, sandbox_security
@@ -122,9 +124,7 @@ def test_the_users_are_the_hosts_unless_the_pod_has_a_range_of_its_own():
 )
 def test_app_armor_is_told_in_both_forms_and_read_from_both(annotation, profile):
     annotations = {"container.apparmor.security.beta.kubernetes.io/c": annotation}
-    message = security(
-        pod_of({"securityContext": {"appArmorProfile": {"type": "Unconfined"}}}, annotations=annotations)
-    )
+    message = security(pod_of({}, annotations=annotations))
     assert message.apparmor == profile
     assert message.apparmor_profile == annotation
 
@@ -158,6 +158,30 @@ def test_a_whole_name_that_the_kernel_cannot_hold_is_refused():
     pod = pod_of({"hostname": "h" * 40, "subdomain": "s" * 20, "setHostnameAsFQDN": True})
     with pytest.raises(InvalidInput, match=r"FQDN h+\.s+\.default\.svc\.c is too long \(64 characters"):
         sandbox_hostname(pod, "c")
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"), [("rel/x", "/rel/x"), ("./a/../b", "/b"), ("/as/it//is/", "/as/it//is/")]
+)
+def test_a_mount_path_begins_at_the_containers_root(written: str, sent: str):
+    assert cri_config.mount(written, Path("/h")).container_path == sent
+    assert cri_config.image_mount(written, "i", "sha", "").container_path == sent
+
+
+def test_sysctls_go_to_the_runtime_with_dots_each_once():
+    names = ("net.ipv4.tcp_syncookies", "net/ipv4/tcp_syncookies", "net/ipv4/conf/eth0.1/x")
+    sysctls = [{"name": name, "value": str(number)} for number, name in enumerate(names)]
+    sandbox = cri_config.sandbox_config(
+        pod_of({"securityContext": {"sysctls": sysctls}}),
+        attempt=0,
+        hostname="h",
+        dns=cri.DNSConfig(),
+        cgroup_parent="",
+        config=KubeletConfiguration(),
+        overhead=cri.LinuxContainerResources(),
+        resources=cri.LinuxContainerResources(),
+    )
+    assert dict(sandbox.linux.sysctls) == {"net.ipv4.tcp_syncookies": "1", "net.ipv4.conf.eth0/1.x": "2"}
 
 
 def test_etc_hosts_names_the_pod_with_its_domain_and_its_aliases():

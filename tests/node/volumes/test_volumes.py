@@ -200,11 +200,16 @@ def test_huge_pages_need_a_request(volumes: PodVolumes) -> None:
     )
 
 
+def test_an_unknown_medium_is_never_mounted(volumes: PodVolumes) -> None:
+    text = refused(volumes, pod(Volume("v", empty_dir=EmptyDirVolume("Disk"))))
+    assert text == 'MountVolume.SetUp failed for volume "v" : unknown storage medium "Disk"'
+
+
 # hostPath
 
 
-@pytest.mark.parametrize("path", ["", "relative", "./x", "/a/../b", "/a\0b"])
-def test_a_host_path_is_absolute_text(
+@pytest.mark.parametrize("path", ["", "../x", "/a/../b", "/a\0b"])
+def test_a_host_path_stays_where_it_begins(
     volumes: PodVolumes, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -212,6 +217,16 @@ def test_a_host_path_is_absolute_text(
     for kind in ("", "DirectoryOrCreate", "FileOrCreate"):
         assert "invalid HostPath" in refused(volumes, pod(Volume("v", host_path=HostPathVolume(path, kind))))
     assert os.listdir(".") == []
+
+
+def test_a_relative_host_path_begins_at_the_root(
+    volumes: PodVolumes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = tmp_path / "x"
+    one = pod(Volume("v", host_path=HostPathVolume(str(wanted).lstrip("/"), "DirectoryOrCreate")))
+    assert set_up(volumes, one) == {"v": wanted}
+    assert not (tmp_path / str(tmp_path).lstrip("/")).exists()
 
 
 @pytest.mark.parametrize(
