@@ -1,6 +1,7 @@
 """The agent's side of the Container Runtime Interface.
 
-`client` calls the runtime, `labels` are the words by which a kubelet finds its pods again there, `paths`
-where it has their logs and volumes, `records` what the runtime holds for a pod, in small values of our own.
-Imports `api`, `metrics`, `host` and `wire`; knows nothing of the embedded runtime. This file imports nothing.
+`client` calls the runtime, `labels` are the labels by which a kubelet finds its pods there, `paths` where
+their logs and volumes are, and `records` what the runtime holds for a pod. The package imports `api`,
+`metrics`, `host`, `transport` and `wire`, and knows nothing of the embedded runtime. This file imports
+nothing.
 """

@@ -1,7 +1,7 @@
-"""A client of the Container Runtime Interface, v1, over a unix socket.
+"""Calls the Container Runtime Interface, v1, over a unix socket.
 
-Thin on purpose: requests and answers are the protocol's own messages (`engine.wire.cri_v1_pb2`), every
-call has a deadline, messages may be 16 MiB, a lost runtime is redialled with back-off (0.1 s to 3 s,
+Requests and responses are the protocol's own messages (`engine.wire.cri_v1_pb2`). Every call has a deadline,
+messages may have 16 MiB, a lost runtime is dialled again with back-off (0.1 s to 3 s,
 `engine.transport.grpc_channel`), and every failure is one of a few errors that name the call and the socket.
 """
 
@@ -33,25 +33,27 @@ Read = TypeVar("Read")
 
 
 class NotFound(Refused):
-    """The runtime doesn't know that container, sandbox or image."""
+    """Raised if the runtime does not know that container, sandbox or image."""
 
     grpc_status = "NOT_FOUND"
 
 
 class Unimplemented(Refused):
-    """The runtime is older than the call."""
+    """Raised if the runtime is older than the call."""
 
     grpc_status = "UNIMPLEMENTED"
 
 
 class Undecodable(Refused):
-    """What the runtime said is no message of that kind."""
+    """Raised if the runtime's response is malformed."""
 
     grpc_status = "INTERNAL"
 
 
 def socket_path(endpoint: str) -> str:
-    """The path of `unix:///path/to.sock`, or a bare one. Raises InvalidInput naming the endpoint."""
+    """Return the path of `unix:///path/to.sock`, or of a bare path. Raises InvalidInput naming
+    the endpoint.
+    """
     path = endpoint.removeprefix("unix://")
     if "://" in path or not path.startswith("/"):
         raise InvalidInput("expected unix:///absolute/path of the runtime's socket", subject=endpoint)
@@ -109,14 +111,14 @@ class RuntimeClient:
         return await self._runtime("Status", cri.StatusRequest(verbose=verbose), cri.StatusResponse)
 
     async def runtime_config(self) -> cri.RuntimeConfigResponse | None:
-        """None where the runtime is too old to say (containerd before 2.0)."""
+        """Return the runtime's configuration; None if it is too old to tell (containerd before 2.0)."""
         try:
             return await self._runtime("RuntimeConfig", cri.RuntimeConfigRequest(), cri.RuntimeConfigResponse)
         except Unimplemented:
             return None
 
     async def update_pod_cidr(self, cidr: str) -> None:
-        """The address ranges of this node's pods, with commas between them."""
+        """Send the pod CIDRs of this node, separated by commas."""
         config = cri.RuntimeConfig(network_config=cri.NetworkConfig(pod_cidr=cidr))
         request = cri.UpdateRuntimeConfigRequest(runtime_config=config)
         await self._runtime("UpdateRuntimeConfig", request, cri.UpdateRuntimeConfigResponse)
@@ -124,7 +126,9 @@ class RuntimeClient:
     # Sandboxes
 
     async def run_pod_sandbox(self, config: cri.PodSandboxConfig, handler: str = "") -> str:
-        """The id of a started sandbox. Waits twice the usual deadline, as network set-up is slow."""
+        """Return the id of a started sandbox. Waits twice the usual deadline, because network
+        setup is slow.
+        """
         request = cri.RunPodSandboxRequest(config=config, runtime_handler=handler)
         answer = await self._runtime(
             "RunPodSandbox", request, cri.RunPodSandboxResponse, timeout=2 * self._timeout
@@ -142,10 +146,10 @@ class RuntimeClient:
     async def update_pod_sandbox_resources(
         self, sandbox_id: str, overhead: cri.LinuxContainerResources, resources: cri.LinuxContainerResources
     ) -> None:
-        """Tells the runtime, and NRI plugins in it, what a pod's cgroup is about to hold.
+        """Tell the runtime, and its NRI plugins, the resources that a pod's cgroup will get.
 
-        Runtimes without the call (containerd before 2.3) are passed over: 2.2 answers Unknown, "not
-        implemented yet".
+        Runtimes without the call (containerd before 2.3) are ignored: 2.2 answers Unknown, "not implemented
+        yet".
         """
         request = cri.UpdatePodSandboxResourcesRequest(
             pod_sandbox_id=sandbox_id, overhead=overhead, resources=resources
@@ -170,8 +174,10 @@ class RuntimeClient:
         return list(answer.items)
 
     async def read_pod_sandboxes(self, read: Callable[[bytes], Read]) -> Read:
-        """What `read` makes of the serialized ListPodSandboxResponse, all sandboxes of the runtime in it; a
-        `ValueError` of its own says that it is none."""
+        """Return what `read` makes of the serialized ListPodSandboxResponse with all sandboxes.
+
+        A `ValueError` of `read` means that the response is malformed.
+        """
         request = cri.ListPodSandboxRequest()
         return await self._call(_RUNTIME, "ListPodSandbox", request, read)
 
@@ -181,7 +187,7 @@ class RuntimeClient:
         return answer.stats
 
     async def read_pod_sandbox_stats(self, read: Callable[[bytes], Read]) -> Read:
-        """What `read` makes of the serialized ListPodSandboxStatsResponse, as above."""
+        """Return what `read` makes of the serialized ListPodSandboxStatsResponse."""
         return await self._call(_RUNTIME, "ListPodSandboxStats", cri.ListPodSandboxStatsRequest(), read)
 
     # Containers
@@ -200,7 +206,7 @@ class RuntimeClient:
         await self._runtime("StartContainer", request, cri.StartContainerResponse)
 
     async def stop_container(self, container_id: str, grace_seconds: int) -> None:
-        """Returns when the container has stopped; it is killed after `grace_seconds`."""
+        """Stop a container; return when it has stopped. It is killed after `grace_seconds`."""
         request = cri.StopContainerRequest(container_id=container_id, timeout=grace_seconds)
         await self._runtime(
             "StopContainer", request, cri.StopContainerResponse, timeout=self._timeout + grace_seconds
@@ -216,7 +222,7 @@ class RuntimeClient:
         return list(answer.containers)
 
     async def read_containers(self, read: Callable[[bytes], Read]) -> Read:
-        """The same of a ListContainersResponse with every container."""
+        """Return what `read` makes of the serialized ListContainersResponse with every container."""
         request = cri.ListContainersRequest()
         return await self._call(_RUNTIME, "ListContainers", request, read)
 
@@ -239,14 +245,15 @@ class RuntimeClient:
     async def exec_sync(
         self, container_id: str, command: list[str], timeout_seconds: float
     ) -> cri.ExecSyncResponse:
-        """Runs a command in a container; the runtime, which counts whole seconds, kills it after
-        `timeout_seconds` (0: no limit)."""
+        """Run a command in a container; the runtime kills it after `timeout_seconds` (whole seconds, 0: no
+        limit).
+        """
         whole = math.ceil(timeout_seconds)
         request = cri.ExecSyncRequest(container_id=container_id, cmd=command, timeout=whole)
         deadline = whole + 5.0 if whole else self._timeout
         return await self._runtime("ExecSync", request, cri.ExecSyncResponse, timeout=deadline)
 
-    # Streams: where the runtime waits for the one who brings them
+    # Streams: URLs at which the runtime waits for the caller
 
     async def exec_url(
         self, container_id: str, command: list[str], *, stdin: bool, stdout: bool, stderr: bool, tty: bool
@@ -269,7 +276,7 @@ class RuntimeClient:
         return (await self._runtime("PortForward", request, cri.PortForwardResponse)).url
 
     async def checkpoint_container(self, container_id: str, location: str, timeout_seconds: int) -> None:
-        """Writes an archive to `location`; 0: as long as any call may take."""
+        """Write a checkpoint archive to `location`; time-out 0 means as long as any call may take."""
         request = cri.CheckpointContainerRequest(
             container_id=container_id, location=location, timeout=timeout_seconds
         )
@@ -291,8 +298,10 @@ class RuntimeClient:
         return list(answer.stats)
 
     async def events(self) -> AsyncIterator[cri.ContainerEventResponse]:
-        """Container events until the stream breaks. `Unimplemented` where there is none, `Undecodable`
-        for an event that is none."""
+        """Yield container events until the stream breaks.
+
+        Raises `Unimplemented` if the runtime has no events, and `Undecodable` for a malformed one.
+        """
         request = cri.GetEventsRequest().SerializeToString()
         method = "/runtime.v1.RuntimeService/GetContainerEvents"
         try:
@@ -309,11 +318,11 @@ class RuntimeClient:
         return list(answer.images)
 
     async def read_images(self, read: Callable[[bytes], Read]) -> Read:
-        """The same of a ListImagesResponse."""
+        """Return what `read` makes of the serialized ListImagesResponse."""
         return await self._call(_IMAGES, "ListImages", cri.ListImagesRequest(), read)
 
     async def image_status(self, image: str, handler: str = "") -> cri.Image | None:
-        """None where the runtime doesn't have the image."""
+        """Return the image's status; None if the runtime does not have it."""
         spec = cri.ImageSpec(image=image, runtime_handler=handler)
         answer = await self._images(
             "ImageStatus", cri.ImageStatusRequest(image=spec), cri.ImageStatusResponse
@@ -321,7 +330,7 @@ class RuntimeClient:
         return answer.image if answer.HasField("image") else None
 
     async def image_info(self, image: str, handler: str = "") -> Mapping[str, str]:
-        """What the runtime tells of an image beyond the API's fields; nothing of one that it doesn't have."""
+        """Return the runtime's verbose information about an image; empty if it does not have it."""
         spec = cri.ImageSpec(image=image, runtime_handler=handler)
         request = cri.ImageStatusRequest(image=spec, verbose=True)
         return (await self._images("ImageStatus", request, cri.ImageStatusResponse)).info
@@ -334,7 +343,7 @@ class RuntimeClient:
         auth: cri.AuthConfig | None = None,
         timeout: float = 600.0,
     ) -> str:
-        """The reference of the pulled image; `auth` is shown to its registry."""
+        """Pull an image and return its reference; `auth` are the credentials for its registry."""
         spec = cri.ImageSpec(image=image)
         request = cri.PullImageRequest(image=spec, auth=auth, sandbox_config=sandbox_config)
         answer = await self._images("PullImage", request, cri.PullImageResponse, timeout=timeout)
@@ -347,7 +356,7 @@ class RuntimeClient:
     async def image_fs_info(self) -> cri.ImageFsInfoResponse:
         return await self._images("ImageFsInfo", cri.ImageFsInfoRequest(), cri.ImageFsInfoResponse)
 
-    # One way to call
+    # The common path of all calls
 
     def _runtime(
         self, name: str, request: Message, answer: type[Answer], timeout: float | None = None
@@ -367,7 +376,7 @@ class RuntimeClient:
         read: Callable[[bytes], Read],
         timeout: float | None = None,
     ) -> Read:
-        """What `read` makes of the serialized answer."""
+        """Return what `read` makes of the serialized response."""
         channel = self._image_channel if service == _IMAGES else self._channel
         operation = _snake(name)
         self._total.inc(operation)

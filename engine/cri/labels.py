@@ -1,4 +1,4 @@
-"""The labels and annotations by which a kubelet finds its pods again in the runtime."""
+"""Names the labels and annotations by which a kubelet finds its pods in the runtime."""
 
 POD_NAME = "io.kubernetes.pod.name"
 POD_NAMESPACE = "io.kubernetes.pod.namespace"

@@ -1,4 +1,4 @@
-"""What the runtime holds for a pod, in small values of our own.
+"""Holds what the runtime reports about a pod, in small values.
 
 Pure: built from CRI messages, compared and merged; nothing here calls the runtime.
 """
@@ -21,15 +21,17 @@ UNKNOWN = cri.CONTAINER_UNKNOWN
 
 NANO = 1e-9
 CANCELED = "context canceled"
-"""In what containerd and CRI-O say of a call whose caller has gone; the embedded runtime says nothing."""
+"""Part of the messages of containerd and CRI-O for a call whose caller is gone; the embedded runtime sends
+none.
+"""
 
 _STAGES: dict[int, int] = {CREATED: 0, UNKNOWN: 1, RUNNING: 1, EXITED: 2}
-"""A container's life goes one way; what says otherwise is old news."""
+"""The states of a container in the order of its life; a report of an earlier state is outdated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
-    """One container of the runtime. Times are Unix seconds, 0 where they have not come."""
+    """One container of the runtime. Times are Unix seconds, 0 if they have not come."""
 
     id: str
     name: str
@@ -49,9 +51,9 @@ class ContainerRecord:
     message_path: str = ""
     grace_seconds: int | None = None
     resources: tuple[int, int, int, int] | None = None
-    """cpu shares, cpu quota, cpu period and memory limit, where the runtime tells them."""
+    """CPU shares, quota, period and memory limit, if the runtime reports them."""
     user: tuple[int, ...] | None = None
-    """uid, gid and supplemental groups, where the runtime tells them."""
+    """uid, gid and supplemental groups, if the runtime reports them."""
 
     @property
     def running(self) -> bool:
@@ -59,13 +61,13 @@ class ContainerRecord:
 
     @property
     def stage(self) -> int:
-        """How far its life has come. A start that was cut short is an end too."""
+        """How far its life has come. A start that was cut off counts as an end."""
         return _STAGES[EXITED] if self.finished_at else _STAGES[self.state]
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxRecord:
-    """One pod sandbox. `ips` holds its addresses, empty on the host's network."""
+    """One pod sandbox. `ips` are its addresses, empty in the host's network."""
 
     id: str
     ready: bool
@@ -74,14 +76,14 @@ class SandboxRecord:
     ips: tuple[str, ...] = ()
     host_network: bool = False
     source: str = ""
-    """Where its pod came from: `file` for a manifest's, `api` for an API server's."""
+    """The source of its pod: `file` for a manifest, `api` for an API server."""
     handler: str = ""
-    """Of the runtime, '' for its default one."""
+    """The runtime handler, '' for the default one."""
 
 
 @dataclass(slots=True)
 class PodRecord:
-    """All that the runtime holds of one pod; both lists are newest first."""
+    """Everything that the runtime holds of one pod; both lists are newest first."""
 
     uid: str
     name: str
@@ -99,17 +101,17 @@ class PodRecord:
         return self.sandboxes[0] if self.sandboxes else None
 
     def container(self, name: str) -> ContainerRecord | None:
-        """The newest container of that name."""
+        """Return the newest container of that name."""
         return next((c for c in self.containers if c.name == name), None)
 
     def previous(self, name: str) -> ContainerRecord | None:
-        """The container of that name before the newest."""
+        """Return the container of that name before the newest."""
         found = [c for c in self.containers if c.name == name]
         return found[1] if len(found) > 1 else None
 
     @property
     def may_run(self) -> list[ContainerRecord]:
-        """Containers that run, and those of which the runtime cannot say."""
+        """The containers that run, and those whose state the runtime does not know."""
         return [c for c in self.containers if c.state in (RUNNING, UNKNOWN)]
 
     @property
@@ -122,7 +124,7 @@ class PodRecord:
         return not self.sandboxes and not self.containers
 
     def put_container(self, record: ContainerRecord) -> bool:
-        """Insert or replace; a state never goes back. Returns whether anything changed."""
+        """Insert or replace a container; a state never goes back. Returns whether anything changed."""
         for index, known in enumerate(self.containers):
             if known.id == record.id:
                 if known == record or record.stage < known.stage:
@@ -134,7 +136,7 @@ class PodRecord:
         return True
 
     def put_sandbox(self, record: SandboxRecord) -> bool:
-        """Insert or replace; a stopped sandbox never gets ready again."""
+        """Insert or replace a sandbox; a stopped sandbox never becomes ready again."""
         for index, known in enumerate(self.sandboxes):
             if known.id == record.id:
                 if known == record or (record.ready and not known.ready):
@@ -154,7 +156,7 @@ class PodRecord:
 
 
 def pod_of(found: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """(uid, name, namespace) that a kubelet's labels give, None for containers of others."""
+    """Return (uid, name, namespace) from a kubelet's labels, None for containers of others."""
     uid = found.get(labels.POD_UID)
     return (uid, found.get(labels.POD_NAME, ""), found.get(labels.POD_NAMESPACE, "")) if uid else None
 
@@ -162,7 +164,9 @@ def pod_of(found: Mapping[str, str]) -> tuple[str, str, str] | None:
 def container_record(
     status: cri.ContainerStatus, sandbox_id: str, agent_began: float = 0.0
 ) -> ContainerRecord:
-    """From the runtime's full status. `agent_began` is when this agent started, in Unix seconds."""
+    """Build a record from the runtime's full status. `agent_began` is when this agent started, in
+    Unix seconds.
+    """
     annotations = status.annotations
     grace = annotations.get(labels.POD_GRACE, "")
     linux = status.resources.linux if status.HasField("resources") else None
@@ -202,10 +206,13 @@ def _user(status: cri.ContainerStatus) -> tuple[int, ...] | None:
 
 
 def _start_was_cut_short(status: cri.ContainerStatus, agent_began: float) -> bool:
-    """An agent that dies in the middle of StartContainer takes the call with it, and the runtime calls the
-    container exited though it never ran: a new agent starts it, and that is not a restart. One that could
-    not be started has words about it, which are another's than those of a call that lost its caller. One
-    that the runtime has lost all track of has no times at all and may well have run."""
+    """Tell whether a dying agent cut off the container's start.
+
+    Such an agent takes the call to StartContainer with it, and the runtime reports the container as exited
+    although it never ran. The next agent starts it, which is not a restart. A container that could not be
+    started has another message than a call that lost its caller. One that the runtime has lost track of has
+    no times at all and may well have run.
+    """
     never_ran = status.state == EXITED and not status.started_at
     if status.message and CANCELED not in status.message:
         return False
@@ -213,7 +220,7 @@ def _start_was_cut_short(status: cri.ContainerStatus, agent_began: float) -> boo
 
 
 def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:
-    """From the runtime's full status."""
+    """Build a record from the runtime's full status."""
     network = status.network
     ips = [network.ip, *(extra.ip for extra in network.additional_ips)] if network.ip else []
     return SandboxRecord(

@@ -1,7 +1,7 @@
-"""Volumes of drivers that are block devices, on disk; `engine.csi.places` has their directories.
+"""Keeps block volumes of drivers on disk; `engine.csi.places` names their directories.
 
-The link in a pod's directory is there before the driver publishes, and until it has let go: it says that the
-pod has the volume.
+The link in a pod's directory exists before the driver publishes and until it has unpublished, and records
+that the pod has the volume.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Devices:
         make(self._root, staged.path)
 
     def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
-        """A block device, or a link to one."""
+        """Check that it is a block device, or a link to one."""
         try:
             is_device = stat.S_ISBLK(target.stat().st_mode)
         except OSError as error:
@@ -93,7 +93,7 @@ class Devices:
             os.unlink(name, dir_fd=parent)
 
     def clear_staged(self, staged: Staged) -> None:
-        """All that the driver left in its directory goes with it, as with a kubelet."""
+        """Remove everything that the driver left in its directory, as a kubelet does."""
         path, whose = staged.path, staged.data
         with clearing(path), opened_parent(path, self._root) as (parent, name):
             unmount_top(parent, name)
@@ -109,12 +109,12 @@ class Devices:
 
 
 def _kubelets_directory(data: Path) -> Path:
-    """Where a kubelet has a second mount of the device for each pod, and a loop device upon it."""
+    """Return where a kubelet has a second mount of the device for each pod, with a loop device on it."""
     return data.parent / "dev"
 
 
 def _led_to(parent: int, name: str) -> str | None:
-    """What a link says; None for anything else."""
+    """Return the target of a link; None for anything else."""
     try:
         return os.readlink(name, dir_fd=parent)
     except OSError as error:

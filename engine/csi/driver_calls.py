@@ -1,4 +1,4 @@
-"""What a driver is asked and answers, in values: `engine.csi.driver_client.DriverClient` carries it."""
+"""States the calls to a driver and their values; `engine.csi.driver_client.DriverClient` implements them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from engine.csi.volume import CsiVolume
 
 
 class DriverFailed(Refused):
-    """A driver's refusal, by its gRPC status. `settled`: what was asked is not under way any more."""
+    """Raised for a driver's refusal, with its gRPC status. `settled` means that the operation is no longer in
+    progress.
+    """
 
     def __init__(self, message: str, *, code: int, settled: bool) -> None:
         self.code = code
@@ -22,7 +24,7 @@ class DriverFailed(Refused):
 
 @dataclass(frozen=True, slots=True)
 class DriverNodeInfo:
-    """How a driver knows this node: under which id, with how many volumes at most (0: any number), where."""
+    """The driver's view of this node: its id, how many volumes it takes (0: any number), and its topology."""
 
     node_id: str
     most_volumes: int = 0
@@ -31,7 +33,7 @@ class DriverNodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class DriverCapabilities:
-    """What a driver can do on a node beside publishing."""
+    """What a driver supports on a node besides publishing."""
 
     stages: bool = False
     tells_usage: bool = False
@@ -43,7 +45,7 @@ class DriverCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """In bytes or inodes."""
+    """Amounts in bytes or inodes."""
 
     available: int = 0
     total: int = 0
@@ -52,7 +54,7 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True)
 class VolumeCondition:
-    """How a volume is, as its driver sees it."""
+    """The condition of a volume according to its driver."""
 
     abnormal: bool
     message: str = ""
@@ -60,7 +62,7 @@ class VolumeCondition:
 
 @dataclass(frozen=True, slots=True)
 class VolumeUsage:
-    """What is used of a volume; what its driver does not tell is 0. No `condition` where it tells none."""
+    """The usage of a volume; what the driver does not report is 0, and `condition` None."""
 
     space: Amounts = Amounts()
     inodes: Amounts = Amounts()
@@ -68,7 +70,7 @@ class VolumeUsage:
 
 
 class Driver(Protocol):
-    """Every call raises `DriverFailed`. Paths are those in `engine.csi.places`."""
+    """The calls to a driver; each raises `DriverFailed`. Paths are those of `engine.csi.places`."""
 
     def close(self) -> None: ...
 

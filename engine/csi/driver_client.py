@@ -1,4 +1,4 @@
-"""Calls to one driver (csi.v1), each with a deadline, in the protocol's messages."""
+"""Calls one driver (csi.v1), each call with a deadline."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ _RPC = wire.NodeServiceCapability.RPC
 
 
 class DriverClient:
-    """The driver that answers at `socket`; `seconds` is each call's deadline. Every call raises
-    `DriverFailed`."""
+    """The driver at `socket`; `seconds` is each call's deadline. Every call raises `DriverFailed`."""
 
     def __init__(self, name: str, socket: Path, registry: Registry, seconds: float = CALL_SECONDS) -> None:
         self._name = name
@@ -67,7 +66,7 @@ class DriverClient:
         )
 
     def close(self) -> None:
-        """Calls that are under way fail."""
+        """Close the connection; calls in progress fail."""
         self._channel.close()
 
     async def info(self) -> DriverNodeInfo:
@@ -124,7 +123,7 @@ class DriverClient:
     async def expand(
         self, volume: CsiVolume, able: DriverCapabilities, target: Path, staging: Path, size: int
     ) -> None:
-        """To so many bytes."""
+        """Expand the volume to a number of bytes."""
         request = wire.NodeExpandVolumeRequest(
             volume_id=volume.handle,
             volume_path=str(target),

@@ -1,4 +1,4 @@
-"""Which drivers are registered on this node, found by the plugin watcher and told to the cluster."""
+"""Tracks the drivers on this node, which the plugin watcher finds, and reports them to the cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from engine.csi.volume import SAYS
 from engine.metrics import Registry
 
 WAIT_SECONDS: Final = 5.0
-"""How long a volume waits for its driver: after a restart of the agent drivers register beside the pods."""
+"""Seconds that a volume waits for its driver: after a restart of the agent, drivers register
+while pods start.
+"""
 
 _NAME = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,61}[a-zA-Z0-9])?")
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[-+].*)?")
@@ -33,7 +35,9 @@ class _Registered:
 
 
 class Drivers:
-    """`engine.plugins.watcher.PluginHandler` for drivers. `came(driver)` is called when one can be used."""
+    """Handle drivers for `engine.plugins.watcher.PluginHandler`; `came(driver)` is called when
+    one is ready.
+    """
 
     def __init__(self, records: DriverRecords, registry: Registry) -> None:
         self._records = records
@@ -49,14 +53,14 @@ class Drivers:
         return sorted(self._known)
 
     def get(self, name: str) -> Driver:
-        """Raises `Unavailable` where no such driver is registered."""
+        """Return a driver. Raises `Unavailable` if it is not registered."""
         known = self._known.get(name)
         if known is None:
             raise Unavailable(f"driver name {name} not found in the list of registered CSI drivers")
         return known.client
 
     async def wait_for(self, name: str, seconds: float = WAIT_SECONDS) -> Driver:
-        """As `get`, once it is there or so many seconds have passed."""
+        """Wait up to so many seconds for a driver, then return it as `get` does."""
         try:
             async with asyncio.timeout(seconds):
                 while name not in self._known:
@@ -83,7 +87,7 @@ class Drivers:
             raise Refused(f"{about}{text}{higher}")
 
     async def register(self, name: str, socket: Path, versions: Sequence[str]) -> None:
-        """The driver can be used when the cluster knows its node."""
+        """Register a driver; it can be used once the cluster knows its id of this node."""
         from engine.csi.driver_client import DriverClient  # a node without drivers has no use for it
 
         client = DriverClient(name, socket, self._registry)
@@ -123,7 +127,7 @@ class Drivers:
             log.error("driver %s is gone, and the cluster could not be told: %s", name, error)
 
     def close(self) -> None:
-        """Drivers stay what they are."""
+        """Close the connections; registrations stay."""
         for known in self._known.values():
             known.client.close()
         self._known.clear()
@@ -136,7 +140,7 @@ class Drivers:
 
 
 def highest_version(versions: Sequence[str]) -> tuple[int, ...] | None:
-    """The highest of a driver's versions of CSI that is 1.x or 0.x; None where there is none."""
+    """Return the highest of a driver's CSI versions that is 1.x or 0.x; None if there is none."""
     found = [
         tuple(int(part or 0) for part in match.groups())
         for match in map(_VERSION.fullmatch, versions)

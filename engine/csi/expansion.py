@@ -1,4 +1,4 @@
-"""Whether a node makes a volume larger now: what its claim and the volume's own size say. Pure.
+"""Decides whether a node expands a volume now, from its claim and the volume's size. Pure.
 
 Source: kubelet v1.36 (`NodeExpander`, `checkForRecoveryFromExpansion`). Amounts are bytes.
 """
@@ -22,8 +22,11 @@ _OF_RESIZES: Final = frozenset(("FileSystemResizePending", "Resizing", "Controll
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The size to ask the driver for. `said`: the claim has it already, for another node was first.
-    `tracked`: the claim names each step of its resize, which older controllers do not do."""
+    """The size to request from the driver.
+
+    `said`: the claim has it already, because another node was first. `tracked`: the claim records each step
+    of its resize, which older controllers do not do.
+    """
 
     size: Quantity
     said: bool
@@ -35,7 +38,7 @@ def size_of(amounts: Mapping[str, Quantity] | None) -> Quantity:
 
 
 def growth(claim: PersistentVolumeClaim, volume_size: Quantity) -> Growth | None:
-    """What is to be done for a volume that is larger than this node knows; None: nothing, or not yet."""
+    """Return what to do for a volume that is larger than this node knows; None: nothing, or not yet."""
     status = claim.status
     step = _step(claim)
     if not step and status.allocated_resources is None:
@@ -49,24 +52,24 @@ def growth(claim: PersistentVolumeClaim, volume_size: Quantity) -> Growth | None
 
 
 def is_said(claim: PersistentVolumeClaim, volume_size: Quantity) -> bool:
-    """Whether the claim has the volume's whole size and waits for nothing."""
+    """Tell whether the claim has the volume's whole size and waits for nothing."""
     return not _step(claim) and size_of(claim.status.capacity) >= volume_size
 
 
 def is_other_than_wanted(claim: PersistentVolumeClaim, size: Quantity) -> bool:
-    """Whether its owner wants another size by now."""
+    """Tell whether its owner wants another size by now."""
     return size_of(claim.spec.resources.requests) != size
 
 
 def begun(claim: PersistentVolumeClaim) -> dict[str, Any] | None:
-    """The patch of the claim when the driver is asked; None where it says so already."""
+    """Return the patch of the claim when the driver is called; None if the claim shows that already."""
     if _step(claim) == _IN_PROGRESS:
         return None
     return _at_its_version(claim, {"allocatedResourceStatuses": {_STORAGE: _IN_PROGRESS}})
 
 
 def grown(claim: PersistentVolumeClaim, size: Quantity) -> dict[str, Any]:
-    """The patch of the claim when its file system has so many bytes."""
+    """Return the patch of the claim when its file system has that many bytes."""
     gone = [
         {"$patch": "delete", "type": condition["type"]}
         for condition in claim.status.conditions or ()
@@ -79,7 +82,7 @@ def grown(claim: PersistentVolumeClaim, size: Quantity) -> dict[str, Any]:
 
 
 def failed(claim: PersistentVolumeClaim, why: str, now: float, *, infeasible: bool) -> dict[str, Any] | None:
-    """The patch of a claim whose driver has refused for good; None where it says so already."""
+    """Return the patch of a claim whose driver has refused for good; None if the claim shows that already."""
     status: dict[str, Any] = {}
     if infeasible:
         status["allocatedResourceStatuses"] = {_STORAGE: _INFEASIBLE}
@@ -95,5 +98,5 @@ def _step(claim: PersistentVolumeClaim) -> str:
 
 
 def _at_its_version(claim: PersistentVolumeClaim, status: dict[str, Any]) -> dict[str, Any]:
-    """A claim that somebody has changed since is not patched."""
+    """Restrict a patch to the version of the claim that was read."""
     return {"metadata": {"resourceVersion": claim.metadata.resource_version}, "status": status}

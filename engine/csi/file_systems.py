@@ -1,4 +1,4 @@
-"""Volumes of drivers that are file systems, on disk; `engine.csi.places` has their directories."""
+"""Keeps file system volumes of drivers on disk; `engine.csi.places` names their directories."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FileSystems:
         volume_data.keep_staged(staged.data, VolumeData(staged.driver, staged.handle))
 
     def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
-        """A directory, which is given to the pod's group where that is the node's work."""
+        """Check that it is a directory, and give it to the pod's group if that is the node's task."""
         with opened_parent(target, self._root) as (parent, name):
             try:
                 top = open_beneath(parent, name, _READABLE)

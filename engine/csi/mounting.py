@@ -1,7 +1,7 @@
-"""Volumes of drivers on this node: staged once for all pods, published for each, and taken away again.
+"""Mounts volumes of drivers on this node: staged once for all pods, published for each, and unmounted again.
 
-Whose a volume is stands on disk before the driver is asked (`on_disk`), so that an agent that comes after a
-death finds what there is to take away.
+The ownership of a volume is recorded on disk before the driver is called (`on_disk`), so that an agent can
+clean up after a crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("kubengine.csi")
 
 
 class Attachments(Protocol):
-    """Which attached volumes nobody may detach, by their names in a node's status."""
+    """Reports which attached volumes must not be detached, by their names in a node's status."""
 
     def use(self, volume: str, user: str) -> None: ...
 
@@ -36,8 +36,9 @@ class Attachments(Protocol):
 
 
 class Mounting:
-    """Under the node's directory `root`. Users of `attachments` are pods by their uids, and what is staged by
-    its path."""
+    """Mount volumes below the node's directory `root`. Users of `attachments` are pods by uid, and staged
+    volumes by path.
+    """
 
     def __init__(
         self, root: Path, node: str, drivers: Drivers, tasks: Tasks, attachments: Attachments
@@ -54,23 +55,25 @@ class Mounting:
         drivers.on_arrival(self._came)
 
     async def look_around(self) -> None:
-        """What an earlier agent left staged is in use. Raises `Refused`."""
+        """Mark what an earlier agent left staged as in use. Raises `Refused`."""
         for staged in await asyncio.to_thread(self._all_staged):
             self._use(staged)
 
     async def stop(self) -> None:
-        """Leaves volumes as they are."""
+        """Stop, and leave volumes as they are."""
         await self._working.stop()
 
     def staging(self, volume: CsiVolume) -> Path:
-        """Where a persistent volume is staged."""
+        """Return where a persistent volume is staged."""
         return self._staged(volume).path
 
-    # Made
+    # Mounting
 
     async def take(self, uid: str, volume: CsiVolume, *, alone: bool) -> bool:
-        """A pod is to have a persistent volume from now on; with `alone` not if another has it, which is
-        False. Raises `Refused` or `OSError`."""
+        """Reserve a persistent volume for a pod; with `alone`, return False if another pod has it.
+
+        Raises `Refused` or `OSError`.
+        """
         staged, on_disk = self._staged(volume), self._kinds[volume.block]
         async with self._turn(staged):
             if alone and await asyncio.to_thread(on_disk.users, staged) - {uid}:
@@ -81,10 +84,9 @@ class Mounting:
     async def stage(
         self, uid: str, volume: CsiVolume, driver: Driver, able: DriverCapabilities, *, attached: bool
     ) -> None:
-        """Makes a persistent volume ready for pods of this node, of which `uid` is one that took it.
-        `attached`: somebody attaches it to the node.
+        """Stage a persistent volume for the pods of this node, of which `uid` has reserved it.
 
-        Raises `Refused` or `OSError`.
+        `attached` tells that somebody attaches it to the node. Raises `Refused` or `OSError`.
         """
         staged, on_disk = self._staged(volume), self._kinds[volume.block]
         async with self._turn(staged):
@@ -108,7 +110,7 @@ class Mounting:
     async def publish(
         self, uid: str, volume: CsiVolume, driver: Driver, able: DriverCapabilities, *, again: bool
     ) -> Path:
-        """Where a pod's containers find the volume; with `again` the driver is asked though it is there.
+        """Publish the volume and return its path; with `again` the driver is called even if it is published.
 
         Raises `Refused` or `OSError`.
         """
@@ -132,12 +134,13 @@ class Mounting:
         self._published.add(target)
         return target
 
-    # Taken away
+    # Unmounting
 
     async def withdraw(self, uid: str) -> None:
-        """Takes all volumes from a pod of which nothing runs; what nobody has any more is unstaged beside it.
+        """Unpublish all volumes of a pod that no longer runs, and unstage those that no pod uses in the
+        background.
 
-        Raises the first `Refused`, having tried all.
+        Tries all of them, then raises the first `Refused`.
         """
         failure: Refused | None = None
         for on_disk in self._kinds.values():
@@ -174,7 +177,9 @@ class Mounting:
             self._working.start(self._unstage_while_asked(staged), staged.handle)
 
     async def _unstage_while_asked(self, staged: Staged) -> None:
-        """Nothing may happen between the last look at what is asked and the end: it would wait for nobody."""
+        """Unstage until there is no request left; between the last check and the end nothing may happen, or a
+        request would be lost.
+        """
         try:
             await self._unstage_until_done(staged)
         finally:
@@ -197,7 +202,7 @@ class Mounting:
                 await asyncio.sleep(retry_delay(failures))
 
     async def _unstage(self, staged: Staged) -> None:
-        """Unless a pod has the volume, or nobody can be asked now: `_sweep` comes when the driver does."""
+        """Unstage, unless a pod has the volume or the driver is gone: `_sweep` follows when it returns."""
         on_disk = self._kinds[staged.block]
         if await asyncio.to_thread(on_disk.users, staged) or staged.driver not in self._drivers.names():
             return
@@ -213,7 +218,7 @@ class Mounting:
         self._working.keep(lambda: self._sweep(driver), driver)
 
     async def _sweep(self, driver: str) -> None:
-        """A driver has come: what of its volumes was left staged for nobody goes."""
+        """Unstage the leftovers of a driver that has registered."""
         for staged in await asyncio.to_thread(self._all_staged, driver):
             self._unstage_soon(staged)
 

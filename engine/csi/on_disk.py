@@ -1,6 +1,6 @@
-"""What volumes of drivers are on disk, be they file systems or devices: what `Mounting` asks of both.
+"""States what `Mounting` needs of volumes on disk, for file systems and devices.
 
-What a driver has put into a directory is looked at beneath it and through no link.
+What a driver has put into a directory is examined below that directory, without following links.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIRECTORY_MODE: Final = 0o750
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One pod's volume: `target` is where its driver has put it, the directory `data` says whose it is."""
+    """One pod's volume: `target` is where its driver has put it, the directory `data` records its owner."""
 
     target: Path
     data: Path
@@ -36,7 +36,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A volume as all pods of this node have it: `path` is the driver's, the directory `data` says whose."""
+    """A staged volume: `path` is for the driver, the directory `data` records its owner."""
 
     driver: str
     handle: str
@@ -46,33 +46,34 @@ class Staged:
 
 
 class OnDisk(Protocol):
-    """Volumes of one kind under a node's directory. All but `staged` and `of_pod` block; they raise
-    `Refused` or `OSError`."""
+    """Volumes of one kind below a node's directory. All methods but `staged` and `of_pod` block; they raise
+    `Refused` or `OSError`.
+    """
 
     def staged(self, name: str, data: VolumeData) -> Staged:
-        """Of the persistent volume `name`."""
+        """Return the staged form of the persistent volume `name`."""
 
     def of_pod(self, uid: str, name: str) -> Published:
-        """The volume `name` of one pod."""
+        """Return the volume `name` of one pod."""
 
     def mark(self, uid: str, volume: CsiVolume, data: VolumeData) -> None:
-        """Says that a pod is to have the volume, and whose it is."""
+        """Record that a pod will have the volume, and its owner."""
 
     def prepare(self, staged: Staged) -> None:
-        """Makes what a driver is given to stage into, and says whose it is."""
+        """Create the staging directory, and record its owner."""
 
     def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
-        """That the driver has published what was asked for; what remains to be done to it is done."""
+        """Check that the driver has published what was requested, and complete it."""
 
     def published(self, uid: str) -> list[Published]: ...
 
     def all_staged(self, driver: str | None = None) -> list[Staged]: ...
 
     def users(self, staged: Staged) -> set[str]:
-        """The pods, by their uids, that have the volume or are to have it."""
+        """Return the uids of the pods that have or will have the volume."""
 
     def clear_published(self, published: Published) -> None:
-        """Takes away what its driver has let go of. Nothing is removed that a driver left in a directory."""
+        """Remove what its driver has unpublished, but nothing that a driver left in a directory."""
 
     def clear_staged(self, staged: Staged) -> None: ...
 
@@ -83,7 +84,7 @@ def make(root: Path, directory: Path) -> None:
 
 
 def listed(directory: Path) -> list[Path]:
-    """Nothing where there is no directory, by now."""
+    """Return the entries of a directory; none if it does not exist any longer."""
     try:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -92,7 +93,7 @@ def listed(directory: Path) -> list[Path]:
 
 @contextmanager
 def clearing(path: Path) -> Iterator[None]:
-    """What is gone already is well; all else that goes wrong is raised as `Refused`."""
+    """Ignore what is gone already, and raise all other failures as `Refused`."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Who tells the cluster which drivers this node has, and as what each knows it."""
+"""States how the node reports its drivers to the cluster."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NONE: Final = "this node belongs to no cluster"
 
 
 class DriverRecords(Protocol):
-    """`engine.cluster.csi_node.CsiNodeKeeper`. Both raise `Refused`."""
+    """Report drivers; `engine.cluster.csi_node.CsiNodeKeeper` implements it. Both methods raise `Refused`."""
 
     async def install(
         self, driver: str, node_id: str, most_volumes: int, topology: Mapping[str, str]
     ) -> None:
-        """`most_volumes`: 0 for any number."""
+        """Add a driver; `most_volumes` is 0 for any number."""
 
     async def uninstall(self, driver: str) -> None: ...
 
@@ -31,7 +31,7 @@ class DriverRecords(Protocol):
 
 
 class NoRecords:
-    """Of a node without an API server, which has no drivers, as a kubelet has none then."""
+    """Stand in on a node without an API server, which has no drivers, as a kubelet has none then."""
 
     async def install(
         self,
@@ -43,7 +43,7 @@ class NoRecords:
         raise Refused(_NONE, subject=f"driver {driver}")
 
     async def uninstall(self, driver: str) -> None:
-        """It was never there."""
+        """Do nothing; the driver was never recorded."""
 
     async def update_limit(self, driver: str, most_volumes: int) -> None: ...
 

@@ -1,6 +1,6 @@
-"""What drivers say is used of published volumes, asked when somebody wants to know and never between.
+"""Reads the usage of published volumes from drivers, on demand only.
 
-A driver that takes long holds up nobody: who asks gets what it said last, or nothing of that volume.
+A slow driver delays nobody: callers get its last answer, or none for that volume.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.host.tasks import Tasks
 
 PATIENCE_SECONDS: Final = 2.0
 ASKED_AT_ONCE: Final = 8
-"""Calls of one driver."""
+"""Parallel calls to one driver."""
 
 log = logging.getLogger("kubengine.csi")
 
@@ -30,14 +30,14 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class VolumeMeasurement:
-    """`time`, in Unix seconds, is when the driver was asked; no `usage` where it did not tell."""
+    """`time`, in Unix seconds, is when the driver was asked; `usage` is None if it did not report any."""
 
     time: float
     usage: VolumeUsage | None
 
 
 class VolumeUsages:
-    """Volumes go by where they are published. `seconds` is how old an answer may be."""
+    """The usage of volumes by the path of publication; `seconds` is how old an answer may be."""
 
     def __init__(self, drivers: Drivers, tasks: Tasks, clock: Callable[[], float], seconds: float) -> None:
         self._drivers = drivers
@@ -51,7 +51,7 @@ class VolumeUsages:
         self._asking: dict[Path, asyncio.Task[None]] = {}
 
     async def of(self, published: Mapping[Path, Key]) -> dict[Path, VolumeMeasurement]:
-        """What is known within `PATIENCE_SECONDS`."""
+        """Return what is known within `PATIENCE_SECONDS`."""
         for path, key in published.items():
             if path not in self._asking and not self._is_fresh(path):
                 self._asking[path] = self._working.start(self._ask(path, key), key[1])
@@ -61,7 +61,7 @@ class VolumeUsages:
         return {path: self._measured[path] for path in published if path in self._measured}
 
     def forget(self, uid: str) -> None:
-        """Nothing is published for the pod any more."""
+        """Forget a pod without published volumes."""
         for path in [path for path in self._measured if uid in path.parts]:
             del self._measured[path]
         for path in [path for path in self._asking if uid in path.parts]:

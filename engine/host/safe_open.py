@@ -1,11 +1,11 @@
-"""Files whose names others can change under our hands, opened so that no name leads out.
+"""Opens files whose names others may change at any time, so that no name leads outside.
 
 A container may replace anything in its volumes at any moment: a directory by a link to the host's root, a
-file by a FIFO. So such a path is never handed to the kernel twice. It is looked up once below a directory
-that is already open, by openat2(2) or, where the kernel or a sandbox has no such call, step by step with
-O_NOFOLLOW; then the descriptor is used, not the name.
+file by a FIFO. Such a path is therefore never passed to the kernel twice. It is resolved once below a
+directory that is already open, by openat2(2), or if the kernel or a sandbox does not have that call, step by
+step with O_NOFOLLOW; from then on the descriptor is used instead of the name.
 
-Every function raises `OSError` naming the path: ELOOP where a link was met, EXDEV where the path leads out.
+Every function raises `OSError` naming the path: ELOOP for a link, EXDEV for a path that leads outside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 HANDLE = os.O_PATH | os.O_CLOEXEC
-"""Opens a thing without touching it: no FIFO blocks, no device wakes."""
+"""Opens an object without touching it: no FIFO blocks, no device wakes up."""
 
 _OPENAT2 = 437
 _RESOLVE_NO_XDEV = 0x01
@@ -43,7 +43,7 @@ class _OpenHow(ctypes.Structure):
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[int]:
-    """A handle on a directory whose own path nobody but the host's owner can change; links are followed."""
+    """Open a directory whose own path only the owner of the host can change; links are followed."""
     directory = os.open(path, HANDLE | os.O_DIRECTORY)
     try:
         yield directory
@@ -53,9 +53,9 @@ def opened(path: str | os.PathLike[str]) -> Iterator[int]:
 
 @contextmanager
 def opened_parent(path: str | os.PathLike[str], top: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
-    """A handle on the directory that holds `path`, and the name there; no link is followed below `top`.
+    """Open the directory that holds `path`, and return it with the name; no link is followed below `top`.
 
-    `top` is what only the host's owner can change; for a path that lies elsewhere it is the root.
+    Only the owner of the host can change `top`; for a path elsewhere it is the root.
     """
     below, start = os.path.relpath(path, top), top
     if below.split("/")[0] == "..":
@@ -73,10 +73,10 @@ def opened_parent(path: str | os.PathLike[str], top: str | os.PathLike[str]) -> 
 
 
 def open_beneath(directory: int, path: str, flags: int, mode: int = 0, *, same_mount: bool = False) -> int:
-    """Opens what lies below an open directory without following any link; `..` leads out, always.
+    """Open a path below an open directory without following any link; `..` always leads outside.
 
-    `flags` and `mode` as open(2) has them; the descriptor is closed at exec. With `same_mount` what is
-    mounted on the way leads out too, of the same file system or another.
+    `flags` and `mode` are those of open(2); the descriptor is closed on exec. With `same_mount`, mount
+    points on the way count as outside too.
     """
     parts = _parts(path)
     if path.startswith("/") or ".." in parts:
@@ -94,7 +94,7 @@ def open_beneath(directory: int, path: str, flags: int, mode: int = 0, *, same_m
 
 
 def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
-    """Opens a path as a process would whose root directory is `root`: links lead about inside it only."""
+    """Open a path as a process with the root directory `root` would: links stay inside of it."""
     flags |= os.O_CLOEXEC
     if has_openat2():
         return _openat2(root, "/".join(_parts(path)) or ".", flags, mode, _RESOLVE_IN_ROOT, path)
@@ -102,7 +102,7 @@ def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
 
 
 def make_directories(directory: int, path: str, mode: int) -> int:
-    """A handle on a directory below another, made where it is missing; each one made gets exactly `mode`."""
+    """Open a directory below another; missing ones are created with exactly `mode`."""
     parts = _parts(path)
     if path.startswith("/") or ".." in parts:
         raise _error(errno.EXDEV, "leads out of the directory", path)
@@ -125,7 +125,7 @@ def make_directories(directory: int, path: str, mode: int) -> int:
 
 
 def open_regular(directory: int, path: str) -> int:
-    """Opens a regular file beneath a directory, to read. EINVAL for anything else, which is not touched."""
+    """Open a regular file below a directory for reading. EINVAL for anything else, which is not touched."""
     handle = open_beneath(directory, path, HANDLE)
     try:
         return _reopen(handle, path)
@@ -134,7 +134,7 @@ def open_regular(directory: int, path: str) -> int:
 
 
 def read_regular(directory: int, path: str, limit: int, *, from_end: bool = False) -> bytes:
-    """At most `limit` bytes of a regular file, its first or its last ones. EINVAL for anything else."""
+    """Read at most `limit` bytes of a regular file, the first or the last ones. EINVAL for anything else."""
     return _read(open_regular(directory, path), limit, from_end)
 
 
@@ -160,7 +160,7 @@ def _read(descriptor: int, limit: int, from_end: bool) -> bytes:
 
 
 def write_regular(directory: int, name: str, data: bytes, mode: int, *, uid: int = -1, gid: int = -1) -> None:
-    """Puts a new file of exactly this mode and owner in the place of whatever has the name, in one step."""
+    """Replace whatever has the name by a new file of exactly this mode and owner, in one step."""
     if "/" in name or "\0" in name or name in ("", ".", ".."):
         raise _error(errno.EINVAL, "is not a name", name)
     temporary = f".{os.urandom(8).hex()}.new"
@@ -180,19 +180,19 @@ def write_regular(directory: int, name: str, data: bytes, mode: int, *, uid: int
 
 
 def same_file(descriptor: int) -> str:
-    """A path to what a descriptor stands for, whatever its name is by now; mount(2) takes it."""
+    """Return a path to what a descriptor refers to, whatever its name is by now; mount(2) accepts it."""
     return f"/proc/self/fd/{descriptor}"
 
 
 def mount_id(descriptor: int) -> int:
-    """Which mount an open file was reached through, as /proc/self/mountinfo numbers them."""
+    """Return the mount through which an open file was reached, as /proc/self/mountinfo numbers it."""
     with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
 
 
 @functools.cache
 def has_openat2() -> bool:
-    """Whether the kernel (5.6 and later) has the call and no sandbox forbids it."""
+    """Tell whether the kernel (5.6 and later) has the call and no sandbox forbids it."""
     try:
         os.close(_openat2(-100, ".", HANDLE, 0, _RESOLVE_NO_MAGICLINKS, "."))
     except OSError as error:
@@ -220,7 +220,7 @@ def _open_strict(
 
 
 def _open_one(directory: int, name: str, flags: int, mode: int, path: str, same_mount: bool) -> int:
-    """One step; a link is ELOOP, which the kernel says in three ways."""
+    """Open one component; a link is ELOOP, which the kernel reports in three ways."""
     try:
         descriptor = os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=directory)
     except OSError as error:
@@ -266,7 +266,7 @@ def _openat2(directory: int, lookup: str, flags: int, mode: int, resolve: int, p
 
 
 def _resolve_in_root(root: int, path: str) -> list[str]:
-    """Where links lead inside `root`. By the time of use they may lead elsewhere: open it strictly."""
+    """Resolve links inside of `root`. The result may change before its use, so open it strictly."""
     ahead, done, links = deque(_parts(path)), list[str](), 0
     while ahead:
         part = ahead.popleft()
@@ -287,7 +287,7 @@ def _resolve_in_root(root: int, path: str) -> list[str]:
 
 
 def _link_target(root: int, parts: list[str]) -> str | None:
-    """What a link says; None for anything else, and for nothing at all."""
+    """Return the target of a link; None for anything else."""
     try:
         parent = open_beneath(root, "/".join(parts[:-1]), HANDLE | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -309,7 +309,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _split(parts: list[str]) -> tuple[list[str], list[str]]:
-    """The longest beginning that one lookup takes, and the rest."""
+    """Split off the longest prefix that one lookup accepts."""
     length = 0
     for index, part in enumerate(parts):
         length += len(os.fsencode(part)) + 1

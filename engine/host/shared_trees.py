@@ -1,4 +1,4 @@
-"""Trees that are given to a group, which may then write all of them (fsGroup). No link is followed."""
+"""Gives trees of files to a group, which may then write all of them (fsGroup). Links are not followed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ ON_ROOT_MISMATCH: Final = "OnRootMismatch"
 
 
 def share_tree(top: int, group: int, policy: str | None) -> None:
-    """Gives an open directory and all that is in it to a group; where the policy is OnRootMismatch not if the
-    directory itself is right already.
+    """Give an open directory with its content to a group; with OnRootMismatch, only if the directory itself
+    does not belong to it.
 
-    From the bottom up, so that who stops halfway finds the top as it was. Raises `OSError`.
+    The tree is changed from the bottom up, so that an interrupted change leaves the top as it was. Raises
+    `OSError`.
     """
     if policy == ON_ROOT_MISMATCH and _is_right(top, group):
         return

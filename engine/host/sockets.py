@@ -1,4 +1,4 @@
-"""Unix sockets that a server holds: taken from the dead alone, and tight from the first moment."""
+"""Claims unix sockets for servers: only dead ones are replaced, and permissions are tight from the start."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TURNS, TURN = 200, 0.005
 
 
 class Claim(NamedTuple):
-    """A socket's path and which socket is ours."""
+    """The path of a socket, and which socket is ours."""
 
     path: Path
     device: int
     inode: int
 
     def release(self) -> None:
-        """Removes the socket, unless another has taken its place."""
+        """Remove the socket, unless another has replaced it."""
         with contextlib.suppress(FileNotFoundError):
             if _identity(self.path.lstat()) == (self.device, self.inode):
                 self.path.unlink()
@@ -40,12 +40,12 @@ def claim(
     mode: int = 0o600,
     before: Callable[[], object] = lambda: None,
 ) -> Claim:
-    """Puts the socket that `bind` makes, and listens on, at `path`, with `mode` and whole.
+    """Put the socket that `bind` creates and listens on at `path`, with `mode`, in one step.
 
-    `bind` gets the path to make it at, in a directory that only this user can enter. A socket that nobody
-    listens on is replaced; `before` is called when `path` is known to be free and not yet taken. Raises
-    `Refused` naming `path` where somebody listens, where that can't be told and where something else has
-    the name, `InvalidInput` for a path that no client could connect to.
+    `bind` gets the path for the socket, in a directory that only this user can enter. A socket that nobody
+    listens on is replaced; `before` is called when `path` is known to be free and not taken yet. Raises
+    `Refused` naming `path` if somebody listens, if that cannot be determined, and if something else has the
+    name, and `InvalidInput` for a path that no client could connect to.
     """
     if len(os.fsencode(path)) > LONGEST:
         raise InvalidInput(f"longer than the {LONGEST} bytes of a unix socket's path", subject=str(path))
@@ -65,9 +65,9 @@ def claim(
 
 
 def nameless(directory: Path, bind: Callable[[str], object]) -> int:
-    """A descriptor of the socket that `bind` makes, and listens on, whose name is gone when this returns.
+    """Return a descriptor of the socket that `bind` creates and listens on, whose name is already removed.
 
-    Only its holder can connect to it, at `/proc/self/fd/<descriptor>`. `bind` gets a path as in `claim`.
+    Only the holder can connect to it, at `/proc/self/fd/<descriptor>`. `bind` gets a path as in `claim`.
     Raises OSError.
     """
     with _private_directory(directory) as private:
@@ -77,7 +77,7 @@ def nameless(directory: Path, bind: Callable[[str], object]) -> int:
 
 
 def is_served(path: Path) -> bool:
-    """Whether somebody listens on the socket. Raises OSError where that can't be told."""
+    """Tell whether somebody listens on the socket. Raises OSError if that cannot be determined."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -102,7 +102,7 @@ def _check_free(path: Path) -> None:
 
 @contextlib.contextmanager
 def _turn(directory: Path) -> Iterator[None]:
-    """One claimer at a time, so that two don't both take a dead socket's place. Raises OSError in the end."""
+    """Lock the path, so that two claimers do not both replace a dead socket. Raises OSError in the end."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _ in range(TURNS):
@@ -123,7 +123,9 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _private_directory(parent: Path) -> Iterator[int]:
-    """A descriptor of it. That it can't be taken away is no reason to give up what was made in it."""
+    """Yield a descriptor of a private directory. If it cannot be removed, what was created in it
+    stays valid.
+    """
     path = parent / f".{os.urandom(4).hex()}"
     path.mkdir(mode=0o700)
     try:

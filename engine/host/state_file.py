@@ -1,7 +1,6 @@
-"""A state file that a kubelet reads too: written atomically, many changes in one write.
+"""Writes a state file that a kubelet reads too: atomically, with many changes in one write.
 
-What the file says and how it is read is its owner's. A file that cannot be trusted is renamed by
-`kept.set_aside`.
+Its owner decides about content and format. A damaged file is renamed by `checksummed_file.set_aside`.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from engine.host.files import replacing_file
 from engine.host.tasks import Tasks
 
 STEP_SECONDS = 30.0
-"""A write that takes longer is stuck."""
+"""Seconds after which a write counts as stuck."""
 RETRY_SECONDS = 5.0
-"""How soon a write that failed is tried again by itself."""
+"""Seconds until a failed write is tried again."""
 COALESCE_SECONDS = 0.05
-"""How long a change that nobody waits for may wait for others."""
+"""Seconds for which a change that nobody waits for may wait for others."""
 
 T = TypeVar("T")
 FaultPoint = Callable[[str], None]
-"""Told the name of each step that a crash could follow; tests end the process there."""
+"""Called with the name of each step that a crash could follow; tests end the process there."""
 
 
 def no_fault(step: str) -> None:
-    """The fault point outside tests."""
+    """Do nothing; the fault point outside of tests."""
 
 
 class StateFile:
@@ -93,7 +92,7 @@ class StateFile:
             _tell(self._waiters, Refused("its writer has stopped", subject=str(self.path)))
 
     def changed(self) -> None:
-        """Something that the file says has changed and nobody waits for it."""
+        """Note that the content has changed; nobody waits for the write."""
         self._wanted.set()
 
     async def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""Stopping what has many parts: a part that fails to stop leaves no other running."""
+"""Stops many parts; a part that fails to stop does not keep others running."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Stop = Callable[[], Awaitable[None]]
 
 
 async def stop_all(stops: Iterable[Stop]) -> None:
-    """Call each in order, whatever the ones before raised or whoever cancels, and raise at the end.
+    """Call each in order, whether or not earlier ones raised or somebody cancels; raise at the end.
 
-    One failure is raised as it is, several are said together in a `Refused`; a cancellation wins.
+    One failure is raised as it is, several are combined in a `Refused`; a cancellation takes precedence.
     """
     failures: list[Exception] = []
     cancelled: asyncio.CancelledError | None = None

@@ -1,9 +1,9 @@
-"""Tasks that must not die unseen: one policy for everything that runs beside the rest.
+"""Runs background tasks under one policy, so that none dies unnoticed.
 
-A task that fails is started again after a pause that doubles; its failure is logged once while it stays
-the same and counted. `Tasks.failing` names each task that has failed and not worked since, and each that
-is in a step for longer than the step's deadline. A task that waits for something to do is well, so
-nothing has to beat while nothing happens.
+A failed task is started again after a pause that doubles; its failure is counted, and logged once while it
+stays the same. `Tasks.failing` names each task that has failed and not worked since, and each that is in a
+step for longer than the step's deadline. A task that waits for work is healthy, so nothing needs a heartbeat
+while nothing happens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Tasks:
-    """The background tasks of one agent. `monotonic` is in seconds."""
+    """The background tasks of one agent. `monotonic` returns seconds."""
 
     def __init__(
         self, registry: Registry | None = None, *, monotonic: Callable[[], float] = time.monotonic
@@ -39,21 +39,21 @@ class Tasks:
         self._tasks: dict[str, BackgroundTask] = {}
 
     def task(self, name: str) -> BackgroundTask:
-        """A task to be started; one of the same name takes the place of the one before."""
+        """Create a task; it replaces an earlier one of the same name."""
         task = self._tasks[name] = BackgroundTask(name, self)
         return task
 
     def passing(self, name: str) -> TransientTasks:
-        """Tasks of one kind that come and go."""
+        """Create a group of short-lived tasks of one kind."""
         return TransientTasks(name, self)
 
     def health(self) -> list[tuple[str, str | None]]:
-        """Each task that was started and not stopped, with what is wrong with it, None if nothing is."""
+        """Return each running task with its problem, or None if it is healthy."""
         return [(name, task.trouble()) for name, task in self._tasks.items() if task.wanted]
 
 
 class TransientTasks:
-    """Tasks of one kind that come and go: one whose work fails is said and counted."""
+    """Short-lived tasks of one kind; failures are logged and counted."""
 
     def __init__(self, kind: str, tasks: Tasks) -> None:
         self._kind = kind
@@ -61,24 +61,24 @@ class TransientTasks:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]:
-        """Work that is not started again where it fails. `name` says which of its kind it is."""
+        """Start work that is not repeated if it fails; `name` distinguishes it from others of its kind."""
         task = asyncio.create_task(self._run(work, name), name=f"{self._kind} {name}".rstrip())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        task.add_done_callback(lambda _: work.close())  # where it was cancelled before it began
+        task.add_done_callback(lambda _: work.close())  # cancelled before it began
         return task
 
     def keep(self, work: Work, name: str = "") -> asyncio.Task[None]:
-        """Work that is started again where it fails, after a pause that doubles."""
+        """Start work that is repeated after a failure, with a pause that doubles."""
         return self.start(self._again_and_again(work, name), name)
 
     async def wait(self) -> None:
-        """Returns when all that were started have ended."""
+        """Return when all started tasks have ended."""
         while self._running:
             await asyncio.wait(self._running)
 
     async def stop(self) -> None:
-        """Cancels all and waits for their ends."""
+        """Cancel all tasks and wait for their ends."""
         for task in self._running:
             task.cancel()
         await self.wait()
@@ -93,7 +93,7 @@ class TransientTasks:
             pause = min(2 * pause, LAST_PAUSE)
 
     async def _to_its_end(self, work: Coroutine[Any, Any, None], name: str) -> bool:
-        """Whether it worked."""
+        """Run the work to its end; return whether it succeeded."""
         try:
             await work
         except Exception as error:
@@ -104,9 +104,9 @@ class TransientTasks:
 
 
 class BackgroundTask:
-    """Runs `work` from `start` to `stop`, again where it fails. Work that returns is done.
+    """Run `work` from `start` to `stop`, again if it fails; work that returns is done.
 
-    `step` marks a piece of work. The end of one says that the task is well again after a failure.
+    `step` marks a piece of work. Its end shows that the task is healthy again after a failure.
     """
 
     __slots__ = ("_deadline", "_done", "_failure", "_fresh", "_name", "_task", "_tasks", "wanted")
@@ -126,16 +126,16 @@ class BackgroundTask:
         self._task = asyncio.create_task(self._keep_running(work), name=self._name)
 
     async def stop(self) -> None:
-        """Cancels it and waits for its end; may be called twice, and before `start`."""
+        """Cancel the task and wait for its end; may be called twice, and before `start`."""
         task, self._task = self._task, None
         self.wanted = False
         while task is not None and not task.done():
-            task.cancel()  # again, where the work let a cancellation pass
+            task.cancel()  # cancel again, because the work may have swallowed a cancellation
             await asyncio.wait({task}, timeout=PATIENCE)
 
     @contextmanager
     def step(self, seconds: float) -> Iterator[None]:
-        """A piece of work that should take no longer. It is not interrupted, but reported as stuck."""
+        """Mark a piece of work with a deadline. It is not interrupted, but reported as stuck."""
         self._deadline = self._tasks.monotonic() + seconds
         try:
             yield
@@ -144,14 +144,14 @@ class BackgroundTask:
         self.works()
 
     def works(self) -> None:
-        """It did what it is for."""
+        """Note that the task has done its work."""
         self._fresh = True
         if self._failure:
             self._failure = ""
             log.info("%s works again", self._name)
 
     def failed(self, error: BaseException) -> None:
-        """Says and counts a failure that the work lives through; the task is in trouble until it `works`."""
+        """Log and count a failure that the work survives; the task counts as failing until it `works`."""
         self._tasks.failures.inc(self._name)
         failure = f"{type(error).__name__}: {error}"
         if failure != self._failure:
@@ -159,7 +159,7 @@ class BackgroundTask:
             log.error("%s failed and goes on", self._name, exc_info=error)
 
     def trouble(self) -> str | None:
-        """What is wrong with it, in words."""
+        """Describe the task's problem."""
         if self._task is not None and self._task.done() and not self._done:
             return "ended"
         if self._failure:

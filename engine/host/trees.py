@@ -1,9 +1,9 @@
-"""Trees that a container may have made, and may still be changing: measured and removed.
+"""Measures and removes trees that a container created and may still change.
 
-Such a tree can be deeper than a path is long or than there are descriptors, wide beyond memory, full of links
-to the host, and have the host mounted in it. So the walk keeps one small record for each level it is down,
-holds the directories of the first levels alone, comes back up from deeper ones by `..` (which it checks), and
-neither follows links nor enters mounts. What vanishes meanwhile is passed over.
+Such a tree can be deeper than any path may be long, or than there are descriptors; it can be too wide for
+memory, full of links to the host, and have the host mounted in it. The walk therefore keeps one small record
+per level, holds only the directories of the first levels open, returns from deeper ones by `..` (which it
+verifies), and neither follows links nor enters mounts. What vanishes meanwhile is ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _libc.getdents64.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One entry of `directory`, an open descriptor until the next visit; a directory after what is in it."""
+    """One entry of `directory`, an open descriptor until the next visit; a directory comes after
+    its content.
+    """
 
     directory: int
     name: str
@@ -43,7 +45,7 @@ class Visit:
 
 @dataclass(slots=True)
 class _Level:
-    """A directory on the way down: which one it is, and where in it the walk goes on."""
+    """A directory on the way down: its identity, and where in it the walk continues."""
 
     name: str
     device: int
@@ -54,7 +56,9 @@ class _Level:
 
 
 def walk(top: int) -> Generator[Visit, None, None]:
-    """Everything below an open directory, which stays open. Raises `OSError` if `top` cannot be read."""
+    """Yield everything below an open directory, which stays open. Raises `OSError` if `top`
+    cannot be read.
+    """
     levels = [_level("", os.open(".", _DIRECTORY, dir_fd=top))]
     try:
         while True:
@@ -84,9 +88,9 @@ def walk(top: int) -> Generator[Visit, None, None]:
 
 
 def disk_usage(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Bytes on disk and inodes at and below `path`, in one file system and one mount.
+    """Return bytes on disk and inodes at and below `path`, in one file system and one mount.
 
-    A hard-linked file counts once; of more than 65,536 of them each link counts its share. What vanishes
+    A hard-linked file counts once; beyond 65,536 of them, each link counts its share. What vanishes
     meanwhile or cannot be read is left out.
     """
     directory, name = os.path.split(os.path.abspath(path))
@@ -122,10 +126,10 @@ def disk_usage(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
-    """Removes a file or a directory with all that is in it; where there is nothing there is nothing to do.
+    """Remove a file, or a directory with all its content; a missing one is fine.
 
-    Links go, not what they lead to. Nothing is removed through a mount. As much as can goes; raises the first
-    `OSError`, naming the path: EBUSY where something is mounted.
+    Links are removed rather than their targets, and nothing is removed through a mount. Removes as much as
+    possible, then raises the first `OSError`, naming the path: EBUSY for a mount point.
     """
     directory, name = os.path.split(os.path.abspath(path))
     try:
@@ -139,7 +143,7 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
 
 
 def remove_beneath(parent: int, name: str) -> None:
-    """The same of an entry of an open directory; the path in an error begins with `name`."""
+    """Remove an entry of an open directory in the same way; the path in an error begins with `name`."""
     try:
         os.unlink(name, dir_fd=parent)
         return
@@ -174,7 +178,7 @@ def remove_beneath(parent: int, name: str) -> None:
 
 
 def _empty(top: int) -> tuple[int, OSError | None]:
-    """How much below `top` went, and the first failure but those of a tree that changes meanwhile."""
+    """Empty a directory; return how much below `top` was removed, and the first failure that counts."""
     removed, failure = 0, None
     with closing(walk(top)) as visits:
         for visit in visits:
@@ -191,7 +195,7 @@ def _empty(top: int) -> tuple[int, OSError | None]:
 
 
 def _entries(level: _Level) -> Iterator[tuple[str, int]]:
-    """The rest of a directory, name and type; goes on behind the last one given."""
+    """Return the rest of a directory, name and type, after the last entry given."""
     while True:
         if not level.ahead:
             level.ahead = _read_entries(level.descriptor)
@@ -203,7 +207,7 @@ def _entries(level: _Level) -> Iterator[tuple[str, int]]:
 
 
 def _read_entries(directory: int) -> list[tuple[str, int, int]]:
-    """Name, type and the place behind, last one first; what cannot be read has no entries."""
+    """Return name, type and position, last one first; an unreadable directory has no entries."""
     buffer = ctypes.create_string_buffer(_BUFFER_BYTES)
     length = _libc.getdents64(directory, buffer, _BUFFER_BYTES)
     if length <= 0:
@@ -219,7 +223,7 @@ def _read_entries(directory: int) -> list[tuple[str, int, int]]:
 
 
 def _enter(directory: int, name: str) -> _Level | None:
-    """None for what is gone, is no directory any more, may not be read, or has something mounted on it."""
+    """Enter a directory; return None if it is gone, not a directory, unreadable or a mount point."""
     try:
         descriptor = open_beneath(directory, name, _DIRECTORY, same_mount=True)
     except OSError:
@@ -239,9 +243,9 @@ def _let_go(level: _Level) -> None:
 
 
 def _come_up(levels: list[_Level]) -> str:
-    """Leaves the deepest level, and where its parent is another by now, all up to one that is held.
+    """Leave the deepest level; if its parent has been replaced by now, leave all up to one that is held.
 
-    The name of what was left, in the level that is the deepest now.
+    Returns the name of what was left, in the level that is now the deepest.
     """
     left = levels.pop()
     if levels and levels[-1].descriptor < 0:
