@@ -43,7 +43,9 @@ def main() -> int:
 
 
 def _do(asked: argparse.Namespace) -> int:
-    made = image.make(asked.directory, lambda text: _write(f"{text}\n", sys.stderr))
+    made = image.locate(asked.directory)
+    if asked.doing in ("image", "start"):
+        image.make(asked.directory, lambda text: _write(f"{text}\n", sys.stderr))
     if asked.doing == "image":
         return 0
     place = asked.directory / "machines" / asked.name

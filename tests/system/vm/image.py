@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -20,7 +21,7 @@ PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "linux-image-amd64", "initramfs-tools"),
     *("containerd", "runc", "crun", "containernetworking-plugins", "iproute2", "iptables", "nftables"),
     *("conntrack", "ethtool", "busybox-static", "ca-certificates", "openssl", "procps", "util-linux"),
-    *("e2fsprogs", "xfsprogs", "quota", "make", "git", "jq", "curl", "python3", "python3-venv"),
+    *("e2fsprogs", "xfsprogs", "quota", "make", "git", "jq", "curl", "python3", "python3-venv", "libgomp1"),
 )
 MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "ext4", "9p", "9pnet_virtio", "overlay")
 PROGRAMS = ("debootstrap", "mke2fs", "qemu-img", "qemu-system-x86_64")
@@ -70,6 +71,13 @@ def missing() -> str:
     return f"{', '.join(absent)} (Debian: {HOST_PACKAGES})" if absent else ""
 
 
+def locate(directory: Path) -> Image:
+    """Return where this recipe's image is kept, whether it has been made or not."""
+    recipe = hashlib.sha256(repr((SUITE, PACKAGES, FILES, ENABLED, DISABLED, DISK)).encode()).hexdigest()[:12]
+    place = directory / recipe
+    return Image(place / "root.img", place / "vmlinuz", place / "initrd")
+
+
 def make(directory: Path, report: Callable[[str], None]) -> Image:
     """The image in `directory`, made where it is not there yet or its recipe changed (3 minutes, 1.5 GB).
 
@@ -77,22 +85,28 @@ def make(directory: Path, report: Callable[[str], None]) -> Image:
     """
     if lack := missing():
         raise Unavailable(f"needs {lack}", subject="a virtual machine")
-    recipe = hashlib.sha256(repr((SUITE, PACKAGES, FILES, ENABLED, DISABLED, DISK)).encode()).hexdigest()[:12]
-    place = directory / recipe
-    image = Image(place / "root.img", place / "vmlinuz", place / "initrd")
-    if not image.disk.exists():
-        report(f"making a Debian {SUITE} machine in {place}")
-        place.mkdir(parents=True, exist_ok=True)
-        _fill(place / "root", report)
-        shutil.copy(next((place / "root/boot").glob("vmlinuz-*")), image.kernel)
-        shutil.copy(next((place / "root/boot").glob("initrd.img-*")), image.initrd)
-        report("writing its disk")
-        unfinished = image.disk.with_suffix(".new")
-        unfinished.unlink(missing_ok=True)
-        _run("mke2fs", "-q", "-F", "-t", "ext4", "-d", str(place / "root"), str(unfinished), DISK)
-        unfinished.rename(image.disk)
-        shutil.rmtree(place / "root")
+    image = locate(directory)
+    place = image.disk.parent
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making the same image
+        if not image.disk.exists():
+            _make(image, report)
     return image
+
+
+def _make(image: Image, report: Callable[[str], None]) -> None:
+    place = image.disk.parent
+    report(f"making a Debian {SUITE} machine in {place}")
+    _fill(place / "root", report)
+    shutil.copy(next((place / "root/boot").glob("vmlinuz-*")), image.kernel)
+    shutil.copy(next((place / "root/boot").glob("initrd.img-*")), image.initrd)
+    report("writing its disk")
+    unfinished = image.disk.with_suffix(".new")
+    unfinished.unlink(missing_ok=True)
+    _run("mke2fs", "-q", "-F", "-t", "ext4", "-d", str(place / "root"), str(unfinished), DISK)
+    unfinished.rename(image.disk)
+    shutil.rmtree(place / "root")
 
 
 def _fill(root: Path, report: Callable[[str], None]) -> None:
