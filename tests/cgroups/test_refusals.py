@@ -166,23 +166,26 @@ def test_an_enforced_group_must_exist(private_root):
 
 
 def test_mounts_of_a_hybrid_machine(tmp_path):
+    root = tmp_path / "cgroup"
+    (root / "unified").mkdir(parents=True)
+    (root / "unified/cgroup.controllers").write_text("")
     lines = [
-        "30 25 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755",
-        "31 30 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
-        r"32 30 0:28 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct",
-        "33 30 0:29 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd",
-        "34 30 0:30 / /sys/fs/cgroup/memory ro,nosuid - cgroup cgroup rw,memory",
+        f"30 25 0:26 / {root} ro,nosuid - tmpfs tmpfs ro,mode=755",
+        f"31 30 0:27 / {root}/unified rw - cgroup2 cgroup2 rw",
+        f"32 30 0:28 / {root}/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct",
+        f"33 30 0:29 / {root}/systemd rw - cgroup cgroup rw,xattr,name=systemd",
+        f"34 30 0:30 / {root}/memory ro,nosuid - cgroup cgroup rw,memory",
         "35 25 0:31 / /other rw - cgroup cgroup rw,memory",
     ]
     file = tmp_path / "mountinfo"
     file.write_text("\n".join(lines))
-    mounts = find_mounts(mountinfo=str(file))
+    mounts = find_mounts(str(root), str(file))
     assert mounts.version == 1
-    assert mounts.bare == "/sys/fs/cgroup/unified"
+    assert mounts.bare == f"{root}/unified"
     assert [h.path for h in mounts.hierarchies] == [
-        "/sys/fs/cgroup/cpu,cpuacct",
-        "/sys/fs/cgroup/systemd",
-        "/sys/fs/cgroup/memory",
+        f"{root}/cpu,cpuacct",
+        f"{root}/systemd",
+        f"{root}/memory",
     ]
     memory, cpuacct = mounts.holding("memory"), mounts.holding("cpuacct")
     assert memory is not None
