@@ -73,10 +73,19 @@ def static_pod(
     }
     pod.spec.node_name = node_name
     if not from_api and source == SOURCE_FILE:
-        everything = Toleration(operator="Exists", effect="NoExecute")
-        pod.spec.tolerations = [*(pod.spec.tolerations or []), everything]
+        pod.spec.tolerations = _tolerating_all(pod.spec.tolerations or [])
     pod.status.phase = "Pending"
     return pod
+
+
+def _tolerating_all(tolerations: list[Toleration]) -> list[Toleration]:
+    """Static pods stay whatever the node's taints; the manifest's own toleration of all taints gives way."""
+    everything = Toleration(operator="Exists", effect="NoExecute")
+    others = [
+        everything if msgspec.structs.replace(one, toleration_seconds=None) == everything else one
+        for one in tolerations
+    ]
+    return others if everything in others else [*others, everything]
 
 
 def _new_uid(pod: Pod, given: ObjectMeta, node_name: str, origin: str, source: str, digest: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -72,6 +72,23 @@ class StatusInputs:
 
 
 by_name = attrgetter("name")
+MESSAGES_OF_A_POD: Final = 12 * 1024
+"""Bytes that the termination messages of a pod's containers share."""
+
+
+def _bound_messages(pod: Pod, status: PodStatus) -> None:
+    """Cut each termination message to its share, so that a status object stays small."""
+    share = MESSAGES_OF_A_POD // max(len(pod.every_container), 1)
+    for statuses in (
+        status.container_statuses,
+        status.init_container_statuses,
+        status.ephemeral_container_statuses,
+    ):
+        for shown in statuses or ():
+            for state in (shown.state, shown.last_state):
+                ended = state.terminated
+                if ended is not None and len(ended.message) > share // 4:
+                    ended.message = ended.message.encode()[:share].decode(errors="ignore")
 
 
 def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
@@ -109,6 +126,7 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         resource_claim_statuses=pod.status.resource_claim_statuses,
         extended_resource_claim_status=pod.status.extended_resource_claim_status,
     )
+    _bound_messages(pod, status)
     requests = pod_requests(pod) or None
     status.allocated_resources = requests
     status.resources = ResourceAmounts(requests=requests, limits=pod_limits(pod) or None)

@@ -231,3 +231,23 @@ async def test_a_node_that_does_not_isolate_local_storage_has_none(rig: Rig, hol
     (made,) = hollow.service.records.containers.values()
     assert {v.key: v.value for v in made.config.envs}["E"] == b"0"
     assert "ephemeral-storage" not in (node.running.description.current().status.capacity or {})
+
+
+def test_the_termination_messages_of_a_pod_share_12_kib():
+    names = ["a", "b", "c", "d", "e"]
+    pod = pod_of({"restartPolicy": "Never", "containers": [container(name) for name in names]})
+    found = record(*(copy(name, EXITED) for name in names))
+    status = shown(pod, found, message=lambda _: "x" * 4096)
+    messages = [one["state"]["terminated"]["message"] for one in status["containerStatuses"]]
+    assert [len(message) for message in messages] == [12 * 1024 // 5] * 5
+    status = shown(pod, found, message=lambda _: "é" * 2048)
+    messages = [one["state"]["terminated"]["message"] for one in status["containerStatuses"]]
+    assert messages == ["é" * 1228] * 5
+
+
+def test_a_static_pod_tolerates_every_taint_for_any_time():
+    everything = {"operator": "Exists", "effect": "NoExecute"}
+    for_a_while = {**everything, "tolerationSeconds": 5}
+    other = {"key": "k", **everything}
+    assert to_builtins(pod_of({"tolerations": [for_a_while, other]}).spec.tolerations) == [everything, other]
+    assert to_builtins(pod_of({"tolerations": [other]}).spec.tolerations) == [other, everything]
