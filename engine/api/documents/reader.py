@@ -20,8 +20,8 @@ from engine.api.config import KubeletConfiguration
 from engine.api.defaults import apply_defaults
 from engine.api.documents.field_paths import described
 from engine.api.documents.fitting import fitted
+from engine.api.documents.kubelet_validation import validate
 from engine.api.errors import InvalidInput
-from engine.api.kubelet_validation import validate
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.api.struct import decode_hook

@@ -10,8 +10,8 @@ from typing import Any
 
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import CONTAINERD, convert, parse_documents, read_text, unknown_fields
+from engine.api.documents.kubelet_validation import validate
 from engine.api.errors import InvalidInput
-from engine.api.kubelet_validation import validate
 from engine.cli.agent.kubelet_flags import apply_flags
 
 KIND = "KubeletConfiguration"

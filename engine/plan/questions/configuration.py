@@ -9,8 +9,8 @@ import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import load_config
+from engine.api.documents.kubelet_validation import validate
 from engine.api.errors import InvalidInput
-from engine.api.kubelet_validation import validate
 from engine.eviction.thresholds import thresholds_from_config
 from engine.images.policy import ImageGCPolicy
 from engine.plan.answers.answer import Rows
