@@ -1,5 +1,5 @@
-"""What users write and read: Pod, Node, Quantity, both configurations, status, events and errors.
+"""Types of what users write and read: Pod, Node, Quantity, both configurations, status, events and errors.
 
-Typed structs with Kubernetes' own JSON names, their defaults and validation, and the pure sums over
-them (`resources`, `qos`). Imports nothing else in `engine`; name the module that you need.
+They are structs with Kubernetes' JSON names, their defaults and validation, and the pure sums over them
+(`resources`, `qos`). The package imports nothing else in `engine`; import from the module that you need.
 """

@@ -81,8 +81,9 @@ class KubeletAuthorization(Struct):
 
 
 def zero_is_default(owner: Struct, names: Iterable[str]) -> None:
-    """Give fields that are zero or empty their default, as the kubelet does where it cannot tell a zero
-    that was written from a field that was not."""
+    """Replace zero or empty fields by their default, as the kubelet does where it cannot tell a written zero
+    from a missing field.
+    """
     for name in names:
         if not getattr(owner, name):
             setattr(owner, name, _defaults(type(owner))[name])
@@ -106,9 +107,9 @@ _ZERO_IS_DEFAULT = (
 
 
 class KubeletConfiguration(Struct):
-    """The node agent's configuration. Durations are seconds as `Duration`.
+    """The agent's configuration; durations are seconds as `Duration`.
 
-    A zero stands for the default where it does for the kubelet (v1.36 `SetDefaults_KubeletConfiguration`);
+    A zero means the default where it does for the kubelet (v1.36 `SetDefaults_KubeletConfiguration`);
     `readOnlyPort: 0` and `healthzPort: 0` are closed ports.
     """
 
@@ -251,5 +252,5 @@ class KubeletConfiguration(Struct):
             self.serialize_image_pulls = (self.max_parallel_image_pulls or 1) < 2
 
     def gate(self, name: str, default: bool) -> bool:
-        """A feature gate's setting, `default` where the file doesn't name it."""
+        """Return a feature gate's setting, or `default` if the file does not name it."""
         return (self.feature_gates or {}).get(name, default)

@@ -1,16 +1,16 @@
-"""Whole numbers in texts that peers wrote."""
+"""Parses whole numbers in texts of peers."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MOST_DIGITS: Final = 18
-"""So that every number fits into 64 bits with its sign."""
+"""The maximum number of digits, so that every number fits into 64 bits with its sign."""
 
 
 def decimal(text: str) -> int | None:
-    """The number that ASCII digits, MOST_DIGITS at most, stand for; None for any other text.
+    """Return the number of up to MOST_DIGITS ASCII digits; None for any other text.
 
-    `str.isdigit` is true of digits that `int` does not take (`²`), and `int` refuses texts of 5,000 digits.
+    `str.isdigit` accepts digits that `int` does not (`²`), and `int` refuses texts of 5,000 digits.
     """
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None

@@ -50,10 +50,11 @@ Kind = Literal[
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`number` counts from 1 as long as an agent runs: where one is left out, somebody read too slowly.
+    """One decision; `number` counts from 1 while an agent runs, so that a gap shows that somebody read too
+    slowly.
 
-    `time` is a Unix time. `pod` is `namespace/name` and `uid` its uid, empty where it is about no pod.
-    `inputs` is what was looked at: JSON-able, and nobody changes it any more.
+    `time` is a Unix time. `pod` is `namespace/name` and `uid` its uid, empty if it is not about a pod.
+    `inputs` is what was examined, ready for JSON; nobody changes it any longer.
     """
 
     number: int
@@ -68,7 +69,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Taken(NamedTuple):
-    """One of many decisions that are taken at once; its fields as `Decision` has them."""
+    """One of many decisions that are made together; the fields are those of `Decision`."""
 
     outcome: str
     reason: str
@@ -76,7 +77,7 @@ class Taken(NamedTuple):
 
 
 class _Series(NamedTuple):
-    """Decisions that nobody has asked for yet, numbered from `first`."""
+    """Decisions that nobody has read yet, numbered from `first`."""
 
     first: int
     length: int
@@ -92,7 +93,7 @@ class _Series(NamedTuple):
 
 
 class Decisions:
-    """Takes decisions from every room and holds the last `capacity`. Taking one never waits nor fails."""
+    """Record the decisions of all packages and hold the last `capacity`. Recording never waits nor fails."""
 
     def __init__(self, clock: Callable[[], float], capacity: int = CAPACITY) -> None:
         self._clock = clock
@@ -126,7 +127,7 @@ class Decisions:
         uid: str = "",
         container: str = "",
     ) -> None:
-        """Record a decision about what is known by name, or about the node."""
+        """Record a decision about something known by name, or about the node."""
         self._number += 1
         self._hold(
             Decision(
@@ -144,8 +145,11 @@ class Decisions:
         )
 
     def record_many(self, kind: Kind, count: int, taken: Callable[[], Iterable[Taken]]) -> None:
-        """Record `count` decisions about what is known by name, all of this moment. `taken` is called when
-        somebody asks for them, and gives the last `capacity` of them, or all if there are fewer."""
+        """Record `count` decisions at this moment about things known by name.
+
+        `taken` is called when somebody reads them; it returns the last `capacity`, or all if there are
+        fewer.
+        """
         if not count:
             return
         self._number += count
@@ -162,7 +166,7 @@ class Decisions:
             self._news = None
 
     def after(self, number: int) -> list[Decision]:
-        """Those after a number that are still held, in order; all of them after 0."""
+        """Return the decisions after a number that are still held, in order; all of them after 0."""
         new = min(self._number - number, self._held, self.capacity)
         if new <= 0:
             return []
@@ -174,7 +178,7 @@ class Decisions:
         return written[-new:]
 
     async def news(self, number: int) -> list[Decision]:
-        """The same, as soon as there is one."""
+        """Return the same, as soon as there is one."""
         while self._number <= number:
             if self._news is None:
                 self._news = asyncio.Event()

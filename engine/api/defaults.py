@@ -1,6 +1,6 @@
-"""The defaults that an API server would have filled in, applied to a pod in place.
+"""Applies the defaults of an API server to a pod in place.
 
-Source: Kubernetes core/v1 defaulting. A limit without a request gives the request.
+Source: Kubernetes core/v1 defaulting. A limit without a request sets the request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log"
 
 
 def apply_defaults(pod: Pod) -> None:
-    """Fill in what an API server would have."""
+    """Fill in what an API server would fill in."""
     pod.metadata.namespace = pod.metadata.namespace or "default"
     spec = pod.spec
     spec.restart_policy = spec.restart_policy or "Always"
@@ -66,7 +66,7 @@ def apply_defaults(pod: Pod) -> None:
 
 
 def _amounts(pod: Pod) -> Iterator[ResourceList]:
-    """Requests and limits as written; what is finer than a thousandth is rounded up."""
+    """Normalize requests and limits as written; what is finer than a thousandth is rounded up."""
     for resources in (pod.spec.resources, *(container.resources for container in pod.all_containers)):
         if resources is not None:
             yield from (each for each in (resources.requests, resources.limits) if each)
@@ -85,8 +85,11 @@ def _default_volume(volume: Volume) -> None:
 
 
 def default_selectors(pod: Pod) -> None:
-    """Write out what references to fields and amounts leave unsaid. Apart from the other defaults, because a
-    kubelet's uid of a static pod tells an unset divisor from 0."""
+    """Fill in the defaults of field and resource references.
+
+    Separate from the other defaults, because a kubelet's uid of a static pod distinguishes an unset divisor
+    from 0.
+    """
     for source in _selectors(pod):
         if source.field_ref is not None:
             source.field_ref.api_version = source.field_ref.api_version or "v1"
@@ -153,10 +156,10 @@ def _requests_from_limits(resources: ResourceRequirements | None) -> None:
 
 
 def _default_pod_resources(pod: Pod) -> None:
-    """Amounts for the whole pod that follow from others (KEP-2837).
+    """Compute pod-level amounts that follow from others (KEP-2837).
 
-    Huge pages are limited to the containers' limits together. Beside limits, cpu and memory request what the
-    containers request together, or the limit where they request nothing.
+    Huge pages are limited to the containers' limits together. With limits, CPU and memory request what the
+    containers request together, or the limit if they request nothing.
     """
     resources = pod.spec.resources
     if resources is None or not (resources.limits or resources.requests):
@@ -177,6 +180,6 @@ def _default_pod_resources(pod: Pod) -> None:
 
 
 def _pull_policy(image: str) -> str:
-    """Always without a tag or digest and for `latest`."""
+    """Return Always for images without tag or digest, and for `latest`."""
     tag = image.rpartition("/")[2].partition(":")[2]
     return "Always" if "@" not in image and tag in ("", "latest") else "IfNotPresent"

@@ -1,4 +1,4 @@
-"""Durations as Kubernetes writes them (`10s`, `1m30s`, `1.5h`), held as float seconds."""
+"""Durations as Kubernetes writes them (`10s`, `1m30s`, `1.5h`), stored as float seconds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MOST_SECONDS = 2**63 / 1e9
 
 
 class Duration(float):
-    """Seconds. `str()` gives the text form (`1m30s`)."""
+    """Seconds; `str()` returns the text form (`1m30s`)."""
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Read `1h15m30.5s`; a bare `0` is allowed. Raises `InvalidInput`, also for more than 292 years."""
+        """Parse `1h15m30.5s`; a bare `0` is allowed. Raises `InvalidInput`, also for more than 292 years."""
         wrong = InvalidInput(f"{text[:64]!r} is not a duration; write it like 10s, 1m30s or 500ms")
         if len(text) > _LONGEST:
             raise wrong
@@ -59,5 +59,7 @@ def _trim(number: float) -> str:
 
 
 def doubled(first: float, times: int, most: float) -> float:
-    """The pause after so many failures in a row: `first`, twice as long after each more, `most` at last."""
+    """Return the pause after so many failures in a row: `first`, doubled with each further one,
+    up to `most`.
+    """
     return min(first * 2.0 ** min(times - 1, 10), most)

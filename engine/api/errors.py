@@ -1,4 +1,4 @@
-"""The three families of failure, each with the gRPC status that a peer would see.
+"""Defines the three families of errors, each with the gRPC status that a peer would see.
 
 `InvalidInput`   the caller's mistake: a manifest, a flag, an argument.
 `Refused`        a peer or the kernel said no: a runtime, a plugin, a cgroup file.
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 
 class KubengineError(Exception):
-    """Base of every error that the engine raises on purpose.
+    """The base of every error that the engine raises on purpose.
 
-    `subject` is the file, field, path, pod or peer that the error is about; `grpc_status` is the
-    canonical status name that a gRPC surface answers with.
+    `subject` is the file, field, path, pod or peer that the error is about; `grpc_status` is the canonical
+    status name for a gRPC response.
     """
 
     grpc_status = "UNKNOWN"
@@ -24,15 +24,15 @@ class KubengineError(Exception):
 
 
 class InvalidInput(KubengineError):
-    """The caller's mistake. The message says what was expected and the subject where it is."""
+    """The caller's mistake. The message tells what was expected, and the subject where."""
 
     grpc_status = "INVALID_ARGUMENT"
 
 
 class Refused(KubengineError):
-    """A peer's or the kernel's refusal.
+    """A refusal by a peer or the kernel.
 
-    `errno` is set where the kernel gave one, `status_text` where a container runtime refused a call: its gRPC
+    `errno` is set if the kernel returned one, `status_text` if a container runtime refused a call: its gRPC
     status as a kubelet prints it (`rpc error: code = Unknown desc = ...`).
     """
 
@@ -47,18 +47,18 @@ class Refused(KubengineError):
 
 
 class Unavailable(Refused):
-    """A peer that may answer later: an unreachable socket, a deadline that passed."""
+    """A peer that may answer later: an unreachable socket, an expired deadline."""
 
     grpc_status = "UNAVAILABLE"
 
 
 class Missing(Refused):
-    """A thing that was asked for by its name is not there."""
+    """Something requested by name does not exist."""
 
     grpc_status = "NOT_FOUND"
 
 
 class Bug(KubengineError):
-    """An invariant of our own did not hold."""
+    """An invariant of our own does not hold."""
 
     grpc_status = "INTERNAL"

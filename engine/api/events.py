@@ -1,4 +1,4 @@
-"""Events about pods and the node, kept in a bounded ring and handed to listeners."""
+"""Records events about pods and the node in a bounded ring, and passes them to listeners."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ log = logging.getLogger("kubengine.events")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to whom. `pod` is `namespace/name`, empty for the node; `at` is a Unix time; `field_path`
-    is where in the pod the container is written. With a `claim` (its name) the event is about that one of the
-    pod's, with a `volume` about that persistent volume."""
+    """One event.
+
+    `pod` is `namespace/name`, empty for the node; `at` is a Unix time; `field_path` is the path of the
+    container in the pod. With a `claim` (its name), the event is about that claim of the pod; with a
+    `volume`, about that persistent volume.
+    """
 
     type: str
     reason: str
@@ -43,8 +46,10 @@ class Event:
 
 
 class EventRecorder:
-    """Takes events from every room. Holds the last `capacity`, in which texts that repeat are held once;
-    listeners must not block."""
+    """Record the events of all packages. Holds the last `capacity`, with repeated texts stored once.
+
+    Listeners must not block.
+    """
 
     def __init__(self, clock: Callable[[], float], capacity: int = 1000) -> None:
         self._clock = clock
@@ -80,7 +85,7 @@ class EventRecorder:
         )
 
     def claim(self, pod: Pod, claim: ObjectMeta, type: str, reason: str, message: str) -> None:
-        """Record an event about a claim that a pod has."""
+        """Record an event about a claim of a pod."""
         self._record(
             Event(
                 type,

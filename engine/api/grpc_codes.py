@@ -1,4 +1,4 @@
-"""gRPC status codes by number, in the words of the kubelet's own gRPC library."""
+"""Names gRPC status codes by number, as the kubelet's gRPC library does."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ NAMES = (
 
 
 def rpc_error(code: int, details: str) -> str:
-    """A failed call in words."""
+    """Word a failed call."""
     name = NAMES[code] if 0 <= code < len(NAMES) else f"Code({code})"
     return f"rpc error: code = {name} desc = {details}"

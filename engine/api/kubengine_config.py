@@ -1,7 +1,7 @@
-"""KubengineConfiguration (`kubengine.dev/v1alpha1`): what goes beyond the kubelet, off by default.
+"""KubengineConfiguration (`kubengine.dev/v1alpha1`): features beyond the kubelet, off by default.
 
-One section per room. It is a document of its own, in the same file as the KubeletConfiguration or in
-another, so that a kubelet can go on reading the first.
+It has one section per package. It is a document of its own, in the file of the KubeletConfiguration or in
+another, so that a kubelet can still read the first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What rooms ask of the node about a pod's life: refuse it, or end it."""
+"""States how packages reject or end pods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.api.pod import Pod
 
 
 class AdmissionRejected(KubengineError):
-    """A pod that the node does not take; `reason` and the message become its status."""
+    """Raised if the node does not admit a pod; `reason` and the message become its status."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
 
@@ -22,14 +22,14 @@ class AdmissionRejected(KubengineError):
 
 @dataclass(frozen=True, slots=True)
 class PodEnd:
-    """Why and how a pod is ended by the node itself.
+    """Why and how the node itself ends a pod.
 
-    `grace_period_seconds` None means the pod's own. `condition_reason` is the reason of the
-    DisruptionTarget condition, none if empty; its message is `condition_message`, or else `message`.
-    `reason` and `message` go into the failed status, of which there is nothing else for a `rejected` pod,
-    which was never taken in. `by_exit_codes`: should all its containers end well, the pod has succeeded, and
-    nothing but the condition says that the node ended it (kubelet v1.36, evicted and preempted pods).
-    `until_restart`: a static pod runs again when the agent starts again.
+    `grace_period_seconds` None means the pod's own. `condition_reason` is the reason of the DisruptionTarget
+    condition, none if empty; its message is `condition_message`, or else `message`. `reason` and `message`
+    go into the failed status, which is everything in the status of a `rejected` pod. `by_exit_codes`: if all
+    containers end successfully, the pod has succeeded, and only the condition shows that the node ended it
+    (kubelet v1.36, evicted and preempted pods). `until_restart`: a static pod runs again when the agent
+    starts again.
     """
 
     reason: str
@@ -46,19 +46,19 @@ class PodEnd:
 KillPod = Callable[[Pod, PodEnd], Awaitable[None]]
 """Ends a pod for good (phase Failed) and returns when its containers have stopped.
 
-Raises `Refused` or `Unavailable` when the runtime would not stop them.
+Raises `Refused` or `Unavailable` if the runtime would not stop them.
 """
 
 
 TellWaiting = Callable[[str, str], Awaitable[None]]
-"""Is told why a pod that is to be taken in has to wait: a reason and a message for its status."""
+"""Receives why a pod has to wait for admission: a reason and a message for its status."""
 
 
 async def nobody_waits(reason: str, message: str) -> None:
-    """Where nobody is to be told."""
+    """Ignore the reasons for waiting."""
 
 
 def longest_grace(pods: Iterable[Pod]) -> float:
-    """Seconds after which the last of some pods has ended, if each takes the time that it asks for."""
+    """Return the seconds after which the last of some pods has ended, if each uses its whole grace period."""
     graces = (pod.spec.termination_grace_period_seconds for pod in pods)
     return max((DEFAULT_GRACE_SECONDS if grace is None else grace for grace in graces), default=0)

@@ -20,7 +20,7 @@ class OwnerReference(Struct):
 
 
 class ManagedFieldsEntry(Struct):
-    """What one manager of an API server's object has set."""
+    """The fields that one manager of an API object has set."""
 
     manager: str = ""
     operation: str = ""
@@ -32,7 +32,7 @@ class ManagedFieldsEntry(Struct):
 
 
 class ObjectMeta(Struct):
-    """Kubernetes object metadata, less what only an API server uses."""
+    """Kubernetes object metadata, without what only an API server uses."""
 
     name: str = ""
     generate_name: str = ""

@@ -1,4 +1,4 @@
-"""Moments as Kubernetes writes them: UTC, RFC 3339."""
+"""Formats times as Kubernetes does: UTC, RFC 3339."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from functools import lru_cache
 
 
 def whole_second(seconds: float) -> datetime:
-    """The second in which a moment lies (Unix seconds), as objects of the API have their times. Those of one
-    second share one."""
+    """Return the second of a time (Unix seconds), as API objects store it; equal seconds share one object."""
     return _whole(int(seconds))
 
 
@@ -18,10 +17,10 @@ def _whole(seconds: int) -> datetime:
 
 
 def rfc3339(seconds: float) -> str:
-    """`2026-02-03T04:05:06Z`, the second in which a moment lies (Unix seconds)."""
+    """Return `2026-02-03T04:05:06Z` for a time in Unix seconds."""
     return whole_second(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def rfc3339_micro(seconds: float) -> str:
-    """`2026-02-03T04:05:06.000007Z` (Unix seconds), as leases and annotations have their times."""
+    """Return `2026-02-03T04:05:06.000007Z` for a time in Unix seconds, as in leases and annotations."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

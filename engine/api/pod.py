@@ -1,8 +1,7 @@
-"""The Pod as users write it: metadata and spec. Status is in `engine.api.status`.
+"""The Pod as users write it: metadata and spec. `engine.api.status` has the status.
 
-Field names and meanings are those of the Kubernetes core v1 API, and so is the order of fields where a
-runtime is told them as text. Volume sources that no node supports are kept as plain dicts so that they can
-be named when they are refused.
+Names, meanings and the order of fields are those of the Kubernetes core v1 API. Volume sources that no node
+supports are kept as plain dicts, so that they can be named when they are refused.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ class SELinuxOptions(Struct):
 
 
 class WindowsOptions(Struct):
-    """What only a Windows node carries out; read to refuse what a kubelet refuses."""
+    """Settings for Windows nodes, which are only read to refuse what a kubelet refuses."""
 
     gmsa_credential_spec_name: str | None = None
     gmsa_credential_spec: str | None = None
@@ -297,9 +296,9 @@ class Container(Struct):
 
 
 class EphemeralContainer(Container):
-    """A container that is added to a pod that runs: begun once, and never counted in what the pod is.
+    """A container that is added to a running pod: it is started once, and does not affect the pod's phase.
 
-    Of a container's fields it has no ports, resources, probes and hooks.
+    It has no ports, resources, probes and hooks.
     """
 
     target_container_name: str = ""
@@ -351,7 +350,7 @@ class LocalObjectReference(Struct):
 
 
 class CSIVolume(Struct):
-    """A volume that a driver makes for one pod."""
+    """A volume that a driver creates for one pod."""
 
     driver: str = ""
     read_only: bool | None = None
@@ -361,7 +360,7 @@ class CSIVolume(Struct):
 
 
 class Volume(Struct):
-    """A volume. Exactly one source is set; sources of plain dicts need a driver."""
+    """A volume with exactly one source; sources kept as plain dicts need a driver."""
 
     name: str
     host_path: HostPathVolume | None = None
@@ -480,7 +479,7 @@ class Pod(Struct):
 
     @property
     def full_name(self) -> str:
-        """`namespace/name`, as events and errors name a pod."""
+        """`namespace/name`, as in events and errors."""
         return f"{self.metadata.namespace or 'default'}/{self.metadata.name}"
 
     @property
@@ -493,7 +492,7 @@ class Pod(Struct):
 
     @property
     def all_containers(self) -> list[Container]:
-        """Init containers first, in the order in which they start."""
+        """All containers, init containers first, in the order in which they start."""
         return [*self.init_containers, *self.spec.containers]
 
     @property
@@ -502,5 +501,5 @@ class Pod(Struct):
 
     @property
     def every_container(self) -> list[Container]:
-        """All that may ever run in the pod, ephemeral ones last."""
+        """Everything that may ever run in the pod, ephemeral containers last."""
         return [*self.all_containers, *self.ephemeral_containers]

@@ -1,4 +1,4 @@
-"""QoS class, and which pods are critical, static or mirror.
+"""Computes the QoS class, and which pods are critical, static or mirror.
 
 Source: kubelet v1.36 `qos` and `types` packages; KEP-2837 for pod-level resources.
 """
@@ -31,13 +31,16 @@ _COMPUTE = (CPU, MEMORY)
 
 
 def qos_class(pod: Pod) -> str:
-    """The recorded class if status has one, else the class that the spec gives."""
+    """Return the class recorded in the status, or else that of the spec."""
     return pod.status.qos_class or compute_qos_class(pod)
 
 
 def compute_qos_class(pod: Pod) -> str:
-    """BestEffort without any cpu or memory amount; Guaranteed when every container limits both and
-    the summed requests equal the summed limits; Burstable otherwise. Zero amounts don't count."""
+    """Compute the class: BestEffort without any CPU or memory amount; Guaranteed if every container limits
+    both and the summed requests equal the summed limits; otherwise Burstable.
+
+    Zero amounts do not count.
+    """
     if pod.spec.resources is not None:
         requested = _compute_amounts([pod.spec.resources.requests or {}])
         limited = _compute_amounts([pod.spec.resources.limits or {}])
@@ -65,7 +68,9 @@ def _compute_amounts(amounts: Iterable[ResourceList]) -> dict[str, Quantity]:
 
 
 def is_static(pod: Pod) -> bool:
-    """From any source but the API server; an empty source annotation counts as one."""
+    """Tell whether the pod is static: from any source but the API server, including an empty
+    source annotation.
+    """
     return pod.annotations.get(SOURCE_ANNOTATION, "api") != "api"
 
 
@@ -74,7 +79,7 @@ def is_mirror(pod: Pod) -> bool:
 
 
 def is_critical(pod: Pod) -> bool:
-    """Static, mirror, or of system-critical priority."""
+    """Tell whether the pod is critical: static, mirror, or of system-critical priority."""
     return is_static(pod) or is_mirror(pod) or (pod.spec.priority or 0) >= SYSTEM_CRITICAL_PRIORITY
 
 

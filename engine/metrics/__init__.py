@@ -1,7 +1,7 @@
 """Counters, gauges and histograms that cost a dict update, under the kubelet's metric names.
 
-Rooms count here without importing a metrics library; `engine.server` turns a `Registry` into
-Prometheus text when somebody asks for it. Touches nothing else in `engine`.
+Packages count here without importing a metrics library; `engine.server` turns a `Registry` into Prometheus
+text on request. Imports nothing else in `engine`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Collected:
 
 
 class Registry:
-    """The metrics of one node. Asking twice for a name gives the same metric."""
+    """The metrics of one node. Requesting a name twice returns the same metric."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, Metric | Histogram | Collected] = {}

@@ -1,6 +1,6 @@
-"""Plugins that show themselves by a socket in `plugins_registry`: found, asked who they are, spoken to.
+"""Finds plugins by their sockets in `plugins_registry`, asks who they are, and calls them.
 
-`watcher` finds them and tells the room whose kind they are (`watcher.PluginHandler`); `channel` carries calls
-to one. May touch that directory and the sockets that plugins name, `engine.api`, `engine.host`,
-`engine.transport` and `engine.wire`.
+`watcher` finds plugins and passes them to the handler of their type (`watcher.PluginHandler`); `channel`
+carries calls to one. The package touches that directory and the plugins' sockets, and imports `engine.api`,
+`engine.host`, `engine.transport` and `engine.wire`.
 """

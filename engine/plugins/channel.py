@@ -1,4 +1,4 @@
-"""Calls to one plugin's socket, with the protocol's own messages."""
+"""Calls one plugin's socket with the protocol's own messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 def check_socket_path(path: Path) -> None:
-    """`InvalidInput` if the kernel could not bind or connect to the path."""
+    """Raise `InvalidInput` if the kernel could not bind or connect to the path."""
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise InvalidInput(
             f"longer than the {MAX_SOCKET_PATH} bytes that a unix socket's path may have", subject=str(path)
@@ -29,14 +29,14 @@ def check_socket_path(path: Path) -> None:
 
 
 class PluginChannel:
-    """Calls to the socket at `path`; each raises `CallFailed`. `limit`: bytes of a message."""
+    """Call the socket at `path`; each call raises `CallFailed`. `limit` is the maximum size of a message."""
 
     def __init__(self, path: Path, *, limit: int = MAX_MESSAGE) -> None:
         self._path = path
         self._channel = Channel(str(path), limit=limit)
 
     async def reach(self, seconds: float) -> None:
-        """Connect, again and again until the plugin answers or `Unavailable` says that it did not."""
+        """Connect repeatedly until the plugin answers. Raises `Unavailable` if it does not."""
         try:
             async with asyncio.timeout(seconds):
                 await self._channel.connected()
@@ -44,11 +44,13 @@ class PluginChannel:
             raise Unavailable(f"no answer at {self._path} within {seconds:g} s") from None
 
     async def connected(self) -> None:
-        """Returns once the plugin has answered a connection. Raises `CallFailed` once it is closed."""
+        """Return once the plugin has accepted a connection. Raises `CallFailed` once the channel
+        is closed.
+        """
         await self._channel.connected()
 
     async def lost(self) -> None:
-        """Returns once the connection that there is has ended."""
+        """Return once the current connection has ended."""
         await self._channel.lost()
 
     async def call(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
@@ -59,9 +61,9 @@ class PluginChannel:
             raise CallFailed(INTERNAL, "the answer cannot be decoded") from None
 
     def messages(self, method: str, request: Message) -> AsyncGenerator[bytes, None]:
-        """Serialized messages, until the plugin ends the call."""
+        """Yield serialized messages until the plugin ends the call."""
         return self._channel.messages(method, request.SerializeToString())
 
     def close(self) -> None:
-        """Calls that are under way fail."""
+        """Close the channel; calls in progress fail."""
         self._channel.close()

@@ -1,4 +1,4 @@
-"""When what a plugin refused, or did not answer, is asked of it again (kubelet v1.36)."""
+"""Decides when a plugin that refused or did not answer is asked again (kubelet v1.36)."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ LAST_SECONDS: Final = 122.0
 
 
 def retry_delay(failures: int) -> float:
-    """Seconds to wait after so many failures, one at least."""
+    """Return the seconds to wait after so many failures, at least one."""
     return doubled(FIRST_SECONDS, failures, LAST_SECONDS)

@@ -1,4 +1,4 @@
-"""One pod's entries for the columns, computed from the Pod object."""
+"""Computes the entries of one pod for the columns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAX_PRIORITY: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class PodEntry:
-    """What a row holds; amounts per resource name, `pods` left out."""
+    """The content of a row; amounts per resource name, without `pods`."""
 
     qos: int
     flags: int
@@ -53,7 +53,9 @@ class PodEntry:
 
 
 def pod_entry(pod: Pod) -> PodEntry:
-    """Raises `InvalidInput` for a negative amount, one beyond 2^63 - 1, or a pod without a uid."""
+    """Compute the entry. Raises `InvalidInput` for a negative amount, one beyond 2^63 - 1, or a pod without a
+    uid.
+    """
     if not pod.uid:
         raise InvalidInput("metadata.uid: expected a uid", subject=pod.full_name)
     counted = {name: scaled(name, amount) for name, amount in pod_requests(pod).items()}
@@ -110,9 +112,9 @@ def _flags(pod: Pod) -> int:
 
 
 def requests_of(pod: Pod, names: ResourceNames | None = None) -> dict[str, int]:
-    """What admission counts for a pod, scaled; `pods` left out. `names` that were seen before make it fast.
+    """Return what admission counts for a pod, scaled, without `pods`. Known `names` make it fast.
 
-    Raises `InvalidInput` as `pod_entry`.
+    Raises `InvalidInput` as `pod_entry` does.
     """
     if names is not None and pod.uid:
         found = requests(pod, names.ids, names.in_order)

@@ -1,4 +1,4 @@
-"""ClusterTables: many nodes' pods end to end, with an offsets array (CSR)."""
+"""ClusterTables: the pods of many nodes in sequence, with an offsets array (CSR)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.tables.names import EPHEMERAL_STORAGE_ID, ResourceNames
 from engine.tables.pods import PodTable, check_columns
 
 ABSENT: Final = -1
-"""In `allocatable`: the node does not name this resource (which is not the same as having none)."""
+"""In `allocatable`: the node does not name this resource, which differs from having none."""
 
 
 class ClusterTables:
@@ -110,7 +110,9 @@ class ClusterTables:
 
     @classmethod
     def from_objects(cls, nodes: Iterable[tuple[Node, Sequence[Pod]]]) -> ClusterTables:
-        """From Node and Pod objects. Raises `InvalidInput` for a bad amount or a repeated uid or node."""
+        """Build tables from Node and Pod objects. Raises `InvalidInput` for a bad amount or a repeated uid or
+        node.
+        """
         nodes = list(nodes)
         resources = ResourceNames()
         for node, _ in nodes:
@@ -152,7 +154,7 @@ class ClusterTables:
         return int(self.offsets[-1])
 
     def node_rows(self, node: int) -> slice:
-        """The rows of one node's pods."""
+        """Return the rows of one node's pods."""
         return slice(int(self.offsets[node]), int(self.offsets[node + 1]))
 
 

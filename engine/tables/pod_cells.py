@@ -27,7 +27,7 @@ class PodCells:
 
     @classmethod
     def zeros(cls, capacity: int, resources: int) -> PodCells:
-        """Room for at least one row."""
+        """Create memory for at least one row."""
         capacity = max(capacity, 1)
         return cls(
             node=zeros(INT32, capacity),
@@ -42,7 +42,7 @@ class PodCells:
 
     @classmethod
     def of(cls, columns: PodColumns) -> PodCells:
-        """The memory of columns that were filled elsewhere."""
+        """Wrap the memory of columns that were filled elsewhere."""
         return cls(**{name: getattr(columns, name) for name in NAMES}, fractions=columns.fractions)
 
     def columns(self) -> PodColumns:
@@ -56,11 +56,11 @@ class PodCells:
 
     @property
     def resources(self) -> int:
-        """How many resource ids have a column."""
+        """The number of resource ids that have a column."""
         return len(self.ranking)
 
     def resized(self, capacity: int, resources: int) -> PodCells:
-        """A copy with room for more rows or resources (never fewer)."""
+        """Return a copy for more rows or resources (never fewer)."""
         bigger = PodCells.zeros(capacity, resources)
         for name in NAMES:
             take_over(getattr(self, name), getattr(bigger, name))

@@ -1,6 +1,7 @@
-"""Bytes to and from servers: many requests at once on one HTTP/2 connection.
+"""Connects to servers: many parallel requests on one HTTP/2 connection.
 
-To an API server: `http2` is one connection, `pool` the connections to one server, `tls` their certificates;
-they are loaded by an agent that joins a cluster, never without one. To a unix socket: `grpc_channel`, for the
-runtime. Knows nothing of Kubernetes' objects; imports only `api` (errors, gRPC codes) and the native core.
+For an API server: `http2` is one connection, `pool` the connections to one server, `tls` their certificates;
+only an agent in a cluster imports them. For a unix socket: `grpc_channel`, used for the runtime and plugins.
+The package knows nothing of Kubernetes' objects, and imports only `api` (errors, gRPC codes) and the native
+core.
 """

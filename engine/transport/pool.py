@@ -1,4 +1,4 @@
-"""The connections to one server: opened when a request finds no room, dropped when they are lost."""
+"""Manages the connections to one server: opened when a request finds no capacity, dropped when lost."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Http2Pool:
         self._opening = asyncio.Lock()
 
     async def request(self, method: str, path: str, headers: Headers, body: bytes = b"") -> Exchange:
-        """One exchange, its head answered. Raises Unavailable; the deadline is the caller's.
+        """Send a request and return its exchange after the response headers. The caller sets the deadline.
 
-        What the server has not begun with is sent again on another connection.
+        Requests that the server has not begun are sent again on another connection. Raises Unavailable.
         """
         for _ in range(TRIES - 1):
             connection = self._with_room() or await self._open()
@@ -57,7 +57,7 @@ class Http2Pool:
         return await connection.request(method, path, headers, self.server.authority, body)
 
     def reset(self) -> None:
-        """Close every connection: what is under way breaks off and is tried again by its owner."""
+        """Close every connection; requests in progress fail, and their callers retry."""
         for connection in list(self._connections):
             connection.close()
 
@@ -128,7 +128,7 @@ class Http2Pool:
 
 
 class _Tunnel(asyncio.Protocol):
-    """Asks an HTTP proxy for a tunnel (CONNECT)."""
+    """Ask an HTTP proxy for a tunnel (CONNECT)."""
 
     def __init__(self, authority: str) -> None:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()

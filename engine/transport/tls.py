@@ -1,4 +1,4 @@
-"""TLS contexts of a client, from certificates that are held in memory."""
+"""Creates TLS client contexts from certificates in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.api.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClientTLS:
-    """PEM texts. `authorities` empty: the system's; `certificate` and `key` may be in one text."""
+    """PEM texts. Empty `authorities` means the system's; `certificate` and `key` may be in one text."""
 
     authorities: bytes = b""
     certificate: bytes = b""
@@ -21,7 +21,9 @@ class ClientTLS:
     insecure: bool = False
 
     def context(self, subject: str) -> ssl.SSLContext:
-        """A context for HTTP/2. Raises InvalidInput, naming `subject`, for what is no certificate or key."""
+        """Create a context for HTTP/2. Raises InvalidInput naming `subject` for a malformed
+        certificate or key.
+        """
         try:
             context = self._unverified() if self.insecure else self._verified()
             context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -40,7 +42,9 @@ class ClientTLS:
         return ssl.create_default_context(cadata=self.authorities.decode("ascii") or None)
 
     def _unverified(self) -> ssl.SSLContext:
-        """Without the system's authorities, which would take 5 MB to no end."""
+        """Create a context without verification, and without loading the system's CAs, which
+        would take 5 MB.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -49,7 +53,7 @@ class ClientTLS:
 
 @contextmanager
 def _in_memory(text: bytes) -> Iterator[str]:
-    """A path of the text that no disk sees: OpenSSL reads chains from files alone."""
+    """Yield a path to the text in memory: OpenSSL reads chains from files only."""
     descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, text)

@@ -1,6 +1,6 @@
-"""cpu.weight of cgroup v2 from cpu.shares of v1: one table for who computes it and who carries it out.
+"""Converts cpu.shares of cgroup v1 to cpu.weight of v2, in one table for pure and acting code.
 
-`linear` is the rule of kubelets up to 1.34 and of older OCI runtimes, `logarithmic` of runc ≥ 1.3.2,
+`linear` is the rule of kubelets up to 1.34 and of older OCI runtimes, `logarithmic` that of runc ≥ 1.3.2,
 crun ≥ 1.23 and newer kubelets.
 """
 
@@ -16,7 +16,7 @@ MAX_WEIGHT: Final = 10_000
 
 
 def cpu_weight(shares: int, formula: WeightFormula = "linear") -> int:
-    """Between 1 and 10000; shares beyond 2 and 262144 count as these."""
+    """Return the weight, between 1 and 10000; shares below 2 and above 262144 count as these."""
     shares = min(max(shares, MIN_SHARES), MAX_SHARES)
     if formula == "linear":
         return 1 + (shares - MIN_SHARES) * (MAX_WEIGHT - 1) // (MAX_SHARES - MIN_SHARES)

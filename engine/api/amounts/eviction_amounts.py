@@ -1,7 +1,7 @@
-"""What `evictionHard` says where it says nothing, and the amounts that eviction thresholds stand for.
+"""Resolves `evictionHard` with its defaults, and the amounts that eviction thresholds mean.
 
-Node allocatable keeps back what the eviction manager defends, so both read them here. Percentages are single
-precision, as the kubelet holds them: 10 % of 100 GiB is 10737418400 bytes.
+Node allocatable reserves what the eviction manager defends, so both use this module. Percentages are single
+precision, as in the kubelet: 10 % of 100 GiB is 10737418400 bytes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ _INT64_MIN = -(2**63)
 
 
 def hard_statements(config: KubeletConfiguration) -> Mapping[str, str]:
-    """Signal → amount as written. Without `evictionHard` the kubelet's defaults hold; with a partial one the
-    rest is off, unless `mergeDefaultEvictionSettings`."""
+    """Return signal → amount as written.
+
+    Without `evictionHard`, the kubelet's defaults hold; with a partial one the rest is off, unless
+    `mergeDefaultEvictionSettings` is set.
+    """
     if config.eviction_hard is None:
         return HARD_DEFAULTS
     return (HARD_DEFAULTS if config.merge_default_eviction_settings else {}) | config.eviction_hard
@@ -48,7 +51,7 @@ class Amount:
 
     @classmethod
     def parse(cls, text: str, field: str) -> Amount:
-        """`100Mi` or `10%`, of any sign. Raises `InvalidInput` about `field` with the kubelet's words."""
+        """Parse `100Mi` or `10%`, of any sign. Raises `InvalidInput` about `field` in the kubelet's words."""
         if text.endswith("%"):
             return cls(fraction=_fraction(text.rstrip("%"), field))
         try:
@@ -57,7 +60,7 @@ class Amount:
             raise InvalidInput(_QUANTITY_SHAPE, subject=field) from None
 
     def of(self, capacity: int) -> int:
-        """The amount for a capacity, in the capacity's unit."""
+        """Return the amount for a capacity, in the capacity's unit."""
         if self.quantity is not None:
             return self.quantity.value
         product = float(capacity) * self.fraction
@@ -78,7 +81,10 @@ def _fraction(number: str, field: str) -> float:
 
 
 def _single(number: float) -> float:
-    """Rounded to single precision. A quotient of two such, rounded once more, is what single-precision
-    division gives: double precision has more than twice as many bits."""
+    """Round to single precision.
+
+    A quotient of two such numbers, rounded once more, equals single-precision division, because double
+    precision has more than twice as many bits.
+    """
     rounded: float = struct.unpack("f", struct.pack("f", number))[0]
     return rounded

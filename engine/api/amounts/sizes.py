@@ -1,4 +1,4 @@
-"""Amounts of bytes for people."""
+"""Formats amounts of bytes for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _SUFFIXES = ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki")
 
 
 def binary_size(amount: int) -> str:
-    """`512 B`, `1.5 GiB`, as the kubelet (v1.36) words sizes in its messages."""
+    """Return `512 B` or `1.5 GiB`, as the kubelet (v1.36) words sizes in its messages."""
     if amount < 1024:
         return f"{amount} B"
     size = amount / 1024
@@ -19,7 +19,7 @@ def binary_size(amount: int) -> str:
 
 
 def quantity_size(amount: int) -> str:
-    """`512`, `1.5Gi`, `250Mi`, `-3Gi`: four digits, in the units in which manifests state amounts."""
+    """Return `512`, `1.5Gi`, `250Mi` or `-3Gi`: four digits, in the units of manifests."""
     for power, suffix in zip(range(6, 0, -1), _SUFFIXES, strict=True):
         if abs(amount) >= 1024**power:
             return f"{amount / 1024**power:.4g}{suffix}"

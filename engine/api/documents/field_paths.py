@@ -1,7 +1,7 @@
-"""The path of a field that does not decode, with the name of the key where `msgspec` leaves it out.
+"""Finds the path of a field that cannot be decoded, including mapping keys that `msgspec` omits.
 
 `msgspec` puts the path at the end of its message and writes `[...]` for the value of a mapping. People read
-the path first, and want to know which key it was.
+the path first, and need the key.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from engine.api.errors import InvalidInput
 from engine.api.struct import decode_hook
 
 MAX_KEYS = 1000
-"""A mapping of more keys than this is not searched for the faulty one."""
+"""Larger mappings are not searched for the faulty key."""
 
 _UNNAMED = "[...]"
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 def described(document: Any, kind: Any, error: Exception) -> str:
-    """`path: what is wrong`, for an error that converting a document to a type ended in."""
+    """Return `path: what is wrong` for an error in converting a document to a type."""
     text, marker, path = str(error).rpartition(" - at `")
     if not marker:
         return str(error)
@@ -48,7 +48,7 @@ def _with_keys(document: Any, kind: Any, message: str, path: str) -> str:
 
 
 def _faulty_key(document: Any, kind: Any, message: str, steps: Sequence[str | int]) -> str | None:
-    """The key of the mapping at a path without whose value the document would not end in this error."""
+    """Return the key of the mapping at a path whose value causes this error."""
     try:
         mapping = document
         for step in steps:
@@ -68,7 +68,7 @@ def _faulty_key(document: Any, kind: Any, message: str, steps: Sequence[str | in
 
 
 def _replaced(document: Any, steps: Sequence[str | int], value: Any) -> Any:
-    """A copy of a document with another value at a path."""
+    """Return a copy of a document with another value at a path."""
     if not steps:
         return value
     copy = document.copy()

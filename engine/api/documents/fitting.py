@@ -1,8 +1,8 @@
-"""Plain data brought into a type's shape as the kubelet's decoder reads it.
+"""Fits plain data to a type as the kubelet's decoder does.
 
-A field that is null is a field left out, null in a map or a list is the value's zero. Equal texts become
-one, as the pods of a node mostly say the same. What no type could hold is refused here, once for all fields:
-integers beyond 64 bits and NUL in text.
+A null field counts as missing; a null in a map or a list is the zero value. Equal texts are shared, because
+the pods of a node mostly repeat each other. Values that no field accepts are refused here: integers beyond
+64 bits and NUL in text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ZEROS: dict[Any, Any] = {str: "", int: 0, float: 0.0, bool: False, Quantity: "0
 
 
 def fitted(document: Any, kind: Any) -> Any:
-    """A copy that `msgspec.convert` can take. Raises `InvalidInput` with the field path."""
+    """Return a copy that `msgspec.convert` accepts. Raises `InvalidInput` with the field path."""
     return _fit(document, kind, "", 0)
 
 
@@ -68,7 +68,7 @@ def _fit_fields(value: dict[Any, Any], kind: Any, path: str, depth: int) -> dict
 
 
 class _Form(msgspec.Struct, frozen=True):
-    """What a type says of plain data: its fields by JSON name, what its items are."""
+    """The shape of a type: its fields by JSON name, and the type of its items."""
 
     fields: dict[str, Any]
     item: Any = None
@@ -76,7 +76,7 @@ class _Form(msgspec.Struct, frozen=True):
 
 @cache
 def _form(kind: Any) -> _Form:
-    """`None` and `Any` say nothing: their data stays as it is."""
+    """Return the shape of a type; `None` and `Any` leave their data as it is."""
     origin = get_origin(kind)
     if origin is Annotated:
         return _form(get_args(kind)[0])
@@ -95,7 +95,7 @@ def _form(kind: Any) -> _Form:
 
 @cache
 def _zero(kind: Any) -> Any:
-    """What a null stands for where it cannot be left out."""
+    """Return the value of a null that cannot be omitted."""
     for choice in get_args(kind) or (kind,):
         if choice in _ZEROS:
             return _ZEROS[choice]

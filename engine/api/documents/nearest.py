@@ -1,4 +1,4 @@
-"""The known name nearest to one that is not known: for "did you mean"."""
+"""Finds the known name closest to an unknown one, for "did you mean"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 
 def nearest_name(name: str, known: Collection[str]) -> str | None:
-    """A name that was probably meant, or None. `gpu` means `nvidia.com/gpu`."""
+    """Return the name that was probably meant, or None. `gpu` means `nvidia.com/gpu`."""
     folded = {one.lower(): one for one in known}
     tails = {one.rpartition("/")[2]: full for one, full in folded.items()}
     asked = name.lower()
@@ -22,6 +22,6 @@ def nearest_name(name: str, known: Collection[str]) -> str | None:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """`; did you mean X?`, or nothing."""
+    """Return `; did you mean X?`, or an empty text."""
     found = nearest_name(name, known)
     return f"; did you mean {found}?" if found is not None else ""

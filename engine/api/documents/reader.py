@@ -1,8 +1,8 @@
-"""Text to typed objects: YAML or JSON, one document or many, with errors that say where.
+"""Parses text to typed objects: YAML or JSON, one document or many, with precise errors.
 
-Unknown fields of pods and of the kubelet's configuration are warnings, of our own configuration errors.
-Every error is an `InvalidInput` whose subject is the file and whose message holds the field path and what
-was expected.
+Unknown fields of pods and of the kubelet's configuration are warnings; those of our own configuration are
+errors. Every error is an `InvalidInput` whose subject is the file and whose message contains the field path
+and what was expected.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from engine.api.struct import decode_hook
 
 MAX_BYTES = 10 * 1024 * 1024
 MAX_DEPTH = 100
-"""As in `yaml_text`."""
+"""The same limit as in `yaml_text`."""
 CONTAINERD = "unix:///run/containerd/containerd.sock"
-"""Where the kubelet looks for a runtime that its configuration does not name."""
+"""The runtime socket of a kubelet whose configuration does not name one."""
 
 log = logging.getLogger("kubengine.config")
 
@@ -38,12 +38,14 @@ T = TypeVar("T")
 
 
 def read_text(path: Path) -> bytes:
-    """The bytes of a file of reasonable size. Raises `InvalidInput` with the path."""
+    """Read a file of reasonable size. Raises `InvalidInput` with the path."""
     return read_with_status(path)[0]
 
 
 def read_with_status(path: Path) -> tuple[bytes, os.stat_result]:
-    """The same, and what the file was before they were read: not what stands at its path by then."""
+    """Read a file, and return its status from before the read, rather than that of a file that
+    replaced it.
+    """
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -56,7 +58,7 @@ def read_with_status(path: Path) -> tuple[bytes, os.stat_result]:
 
 
 def parse_documents(data: bytes, subject: str) -> list[dict[str, Any]]:
-    """All objects in a YAML or JSON text; `List` and `PodList` are opened."""
+    """Return all objects in a YAML or JSON text; `List` and `PodList` are opened."""
     try:
         text = data.decode()
         documents = [msgspec.json.decode(data)] if text.lstrip()[:1] == "{" else _parse_yaml(text)
@@ -82,7 +84,7 @@ def _parse_yaml(text: str) -> list[Any]:
 
 
 def _check_depth(documents: list[Any], subject: str) -> None:
-    """What reads the documents further calls itself for each level."""
+    """Check the depth, because later steps recurse once per level."""
     level = [each for each in documents if isinstance(each, dict | list)]
     for _ in range(MAX_DEPTH):
         values = (each.values() if isinstance(each, dict) else each for each in level)
@@ -106,9 +108,8 @@ def _open_list(document: Any, subject: str) -> Iterator[dict[str, Any]]:
 
 
 def convert(document: Any, kind: type[T], subject: str) -> T:
-    """A typed object from plain data; a Pod gets an API server's defaults.
-
-    Raise `InvalidInput` with the field path.
+    """Convert plain data to a typed object; a Pod gets an API server's defaults. Raises `InvalidInput` with
+    the field path.
     """
     found = as_written(document, kind, subject)
     if isinstance(found, Pod):
@@ -117,7 +118,7 @@ def convert(document: Any, kind: type[T], subject: str) -> T:
 
 
 def as_written(document: Any, kind: type[T], subject: str) -> T:
-    """A typed object from plain data without defaults. Raise `InvalidInput` with the field path."""
+    """Convert plain data to a typed object without defaults. Raises `InvalidInput` with the field path."""
     plain = document
     try:
         plain = fitted(document, kind)
@@ -127,7 +128,7 @@ def as_written(document: Any, kind: type[T], subject: str) -> T:
 
 
 def unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:
-    """Paths of the fields in plain data that the type does not have."""
+    """Yield the paths of fields in plain data that the type does not have."""
     item, struct = _read_as(kind)
     if isinstance(document, list):
         for index, value in enumerate(document):
@@ -147,13 +148,13 @@ def unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:
 
 @cache
 def _fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """JSON name → type, kept: evaluating annotations costs more than reading the pod."""
+    """Return JSON name → type; cached, since evaluating annotations costs more than reading the pod."""
     return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
 
 
 @cache
 def _read_as(kind: Any) -> tuple[Any, type[msgspec.Struct] | None]:
-    """What a list's items are read as, and which type an object is."""
+    """Return the type of a list's items, and which struct an object is."""
     parts = list(_flatten(kind))
     item = next((part for part in parts if part is not type(None)), None)
     return item, next((part for part in parts if _is_struct(part)), None)
@@ -172,7 +173,7 @@ def _flatten(kind: Any) -> Iterator[Any]:
 
 
 def load_pods(path: Path) -> tuple[list[Pod], list[str]]:
-    """Pods in a file, as written (no defaults), and warnings about fields that are not known.
+    """Return the pods in a file as written (no defaults), and warnings about unknown fields.
 
     Raises `InvalidInput` naming the file and the field.
     """
@@ -180,7 +181,7 @@ def load_pods(path: Path) -> tuple[list[Pod], list[str]]:
 
 
 def parse_pods(data: bytes, subject: str) -> tuple[list[Pod], list[str]]:
-    """Like `load_pods`, from bytes; `subject` names their origin in errors."""
+    """Parse pods from bytes like `load_pods`; `subject` names their origin in errors."""
     documents = parse_documents(data, subject)
     if not documents:
         raise InvalidInput("no object in it; expected a Pod", subject=subject)
@@ -198,10 +199,10 @@ def parse_pods(data: bytes, subject: str) -> tuple[list[Pod], list[str]]:
 
 
 def load_config(paths: list[Path]) -> tuple[KubeletConfiguration, KubengineConfiguration]:
-    """Both configurations from the documents of one or more files; a missing one is its defaults.
+    """Return both configurations from the documents of one or more files; a missing one has its defaults.
 
-    As for the kubelet, fields that a KubeletConfiguration does not have are warnings, and one that names no
-    runtime means containerd's socket.
+    As for the kubelet, unknown fields of a KubeletConfiguration are warnings, and one that names no runtime
+    means containerd's socket.
     """
     kubelet, kubengine = KubeletConfiguration(), KubengineConfiguration()
     for path in paths:

@@ -1,10 +1,9 @@
-"""YAML text to plain data as the kubelet's YAML reader takes it, within bounds.
+"""Parses YAML to plain data like the kubelet's YAML reader, within limits.
 
 That reader (go-yaml v2 behind sigs.k8s.io/yaml) is between YAML 1.1 and 1.2: `yes` and `on` are booleans,
 `017` and `0o17` are fifteen, `12:30:45` and dates are strings, keys become strings, and of two equal keys
-the last one counts. The bounds are checked on the event stream before anything is built, because a deep
-document overflows the C stack of the parser's composer and nested aliases grow exponentially once they
-are opened.
+the last counts. Limits are checked on the event stream before anything is built, because a deep document
+overflows the C stack of the parser's composer, and nested aliases grow exponentially when they are expanded.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def _boolean(loader: _Loader, node: yaml.ScalarNode) -> bool:
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float | str:
-    """An integer of 64 bits, else a double, else the text: what is too large for both is no number."""
+    """Return a 64-bit integer, else a double, else the text, if it is too large for both."""
     text = node.value.replace("_", "")
     if len(text) > _MOST_DIGITS:
         return str(node.value)
@@ -68,7 +67,7 @@ def _integer(text: str) -> int:
 
 
 def _float(loader: _Loader, node: yaml.ScalarNode) -> int | float | str:
-    """A whole number however it is written: `1.0` and `1e3` are read as JSON's 1 and 1000."""
+    """Return a float; a whole number such as `1.0` or `1e3` becomes an integer, like JSON's 1 and 1000."""
     text = node.value.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan")
     if len(text) > _MOST_DIGITS:
         return str(node.value)
@@ -100,7 +99,7 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def parse_yaml(text: str) -> list[Any]:
-    """Every document of a text that is not empty. Raises `InvalidInput` with the line."""
+    """Parse every document of a non-empty text. Raises `InvalidInput` with the line."""
     try:
         _check_bounds(text)
         return [d for d in yaml.load_all(text, Loader=_Loader) if d is not None]
@@ -113,7 +112,7 @@ def parse_yaml(text: str) -> list[Any]:
 
 
 def _check_bounds(text: str) -> None:
-    """Depth, and the number of nodes once every alias is opened."""
+    """Check the depth, and the number of nodes with every alias expanded."""
     open_nodes: list[tuple[str | None, int]] = []
     sizes: dict[str, int] = {}
     nodes = 0

@@ -1,4 +1,4 @@
-"""Digests without OpenSSL, which hashlib would load for them: 4 MB that an agent without TLS never uses."""
+"""Computes digests without OpenSSL, which hashlib would load: 4 MB that an agent without TLS never uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["blake2b", "sha256"]
 
 
 def _without_openssl() -> Callable[[bytes], Any]:
-    for module in ("_sha256", "_sha2", "hashlib"):  # Python 3.11, from 3.12 on, any
+    for module in ("_sha256", "_sha2", "hashlib"):  # Python 3.11 first, then any from 3.12 on
         try:
             make: Callable[[bytes], Any] = importlib.import_module(module).sha256
         except ImportError:
@@ -28,5 +28,5 @@ _make = _without_openssl()
 
 
 def sha256(data: bytes) -> str:
-    """In lower-case hexadecimal."""
+    """Return SHA-256 in lower-case hexadecimal."""
     return str(_make(data).hexdigest())

@@ -1,4 +1,4 @@
-"""Booleans as text, as Go's `strconv.ParseBool` reads them."""
+"""Parses booleans like Go's `strconv.ParseBool`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 
 def parse_bool(text: str) -> bool:
-    """Read a boolean. Raises `ValueError` in Go's words."""
+    """Parse a boolean. Raises `ValueError` in Go's words."""
     if text in TRUE:
         return True
     if text in FALSE:

@@ -1,4 +1,4 @@
-"""Text as Go writes it: JSON, and maps in the dump whose hash is a checkpoint's checksum."""
+"""Formats values as Go does: JSON, and maps in the dump whose hash is a checkpoint's checksum."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ _ESCAPES = str.maketrans(
 
 
 def go_json(value: object) -> bytes:
-    """JSON with the escapes of Go's encoder. Keys stay in the order that they are given in."""
+    """Return JSON with the escapes of Go's encoder; keys stay in the given order."""
     return msgspec.json.encode(value).decode().translate(_ESCAPES).encode()
 
 
 def go_map(items: Mapping[str, str] | Mapping[int, str]) -> str:
-    """A map in Go's dump: keys in order, text bytewise and numbers by value; values as they are dumped."""
+    """Return a map in Go's dump: keys sorted, text bytewise and numbers by value; values are
+    dumps already.
+    """
     pairs = sorted(items.items(), key=lambda item: item[0].encode() if isinstance(item[0], str) else item[0])
     return f"map[{' '.join(f'{key}:{value}' for key, value in pairs)}]"

@@ -1,4 +1,4 @@
-"""Objects that pods refer to, as far as a node reads them. What is secret is never part of a text."""
+"""Types of the objects that pods refer to, as far as a node reads them. Secrets never appear in a text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Service(Struct):
 
 
 class RuntimeClass(Struct):
-    """node.k8s.io/v1: which handler of the runtime carries out pods of this class."""
+    """node.k8s.io/v1: the runtime handler for pods of this class."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     handler: str = ""
@@ -64,7 +64,7 @@ class ClusterTrustBundleSpec(Struct):
 
 
 class ClusterTrustBundle(Struct):
-    """certificates.k8s.io: certificates that a signer, or without one whoever knows the name, trusts."""
+    """certificates.k8s.io: certificates that are trusted for a signer, or by everyone who knows the name."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: ClusterTrustBundleSpec = msgspec.field(default_factory=ClusterTrustBundleSpec)
@@ -84,7 +84,7 @@ class TokenRequestSpec(Struct):
 
 
 class TokenRequestStatus(Struct):
-    """`expiration_timestamp` as RFC 3339."""
+    """`expiration_timestamp` is RFC 3339."""
 
     token: str = ""
     expiration_timestamp: str = ""

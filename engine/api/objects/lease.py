@@ -1,4 +1,4 @@
-"""coordination.k8s.io/v1 Lease: how a node says that it lives."""
+"""coordination.k8s.io/v1 Lease: a node's sign of life."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.api.struct import Struct
 class LeaseSpec(Struct):
     holder_identity: str = ""
     lease_duration_seconds: int = 0
-    renew_time: str = ""  # MicroTime: six digits after the point, always
+    renew_time: str = ""  # MicroTime always has six digits after the point
 
 
 class Lease(Struct):

@@ -1,4 +1,4 @@
-"""Claims of storage and what they are bound to, as far as a node reads them."""
+"""Types of storage claims and their volumes, as far as a node reads them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class PersistentVolumeClaimSpec(Struct):
 
 
 class PersistentVolumeClaimStatus(Struct):
-    """`capacity` is what the file system has by now; of a resize, `allocated_resources` what it is to
-    have and `allocated_resource_statuses` how far it is."""
+    """`capacity` is the current size of the file system; during a resize, `allocated_resources` is the target
+    and `allocated_resource_statuses` the progress.
+    """
 
     phase: str = ""
     capacity: ResourceList | None = None
@@ -63,7 +64,7 @@ class SecretReference(Struct):
 
 
 class CSIPersistentVolume(Struct):
-    """A volume of a driver, which knows it by its handle."""
+    """A volume of a driver, which identifies it by its handle."""
 
     driver: str = ""
     volume_handle: str = ""
@@ -123,7 +124,7 @@ class PortworxVolume(Struct):
 
 
 class PersistentVolumeSpec(Struct):
-    """Of its sources those that a node mounts, and those that stand for a CSI driver's."""
+    """A volume with the sources that a node mounts, and those that stand for a CSI driver's."""
 
     host_path: HostPathVolume | None = None
     local: LocalVolume | None = None
@@ -149,16 +150,18 @@ class PersistentVolume(Struct):
 
 
 class StorageTokenRequest(Struct):
-    """A service-account token that a driver wants of each pod; `audience` is the API server's own where it is
-    empty."""
+    """A service account token that a driver wants from each pod; an empty `audience` means the API server's
+    own.
+    """
 
     audience: str = ""
     expiration_seconds: int | None = None
 
 
 class CSIDriverSpec(Struct):
-    """`volume_lifecycle_modes`: Persistent, Ephemeral; `fs_group_policy`: ReadWriteOnceWithFSType, File,
-    None."""
+    """`volume_lifecycle_modes`: Persistent, Ephemeral; `fs_group_policy`:
+    ReadWriteOnceWithFSType, File, None.
+    """
 
     attach_required: bool | None = None
     pod_info_on_mount: bool | None = None
@@ -171,7 +174,7 @@ class CSIDriverSpec(Struct):
 
 
 class CSIDriver(Struct):
-    """storage.k8s.io/v1: what a cluster knows of a driver."""
+    """storage.k8s.io/v1: the properties of a driver in the cluster."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: CSIDriverSpec = msgspec.field(default_factory=CSIDriverSpec)
@@ -191,7 +194,7 @@ class VolumeAttachmentStatus(Struct):
 
 
 class VolumeAttachment(Struct):
-    """storage.k8s.io/v1: that a volume is attached to a node."""
+    """storage.k8s.io/v1: the attachment of a volume to a node."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     status: VolumeAttachmentStatus = msgspec.field(default_factory=VolumeAttachmentStatus)
@@ -202,7 +205,7 @@ class CSINodeAllocatable(Struct):
 
 
 class CSINodeDriver(Struct):
-    """A driver on one node, which it knows as `node_id`."""
+    """A driver on one node, for which the node is `node_id`."""
 
     name: str
     node_id: str
@@ -211,7 +214,7 @@ class CSINodeDriver(Struct):
 
 
 class CSINodeSpec(Struct):
-    """An API server writes null where there are none."""
+    """The drivers; an API server writes null if there are none."""
 
     drivers: list[CSINodeDriver] | None = None
 
