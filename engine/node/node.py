@@ -7,10 +7,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.decisions import Decisions
@@ -79,7 +78,8 @@ class Node:
         host: HostPlaces | None = None,
         external_cloud: bool = False,
     ) -> None:
-        self.config = config = msgspec.structs.replace(config)  # `start` sets the runtime's cgroup driver
+        # `start` sets the cgroup driver. `replace` would turn zeros into defaults; `copy` keeps them.
+        self.config = config = copy(config)
         self.kubengine_config = kubengine_config or KubengineConfiguration()
         self.name = name or socket.gethostname().lower()
         self.root = root
