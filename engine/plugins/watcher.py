@@ -9,12 +9,13 @@ is let go of before the next is taken on.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -30,6 +31,8 @@ from engine.wire import pluginregistration_v1_pb2 as wire
 
 SERVICE = "/pluginregistration.Registration/"
 MAX_SOCKETS = 1000
+MAX_DEPTH = 32
+MAX_ENTRIES = 10_000
 MAX_INFO = 4 * 1024 * 1024
 _APPEARANCES = IN_CREATE | IN_MOVED_TO | IN_DELETE | IN_MOVED_FROM
 _FAILED = "RegisterPlugin error -- "
@@ -76,7 +79,6 @@ class PluginWatcher:
         self._handlers = handlers
         self._deadlines = deadlines or RegistrationDeadlines()
         self._watch: InotifyWatch | None = None
-        self._watched: set[Path] = set()
         self._serving = tasks.passing("plugin-socket")
         self._tasks: dict[Path, asyncio.Task[None]] = {}
         self._turns: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
@@ -103,32 +105,63 @@ class PluginWatcher:
             self._look(directory / name)
 
     def _scan(self, directory: Path) -> None:
+        """Look at a directory and everything below it, MAX_DEPTH levels and MAX_ENTRIES at most.
+
+        Other processes write here: each directory may be gone, or another one, at any step.
+        """
+        waiting, seen = [directory], 0
+        while waiting:
+            now = waiting.pop()
+            if len(now.relative_to(self._directory).parts) > MAX_DEPTH:
+                log.error("%.200s: more than %d levels of directories; passed over", now, MAX_DEPTH)
+                continue
+            for entry in self._entries(now):
+                seen += 1
+                if seen > MAX_ENTRIES:
+                    log.error("%s: more than %d entries; the others are passed over", directory, MAX_ENTRIES)
+                    return
+                if self._take(entry):
+                    waiting.append(entry)
+
+    def _entries(self, directory: Path) -> list[Path]:
+        """Watch a directory, again where another one has its name, and list it; nothing where it is gone."""
         assert self._watch is not None
-        if directory not in self._watched:
-            self._watched.add(directory)
+        try:
             self._watch.add(directory, _APPEARANCES)
-        for entry in directory.iterdir():
-            self._look(entry)
+            return list(islice(directory.iterdir(), MAX_ENTRIES + 1))
+        except FileNotFoundError:
+            return []
+        except (OSError, Refused) as error:
+            if not (isinstance(error, Refused) and error.errno == errno.ENOENT):
+                log.error("%.200s: cannot be watched: %s", directory, error)
+            return []
 
     def _look(self, path: Path) -> None:
-        """Take on a path that appeared, or end what was done for one that is gone."""
+        if self._take(path):
+            self._scan(path)
+
+    def _take(self, path: Path) -> bool:
+        """Take on a path that appeared, or end what was done for one that is gone.
+
+        Return whether it is a directory.
+        """
         try:
             mode = path.lstat().st_mode
         except OSError:
-            self._watched.discard(path)
             self._end(path)
-            return
+            return False
         if path.name.startswith("."):
-            return
+            return False
         if stat.S_ISDIR(mode):
-            self._scan(path)
-        elif stat.S_ISSOCK(mode):
+            return True
+        if stat.S_ISSOCK(mode):
             self._end(path)
             if len(self._tasks) >= MAX_SOCKETS:
                 log.error("%s: %d plugin sockets are the most; passed over", path, MAX_SOCKETS)
-                return
+                return False
             turn = self._turns.setdefault(path, asyncio.Lock())
             self._tasks[path] = self._serving.start(self._serve(path, turn), str(path))
+        return False
 
     def _end(self, path: Path) -> None:
         task = self._tasks.pop(path, None)

@@ -17,6 +17,7 @@ from engine.api.struct import to_builtins, to_json
 from engine.server import metrics_text
 from engine.server.health import HEALTH_METRICS, ServerHealth
 from engine.server.http.exchange import JSON, JSON_LINES, Request, Response, failure
+from engine.server.http.secrets import masked
 from engine.server.interfaces.node import ServedNode
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _all_fields(value: Any) -> Any:
     if not isinstance(value, msgspec.Struct):
         return to_builtins(value)
     fields = ((each.encode_name, getattr(value, each.name)) for each in msgspec.structs.fields(value))
-    return {name: _all_fields(item) for name, item in fields if item is not None}
+    return {name: masked(name, _all_fields(item)) for name, item in fields if item is not None}
 
 
 async def _room(view: ServedNode, request: Request, path: list[str]) -> Response:

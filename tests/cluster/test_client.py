@@ -15,7 +15,7 @@ import pytest
 
 from engine.api.errors import Refused, Unavailable
 from engine.api.token_bucket import TokenBucket
-from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.client import ApiClient, ApiError, _seconds
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.metrics import Histogram, Metric, Registry
@@ -346,3 +346,11 @@ async def test_calls_are_held_to_the_rate_but_for_heartbeats_and_events(server: 
     assert not third.done()
     third.cancel()
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "in_details", "seconds"),
+    [("\u00b2", 0, 0), ("9" * 5000, 0, 60), ("", -5, 0), ("", 1e300, 60), ("7", 3, 7), ("", 3, 3)],
+)
+def test_how_long_a_busy_server_is_waited_for(header: str, in_details: float, seconds: float) -> None:
+    assert _seconds(header, in_details) == seconds

@@ -85,8 +85,11 @@ def _open_part(top: int, volume: Path, sub_path: str) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-    base = os.path.realpath(volume)
-    inside = os.path.relpath(os.path.realpath(f"{base}/{sub_path}"), base)
+    try:
+        base = os.path.realpath(volume)
+        inside = os.path.relpath(os.path.realpath(f"{base}/{sub_path}"), base)
+    except RecursionError:  # of Python 3.11: it follows a chain of links by calling itself
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), sub_path) from None
     return _open_or_make(top, inside)
 
 

@@ -86,7 +86,8 @@ class Connection:
             await self._refuse(error.error_status_hint, str(error))
         except TimeoutError:
             await self._refuse(408, "the request did not arrive in time")
-        except (ConnectionError, h11.LocalProtocolError):
+        except (ConnectionError, h11.LocalProtocolError) as error:
+            error.with_traceback(None)  # the reader keeps it: a cycle with OpenSSL's memory in it
             return
 
     async def _exchange(self) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from traceback import clear_frames
 
 from engine.api.errors import KubengineError
 from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
@@ -257,7 +258,11 @@ def _drop(task: asyncio.Task[None]) -> None:
 async def _shake_hands(
     peer: socket.socket, tls: ServingTLS
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-    """None for a peer that speaks no TLS of ours, or is too slow about it."""
+    """None for a peer that speaks no TLS of ours, or is too slow about it.
+
+    The frames of a failure are cleared: they keep OpenSSL's memory in a cycle, which the garbage collector
+    would find late, as it does not know how large it is.
+    """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
@@ -273,9 +278,11 @@ async def _shake_hands(
         )
     except (KubengineError, OSError) as error:
         log.debug("no handshake: %s", error)
+        clear_frames(error.__traceback__)
         peer.close()
         return None
-    except BaseException:
+    except BaseException as error:
+        clear_frames(error.__traceback__)
         peer.close()
         raise
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

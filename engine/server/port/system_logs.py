@@ -52,7 +52,7 @@ def _page(handle: int) -> bytes:
             entry.name + "/" * entry.is_dir(follow_symlinks=False)
             for entry, _ in zip(entries, range(MAX_NAMES), strict=False)
         )
-    links = "".join(f'<a href="{quote(name)}">{html.escape(name)}</a>\n' for name in names)
+    links = "".join(f'<a href="{quote(os.fsencode(name))}">{html.escape(name)}</a>\n' for name in names)
     return f"<pre>\n{links}</pre>\n".encode("utf-8", "replace")
 
 

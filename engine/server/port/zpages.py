@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from engine.api.struct import to_builtins
 from engine.api.version import engine_version
 from engine.server.http.exchange import TEXT, Response
+from engine.server.http.secrets import masked
 from engine.server.interfaces.node import PortNode
 from engine.server.metrics_text import process_started
 
@@ -22,7 +23,7 @@ _HEAD = (
 
 def flagz(view: PortNode) -> Response:
     """Return every setting that differs from its default, by its name in the configuration file."""
-    lines = [f"{name}={value}\n" for name, value in sorted(to_builtins(view.config).items())]
+    lines = [f"{name}={masked(name, value)}\n" for name, value in sorted(to_builtins(view.config).items())]
     return Response(200, TEXT, (_HEAD.format(page="flagz") + "".join(lines)).encode())
 
 

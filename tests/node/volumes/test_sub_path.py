@@ -164,6 +164,12 @@ class TestWhatIsMounted:
         assert mounts_below(pod) == []
         assert sorted(os.listdir(tmp_path / "outside")) == ["b", "file"]
 
+    def test_a_chain_of_thousands_of_links_is_refused(self, pod: Path, volume: Path) -> None:
+        for number in range(3000):
+            (volume / f"l{number}").symlink_to(f"l{number + 1}")
+        with pytest.raises(Refused, match="subPath"):
+            mounted(pod, volume, "l0")
+
     def test_a_racing_swapper_never_gets_the_host(self, pod: Path, volume: Path, tmp_path: Path) -> None:
         """The attack of CVE-2017-1002101, from a process of its own."""
         (volume / "evil").symlink_to(tmp_path / "outside")
