@@ -42,13 +42,9 @@ from engine.api.grpc_codes import (
 Fields = list[tuple[bytes, bytes]]
 
 FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 3.0
-MOST_WAITING = 10_000
-MOST_UNSENT = 64 * 1024 * 1024
-ANSWER_WITHIN = 4.0
-"""Seconds that what a server asks beside its answer to a call may wait for the next call to go with it."""
-READ = 32 * 1024
-"""Bytes of a server in one turn of the event loop: at worst 10 ms of work."""
-CALM_SECONDS = 1.0
+MOST_WAITING, MOST_UNSENT = 10_000, 64 * 1024 * 1024
+ANSWER_WITHIN = 4.0  # seconds that what a server asks beside its answer may wait for the next call
+READ, CALM_SECONDS = 32 * 1024, 1.0  # bytes in one turn of the event loop: at worst 10 ms of work
 _CANCEL, _REFUSED_STREAM = 8, 7
 _PREFIX = 5
 _NOT_ONE = "the answer is not one message"

@@ -204,6 +204,7 @@ HOST_FILES = {
     "connection_limiter": "limits the number of open connections",
     "files": "replaces one file",
     "inotify": "reports changes in directories",
+    "loop_share": "shares turns of the event loop between peers",
     "loop_devices": "attaches files as block devices",
     "mountinfo": "reads the mount table",
     "mounts": "mounts and unmounts",
