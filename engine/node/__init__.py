@@ -1,4 +1,4 @@
-"""The node agent: pod sources, workers, status and recovery, and the façade `Node` that joins the rooms.
+"""The node agent: pod sources, workers, status and recovery, and the façade `Node` that joins the components.
 
 Pure files decide (`actions`, `status`, `static_pods`, `environment`, `cri_config`); the
 others act on the runtime, cgroups and the file system. May import every room but `server`, `plan`, `cli`.

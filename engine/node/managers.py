@@ -187,7 +187,7 @@ class Managers:
             return []
         return [BestEffortSqueeze(cgroups, rules, decisions=setting.decisions, tasks=setting.tasks)]
 
-    def by_room(self) -> dict[str, object]:
+    def by_component(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""
         return {
             "images": self.images,

@@ -212,9 +212,9 @@ class Node:
         return self._running
 
     @property
-    def rooms(self) -> dict[str, object]:
+    def components(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""
-        return self._running.rooms() if self._running is not None else {}
+        return self._running.components() if self._running is not None else {}
 
     @property
     def api(self) -> Api | None:

@@ -125,7 +125,7 @@ class PodManager:
         known = self._workers.get(uid)
         if known is None:
             life = self._life_so_far(pod)
-            if life.state is LifeState.ENTERING and not leaves:
+            if life.state is LifeState.ADMITTING and not leaves:
                 return False
             known = self._adopt(pod, life)
         elif known.life.wanted:
@@ -262,7 +262,7 @@ class PodManager:
                 return PodLife(LifeState.FINISHED)
             return PodLife(LifeState.FAILING, PodEnd(pod.status.reason, pod.status.message))
         return PodLife(
-            LifeState.WORKING if record.alive or _has_finished(pod, record) else LifeState.ENTERING
+            LifeState.WORKING if record.alive or _has_finished(pod, record) else LifeState.ADMITTING
         )
 
     def _count_what_runs(self) -> dict[str, Pod]:
@@ -349,7 +349,7 @@ class PodManager:
             moved_on=self._on_transition,
             past=past,
         )
-        if life.state is LifeState.ENTERING:
+        if life.state is LifeState.ADMITTING:
             self._unsatisfied.add(worker)
         self._workers[pod.uid] = worker
         self._namesakes.setdefault(pod.full_name, []).append(worker)

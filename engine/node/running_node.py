@@ -447,10 +447,10 @@ class RunningNode:
             checkpoints=self._setting.root / "checkpoints",
         )
 
-    def rooms(self) -> dict[str, object]:
+    def components(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""
         return {
-            **self.managers.by_room(),
+            **self.managers.by_component(),
             "cgroups": self._cgroups,
             "decisions": DecisionsEndpoint(self._setting.decisions),
             "node": self.description,

@@ -158,14 +158,16 @@ def _all_fields(value: Any) -> Any:
 
 
 async def _room(view: ServedNode, request: Request, path: list[str]) -> Response:
-    rooms = view.rooms
+    components = view.components
     if path == [""]:
         return Response(
-            200, JSON, to_json({"rooms": sorted(n for n, r in rooms.items() if hasattr(r, "describe"))})
+            200,
+            JSON,
+            to_json({"components": sorted(n for n, r in components.items() if hasattr(r, "describe"))}),
         )
-    room = rooms.get(path[0])
+    room = components.get(path[0])
     if room is None:
-        return failure(404, f"this agent has no room named {path[0]}; it has {', '.join(sorted(rooms))}")
+        return failure(404, f"this agent has no room named {path[0]}; it has {', '.join(sorted(components))}")
     match request.method, path[1:]:
         case "GET" | "HEAD", []:
             return await _describe(path[0], room, request)

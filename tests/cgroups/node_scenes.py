@@ -86,7 +86,7 @@ async def worked_example(rig: Rig) -> dict[str, Any]:
         for status in rig.pod(name).status.container_statuses
     }
     groups = levels | pods | containers
-    manager: Any = rig.node.rooms["cgroups"]
+    manager: Any = rig.node.components["cgroups"]
     seen = {
         "version": version(),
         "shares": {key: int(text(rig, CPU_SHARE, *path)) for key, path in groups.items()},

@@ -18,7 +18,7 @@ from engine.cli.agent.places import SOCKET_NAME
 
 class Handler(http.server.BaseHTTPRequestHandler):
     answers: ClassVar[dict[str, tuple[int, bytes]]] = {
-        "/kubengine/devices?resource=a%2Fb": (200, b'{"rooms": 1}'),
+        "/kubengine/devices?resource=a%2Fb": (200, b'{"components": 1}'),
         "/kubengine/devices/release?pod=p": (200, b'"done"'),
         "/bad": (400, b'{"error": "colour: expected red"}'),
         "/refused": (409, b'{"error": "in use"}'),
@@ -59,7 +59,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 def test_a_root_directory_or_its_socket_is_an_address(root: Path) -> None:
     for address in (str(root), str(root / SOCKET_NAME)):
         agent = AgentClient(address)
-        assert agent.describe("devices", resource="a/b") == {"rooms": 1}
+        assert agent.describe("devices", resource="a/b") == {"components": 1}
         assert agent.act("devices", "release", pod="p") == "done"
 
 

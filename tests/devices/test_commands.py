@@ -59,7 +59,7 @@ async def test_devices_are_shown_and_explained(agent, tmp_path):
     await agent.admit(agent.make_pod("trainer"))
     path = tmp_path / "k.sock"
     room = SimpleNamespace(describe=agent.manager.describe)
-    server = HttpServer(View(rooms={"devices": room}), socket_path=path)
+    server = HttpServer(View(components={"devices": room}), socket_path=path)
     await server.start()
     try:
         status, shown, errors = await kubengine("devices", "--agent", str(path))

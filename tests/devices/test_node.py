@@ -150,7 +150,7 @@ async def test_a_pod_that_waited_in_vain_is_refused_and_tried_again_when_its_plu
 async def test_a_plugin_that_dies_in_the_middle_of_allocate_refuses_nobody(rig):
     plugin = await rig.plugin(1, faults=[DevicePluginFault.ALLOCATE_HANGS])
     rig.wants("patient")
-    await eventually(rig.node.rooms["devices"].state.allocated)
+    await eventually(rig.node.components["devices"].state.allocated)
     await plugin.stop()
     await eventually(lambda: rig.reason("patient") == "AwaitingDevicePlugin")
     await plugin.fail_with()
@@ -195,5 +195,5 @@ async def test_init_surplus_is_for_others_once_the_apps_run(rig):
     assert rig.gpus("a", "prepare") == ["gpu-0", "gpu-1", "gpu-2"]
     assert rig.gpus("a") == ["gpu-0"]
     assert await rig.listed() == {"a-n1": ["gpu-0"]}
-    state = rig.node.rooms["devices"].state
+    state = rig.node.components["devices"].state
     assert state.allocated() == {GPU: 1}

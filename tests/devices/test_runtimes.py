@@ -118,7 +118,7 @@ async def test_a_node_on_containerd_keeps_devices_through_restarts(tmp_path, con
 
 
 def devices(rig: Rig) -> DeviceManager:
-    return rig.node.rooms["devices"]
+    return rig.node.components["devices"]
 
 
 def runs(rig: Rig, name: str) -> dict[int, str]:

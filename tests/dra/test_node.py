@@ -318,7 +318,7 @@ async def test_the_claims_of_a_node_are_described(claims: ClaimsRig) -> None:
     claims.claim("gpu")
     await claims.run("p", "gpu")
     await driver.report(("dev-gpu", "Unhealthy", "too hot"))
-    devices = claims.node.rooms["devices"]
+    devices = claims.node.components["devices"]
 
     def health() -> str:
         (claim,) = devices.describe()["claims"]  # type: ignore[attr-defined]

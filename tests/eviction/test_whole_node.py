@@ -65,7 +65,7 @@ def phase(rig, name):
 
 
 async def test_the_pod_that_exceeds_its_request_most_is_evicted_and_says_why(rig):
-    eviction = rig.node.rooms["eviction"]
+    eviction = rig.node.components["eviction"]
     rig.write("within", eater(30, "100Mi"), annotations=API)
     rig.write("greedy", eater(25), annotations=API)
     await eventually(lambda: phase(rig, "within") == phase(rig, "greedy") == "Running")
@@ -88,7 +88,7 @@ async def test_the_pod_that_exceeds_its_request_most_is_evicted_and_says_why(rig
 
 async def test_a_static_pod_is_never_evicted(rig):
     rig.write("static", eater(180))
-    await eventually(lambda: rig.node.rooms["eviction"].under_pressure == ("MemoryPressure",))
+    await eventually(lambda: rig.node.components["eviction"].under_pressure == ("MemoryPressure",))
     await eventually(lambda: "EvictionThresholdMet" in rig.reasons())
     await asyncio.sleep(1.5)
     assert phase(rig, "static") == "Running"

@@ -1,4 +1,4 @@
-"""Pods made straight through the CRI, for tests of rooms that look at what a runtime holds."""
+"""Pods made straight through the CRI, for tests of components that look at what a runtime holds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A whole node in a world of its own: one thread, a clock that only moves when nothing else can, a runtime
 and a device plugin that are called without sockets, and agents that can be dropped between any two steps.
 
-What is real: `Node` with all of its rooms, manifests and kept files on disk, the hollow runtime's rules.
+What is real: `Node` with all of its components, manifests and kept files on disk, the hollow runtime's rules.
 What is not: gRPC, threads (their work is done at once) and time. Nothing here depends on the machine's speed.
 """
 
@@ -309,7 +309,7 @@ class World:
 
     async def _register(self, node: Node) -> None:
         with contextlib.suppress(Unavailable):
-            await node.rooms["devices"].connect(GPU, self.directory / "gpu.sock")  # type: ignore[attr-defined]
+            await node.components["devices"].connect(GPU, self.directory / "gpu.sock")  # type: ignore[attr-defined]
 
     def agent_dies(self) -> None:
         """Wherever it is, without a last word; the kernel takes back its lock and its watches."""
@@ -334,7 +334,7 @@ class World:
     def plugin_comes(self, count: int) -> None:
         self.plugin_dies()
         self.devices = count
-        if self.node is not None and self.loop is not None and "devices" in self.node.rooms:
+        if self.node is not None and self.loop is not None and "devices" in self.node.components:
             self.loop.create_task(self._register(self.node))
 
     def plugin_dies(self) -> None:

@@ -30,9 +30,9 @@ async def counted(rig: DeviceRig) -> dict[str, Any]:
     """All places in which a pod could be counted."""
     node = rig.node
     assert node is not None
-    admission: Any = node.rooms["admission"]
-    probes: Any = node.rooms["probes"]
-    devices: Any = node.rooms["devices"]
+    admission: Any = node.components["admission"]
+    probes: Any = node.components["probes"]
+    devices: Any = node.components["devices"]
     summary = await summary_of(node)
     return {
         "active": sorted(pod.metadata.name for pod in node.active_pods()),

@@ -33,7 +33,7 @@ class ScenarioNode:
 
     @property
     def manager(self) -> ProbeManager:
-        found = self.node.rooms["probes"]
+        found = self.node.components["probes"]
         assert isinstance(found, ProbeManager)
         return found
 

@@ -166,7 +166,7 @@ async def test_what_commands_cost_their_pods_shim(node):
         WAIT, name="rarely", readiness={"exec": {"command": ["true"]}, "ms": {"periodMilliseconds": 10**6}}
     )
     await eventually(lambda: node.ready("asks") and node.ready("rarely"))
-    costs: Any = node.node.rooms["probe-commands"]
+    costs: Any = node.node.components["probe-commands"]
 
     async def spent() -> dict[str, float]:
         told = (await costs.describe())["pods"]

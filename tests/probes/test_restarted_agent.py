@@ -28,7 +28,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 def tries(rig: Rig) -> int:
     """How often the agent that is there now has probed."""
-    probes: Any = rig.node.rooms["probes"] if rig.node is not None else None
+    probes: Any = rig.node.components["probes"] if rig.node is not None else None
     return sum(sum(probe["outcomes"].values()) for probe in probes.describe()["probes"])
 
 

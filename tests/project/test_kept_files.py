@@ -359,8 +359,10 @@ async def test_whatever_stands_in_it_is_read_or_named_and_set_aside(
 
 
 def test_whoever_writes_files_is_known() -> None:
-    rooms = [path for path in ENGINE.iterdir() if path.is_dir() and path.name not in LEFT_OUT]
-    found = {str(path.relative_to(ENGINE)) for room in rooms for path in room.rglob("*.py") if writes(path)}
+    components = [path for path in ENGINE.iterdir() if path.is_dir() and path.name not in LEFT_OUT]
+    found = {
+        str(path.relative_to(ENGINE)) for room in components for path in room.rglob("*.py") if writes(path)
+    }
     owners = {kept.owner for kept in KEPT}
     assert found - owners - WRITERS.keys() == set(), (
         "keep it with engine.host.checksummed_file, or say here why not"

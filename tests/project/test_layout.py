@@ -206,6 +206,7 @@ HOST_FILES = {
     "inotify": "reports changes in directories",
     "loop_share": "shares turns of the event loop between peers",
     "loop_devices": "attaches files as block devices",
+    "loop_share": "shares the event loop among peers",
     "mountinfo": "reads the mount table",
     "mounts": "mounts and unmounts",
     "network_namespace": "opens sockets in other network namespaces",

@@ -30,7 +30,7 @@ class View:
     )
     kubengine_config: KubengineConfiguration = field(default_factory=KubengineConfiguration)
     registry: Registry = field(default_factory=Registry)
-    rooms: dict[str, object] = field(default_factory=dict)
+    components: dict[str, object] = field(default_factory=dict)
     known: list[Pod] = field(default_factory=list)
     checks: list[tuple[str, str | None]] = field(default_factory=lambda: [("ping", None), ("syncloop", None)])
     summary: Any = field(default_factory=dict)

@@ -154,7 +154,7 @@ async def test_a_reader_hears_everything_first_and_then_what_changes(serve: Any)
 
 async def test_nobody_looks_when_nobody_reads_and_once_for_all_who_do(serve: Any) -> None:
     devices = Devices()
-    view = View(rooms={"devices": devices})
+    view = View(components={"devices": devices})
     served: Served = await serve(view)
     async with reading(served) as first, reading(served) as second:
         await next_of(first, "devices")
@@ -172,7 +172,7 @@ async def test_nobody_looks_when_nobody_reads_and_once_for_all_who_do(serve: Any
 async def test_a_part_that_fails_says_why_and_the_others_go_on(serve: Any) -> None:
     devices = Devices()
     devices.fails = True
-    async with reading(await serve(View(rooms={"devices": devices}, known=[pod("web")]))) as events:
+    async with reading(await serve(View(components={"devices": devices}, known=[pod("web")]))) as events:
         assert await next_of(events, "failure") == {"part": "devices", "error": "the plugin is away"}
         devices.fails = False
         assert await next_of(events, "failure") == {"part": "devices", "error": ""}

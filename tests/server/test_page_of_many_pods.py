@@ -79,7 +79,7 @@ class Probes:
 
 def crowded() -> View:
     known = [pod(number) for number in range(PODS)]
-    return View(known=known, rooms={"cgroups": Cgroups(), "probes": Probes()})
+    return View(known=known, components={"cgroups": Cgroups(), "probes": Probes()})
 
 
 async def told(view: View, until: set[str]) -> dict[str, bytes]:
@@ -166,7 +166,7 @@ def only_what_changes_is_touched(browser: Browser, view: View) -> None:
 
 
 def rows_that_change_places_move_alone(browser: Browser, view: View) -> None:
-    probes: Any = view.rooms["probes"]
+    probes: Any = view.components["probes"]
     first = "document.querySelector('#probes tbody tr').cells[0].innerText"
     browser.value("document.querySelectorAll('#probes tbody tr')[700].focus()")
     browser.value(COUNT_MOVES % "#probes")

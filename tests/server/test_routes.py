@@ -268,8 +268,8 @@ async def test_resource_metrics_say_that_nothing_could_be_read(serve: Any) -> No
 
 
 async def test_rooms_describe_themselves(serve: Any) -> None:
-    served = await serve(View(rooms={"devices": Devices(), "probes": Probes(), "mute": object()}))
-    assert json.loads((await served.get("/kubengine")).body) == {"rooms": ["devices", "probes"]}
+    served = await serve(View(components={"devices": Devices(), "probes": Probes(), "mute": object()}))
+    assert json.loads((await served.get("/kubengine")).body) == {"components": ["devices", "probes"]}
     assert json.loads((await served.get("/kubengine/devices?resource=a%2Fb")).body) == {"resource": "a/b"}
     assert json.loads((await served.get("/kubengine/probes")).body) == [1]
     assert (await served.get("/kubengine/mute")).status == 404
@@ -286,7 +286,7 @@ async def test_rooms_describe_themselves(serve: Any) -> None:
 
 
 async def test_only_the_unix_socket_takes_orders(serve: Any) -> None:
-    served = await serve(View(rooms={"devices": Devices()}))
+    served = await serve(View(components={"devices": Devices()}))
     assert (await served.ask("POST", "/kubengine/devices/release")).status == 403
     done = await served.ask("POST", "/kubengine/devices/release?pod=p", unix=True)
     assert json.loads(done.body) == {"did": "release", "pod": "p"}

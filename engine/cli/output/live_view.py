@@ -58,7 +58,7 @@ class LiveView(logging.Handler):
             console.clear()
 
     def _picture(self, node: Node) -> Group:
-        cgroups: Any = node.rooms.get("cgroups")
+        cgroups: Any = node.components.get("cgroups")
         groups = cgroups.describe()["groups"] if cgroups is not None else []
         pods = [to_builtins(pod) for pod in node.pods()]
         table = pod_table(

@@ -1,12 +1,12 @@
 """One pod's life on the node: named states, one table of transitions. Pure.
 
-    ENTERING ──admit──▸ WORKING ──finish──▸ FINISHED
+    ADMITTING ──admit──▸ WORKING ──finish──▸ FINISHED
       │  ▴ │                │
       │  │ └──────fail──────┴─▸ FAILING ──stopped──▸ FAILED
     reject retry
       ▾  │
-    REJECTED                 (any of them) ──remove──▸ LEAVING ──stopped──▸ FREEING ──freed──┐
-                                                     GONE ◂──removed── REMOVING ◂──known── REPORTING
+    REJECTED                 (any of them) ──remove──▸ LEAVING ──stopped──▸ CLEANING_UP ──freed──┐
+                                                     REMOVED ◂──removed── REMOVING ◂──known── REPORTING
 
 A pod that is told again to leave changes nothing, but a grace period that came with it and is shorter holds
 from then on: a grace only shrinks. What the runtime still has of a pod that has stopped is where its last
@@ -29,17 +29,17 @@ from engine.api.lifecycle import PodEnd
 class LifeState(Enum):
     """What the pod is, and what is to be done for it."""
 
-    ENTERING = "is being judged, or waits for others to make room"
+    ADMITTING = "is being judged, or waits for others to make room"
     REJECTED = "does not fit the node as it is"
     WORKING = "runs, or is being brought to run"
     FINISHED = "has ended by itself"
     FAILING = "is being stopped for good by the node"
     FAILED = "was stopped for good by the node"
     LEAVING = "is wanted no more and is being stopped"
-    FREEING = "has stopped, and gives back its cgroup and its volumes"
+    CLEANING_UP = "has stopped, and gives back its cgroup and its volumes"
     REPORTING = "has nothing of the node; its source is still to learn how it ended"
     REMOVING = "is known to have ended, and what is left of it is being taken away"
-    GONE = "has left nothing behind"
+    REMOVED = "has left nothing behind"
 
 
 class LifeEvent(Enum):
@@ -67,24 +67,24 @@ class Action(Enum):
 S, E, A = LifeState, LifeEvent, Action
 
 TRANSITIONS: Final[dict[tuple[LifeState, LifeEvent], tuple[LifeState, tuple[Action, ...]]]] = {
-    (S.ENTERING, E.ADMIT): (S.WORKING, ()),
-    (S.ENTERING, E.REJECT): (S.REJECTED, ()),
-    (S.REJECTED, E.RETRY): (S.ENTERING, ()),
+    (S.ADMITTING, E.ADMIT): (S.WORKING, ()),
+    (S.ADMITTING, E.REJECT): (S.REJECTED, ()),
+    (S.REJECTED, E.RETRY): (S.ADMITTING, ()),
     (S.WORKING, E.FINISH): (S.FINISHED, (A.RELEASE,)),
-    (S.ENTERING, E.FAIL): (S.FAILING, (A.INTERRUPT, A.LEAVE)),
+    (S.ADMITTING, E.FAIL): (S.FAILING, (A.INTERRUPT, A.LEAVE)),
     (S.WORKING, E.FAIL): (S.FAILING, (A.INTERRUPT, A.LEAVE)),
     (S.FAILING, E.STOPPED): (S.FAILED, (A.RELEASE,)),
     **{
         (state, E.REMOVE): (S.LEAVING, (A.INTERRUPT, A.LEAVE))
-        for state in (S.ENTERING, S.REJECTED, S.WORKING, S.FINISHED, S.FAILING, S.FAILED)
+        for state in (S.ADMITTING, S.REJECTED, S.WORKING, S.FINISHED, S.FAILING, S.FAILED)
     },
-    (S.LEAVING, E.STOPPED): (S.FREEING, (A.RELEASE,)),
-    (S.FREEING, E.FREED): (S.REPORTING, ()),
+    (S.LEAVING, E.STOPPED): (S.CLEANING_UP, (A.RELEASE,)),
+    (S.CLEANING_UP, E.FREED): (S.REPORTING, ()),
     (S.REPORTING, E.KNOWN): (S.REMOVING, ()),
-    (S.REMOVING, E.REMOVED): (S.GONE, ()),
+    (S.REMOVING, E.REMOVED): (S.REMOVED, ()),
 }
 
-UNWANTED: Final = frozenset({S.LEAVING, S.FREEING, S.REPORTING, S.REMOVING, S.GONE})
+UNWANTED: Final = frozenset({S.LEAVING, S.CLEANING_UP, S.REPORTING, S.REMOVING, S.REMOVED})
 
 IGNORED: Final = frozenset(
     {(state, E.FAIL) for state in S if (state, E.FAIL) not in TRANSITIONS}
@@ -93,7 +93,7 @@ IGNORED: Final = frozenset(
 )
 """What may come too late and changes nothing."""
 
-HOLDING: Final = frozenset({S.ENTERING, S.WORKING, S.FAILING, S.LEAVING})
+HOLDING: Final = frozenset({S.ADMITTING, S.WORKING, S.FAILING, S.LEAVING})
 """States in which a pod may run, so that what it holds is nobody else's."""
 
 OVER: Final = frozenset(S) - HOLDING
@@ -105,7 +105,7 @@ STOPPING: Final = frozenset({S.FAILING, S.LEAVING})
 class PodLife:
     """Where one pod is in its life, and the first end that it was given."""
 
-    def __init__(self, state: LifeState = LifeState.ENTERING, end: PodEnd | None = None) -> None:
+    def __init__(self, state: LifeState = LifeState.ADMITTING, end: PodEnd | None = None) -> None:
         self.state = state
         self.end = end
         self.grace: int | None = None

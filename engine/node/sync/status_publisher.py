@@ -57,7 +57,7 @@ class StatusPublisher:
     def _inputs(self, record: PodRecord) -> StatusInputs:
         hand, services = self._hand, self._services
         life, end, uid, sandbox = hand.life, hand.life.end, hand.pod.uid, record.sandbox
-        rejected = end is not None and life.state in (LifeState.ENTERING, LifeState.REJECTED)
+        rejected = end is not None and life.state in (LifeState.ADMITTING, LifeState.REJECTED)
         resize = hand.resize.condition if hand.resize is not None else None
         health = services.node.config.gate("ResourceHealthStatus", True)
         return StatusInputs(
@@ -67,7 +67,7 @@ class StatusPublisher:
             ready=lambda c: services.probes.ready(uid, c),
             started=lambda c: services.probes.health(uid, c).started,
             waiting=hand.waiting,
-            waiting_reason=hand.waiting_reason if life.state is LifeState.ENTERING else None,
+            waiting_reason=hand.waiting_reason if life.state is LifeState.ADMITTING else None,
             end=end,
             devices=lambda container: services.devices.health(uid, container) if health else {},
             claimed=lambda container: services.claims.device_status(hand.pod, container) if health else (),

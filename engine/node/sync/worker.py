@@ -58,7 +58,7 @@ class PodWorker:
     ) -> None:
         self._seen = now = services.node.clock()
         known_start = _known_start(pod, services)
-        if known_start is None and life.state is LifeState.ENTERING:
+        if known_start is None and life.state is LifeState.ADMITTING:
             services.metrics.seen(pod.uid, now)
         self._hand = PodState(pod, life, known_start or now, past=dict(past))
         self._services = services
@@ -110,7 +110,7 @@ class PodWorker:
         """
         hand = self._hand
         pod.status = hand.pod.status
-        if self.life.state in (LifeState.ENTERING, LifeState.REJECTED):
+        if self.life.state in (LifeState.ADMITTING, LifeState.REJECTED):
             hand.pod = pod
             self.retry()
             return
@@ -129,7 +129,7 @@ class PodWorker:
 
     def retry(self) -> None:
         """Try admission again, because the pod may fit now."""
-        if self.life.state is LifeState.ENTERING:
+        if self.life.state is LifeState.ADMITTING:
             self._interrupt()
             self._release()
         self._tell(LifeEvent.RETRY)
@@ -147,7 +147,7 @@ class PodWorker:
     @property
     def may_want_room(self) -> bool:
         """Whether the pod waits for admission or for a resize."""
-        return self.life.state in (LifeState.ENTERING, LifeState.REJECTED) or self._hand.resize is not None
+        return self.life.state in (LifeState.ADMITTING, LifeState.REJECTED) or self._hand.resize is not None
 
     def end(self, end: PodEnd) -> None:
         """Fail the pod for good, unless it has ended."""
@@ -243,7 +243,7 @@ class PodWorker:
     # The life of the pod
 
     async def _run(self) -> None:
-        while self.life.state is not LifeState.GONE:
+        while self.life.state is not LifeState.REMOVED:
             try:
                 await self._live(self.life.state)
             except Exception as error:
@@ -251,13 +251,13 @@ class PodWorker:
 
     async def _live(self, state: LifeState) -> None:
         """Do the work of each state until the state changes."""
-        if state is LifeState.ENTERING:
+        if state is LifeState.ADMITTING:
             await self._interruptible(self._admit)
         elif state is LifeState.WORKING:
             await self._interruptible(self._work)
         elif state in (LifeState.FAILING, LifeState.LEAVING):
             await self._end()
-        elif state is LifeState.FREEING:
+        elif state is LifeState.CLEANING_UP:
             await self._persist("removing", self._ending.free)
             self._tell(LifeEvent.FREED)
         elif state is LifeState.REPORTING:

@@ -30,7 +30,7 @@ class ServedNode(Protocol):
     def registry(self) -> Registry: ...
 
     @property
-    def rooms(self) -> Mapping[str, object]:
+    def components(self) -> Mapping[str, object]:
         """Managers by name. One that can speak has `describe(**query)`, JSON-able and possibly
         awaitable, or pieces of JSON lines when they come; one that can be told something has
         `async act(action, query)`."""

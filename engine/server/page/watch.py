@@ -53,7 +53,7 @@ class PageWatch:
                 asyncio.create_task(self._keep_looking(name, every, look), name=f"page: {name}")
                 for name, (every, look) in self._looks().items()
             ]
-            if "decisions" in self._view.rooms:
+            if "decisions" in self._view.components:
                 self._tasks.append(asyncio.create_task(self._follow_decisions(), name="page: decisions"))
         try:
             yield news
@@ -77,7 +77,7 @@ class PageWatch:
         }
         looks: dict[str, tuple[float, Look]] = {"pods": (1, self._pods), "use": (3, self._use)}
         for name, (room, every, shown) in told.items():
-            if hasattr(self._view.rooms.get(room), "describe"):
+            if hasattr(self._view.components.get(room), "describe"):
                 looks[name] = every, self._room(room, shown)
         return looks
 
@@ -89,7 +89,7 @@ class PageWatch:
 
     def _room(self, name: str, shown: Callable[[Mapping[str, Any]], rows.Rows]) -> Look:
         async def look() -> rows.Rows:
-            described = self._view.rooms[name].describe()  # type: ignore[attr-defined]
+            described = self._view.components[name].describe()  # type: ignore[attr-defined]
             return shown(await described if inspect.isawaitable(described) else described)
 
         return look
@@ -110,7 +110,7 @@ class PageWatch:
 
     async def _follow_decisions(self) -> None:
         held: deque[tuple[str, bytes]] = deque(maxlen=DECISIONS)
-        room: Any = self._view.rooms["decisions"]
+        room: Any = self._view.components["decisions"]
         async with aclosing(room.describe(follow="true")) as news:
             async for lines in news:
                 for line in lines.splitlines():

@@ -128,6 +128,7 @@ class SecurePort:
             self._socket = None
 
     def _listen(self, tls: ServingTLS, answer: _Answer) -> None:
+        assert self._socket is not None
         asyncio.get_running_loop().add_reader(self._socket, self._accept, tls, answer)
 
     def _accept(self, tls: ServingTLS, answer: _Answer) -> None:

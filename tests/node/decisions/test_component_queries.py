@@ -20,9 +20,9 @@ ACTIONS = [
 
 async def test_every_room_refuses_what_it_does_not_know(rig: Rig) -> None:
     node = await rig.start()
-    rooms = [name for name, room in node.rooms.items() if hasattr(room, "describe")]
-    assert len(rooms) >= 8
-    for name in rooms:
+    components = [name for name, room in node.components.items() if hasattr(room, "describe")]
+    assert len(components) >= 8
+    for name in components:
         got = await Routes(node).answer(Request("GET", f"/kubengine/{name}", {"colour": "red"}))
         body = got.body if isinstance(got.body, bytes) else b""
         assert (name, got.status) == (name, 400)

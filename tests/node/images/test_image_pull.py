@@ -195,7 +195,7 @@ async def test_a_pulled_image_is_kept_until_its_container_is_made(
     registry.open.set()
     await eventually(lambda: hollow.images.resolve("slow:1") is not None)
     hollow.images.add("unused:1")
-    manager: Any = rig.node.rooms["images"]
+    manager: Any = rig.node.components["images"]
     await manager.detect()
     report = await manager.delete_unused()
     assert len(creating) == 1, "the slot was free after all"
@@ -255,7 +255,7 @@ async def test_an_image_volume_is_pulled_mounted_and_counts_as_used(rig: Rig, ho
     assert (mounted.image.image, mounted.image.user_specified_image) == (weights.id, "weights:1")
     assert "/data" not in {m.container_path for m in containers["without"].mounts}
     hollow.images.add("unused:1")
-    manager: Any = rig.node.rooms["images"]
+    manager: Any = rig.node.components["images"]
     await manager.delete_unused()
     assert hollow.images.resolve("unused:1") is None
     assert hollow.images.resolve("weights:1") is not None

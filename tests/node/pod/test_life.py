@@ -22,13 +22,13 @@ from engine.node.pod.life import (
 
 END = PodEnd("Evicted", "no room")
 ENDED = {LifeState.FINISHED, LifeState.FAILED}
-RUNS = {LifeState.ENTERING, LifeState.WORKING}
+RUNS = {LifeState.ADMITTING, LifeState.WORKING}
 
 
 def test_every_state_is_reached_and_left():
-    reached = {target for target, _ in TRANSITIONS.values()} | {LifeState.ENTERING}
+    reached = {target for target, _ in TRANSITIONS.values()} | {LifeState.ADMITTING}
     assert reached == set(LifeState)
-    assert {state for state, _ in TRANSITIONS} == set(LifeState) - {LifeState.GONE}
+    assert {state for state, _ in TRANSITIONS} == set(LifeState) - {LifeState.REMOVED}
     assert set(LifeState) == HOLDING | OVER
     assert not HOLDING & OVER
 
@@ -40,7 +40,13 @@ def test_no_event_leads_back_from_an_end():
 
 
 def test_a_pod_that_is_not_wanted_never_is_again():
-    unwanted = {LifeState.LEAVING, LifeState.FREEING, LifeState.REPORTING, LifeState.REMOVING, LifeState.GONE}
+    unwanted = {
+        LifeState.LEAVING,
+        LifeState.CLEANING_UP,
+        LifeState.REPORTING,
+        LifeState.REMOVING,
+        LifeState.REMOVED,
+    }
     assert all(target in unwanted for (state, _), (target, _) in TRANSITIONS.items() if state in unwanted)
 
 
@@ -110,10 +116,10 @@ def test_a_pod_is_taken_away_only_when_its_last_status_is_known():
         states.append(life.state)
     assert states == [
         LifeState.LEAVING,
-        LifeState.FREEING,
+        LifeState.CLEANING_UP,
         LifeState.REPORTING,
         LifeState.REMOVING,
-        LifeState.GONE,
+        LifeState.REMOVED,
     ]
     assert {state for (state, event) in TRANSITIONS if event is LifeEvent.KNOWN} == {LifeState.REPORTING}
     assert [s for (s, _), (target, _) in TRANSITIONS.items() if target is LifeState.REMOVING] == [
