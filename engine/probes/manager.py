@@ -350,9 +350,8 @@ class ProbeManager:
             if worker.spec.kind != "exec" or (pod and pod not in (of.full_name, of.metadata.name, of.uid)):
                 continue
             info = self._native.info(worker.key)
-            told = found.setdefault(
-                of.uid, {"pod": of.full_name, "pod_uid": of.uid, "sandbox": entry.sandbox}
-            )
+            about = {"pod": of.full_name, "pod_uid": of.uid, "sandbox": entry.sandbox}
+            told = found.setdefault(of.uid, about)
             for name, amount in (
                 ("runs", sum(info["outcomes"])),
                 ("seconds", seconds[worker.key]),

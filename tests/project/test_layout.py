@@ -204,7 +204,6 @@ HOST_FILES = {
     "connection_limiter": "limits the number of open connections",
     "files": "replaces one file",
     "inotify": "reports changes in directories",
-    "loop_share": "shares turns of the event loop between peers",
     "loop_devices": "attaches files as block devices",
     "loop_share": "shares the event loop among peers",
     "mountinfo": "reads the mount table",

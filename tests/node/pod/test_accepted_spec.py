@@ -25,7 +25,7 @@ from tests.node.test_truth import KINDS, LARGE, MOST_CPUS
 from tests.node_rig import container
 from tests.waiting import eventually
 
-REFUSED = {"q25", "q26", "vols"}
+REFUSED = {"limnoreq", "q25", "q26", "vols"}
 MANIFESTS = [
     manifest
     for line in (Path(__file__).parents[1] / "data/kubelet_uids.jsonl").read_text().splitlines()
