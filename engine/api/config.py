@@ -16,7 +16,7 @@ import msgspec
 from engine.api.duration import Duration
 from engine.api.node import Taint
 from engine.api.quantity import Quantity
-from engine.api.struct import Struct
+from engine.api.struct import Struct, Uint32
 
 GROUP_VERSION = "kubelet.config.k8s.io/v1beta1"
 ROOT_DIR = "/var/lib/kubelet"
@@ -78,6 +78,34 @@ class KubeletAuthorization(Struct):
     def __post_init__(self) -> None:
         zero_is_default(self, ("mode",))
         zero_is_default(self.webhook, ("cache_authorized_ttl", "cache_unauthorized_ttl"))
+
+
+class OutputRoutingOptions(Struct):
+    split_stream: bool = False
+    info_buffer_size: Quantity = Quantity.parse("0")
+
+
+class FormatOptions(Struct):
+    text: OutputRoutingOptions = msgspec.field(default_factory=OutputRoutingOptions)
+    json: OutputRoutingOptions = msgspec.field(default_factory=OutputRoutingOptions)
+
+
+class VModuleItem(Struct):
+    file_pattern: str = ""
+    verbosity: Uint32 = 0
+
+
+class LoggingConfiguration(Struct):
+    """How the agent logs (component-base/logs v1); a number of `flushFrequency` is nanoseconds."""
+
+    format: str = "text"
+    flush_frequency: str | int = "5s"
+    verbosity: Uint32 = 0
+    vmodule: list[VModuleItem] | None = None
+    options: FormatOptions = msgspec.field(default_factory=FormatOptions)
+
+    def __post_init__(self) -> None:
+        zero_is_default(self, ("format", "flush_frequency"))
 
 
 def zero_is_default(owner: Struct, names: Iterable[str]) -> None:
@@ -220,7 +248,7 @@ class KubeletConfiguration(Struct):
     volume_plugin_dir: str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/"
     provider_id: str = ""
     kernel_memcg_notification: bool = False
-    logging: dict[str, Any] | None = None
+    logging: LoggingConfiguration = msgspec.field(default_factory=LoggingConfiguration)
     enable_system_log_handler: bool = True
     enable_system_log_query: bool = False
     shutdown_grace_period: Duration = Duration(0)

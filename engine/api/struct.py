@@ -31,6 +31,8 @@ class Struct(msgspec.Struct, kw_only=True, omit_defaults=True, rename=json_name)
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 """A field of 32 bits: a kubelet's decoder refuses what does not fit."""
+Uint32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+"""A field of 32 bits without a sign."""
 
 
 def written(value: Any) -> Any:

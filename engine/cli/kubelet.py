@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from engine.cli.agent.logging import begin_logging
 from engine.cli.agent.places import ROOT_DIR
 from engine.cli.agent.start_up import lean_imports
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from engine.api.config import KubeletConfiguration
     from engine.node.images.access import CredentialPrograms
 
-MOST_VERBOSE_INFO = 3
 EXTERNAL = "external"
 CERT_DIR = Path("/var/lib/kubelet/pki")
 
@@ -60,7 +58,13 @@ log = logging.getLogger("kubengine.run")
     help="external: a cloud's controller manager initializes the Node and sets its addresses.",
 )
 @click.option("--node-labels", metavar="NAME=VALUE,…", help="Labels that the node registers with.")
-@click.option("-v", "--v", "verbosity", type=int, default=0, help="Log level; from 4 on everything.")
+@click.option(
+    "-v",
+    "--v",
+    "verbosity",
+    metavar="N",
+    help="Log verbosity (logging.verbosity); from 4 on with debug messages.",
+)
 @click.option(
     "--version",
     is_flag=False,
@@ -86,7 +90,7 @@ def command(
     node_ip: str,
     cloud_provider: str,
     node_labels: str | None,
-    verbosity: int,
+    verbosity: str | None,
 ) -> None:
     """Run the node agent in a kubelet's place: same flags, same configuration files.
 
@@ -101,13 +105,17 @@ def command(
         from engine.api.kubengine_config import KubengineConfiguration
         from engine.cli.agent.kubelet_config import load_kubelet_config
         from engine.cli.agent.kubelet_flags import read_pairs
+        from engine.cli.agent.logging import begin_logging, hold_logs
         from engine.cli.agent.node_labels import check_node_labels
         from engine.cli.agent.process import AgentOptions, AgentProcess
         from engine.node.nodeinfo.addresses import parse_node_ips
 
-    begin_logging(logging.DEBUG if verbosity > MOST_VERBOSE_INFO else logging.INFO)
+    hold_logs()
     flags = config_flags(context.args)
+    if verbosity is not None:
+        flags["v"] = verbosity.removeprefix("=")  # -v=4
     settings = load_kubelet_config(config, config_dir, flags)
+    begin_logging(settings.logging)
     ours = KubengineConfiguration()
     if node_labels:
         labels = read_pairs(node_labels, "--node-labels")

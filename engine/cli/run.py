@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from engine.cli.agent.logging import begin_logging
 from engine.cli.agent.places import ROOT_DIR
 from engine.cli.agent.start_up import lean_imports
 
@@ -61,7 +60,11 @@ LEVELS = ["debug", "info", "warning", "error"]
 @click.option("--node-name", metavar="NAME", help="[default: the host name]")
 @click.option("--live", is_flag=True, help="On a terminal show the pods instead of a log.")
 @click.option("--clean-up", is_flag=True, help="On Ctrl-C end and remove every pod.  [default: leave them]")
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    help="[default: info; debug with a logging.verbosity of 4 or more]",
+)
 def command(
     configs: tuple[Path, ...],
     manifests: Path | None,
@@ -74,7 +77,7 @@ def command(
     node_name: str | None,
     live: bool,
     clean_up: bool,
-    log_level: str,
+    log_level: str | None,
 ) -> None:
     """Run the node agent on a directory of Pod manifests.
 
@@ -86,6 +89,7 @@ def command(
         import msgspec
 
         from engine.api.documents import load_config
+        from engine.cli.agent.logging import begin_logging
         from engine.cli.agent.process import AgentOptions, AgentProcess
 
     config, kubengine_config = load_config(list(configs))
@@ -109,13 +113,13 @@ def command(
             port=port,
         )
     )
-    level = getattr(logging, log_level.upper())
+    level = getattr(logging, log_level.upper()) if log_level is not None else None
     if not live or not sys.stdout.isatty():
-        begin_logging(level)
+        begin_logging(config.logging, level)
         asyncio.run(process.run())
         return
     from engine.cli.output.live_view import LiveView
 
     view = LiveView(leave="Ctrl-C removes the pods and ends" if clean_up else "Ctrl-C ends, pods stay")
-    begin_logging(max(level, logging.INFO), view)
+    begin_logging(config.logging, max(level or logging.INFO, logging.INFO), view)
     asyncio.run(process.run(view.show))

@@ -30,6 +30,38 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         'option "off" specified for hairpinMode (--hairpin-mode). '
         'Valid options are "none", "hairpin-veth" or "promiscuous-bridge"',
     ),
+    (
+        {"logging": {"format": "xml"}},
+        'logging.format: Invalid value: "xml": Unsupported log format',
+    ),
+    (
+        {"logging": {"flushFrequency": "-1s"}},
+        'logging.flushFrequency: Invalid value: "-1s": Must be greater than zero',
+    ),
+    (
+        {"logging": {"flushFrequency": -5}},
+        "logging.flushFrequency: Invalid value: -5: Must be greater than zero",
+    ),
+    (
+        {"logging": {"verbosity": 2**31}},
+        "logging.verbosity: Invalid value: 2147483648: Must be <= 2147483647",
+    ),
+    (
+        {"logging": {"format": "json", "vmodule": [{"filePattern": "a", "verbosity": 1}]}},
+        "logging.vmodule: Forbidden: Only supported for text log format",
+    ),
+    (
+        {"logging": {"vmodule": [{"filePattern": "a,b", "verbosity": 1}]}},
+        'logging.vmodule[0]: Invalid value: "a,b": File pattern must not contain equal sign or comma',
+    ),
+    (
+        {"logging": {"options": {"json": {"splitStream": True}}}},
+        "logging.options.json.splitStream: Forbidden: Feature LoggingAlphaOptions is disabled",
+    ),
+    (
+        {"logging": {"options": {"text": {"infoBufferSize": "1Ki"}}}},
+        "logging.options.text.infoBufferSize: Forbidden: Feature LoggingAlphaOptions is disabled",
+    ),
     ({"containerLogMaxWorkers": 0}, "containerLogMaxWorkers must be greater than or equal to 1"),
     (
         {"shutdownGracePeriod": "10s", "shutdownGracePeriodCriticalPods": "20s"},

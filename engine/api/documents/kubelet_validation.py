@@ -6,15 +6,19 @@ Source: kubelet v1.36, `ValidateKubeletConfiguration`. Fields that another part 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Final
 
 from engine.api.config import KubeletConfiguration
+from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
 
 HAIRPIN_MODES: Final = ("none", "hairpin-veth", "promiscuous-bridge")
 LAST_PORT: Final = 65535
 SHORTEST_SHUTDOWN: Final = 1.0
+LOG_FORMATS: Final = ("text", "json")
+MOST_VERBOSE: Final = 2**31 - 1
 
 _NOT_NEGATIVE: Final = {
     "eventBurst": ("event_burst", "event-burst"),
@@ -36,7 +40,7 @@ _BETWEEN: Final = {
 
 def validate(config: KubeletConfiguration, subject: str) -> None:
     """Raise InvalidInput with everything that is wrong; `subject` names where the configuration is from."""
-    faults = [*_numbers(config), *_choices(config), *_logs(config), *_shutdown(config)]
+    faults = [*_numbers(config), *_choices(config), *_logs(config), *_logging(config), *_shutdown(config)]
     if faults:
         raise InvalidInput("; ".join(f"invalid configuration: {fault}" for fault in faults), subject=subject)
 
@@ -83,6 +87,51 @@ def _choices(config: KubeletConfiguration) -> Iterator[str]:
 def _logs(config: KubeletConfiguration) -> Iterator[str]:
     if config.container_log_max_workers < 1:
         yield "containerLogMaxWorkers must be greater than or equal to 1"
+
+
+def _logging(config: KubeletConfiguration) -> Iterator[str]:
+    """Component-base's `logs/api/v1` `Validate`, with the field that it names."""
+    settings = config.logging
+    if not _is_positive(settings.flush_frequency):
+        yield (
+            f"logging.flushFrequency: Invalid value: {_quoted(settings.flush_frequency)}: "
+            "Must be greater than zero"
+        )
+    if settings.format not in LOG_FORMATS:
+        yield f"logging.format: Invalid value: {_quoted(settings.format)}: Unsupported log format"
+    elif settings.format == "json" and not config.gate("LoggingBetaOptions", True):
+        yield "logging.format: Forbidden: Log format json is disabled, see LoggingBetaOptions feature"
+    if settings.verbosity > MOST_VERBOSE:
+        yield f"logging.verbosity: Invalid value: {settings.verbosity}: Must be <= {MOST_VERBOSE}"
+    if settings.vmodule and settings.format != "text":
+        yield "logging.vmodule: Forbidden: Only supported for text log format"
+    for index, item in enumerate(settings.vmodule or []):
+        field = f"logging.vmodule[{index}]"
+        if not item.file_pattern:
+            yield f"{field}: Required value: File pattern must not be empty"
+        if "=" in item.file_pattern or "," in item.file_pattern:
+            text = "File pattern must not contain equal sign or comma"
+            yield f"{field}: Invalid value: {_quoted(item.file_pattern)}: {text}"
+        if item.verbosity > MOST_VERBOSE:
+            yield f"{field}: Invalid value: {item.verbosity}: Must be <= {MOST_VERBOSE}"
+    if config.gate("LoggingAlphaOptions", False):
+        return
+    for name, options in (("text", settings.options.text), ("json", settings.options.json)):
+        if options.split_stream:
+            yield f"logging.options.{name}.splitStream: Forbidden: Feature LoggingAlphaOptions is disabled"
+        if options.info_buffer_size.nano:
+            yield f"logging.options.{name}.infoBufferSize: Forbidden: Feature LoggingAlphaOptions is disabled"
+
+
+def _is_positive(period: str | int) -> bool:
+    try:
+        return (Duration.parse(period) if isinstance(period, str) else period) > 0
+    except InvalidInput:
+        return False
+
+
+def _quoted(value: str | int) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _shutdown(config: KubeletConfiguration) -> Iterator[str]:

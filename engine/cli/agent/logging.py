@@ -1,14 +1,91 @@
-"""Where an agent's own words go, and that libraries keep theirs: what passes them may be secret."""
+"""Set up the agent's log: its format, its level, and the streams that it goes to.
+
+Libraries only warn, because what they log at lower levels may be secret.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
+from logging.handlers import MemoryHandler
+from typing import Final, TextIO
+
+from engine.api.config import LoggingConfiguration
+
+TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+DEBUG_VERBOSITY: Final = 4
+"""The lowest verbosity of a kubelet at which debug messages are written."""
+MOST_HELD: Final = 1000
+NEVER: Final = logging.CRITICAL + 1
 
 
-def begin_logging(level: int, view: logging.Handler | None = None) -> None:
-    """Say what is as grave as `level` on standard error, or to `view`; libraries only warn."""
-    if view is None:
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    else:
-        logging.basicConfig(handlers=[view])
+def hold_logs() -> None:
+    """Keep messages until `begin_logging` knows their format; at the process's end they appear as text."""
+    logging.basicConfig(
+        handlers=[MemoryHandler(MOST_HELD, NEVER, target=_stream(sys.stderr, logging.Formatter(TEXT)))]
+    )
+    logging.getLogger("kubengine").setLevel(logging.INFO)
+
+
+def begin_logging(
+    config: LoggingConfiguration, level: int | None = None, view: logging.Handler | None = None
+) -> None:
+    """Write messages of `level` (None: the level of `config.verbosity`) and above, in `config.format`.
+
+    They go to standard error, without a buffer, or to `view`. With `splitStream` only errors go to standard
+    error, and everything else to standard output.
+    """
+    if level is None:
+        level = logging.DEBUG if config.verbosity >= DEBUG_VERBOSITY else logging.INFO
+    handlers = _handlers(config) if view is None else [view]
+    held = [handler for handler in logging.root.handlers if isinstance(handler, MemoryHandler)]
+    for handler in held:
+        logging.root.removeHandler(handler)
+    logging.basicConfig(handlers=handlers)
     logging.getLogger("kubengine").setLevel(level)
+    for handler in held:
+        for record in handler.buffer:
+            logging.root.handle(record)
+        handler.buffer.clear()
+        handler.close()
+
+
+class JsonFormatter(logging.Formatter):
+    """Format one JSON object per message, with the fields of component-base/logs.
+
+    `ts` is milliseconds since the epoch. Errors have no `v`; `err` and `stacktrace` describe an exception.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "ts": round(record.created * 1000, 4),
+            "logger": record.name,
+            "caller": f"{record.filename}:{record.lineno}",
+            "msg": record.getMessage(),
+        }
+        if record.levelno < logging.ERROR:
+            fields["v"] = DEBUG_VERBOSITY if record.levelno <= logging.DEBUG else 0
+        if record.exc_info and record.exc_info[1] is not None:
+            fields["err"] = str(record.exc_info[1]) or type(record.exc_info[1]).__name__
+            fields["stacktrace"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+def _handlers(config: LoggingConfiguration) -> list[logging.Handler]:
+    is_json = config.format == "json"
+    formatter = JsonFormatter() if is_json else logging.Formatter(TEXT)
+    errors = _stream(sys.stderr, formatter)
+    options = config.options.json if is_json else config.options.text
+    if not options.split_stream:
+        return [errors]
+    errors.setLevel(logging.ERROR)
+    rest = _stream(sys.stdout, formatter)
+    rest.addFilter(lambda record: record.levelno < logging.ERROR)
+    return [rest, errors]
+
+
+def _stream(stream: TextIO, formatter: logging.Formatter) -> logging.Handler:
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    return handler
