@@ -12,7 +12,7 @@ import engine.api.decisions
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/beyond-the-kubelet.md").read_text()
 SECTIONS = re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]
-SAID = ("Switch", "Costs", "Replaces", "Seen", "Held by")
+SAID = ("Switch", "Costs", "Replaces", "Seen", "Tested by")
 
 
 def test_each_line_of_the_table_at_the_top_has_its_section() -> None:
@@ -34,7 +34,7 @@ def test_what_a_section_names_is_there(section: str) -> None:
     kinds = dict(re.findall(r"^\| ([\w-]+) \| (.*) \|$", engine.api.decisions.__doc__ or "", re.MULTILINE))
     words = set(re.findall(r"`([a-z-]+)`", said["Seen"]))
     assert words & kinds.keys()
-    held = re.findall(r"`(tests/[\w/]+\.py)`|`(test_\w+)`", said["Held by"])
+    held = re.findall(r"`(tests/[\w/]+\.py)`|`(test_\w+)`", said["Tested by"])
     tests = ""
     for file, name in held:
         if file:
