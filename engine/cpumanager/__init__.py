@@ -1,6 +1,6 @@
 """The CPU manager: which containers get CPUs of their own, which CPUs, and what all others share.
 
-Pure files decide: `topology`, `options`, `static_policy`, `state`,
-`checkpoint`. The kernel is `engine._fast.cpu_assignment`. Rules: kubelet v1.36 `pkg/kubelet/cm/cpumanager`.
+Pure files decide: `topology`, `options`, `static_policy`, `state`, `checkpoint`. The kernel is
+`engine._fast.pinning.cpu_assignment`. Rules: kubelet v1.36 `pkg/kubelet/cm/cpumanager`.
 May import `engine.api`, `engine._fast`, `engine.metrics`, `engine.host` and `engine.topologymanager`.
 """

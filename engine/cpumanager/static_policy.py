@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from engine._fast import cpu_assignment as kernels
 from engine._fast.devices import topology as topology_kernels
+from engine._fast.pinning import cpu_assignment as kernels
 from engine.api import cpu_set as cpu_sets
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, Pod

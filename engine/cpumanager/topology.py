@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from engine._fast.cpu_assignment import Layout
+from engine._fast.pinning.cpu_assignment import Layout
 from engine.topologymanager.policy import Numa
 
 

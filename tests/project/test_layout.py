@@ -270,7 +270,7 @@ def test_http2_is_spoken_by_the_core_and_by_the_library_in_tools_for_tests_alone
     assert users
 
 
-DECISION_KERNELS = ("preemption", "devices", "ranking", "messages")
+DECISION_KERNELS = ("preemption", "devices", "ranking", "messages", "pinning")
 
 
 def test_each_kernel_has_its_twin_selector_and_types() -> None:

@@ -18,7 +18,10 @@ EXHAUSTIVE_NODES = 8
 
 
 class Layout:
-    """A machine's online CPUs by core, last-level cache, socket and NUMA node: id → set of CPUs."""
+    """A machine's online CPUs by core, last-level cache, socket and NUMA node: id → set of CPUs.
+
+    Sets of one level do not overlap. Raises `ValueError` without CPUs or without members of some level.
+    """
 
     def __init__(
         self,
@@ -31,10 +34,12 @@ class Layout:
         self.cpus = 0
         for members in cores.values():
             self.cpus |= members
+        if not self.cpus or not (caches and sockets and nodes):
+            raise ValueError("a layout needs CPUs, and members of each level")
         count = self.cpus.bit_count()
-        self.per_core = count // max(len(cores), 1)
-        self.per_cache = count // max(len(caches), 1)
-        self.per_socket = count // max(len(sockets), 1)
+        self.per_core = count // len(cores)
+        self.per_cache = count // len(caches)
+        self.per_socket = count // len(sockets)
         self._cores_in: dict[int, dict[int, int]] = {}
 
     def cores_in(self, region: int) -> Mapping[int, int]:
@@ -106,7 +111,8 @@ class _Taking:
         if self.nodes_first:
             return self._sorted(layout.nodes)
         sockets = self._sorted(layout.sockets)
-        return [node for socket in sockets for node in self._sorted(layout.nodes, layout.sockets[socket])]
+        found = [node for socket in sockets for node in self._sorted(layout.nodes, layout.sockets[socket])]
+        return list(dict.fromkeys(found))  # a node with CPUs on two sockets has them to give once
 
     def _sorted_sockets(self) -> list[int]:
         layout = self._layout
@@ -195,6 +201,8 @@ def take_distributed(layout: Layout, available: int, count: int, group: int, *, 
     Among sets of nodes of one size, the one wins that leaves free CPUs most evenly spread over the nodes.
     Falls back to `take_packed` where the count is no multiple of the group, or no even split exists.
     """
+    if group < 1:
+        raise ValueError(f"groups of {group} CPUs")
     if not count or count % group:
         return take_packed(layout, available, count, spread=spread)
     taking = _Taking(layout, available, count)
@@ -293,7 +301,10 @@ def _imbalance(counts: Iterable[int]) -> float:
     """The standard deviation; it and the mean are rounded to three digits, as the kubelet compares them."""
     values = list(counts)
     mean = _rounded(sum(values) / len(values))
-    return _rounded(sqrt(sum((value - mean) ** 2 for value in values) / len(values)))
+    squares = 0.0
+    for value in values:  # one after the other: sum() compensates for rounding since Python 3.12
+        squares += (value - mean) * (value - mean)
+    return _rounded(sqrt(squares / len(values)))
 
 
 def _rounded(value: float) -> float:

@@ -1,0 +1,1 @@
+"""The kernel that chooses exclusive CPUs, with its plain twin."""
