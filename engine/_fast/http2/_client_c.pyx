@@ -104,9 +104,9 @@ cdef class ClientConnection:
     """One connection: requests and received bytes in, events and bytes to be sent out.
 
     `stream_window` and `connection_window` bound what the server may send before somebody has taken it;
-    `header_list` what one header block may hold, with 32 bytes for each field (RFC 9113, 6.5.2). A server that
-    sends more than `idle_frames` frames without data for an open request, between two answers or calls of `calm`,
-    breaks the connection.
+    `header_list` what one header block may hold, with 32 bytes for each field (RFC 9113, 6.5.2). The connection
+    is broken if a server sends more than `idle_frames` frames without data for an open request, between two
+    responses or calls of `calm`.
     """
 
     cdef http2 _core
@@ -219,7 +219,7 @@ cdef class ClientConnection:
             at += used
             left -= used
             if e.kind == HTTP2_FIELD:
-                if self._fields_of != e.stream:  # the block before was cut off: its stream was reset within it
+                if self._fields_of != e.stream:  # the earlier block was cut off by a reset of its stream
                     self._fields, self._fields_of = [], e.stream
                 self._fields.append((
                     PyBytes_FromStringAndSize(e.field.name, e.field.name_len),
