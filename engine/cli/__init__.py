@@ -1,8 +1,8 @@
-"""The `kubengine` command: one file per subcommand, imported only when that subcommand runs.
+"""Define the `kubengine` command: one file per subcommand, imported only when that subcommand runs.
 
-`COMMANDS` lists the subcommands with the line that `--help` shows; the module for `image-gc` is
-`engine.cli.image_gc` and exports a click command named `command`. Commands touch façades only, and
-ask a running agent through `engine.cli.agent.client`.
+`COMMANDS` maps each subcommand to the line that `--help` shows. The module for `image-gc` is
+`engine.cli.image_gc` and exports a click command named `command`. Commands use public package interfaces
+only, and query a running agent through `engine.cli.agent.client`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from engine.api.errors import Bug, InvalidInput, KubengineError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, str] = {
-    "preempt": "Say whether a node takes a pod, and who would die for it.",
-    "eviction": "Show eviction thresholds, the distance to each, and who would go first.",
+    "preempt": "Say whether a node takes a pod, and which pods it would preempt.",
+    "eviction": "Show eviction thresholds, the distance to each, and which pods would go first.",
     "images": "Show images and what protects them; `images gc` collects.",
     "cpus": "Show which containers have which CPUs, as a map of nodes and caches.",
-    "bench": "Measure a node agent under load, beside a kubelet or at growing density.",
+    "bench": "Measure a node agent under load, against a kubelet or at growing density.",
     "cgroups": "Show the cgroup tree, find its faults, plan its values.",
     "device-plugin": "Serve a sample device plugin, to try an agent with.",
-    "decisions": "Show what the agent decided, by what and why; `--follow` goes on.",
-    "devices": "Show device plugin resources, their devices and who holds them.",
+    "decisions": "Show the agent's decisions and their reasons; `--follow` keeps printing.",
+    "devices": "Show device plugin resources, their devices and holders.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
     "kubelet": "Run the node agent with the kubelet's flags and configuration files.",
     "plan": "What-ifs over a whole cluster: preemption, eviction, GC, cgroups, drains.",
@@ -39,21 +39,23 @@ COMMANDS: dict[str, str] = {
 }
 
 PLANNER_LIBRARIES = ("pyarrow",)
-"""What a node does without: the extra `plan` brings it."""
+"""Libraries that a node can do without; the extra `plan` installs them."""
 
 
 class _ReaderGone(Exception):
-    """Nobody reads standard output any more. Apart from BrokenPipeError, which click takes for a failure."""
+    """Report that the reader of standard output has closed it. Not a BrokenPipeError, which click treats as a
+    failure.
+    """
 
 
 class WrongUsage(click.ClickException):
-    """An option that makes no sense, in one line."""
+    """Report an invalid option in one line."""
 
     exit_code = 2
 
 
 class _LazyGroup(click.Group):
-    """A group whose help needs no subcommand's imports."""
+    """List subcommands in the help without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -128,7 +130,7 @@ def _kubengine(debug: bool) -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run as the console script."""
     try:
         status = _kubengine.main(prog_name="kubengine", standalone_mode=False)
         sys.stdout.flush()
@@ -143,6 +145,6 @@ def main() -> None:
 
 
 def _leave_pipe() -> NoReturn:
-    """End as a command that SIGPIPE ends: nobody reads on, so nothing is said."""
+    """Exit silently with the status of a command that SIGPIPE ends, because nobody reads the output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(128 + signal.SIGPIPE)

@@ -1,4 +1,4 @@
-"""`python -m engine.cli` is `kubengine`."""
+"""Run `kubengine` as `python -m engine.cli`."""
 
 from engine.cli import main
 

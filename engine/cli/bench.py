@@ -1,4 +1,6 @@
-"""`kubengine bench`: the node under load, beside a kubelet or at growing density; the suite's verdict."""
+"""Implement `kubengine bench`: measure the node under load, against a kubelet or at growing density, and
+compare test suite results.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def _end_on_terminate(_number: int, _frame: FrameType | None) -> None:
 @click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="An administrator's, of the cluster that the api phase joins as node bench-node.",
+    help="Administrator's kubeconfig of the cluster that the api phase joins as node bench-node.",
 )
 @click.option("--runtime", metavar="hollow|unix:///PATH", default="hollow", show_default=True)
 @click.option("--phases", metavar="NAME,…", help="Only these phases.  [default: all]")
@@ -123,7 +125,9 @@ def node(
 def _show(
     result: NodeBenchResult, markdown: bool, reports: Mapping[Path | None, Callable[[NodeBenchResult], str]]
 ) -> bool:
-    """Prints the table and writes the files, whatever came of the run; False if a file can't be written."""
+    """Print the table and write the files, even of an incomplete run. Return False if a file
+    cannot be written.
+    """
     from engine.bench.report import markdown_table, ratio_table
     from engine.cli.output.console import table_console
 
@@ -199,8 +203,8 @@ _REPORTS = click.Path(path_type=Path, exists=True, dir_okay=False)
 def suite(kubelet: tuple[Path, ...], kubengine: tuple[Path, ...], into: Path | None) -> None:
     """Compare two agents by the kubelet's own test suite, spec by spec.
 
-    Reads Ginkgo's JUnit reports; docs/compatibility.md says how to make them. Both options may be given
-    several times: of each spec, the last report in which it ran counts.
+    Reads Ginkgo's JUnit reports; docs/compatibility.md describes how to produce them. Both options may be
+    given several times: for each spec, the last report in which it ran counts.
     """
     from engine.bench.compatibility import tables, write_into
     from engine.bench.suite import read_reports

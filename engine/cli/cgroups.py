@@ -1,4 +1,4 @@
-"""`kubengine cgroups`: the live tree, its faults, and what pods would get."""
+"""Implement `kubengine cgroups`: show the live tree and its faults, and the values that pods would get."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def command(context: click.Context, agent: AgentClient, as_json: bool, pod: str)
 @json_option
 @agent_option
 @config_option
-@click.option("--fix", is_flag=True, help="Put right what can be.")
+@click.option("--fix", is_flag=True, help="Repair the faults that can be repaired.")
 @click.option(
     "--pods", "pod_file", type=_FILES, help="Without an agent: the node's pods, as `kubectl -o json`."
 )
@@ -66,10 +66,11 @@ def check(
     pod_file: Path | None,
     root: str | None,
 ) -> None:
-    """Find pods and containers that disagree, a starved host, reservations that nothing holds, changed
-    files and groups left behind. Exit status 1 if a fault is left; risks are only told.
+    """Find pods and containers whose values differ from the wanted ones, a starved host, reservations that
+    nothing enforces, changed files and leftover groups. Exit status 1 if a fault remains; risks are only
+    reported.
 
-    Asks the running agent; with --pods it looks at a node that another agent runs.
+    Asks the running agent; with --pods it checks a node that another agent runs.
     """
     if pod_file is None:
         findings = agent.act("cgroups", "check", **({"fix": "true"} if fix else {}))
@@ -137,7 +138,7 @@ def plan(
     cpu: str | None,
     memory: str | None,
 ) -> None:
-    """Show what every group would have for these pods, touching nothing."""
+    """Show the values that every group would have for these pods, without changing anything."""
     from engine.api.defaults import apply_defaults
     from engine.api.documents import load_config, load_pods
     from engine.api.errors import InvalidInput
@@ -191,7 +192,7 @@ def plan(
 
 
 class Row(NamedTuple):
-    """One group to show; `files` are (wanted, actual) texts."""
+    """Hold one group to show; `files` are (wanted, actual) texts."""
 
     path: str
     qos_class: str
@@ -209,7 +210,9 @@ def _live_rows(groups: Iterable[Mapping[str, Any]]) -> Iterable[Row]:
 
 
 def _print_table(rows: Iterable[Row]) -> None:
-    """One line a group, indented by depth; a value that is not as wanted reads `actual≠wanted`."""
+    """Print one line per group, indented by depth; a value that differs from the wanted one reads
+    `actual≠wanted`.
+    """
     from rich.table import Table
 
     from engine.cli.output.console import table_console
@@ -231,7 +234,7 @@ def _print_table(rows: Iterable[Row]) -> None:
 
 
 def _short(name: str) -> str:
-    """Container ids are told apart by their first characters."""
+    """Shorten a container's id to its first characters, which are enough to tell containers apart."""
     return f"{name[:12]}…" if len(name) > 60 and name.isalnum() else name
 
 

@@ -1,4 +1,4 @@
-"""`kubengine completion`: the script that a shell sources."""
+"""Implement `kubengine completion`: print the script that a shell sources."""
 
 from __future__ import annotations
 

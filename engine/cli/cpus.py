@@ -1,4 +1,6 @@
-"""`kubengine cpus`: a map of the machine's CPUs, by NUMA node and cache, and who has them exclusively."""
+"""Implement `kubengine cpus`: show the machine's CPUs by NUMA node and cache, and the containers that own
+them exclusively.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ RESERVED, SHARED = "#", "."
 @agent_option
 @json_option
 def command(agent: AgentClient, as_json: bool) -> None:
-    """Show which containers have CPUs of their own, and where they are.
+    """Show which containers have exclusive CPUs, and where those are.
 
-    Each character is a CPU, CPUs of a core stand together: a letter belongs to the container of that letter,
-    # is reserved, . is shared.
+    Each character is a CPU, and the CPUs of a core stand together. A letter marks a CPU of the container
+    with that letter, # is reserved, . is shared.
     """
     answer = agent.describe("cpus")
     if as_json:
@@ -34,7 +36,7 @@ def command(agent: AgentClient, as_json: bool) -> None:
 
 
 def cpu_map(answer: dict[str, Any]) -> list[str]:
-    """The lines of the map and its legend."""
+    """Return the lines of the map and its legend."""
     signs: dict[int, str] = dict.fromkeys(cpu_set.numbers(cpu_set.parse(answer["reserved"])), RESERVED)
     legend = []
     for letter, one in zip(cycle(ascii_letters), answer["containers"], strict=False):

@@ -1,4 +1,4 @@
-"""`kubengine decisions`: what the agent decided, by what, and why."""
+"""Implement `kubengine decisions`: show what the agent decided, which component decided it, and why."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ PATH = "/kubengine/decisions"
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is decided from now on.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new decisions.")
 @click.option("--pod", metavar="NS/NAME", help="Only about this pod (its name in `default`, or its uid).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", hidden=True)
 @agent_option
 def command(agent: AgentClient, follow: bool, pod: str | None, as_json: bool, output: str) -> None:
-    """Show admissions, preemptions, evictions, collections, restarts, resizes and given devices."""
+    """Show admissions, preemptions, evictions, image collections, restarts, resizes and device
+    assignments.
+    """
     query = {"pod": pod} if pod else {}
     for decision in _followed(agent, query) if follow else _held(agent, query):
         plain = as_json or output == "json"
@@ -39,7 +41,7 @@ def _followed(agent: AgentClient, query: dict[str, str]) -> Iterator[dict[str, A
 
 
 def _line(decision: dict[str, Any]) -> str:
-    """One line of text: when, what about whom, why, and by what."""
+    """Format a decision as one line: time, action and object, reason, deciding component."""
     about = "/".join(decision[part] for part in ("pod", "container") if part in decision) or "node"
     when = datetime.fromtimestamp(decision["time"]).strftime("%Y-%m-%d %H:%M:%S")
     inputs = " ".join(

@@ -1,4 +1,4 @@
-"""`kubengine device-plugin`: a sample device plugin to try the agent, or a kubelet, with."""
+"""Implement `kubengine device-plugin`: a sample device plugin for trying out the agent or a kubelet."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def command(
 ) -> None:
     """Serve a sample device plugin until interrupted.
 
-    It registers with the agent, and again whenever the agent restarts. Each container gets a variable
-    with the ids of its devices (EXAMPLE_COM_GPU), a node /dev/ID per device, and an annotation.
+    It registers with the agent, and again whenever the agent restarts. Each container gets a variable with
+    the ids of its devices (EXAMPLE_COM_GPU), a node /dev/ID per device, and an annotation.
     """
     import asyncio
     import signal

@@ -1,4 +1,6 @@
-"""`kubengine devices`: the devices of plugins and of prepared claims, with their health and owners."""
+"""Implement `kubengine devices`: show the devices of plugins and of prepared claims, with their health and
+owners.
+"""
 
 from __future__ import annotations
 

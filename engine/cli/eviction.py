@@ -1,4 +1,6 @@
-"""`kubengine eviction`: how far each threshold is, and who would be evicted first."""
+"""Implement `kubengine eviction`: show the distance to each threshold, and the pods that would be evicted
+first.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _COUNTED = ("inodesFree", "pid.")
 @json_option
 @agent_option
 def command(agent: AgentClient, as_json: bool, disk: bool) -> None:
-    """Show signals, thresholds with the distance to each, and who would go first and why."""
+    """Show signals, the distance to each threshold, and which pods would be evicted first and why."""
     if disk:
         agent.timeout = DISK_DEADLINE
     answer = agent.describe("eviction", **({"disk": "true"} if disk else {}))

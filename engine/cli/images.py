@@ -1,4 +1,6 @@
-"""`kubengine images`: what the runtime keeps, who uses it, and what garbage collection would take."""
+"""Implement `kubengine images`: show the runtime's images, their users, and what garbage collection would
+remove.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kubengine kubelet`: the node agent, started with the kubelet's command line."""
+"""Implement `kubengine kubelet`: start the node agent with the kubelet's command line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger("kubengine.run")
     "provider_config",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Programs that are asked for registry credentials (a file, or a directory of them).",
+    help="Programs that provide registry credentials: their configuration, a file or a directory.",
 )
 @click.option(
     "--image-credential-provider-bin-dir",
@@ -73,7 +73,7 @@ log = logging.getLogger("kubengine.run")
     expose_value=False,
     is_eager=True,
     callback=lambda context, _option, value: _print_version(context, value),
-    help="Print the kubelet's version that this agent stands for, and leave.",
+    help="Print the kubelet version that this agent implements, and exit.",
 )
 @click.pass_context
 def command(
@@ -94,8 +94,8 @@ def command(
 ) -> None:
     """Run the node agent in a kubelet's place: same flags, same configuration files.
 
-    Every flag of the kubelet v1.36 is accepted. Those that set a configuration field win over the files;
-    those without effect here say so, and unknown ones are passed over with a warning.
+    Accepts every flag of the kubelet v1.36. Flags that set a configuration field override the files. A flag
+    without effect here logs a warning, and so does an unknown one, which is ignored.
     """
     with lean_imports():
         import asyncio
@@ -143,7 +143,7 @@ def command(
 
 
 def _print_version(context: click.Context, value: str | None) -> None:
-    """As `kubelet --version` prints it: scripts read the last word."""
+    """Print the version as `kubelet --version` does: scripts read the last word."""
     if value in (None, "false"):
         return
     from engine.node.nodeinfo.machine import kubelet_version
@@ -153,9 +153,10 @@ def _print_version(context: click.Context, value: str | None) -> None:
 
 
 def config_flags(arguments: list[str]) -> dict[str, str]:
-    """The flags that set a configuration field, the last of each; the others are said to have no effect.
+    """Return the last value of each flag that sets a configuration field, and warn about the flags without
+    effect.
 
-    As the kubelet reads them: `--flag=value`, `--flag value`, and `--flag` alone for true.
+    Flags are read as the kubelet reads them: `--flag=value`, `--flag value`, and `--flag` alone for true.
     """
     from engine.cli.agent.kubelet_flags import FIELDS, SWITCHES, WITHOUT_EFFECT
 
@@ -164,7 +165,7 @@ def config_flags(arguments: list[str]) -> dict[str, str]:
     while left:
         argument = left.pop(0)
         if not argument.startswith("-"):
-            log.warning("%s: not a flag, passed over", argument)
+            log.warning("%s: not a flag, ignored", argument)
             continue
         name, given, value = argument.lstrip("-").partition("=")
         name = name.replace("_", "-")
@@ -176,12 +177,14 @@ def config_flags(arguments: list[str]) -> dict[str, str]:
         elif name in WITHOUT_EFFECT:
             log.warning("--%s has no effect here; for the kubelet it %s", name, WITHOUT_EFFECT[name])
         else:
-            log.warning("--%s: no flag of the kubelet v1.36, passed over", name)
+            log.warning("--%s: not a flag of the kubelet v1.36, ignored", name)
     return flags
 
 
 def _is_external(cloud_provider: str) -> bool:
-    """Raises InvalidInput for a cloud provider that would have to be built in."""
+    """Tell whether the cloud provider is external. Raise InvalidInput for one that would have to
+    be built in.
+    """
     if cloud_provider not in ("", EXTERNAL):
         from engine.api.errors import InvalidInput
 
@@ -196,7 +199,9 @@ def _is_external(cloud_provider: str) -> bool:
 def _programs(
     config: Path | None, directory: Path | None, settings: KubeletConfiguration
 ) -> CredentialPrograms | None:
-    """Programs for registry credentials; both flags belong together."""
+    """Return the programs for registry credentials. Raise InvalidInput unless both flags or
+    neither are given.
+    """
     if config is None and directory is None:
         return None
     import time
@@ -206,6 +211,8 @@ def _programs(
 
     if config is None or directory is None:
         missing = "config" if config is None else "bin-dir"
-        raise InvalidInput("expected beside the other", subject=f"--image-credential-provider-{missing}")
+        raise InvalidInput(
+            "both flags must be given together", subject=f"--image-credential-provider-{missing}"
+        )
     tokens = settings.gate(GATE, True)
     return load_programs(config, directory, time.time, tokens=tokens).credentials

@@ -1,4 +1,6 @@
-"""`kubengine plan`: what-ifs over a cluster snapshot. The verbs are made from `engine.plan.questions`."""
+"""Implement `kubengine plan`: what-ifs over a cluster snapshot. Its subcommands are built from
+`engine.plan.questions`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ SNAPSHOT_HELP = (
 
 
 def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Where the cluster comes from."""
+    """Add the options that name the cluster's source."""
     for option in (
         click.option("--strict", is_flag=True, help="Refuse a snapshot with a fault instead of counting it."),
         click.option("--quiet", is_flag=True, help="No progress bar and no list of faults."),
@@ -42,7 +44,7 @@ def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Where the answer goes, and how it is worked out."""
+    """Add the options that control where the answer goes and how it is computed."""
     for option in reversed(
         (
             click.option("-o", "--output", default="", help="File; its suffix gives the format."),
@@ -81,7 +83,7 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def opened(snapshot: tuple[str, ...], *, strict: bool, quiet: bool) -> Cluster:
-    """The cluster that the arguments name; standard input if there is a pipe and no argument."""
+    """Open the cluster that the arguments name; standard input if it is a pipe and there is no argument."""
     paths = list(snapshot) or (["-"] if not sys.stdin.isatty() else [])
     faults = FaultLog(strict=strict)
     cluster = Cluster.open(paths, strict=strict, shown=not quiet and sys.stderr.isatty(), faults=faults)
@@ -91,7 +93,7 @@ def opened(snapshot: tuple[str, ...], *, strict: bool, quiet: bool) -> Cluster:
 
 
 def computing(label: str, questions: int, options: dict[str, Any]) -> AbstractContextManager[Step]:
-    """A progress bar over so many questions, at a terminal."""
+    """Show a progress bar over this many questions if standard error is a terminal."""
     shown = not options["quiet"] and sys.stderr.isatty()
     return progress(label, questions, shown=shown, unit="questions")
 
@@ -126,7 +128,7 @@ def deliver(answer: Answer, cluster: Cluster, asked: dict[str, Any], options: di
 
 
 def verb(name: str) -> click.Command:
-    """The command of one question."""
+    """Build the command of one question."""
     asked = QUESTIONS[name]
 
     @functools.wraps(asked.function)
@@ -155,7 +157,7 @@ def verb(name: str) -> click.Command:
 
 
 class _PlanGroup(click.Group):
-    """Verbs and file commands; what is not a question is imported when it is called."""
+    """List question and file commands; a command that is not a question is imported when it is called."""
 
     FILES = ("snapshot", "synth", "place", "run", "schema")
 
@@ -181,7 +183,7 @@ class _PlanGroup(click.Group):
 
 @click.group(cls=_PlanGroup)
 def command() -> None:
-    """What-ifs over a whole cluster: who is preempted, what GC frees, who is evicted, what fits.
+    """Answer what-ifs over a whole cluster: which pods are preempted or evicted, what GC frees, what fits.
 
-    Begin with a made-up cluster:  kubengine plan synth | kubengine plan preempt --requests cpu=2 --critical
+    Begin with a made-up cluster: kubengine plan synth | kubengine plan preempt --requests cpu=2 --critical
     """

@@ -1,4 +1,4 @@
-"""`kubengine plan snapshot`, `synth` and `place`: making and converting snapshots."""
+"""Implement `kubengine plan snapshot`, `synth` and `place`: make and convert snapshots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULES = ("spread", "pack")
 
 
 def deliver(snapshot: Snapshot, output: str, format: str | None) -> None:
-    """To a file or a pipe, columnar or as JSON."""
+    """Write a snapshot to a file or a pipe, columnar or as JSON."""
     chosen = format or ("json" if output.endswith(".json") else "columnar")
     if not output and sys.stdout.isatty() and chosen == "columnar":
         raise InvalidInput(
@@ -58,7 +58,11 @@ def output_options(function: Any) -> Any:
 @click.option("--nodes", default="", help="Instead of the mapping's node file.")
 @click.option("--pods", default="", help="Instead of the mapping's pod file.")
 @click.option(
-    "--place", "rule", type=click.Choice(RULES), default=None, help="Give pods without a node one, by time."
+    "--place",
+    "rule",
+    type=click.Choice(RULES),
+    default=None,
+    help="Place pods without a node, in order of time.",
 )
 @output_options
 @source_options
@@ -110,7 +114,7 @@ def place(
     strict: bool,
     quiet: bool,
 ) -> None:
-    """Give pods without a node one, by their requests alone."""
+    """Assign a node to each pod without one, by its requests alone."""
     placed, missed = place_pods(opened(snapshot, strict=strict, quiet=quiet).whole, rule=rule, order=order)
     click.echo(f"{missed:,} pods fit nowhere", err=True)
     deliver(placed, output, format_)

@@ -1,4 +1,4 @@
-"""Command-line options made from a question's parameters, so that both always agree."""
+"""Derive command-line options from a question's parameters, so that both always agree."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from engine.api.errors import InvalidInput
 
 
 def parameter_options(kind: type[msgspec.Struct]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that adds one option per field: texts and numbers as they are, lists by repeating the
-    option, mappings as `KEY=VALUE` (repeated, or with commas), booleans as a pair of flags."""
+    """Return a decorator that adds one option per field.
+
+    Texts and numbers are given as they are, lists by repeating the option, mappings as `KEY=VALUE`
+    (repeated, or separated by commas), booleans as a pair of flags.
+    """
     hints = get_type_hints(kind, include_extras=True)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +30,7 @@ def parameter_options(kind: type[msgspec.Struct]) -> Callable[[Callable[..., Any
 
 
 def option_name(field: str) -> str:
-    """`max_age` as a command line writes it."""
+    """Return a field's option name: `max_age` becomes `--max-age`."""
     return f"--{field.replace('_', '-')}"
 
 
@@ -73,7 +76,7 @@ def _without_none(hint: Any) -> Any:
 
 
 def _plain(hint: Any) -> Any:
-    """The type without what `Annotated` says of it."""
+    """Strip `Annotated` from a type."""
     return hint.__origin__ if get_origin(hint) is Annotated else hint
 
 
@@ -85,7 +88,7 @@ def _type(hint: Any) -> Any:
 
 
 def parameters_from(kind: type[msgspec.Struct], given: dict[str, Any]) -> msgspec.Struct:
-    """A struct from what click gathered. Raises `InvalidInput` naming the option."""
+    """Build the parameter struct from click's values. Raise `InvalidInput` naming the option."""
     hints = get_type_hints(kind)
     plain: dict[str, Any] = {}
     for name, value in given.items():
@@ -114,7 +117,7 @@ def parameters_from(kind: type[msgspec.Struct], given: dict[str, Any]) -> msgspe
 
 @contextmanager
 def options_named(kind: type[msgspec.Struct]) -> Iterator[None]:
-    """An error about a parameter becomes one about its option."""
+    """Turn an error about a parameter into one about its option."""
     try:
         yield
     except InvalidInput as error:
@@ -124,7 +127,7 @@ def options_named(kind: type[msgspec.Struct]) -> Iterator[None]:
 
 
 def key_values(name: str, values: tuple[str, ...]) -> dict[str, Any]:
-    """`KEY=VALUE` texts, several in one with commas. Raises `InvalidInput` naming the option."""
+    """Parse `KEY=VALUE` texts, several in one with commas. Raise `InvalidInput` naming the option."""
     found: dict[str, Any] = {}
     for text in values:
         parts = [text] if "{" in text else text.split(",")
@@ -137,7 +140,7 @@ def key_values(name: str, values: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _scalar(text: Any) -> Any:
-    """A number or a truth value where the text is one in JSON; any other text as it is."""
+    """Return a number or a boolean where the text is one in JSON; any other text unchanged."""
     try:
         found = msgspec.json.decode(text) if isinstance(text, str) else text
     except msgspec.DecodeError:

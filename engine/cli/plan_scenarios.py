@@ -1,4 +1,6 @@
-"""`kubengine plan run`, `diff` and `schema`: scenario files, and one question under two settings."""
+"""Implement `kubengine plan run`, `diff` and `schema`: run scenario files, and compare one question under two
+settings.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from engine.plan.synth.cluster import synthesize
 @source_options
 @click.pass_context
 def run(context: click.Context, /, file: str, **options: Any) -> None:
-    """Ask everything in a scenario file. Exit status 1 if an assertion does not hold."""
+    """Ask all questions of a scenario file. Exit status 1 if an assertion does not hold."""
     plan = Plan(Path(file))
     cluster = _cluster(plan, options)
     with computing(Path(file).name, plan.questions, options) as step:

@@ -1,4 +1,6 @@
-"""`kubengine preempt`: whether a node takes a pod, and who would die for it."""
+"""Implement `kubengine preempt`: tell whether a node takes a pod, and which pods would be
+preempted for it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--node", type=FILE, help="Ask about this Node object instead of a running agent.")
 @click.option("--pods", "pods_file", type=FILE, help="The pods on `--node`: a file of Pods or a PodList.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Rows of a table.")
-@click.option("--dry-run", is_flag=True, help="Said for clearness: this command never evicts anybody.")
+@click.option("--dry-run", is_flag=True, help="Accepted for clarity: this command never evicts a pod.")
 @json_option
 @agent_option
 def command(
@@ -44,10 +46,10 @@ def command(
     limit: int,
     **given: Any,
 ) -> None:
-    """Say whether a node would take a pod and, for a critical one, whom it would preempt and why.
+    """Say whether a node would take a pod and, for a critical one, which pods it would preempt and why.
 
-    Asks the running agent, or works on files: `kubectl get node N -o yaml` and `kubectl get pods -A
-    --field-selector spec.nodeName=N -o yaml` make them.
+    Asks the running agent, or works on files, which `kubectl get node N -o yaml` and `kubectl get pods -A
+    --field-selector spec.nodeName=N -o yaml` produce.
 
     Exit status: 0 the pod is taken (perhaps after preemption), 3 it is not.
     """
@@ -75,7 +77,7 @@ def command(
 
 
 class _Others:
-    """The pods that are there, read when somebody asks: the running agent's, or a file's."""
+    """Read the existing pods on demand, from the running agent or a file."""
 
     def __init__(self, agent: AgentClient | None, file: Path | None) -> None:
         self._agent = agent
@@ -91,16 +93,16 @@ class _Others:
         return load_pods(self._file)[0] if self._file is not None else []
 
     def like(self, label: str) -> Pod:
-        """A copy of the pod that runs under `namespace/name`, as it was before it came here."""
+        """Return a copy of the pod that runs as `namespace/name`, without its node assignment."""
         namespace, _, name = label.rpartition("/")
         for pod in self.pods:
             if (pod.metadata.namespace or "default", pod.metadata.name) == (namespace or "default", name):
                 meta = replace(pod.metadata, uid="")
                 return Pod(metadata=meta, spec=replace(pod.spec))
-        raise InvalidInput("no such pod is there", subject=label)
+        raise InvalidInput("no such pod", subject=label)
 
     def class_priority(self, name: str) -> int | None:
-        """The value of a PriorityClass, which a node knows from the pods that have it."""
+        """Return the value of a PriorityClass, which a node knows only from pods of that class."""
         return next((pod.spec.priority for pod in self.pods if pod.spec.priority_class_name == name), None)
 
 
@@ -148,7 +150,7 @@ def _print(answer: dict[str, Any], limit: int) -> None:
     if not answer["admit"]:
         click.echo(f"{answer['pod']} is rejected: {answer['reason']}: {answer['message']}")
         if not answer["critical"]:
-            click.echo("It is not critical, so it preempts nobody (--static treats it as a static pod).")
+            click.echo("It is not critical, so it preempts no pod (--static treats it as a static pod).")
         return
     from engine.cli.output.console import table_console
 

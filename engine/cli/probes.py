@@ -1,4 +1,6 @@
-"""`kubengine probes`: every probe of a running agent, and what probing costs on this machine."""
+"""Implement `kubengine probes`: show every probe of a running agent, and what probing costs on
+this machine.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _STYLE = {"success": "green", "failure": "red", "unknown": "yellow"}
 @json_option
 @click.option("--pod", metavar="POD", help="Only this pod (namespace/name, name or uid).")
 @click.option("--failing", is_flag=True, help="Only probes whose last attempt did not succeed.")
-@click.option("--seconds", type=click.FloatRange(min=0), help="Measure commands in containers for so long.")
+@click.option("--seconds", type=click.FloatRange(min=0), help="Measure commands in containers for this long.")
 def command(
     context: click.Context,
     agent: AgentClient,
@@ -135,8 +137,10 @@ def _table(answer: dict[str, Any], span: str) -> None:
 
 
 def _commands(answer: dict[str, Any], span: str) -> None:
-    """What commands in containers cost by pod, and what would ask the same. `span` stands before what the
-    runtime used: a bound since the pod began, nothing where it was measured between two looks."""
+    """Return the cost of commands in containers by pod, and what would run the same commands at lower cost.
+    `span` precedes the runtime's use: an upper bound since the pod began, or empty if it was measured
+    between two samples.
+    """
     for told in answer["commands"]:
         runs = told["runs"]
         if not runs:
@@ -157,7 +161,7 @@ def _commands(answer: dict[str, Any], span: str) -> None:
 
 
 def _since(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What commands came to between two looks, of pods that had the same sandbox at both."""
+    """Return the cost of commands between two samples, for pods with the same sandbox in both."""
     earlier = {(told["pod_uid"], told["sandbox"]): told for told in before}
     found = []
     for told in after:

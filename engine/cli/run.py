@@ -1,4 +1,4 @@
-"""`kubengine run`: the node agent."""
+"""Implement `kubengine run`: run the node agent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LEVELS = ["debug", "info", "warning", "error"]
     "--port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
-    help="The node's own port: TLS, for users that are known; 0 is none.  "
+    help="The node's own port: TLS, for authenticated users; 0 is none.  "
     "[default: port, with --kubeconfig; without it none]",
 )
 @click.option("--node-name", metavar="NAME", help="[default: the host name]")

@@ -1,4 +1,4 @@
-"""`kubengine runtime`: the embedded container runtime on a socket, alone."""
+"""Implement `kubengine runtime`: serve the embedded container runtime on a socket, on its own."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _state = click.option(
     help="Formula of cgroup v2 weights (runc before 1.3.2, or later).",
 )
 @click.option("--clean-up-on-exit", is_flag=True, help="At the end remove every pod, image and file.")
-@click.option("--hollow", is_flag=True, help="Keep states only: no processes, no root needed.")
+@click.option("--hollow", is_flag=True, help="Keep only states: no processes, no root needed.")
 @click.option("--pod-ip", default="127.0.0.1", show_default=True, help="Every pod's address (hollow only).")
 @click.option(
     "--stats-file",
@@ -102,7 +102,7 @@ def command(
 ) -> None:
     """Serve the Container Runtime Interface from this package's own runtime.
 
-    It is for development, tests and demos; production is containerd or CRI-O. SIGTERM and Ctrl-C leave
+    It is for development, tests and demos; use containerd or CRI-O in production. SIGTERM and Ctrl-C leave
     the containers running for the next start, unless --clean-up-on-exit is given.
     """
     if context.invoked_subcommand is not None:
@@ -135,7 +135,7 @@ def command(
 @_root
 @click.pass_context
 def import_(context: click.Context, archives: tuple[Path, ...], root: Path) -> None:
-    """Import image archives (docker save, OCI layout), also while a runtime uses the directory."""
+    """Import image archives (docker save, OCI layout). A runtime may be using the directory."""
     from engine.runtime.images.store import ImageStore
 
     store = ImageStore(_chosen(context, "root", root))
@@ -158,7 +158,9 @@ def purge(context: click.Context, root: Path, state: Path) -> None:
 
 
 def _given(context: click.Context) -> dict[str, Path]:
-    """The options before the subcommand. Raises UsageError for one that it has no use for."""
+    """Return the options given before the subcommand. Raise UsageError for one that the subcommand does not
+    use.
+    """
     given = {
         name: value
         for name, value in context.params.items()
@@ -167,12 +169,12 @@ def _given(context: click.Context) -> dict[str, Path]:
     useless = given.keys() - {"root", "state"}
     if useless:
         option = "--" + min(useless).replace("_", "-")
-        raise click.UsageError(f"{option} means nothing to {context.invoked_subcommand!r}", context)
+        raise click.UsageError(f"{option} has no effect on {context.invoked_subcommand!r}", context)
     return given
 
 
 def _chosen(context: click.Context, name: str, value: Path) -> Path:
-    """A directory that was given after the subcommand, or before it, or its default."""
+    """Return the directory given after the subcommand, else the one before it, else its default."""
     if context.get_parameter_source(name) is ParameterSource.DEFAULT:
         given: dict[str, Path] = context.obj
         return given.get(name, value)

@@ -1,4 +1,4 @@
-"""`kubengine status`: the pods of a running agent."""
+"""Implement `kubengine status`: show the pods of a running agent."""
 
 from __future__ import annotations
 

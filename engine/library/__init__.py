@@ -1,7 +1,7 @@
-"""What `import engine` offers of the decisions: functions that take plain Kubernetes documents.
+"""Provide the decisions that `import engine` exports: functions over plain Kubernetes documents.
 
-`documents` brings pods and nodes, as dicts or typed objects, into the form that an API server would have
-given them (requests default to limits, and so on), so that every answer is the one that Kubernetes gives.
-`decisions` has the functions of the decision packages over such documents, `questions` the planner's, and
-`probing` runs one probe. Nothing in `engine` imports this package.
+`documents` converts pods and nodes, given as dicts or typed objects, to the form that an API server would
+have returned (requests default to limits, and so on), so that every answer agrees with Kubernetes.
+`decisions` applies the functions of the decision packages to such documents, `questions` those of the
+planner, and `probing` runs one probe. No module in `engine` imports this package.
 """

@@ -1,4 +1,4 @@
-"""Decisions of a node over plain documents. None needs root, a running agent or state of this process."""
+"""Make a node's decisions over plain documents. None needs root, a running agent or global state."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from engine.probes import probe_specs as _probe_specs
 
 
 class AdmittedPods(_AdmittedPods):
-    """A node and the pods that it has taken. `check` costs the same however many pods there are.
+    """Hold a node and the pods that it has admitted. `check` costs the same however many pods there are.
 
-    Takes Node and Pod documents as dicts or typed objects. New pods are judged by those that are to stay.
-    Methods that raise leave everything as it was.
+    Takes Node and Pod documents as dicts or typed objects. A new pod is judged against the pods already
+    added. A method that raises changes nothing.
     """
 
     def __init__(self, node: NodeLike, pods: Iterable[PodLike] = ()) -> None:
@@ -42,26 +42,26 @@ class AdmittedPods(_AdmittedPods):
         super().__init__(node_of(node), pods_of(pods))
 
     def add(self, pod: PodLike) -> None:
-        """Count a pod, whether it fits or not. Raise `InvalidInput` for a uid that is there."""
+        """Count a pod, whether it fits or not. Raise `InvalidInput` for a uid that was added before."""
         super().add(_one(pod))
 
     def check(self, pod: PodLike) -> list[Failure]:
-        """Every failed check in the kubelet's order, none if the pod fits.
+        """Return every failed check in the kubelet's order; an empty list if the pod fits.
 
-        Raise `InvalidInput` for a pod that is there already and for amounts that are negative or beyond 64
+        Raise `InvalidInput` for a pod that was added before and for amounts that are negative or beyond 64
         bits.
         """
         return super().check(_one(pod))
 
     def update(self, pod: PodLike) -> None:
-        """The pod's requests changed (a resize). Raise `InvalidInput` if it is not there."""
+        """Replace the requests of a pod that was resized. Raise `InvalidInput` if it was not added."""
         super().update(_one(pod))
 
 
 def decide(
     admitted: _AdmittedPods, pod: PodLike, *, policy: str = "kubelet", time_limit: float = 0.1
 ) -> Verdict:
-    """Would the node take this pod, and which pods would it preempt for it (kubelet v1.36)?
+    """Decide whether the node would take this pod, and which pods it would preempt for it (kubelet v1.36).
 
     `policy` is kubelet, priority or minimal; `time_limit` bounds the search of the last two in seconds.
     Raise `InvalidInput` as `AdmittedPods.check` does.
@@ -80,25 +80,26 @@ def preempt(
     """Choose which of a node's pods are evicted so that `preemptor` fits.
 
     `requirements` says how much of each resource must be freed: milli-CPU for cpu, bytes for memory and
-    storage, pieces for the rest, `pods` for places. Raise `NotEnoughToPreempt` if all preemptable pods
-    together are not enough, and `InvalidInput` for arguments that make no sense.
+    storage, a count for other resources; `pods` is a number of pod slots. Raise `NotEnoughToPreempt` if all
+    preemptable pods together are not enough, and `InvalidInput` for invalid arguments.
     """
     return _preempt(pods_of(pods), _one(preemptor), requirements, policy=policy, time_limit=time_limit)
 
 
 def pod_values(pod: PodLike, rules: PodRules | None = None) -> GroupValues:
-    """The values of the pod's cgroup: shares, quota, memory limit and so on. A limit counts only where every
-    container declares one. Without `rules`, those of a node with the default configuration.
+    """Compute the values of the pod's cgroup: shares, quota, memory limit and so on.
 
-    Raise `InvalidInput` for an annotation that counts and makes no sense.
+    A limit counts only if every container declares one. `rules` defaults to those of a node with the default
+    configuration. Raise `InvalidInput` for an invalid value of an annotation that has an effect.
     """
     return _pod_values(pod_of(pod), rules or PodRules())
 
 
 def container_resources(pod: PodLike, container: str, rules: ContainerRules) -> ContainerResources:
-    """What the runtime is told for one container of a pod, chosen by name: CRI LinuxContainerResources.
+    """Compute what the runtime receives for one container of a pod, chosen by name: CRI
+    LinuxContainerResources.
 
-    Raise `InvalidInput` for a name that no container has.
+    Raise `InvalidInput` if no container has that name.
     """
     typed = pod_of(pod)
     found = container_of(typed, container)
@@ -108,7 +109,8 @@ def container_resources(pod: PodLike, container: str, rules: ContainerRules) -> 
 
 
 def probe_specs(pod: PodLike, section: ProbesSection | None = None) -> list[ProbeSpec]:
-    """The probes of a pod's containers and sidecars, in order, with defaults filled in and times in seconds.
+    """Return the probes of a pod's containers and sidecars, in order, with defaults filled in and times in
+    seconds.
 
     Raise `InvalidInput` with the field.
     """
@@ -116,8 +118,9 @@ def probe_specs(pod: PodLike, section: ProbesSection | None = None) -> list[Prob
 
 
 def thresholds_from_config(config: ConfigLike | None = None) -> list[Threshold]:
-    """The eviction thresholds of a KubeletConfiguration, hard ones first. Raise `InvalidInput` with the
-    kubelet's words."""
+    """Return the eviction thresholds of a KubeletConfiguration, hard ones first. Raise `InvalidInput` with
+    the kubelet's message.
+    """
     return _thresholds(config_of(config))
 
 

@@ -1,4 +1,4 @@
-"""Pods and nodes from a caller: dicts as `kubectl get -o json` prints them, or typed objects."""
+"""Convert a caller's pods and nodes: dicts as `kubectl get -o json` prints them, or typed objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def pod_of(pod: PodLike) -> Pod:
-    """A pod with an API server's defaults; a typed one is copied if it lacks some.
+    """Return a pod with an API server's defaults; a typed pod that lacks some is copied.
 
     Raise `InvalidInput` with the pod's name and the field.
     """
@@ -35,7 +35,7 @@ def pod_of(pod: PodLike) -> Pod:
 
 
 def pods_of(pods: Iterable[PodLike]) -> list[Pod]:
-    """Several pods; one without a uid gets `namespace/name` for one."""
+    """Return several pods; one without a uid gets `namespace/name` as its uid."""
     found = []
     for one in pods:
         pod = pod_of(one)
@@ -47,12 +47,12 @@ def pods_of(pods: Iterable[PodLike]) -> list[Pod]:
 
 
 def node_of(node: NodeLike) -> Node:
-    """A typed Node. Raise `InvalidInput` with the node's name and the field."""
+    """Return a typed Node. Raise `InvalidInput` with the node's name and the field."""
     return node if isinstance(node, Node) else convert(node, Node, f"node {_name(node)}")
 
 
 def config_of(config: ConfigLike | None) -> KubeletConfiguration:
-    """A typed KubeletConfiguration; the defaults for None. Raise `InvalidInput` with the field."""
+    """Return a typed KubeletConfiguration; the defaults for None. Raise `InvalidInput` with the field."""
     if config is None:
         return KubeletConfiguration()
     if isinstance(config, KubeletConfiguration):
@@ -61,7 +61,7 @@ def config_of(config: ConfigLike | None) -> KubeletConfiguration:
 
 
 def container_of(pod: Pod, name: str) -> Container | None:
-    """The container of that name."""
+    """Return the container with that name."""
     return next((container for container in pod.all_containers if container.name == name), None)
 
 
@@ -71,7 +71,7 @@ def _name(document: Document) -> str:
 
 
 def _lacks_requests(pod: Pod) -> bool:
-    """Whether a limit stands without its request: no API server gives such a pod."""
+    """Tell whether a container has a limit without the matching request, which no API server returns."""
     whole = pod.spec.resources
     if whole is not None and (whole.limits or {}).keys() - (whole.requests or {}).keys():
         return True

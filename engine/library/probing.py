@@ -1,4 +1,4 @@
-"""One run of a probe, from a program: what the agent would see of it."""
+"""Run a probe once from a program, with the agent's result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _NAMES: Final = {
 
 
 class ProbeOutcome(NamedTuple):
-    """`result` is success, failure or error; `message` says why, as the Unhealthy event does."""
+    """Hold the outcome: `result` is success, failure or error; `message` gives the reason, as the Unhealthy
+    event does.
+    """
 
     result: str
     message: str
@@ -32,8 +34,8 @@ class ProbeOutcome(NamedTuple):
 async def run_probe(spec: ProbeSpec, host: str = "") -> ProbeOutcome:
     """Run a probe of `probe_specs` once, against `host` (the pod's address) unless the probe names its own.
 
-    Ends within the probe's time-out and never raises for what a target does. Raise `InvalidInput` for a
-    command, which only a container runtime can run, for a port that has no number, and without a host.
+    Ends within the probe's timeout and never raises for anything that a target does. Raise `InvalidInput`
+    for a command, which only a container runtime can run, for a port given by name, and without a host.
     """
     if spec.kind == "exec":
         raise InvalidInput("a command runs in its container only", subject=f"{spec.container} {spec.type}")

@@ -1,4 +1,4 @@
-"""The planner's questions with their parameters as a struct or as a plain mapping."""
+"""Ask the planner's questions with parameters given as a struct or as a plain mapping."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def ask(
     shard_pods: int = 0,
     dask: str = "",
 ) -> Answer:
-    """Ask every node of a cluster one question, such as "preempt"; `kubengine plan --help` lists them.
+    """Ask one question, such as "preempt", of every node of a cluster; `kubengine plan --help` lists them.
 
     `parameters` are the question's own, as `{"critical": True, "requests": {"cpu": "8"}}` or typed. The
     answer's `table` is an Arrow table of scenario, node, decision, object, reason, amount and unit.
-    `shard_pods` bounds the pods in memory, `dask` is a scheduler's address. Raise `InvalidInput` with the
-    parameter.
+    `shard_pods` bounds the number of pods in memory, `dask` is a scheduler's address. Raise `InvalidInput`
+    naming the parameter.
     """
     if not isinstance(parameters, msgspec.Struct):
         kind = question(name).parameters

@@ -47,7 +47,7 @@ def test_an_ordinary_pod_is_rejected(files):
     result = run(files, "--dry-run")
     assert result.exit_code == 3
     assert "OutOfcpu" in result.output
-    assert "preempts nobody" in result.output
+    assert "preempts no pod" in result.output
 
 
 def test_a_static_one_names_its_victims(files):

@@ -1,1 +1,1 @@
-"""Starts the agent process from the command line, and talks to a running agent."""
+"""Start the agent process from the command line, and query a running agent."""

@@ -41,7 +41,9 @@ def _whole(response: http.client.HTTPResponse, taken: socket.socket) -> bytes:
 
 
 def _live(response: http.client.HTTPResponse, taken: socket.socket) -> http.client.HTTPResponse:
-    """To be read line by line; it holds its connection open, being the last answer there."""
+    """Prepare the response for reading line by line. It keeps its connection open, as it is the last response
+    on it.
+    """
     taken.settimeout(None)
     return response
 
@@ -58,11 +60,11 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class AgentClient:
-    """A running agent.
+    """Query a running agent.
 
-    `address` is a socket path, an agent's root directory, or an `http://host:port`; without one the
-    default socket is asked, then the default read-only port. `timeout` (seconds) bounds every read
-    and write.
+    `address` is a socket path, an agent's root directory, or an `http://host:port`. Without one, the client
+    tries the default socket, then the default read-only port. `timeout` (seconds) bounds every read and
+    write.
     """
 
     def __init__(self, address: str | None = None, *, timeout: float = DEADLINE) -> None:
@@ -76,31 +78,32 @@ class AgentClient:
             self._addresses = [str(default_socket(address))]
 
     def get(self, path: str, **query: str) -> bytes:
-        """The body of a GET.
+        """Return the body of a GET.
 
-        Raises `Unavailable` if no agent answers, `InvalidInput` or `Refused` with the agent's words.
+        Raise `Unavailable` if no agent answers, and `InvalidInput` or `Refused` with the agent's message.
         """
         return self._ask("GET", path, query, _whole)
 
     def get_json(self, path: str, **query: str) -> Any:
-        """Like `get`, decoded."""
+        """Return the decoded JSON body of a GET. Raise as `get` does."""
         return msgspec.json.decode(self.get(path, **query))
 
     def lines(self, path: str, **query: str) -> Iterator[bytes]:
-        """The lines of a GET as they come, however long that takes; `timeout` bounds only their beginning.
+        """Yield the lines of a GET as they arrive, without a time limit; `timeout` bounds only the wait for
+        the response to begin.
 
-        Raises as `get` does, and `Unavailable` when the agent goes.
+        Raise as `get` does, and `Unavailable` when the connection to the agent is lost.
         """
         with closing(self._ask("GET", path, query, _live)) as response, suppress(*_BROKEN):
             yield from response
         raise Unavailable("the agent has ended the connection")
 
     def describe(self, room: str, **query: str) -> Any:
-        """What a room of the agent says about itself."""
+        """Return an agent component's description of its state."""
         return self.get_json(f"/kubengine/{quote(room)}", **query)
 
     def act(self, room: str, action: str, **query: str) -> Any:
-        """Tell a room to do something, over the unix socket."""
+        """Send a command to a component of the agent over the unix socket."""
         return msgspec.json.decode(
             self._ask("POST", f"/kubengine/{quote(room)}/{quote(action)}", query, _whole)
         )
@@ -151,7 +154,7 @@ def _failure(status: int, body: bytes, address: str) -> KubengineError:
 
 
 def _chosen(context: click.Context, option: click.Parameter, value: str | None) -> AgentClient:
-    """The agent that the command names, else the one that the group above it was given."""
+    """Return the agent that the command's own option names, else the one given to its parent group."""
     above = context.parent.params.get("agent") if context.parent is not None else None
     if (
         isinstance(above, AgentClient)
@@ -162,7 +165,9 @@ def _chosen(context: click.Context, option: click.Parameter, value: str | None) 
 
 
 def agent_option(function: _F) -> _F:
-    """`--agent PATH|URL`, given to the command as `agent: Agent`; a group's goes for its commands too."""
+    """Add `--agent PATH|URL`, passed to the command as `agent: Agent`. Subcommands inherit a
+    group's value.
+    """
     return click.option(
         "--agent",
         metavar="PATH|URL",
@@ -174,7 +179,7 @@ def agent_option(function: _F) -> _F:
 
 
 def json_option(function: _F) -> _F:
-    """`--json`, given to the command as `as_json: bool`; a group's goes for its commands too."""
+    """Add `--json`, passed to the command as `as_json: bool`. Subcommands inherit a group's value."""
     return click.option(
         "--json",
         "as_json",
@@ -187,5 +192,5 @@ def json_option(function: _F) -> _F:
 
 
 def print_json(value: Any) -> None:
-    """JSON for people and for pipes."""
+    """Print JSON, formatted for people on a terminal and for programs in a pipe."""
     click.echo(json.dumps(value, indent=2, sort_keys=False))

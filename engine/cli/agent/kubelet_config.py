@@ -1,4 +1,4 @@
-"""The kubelet's configuration from its file, its drop-in directory and its flags, in that order."""
+"""Load the kubelet's configuration from its file, its drop-in directory and its flags, in that order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ PATHS = (
     ("volumePluginDir",),
     ("podLogsDir",),
 )
-"""Relative ones of the file begin at its directory, those of drop-ins and flags at the working one."""
+"""Path fields. A relative path in the file is resolved against the file's directory, one in a drop-in or a
+flag against the working directory.
+"""
 
 log = logging.getLogger("kubengine.config")
 
@@ -32,8 +34,11 @@ log = logging.getLogger("kubengine.config")
 def load_kubelet_config(
     file: Path | None, directory: Path | None, flags: Mapping[str, str]
 ) -> KubeletConfiguration:
-    """Drop-ins are the directory's `*.conf` in the order of their paths, those below included; objects in
-    them are merged field by field, lists replaced. Raises InvalidInput, naming the file or flag."""
+    """Merge the file, the drop-ins and the flags into one configuration.
+
+    The drop-ins are all `*.conf` files below the directory, in the order of their paths. Objects in them are
+    merged field by field; lists are replaced. Raise InvalidInput, naming the file or flag.
+    """
     document: dict[str, Any] = {"kind": KIND}
     if file is not None:
         document = merged(document, _read(file))
@@ -57,7 +62,9 @@ def drop_ins(directory: Path | None) -> list[Path]:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `under`: objects field by field, everything else replaced; null says nothing."""
+    """Return `under` with `over` merged on top: objects field by field, everything else replaced; null
+    changes nothing.
+    """
     both = dict(under)
     for name, value in over.items():
         before = both.get(name)

@@ -1,4 +1,4 @@
-"""The kubelet's command line (v1.36): which flags set a field of its configuration, and how."""
+"""Map the kubelet's command-line flags (v1.36) to fields of its configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pairs(text: str, sign: str = "=") -> dict[str, str]:
 
 
 def read_pairs(text: str, flag: str) -> dict[str, str]:
-    """`NAME=VALUE,…` of a flag. Raises InvalidInput naming it."""
+    """Parse a flag's `NAME=VALUE,…`. Raise InvalidInput naming the flag."""
     try:
         return pairs(text)
     except ValueError as error:
@@ -50,7 +50,7 @@ def _gates(text: str) -> dict[str, bool]:
 
 
 def _taints(text: str) -> list[dict[str, str]]:
-    """`KEY=VALUE:EFFECT` and `KEY:EFFECT`."""
+    """Parse `KEY=VALUE:EFFECT` and `KEY:EFFECT`."""
     taints = []
     for part in _list(text):
         named, found, effect = part.rpartition(":")
@@ -62,7 +62,7 @@ def _taints(text: str) -> list[dict[str, str]]:
 
 
 def _reserved_memory(text: str) -> list[dict[str, Any]]:
-    """`0:memory=1Gi,hugepages-1M=2Gi;1:memory=2Gi`: NUMA nodes and what is kept of them."""
+    """Parse `0:memory=1Gi,hugepages-1M=2Gi;1:memory=2Gi`: the memory reserved on each NUMA node."""
     kept = []
     for part in filter(None, text.split(";")):
         node, found, limits = part.partition(":")
@@ -73,7 +73,7 @@ def _reserved_memory(text: str) -> list[dict[str, Any]]:
 
 
 def _headers(text: str) -> dict[str, list[str]]:
-    """`NAME:VALUE,NAME:VALUE`."""
+    """Parse `NAME:VALUE,NAME:VALUE`."""
     headers: dict[str, list[str]] = {}
     for name, value in pairs(text, ":").items():
         headers.setdefault(name, []).append(value)
@@ -205,42 +205,45 @@ SWITCHES: Final = frozenset(_FLAGS)
 """Flags that need no value."""
 WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "application-metrics-count-limit": "limits the metrics that cAdvisor takes from containers",
-    "boot-id-file": "says where cAdvisor reads the boot's id",
-    "container-hints": "tells cAdvisor of containers by a file",
-    "containerd": "says where cAdvisor finds containerd",
-    "containerd-namespace": "says where cAdvisor finds containerd's containers",
-    "enable-load-reader": "has cAdvisor read the processors' load",
-    "event-storage-age-limit": "says for how long cAdvisor keeps events",
-    "event-storage-event-limit": "says how many events cAdvisor keeps",
-    "global-housekeeping-interval": "says how often cAdvisor looks for new containers",
-    "housekeeping-interval": "says how often cAdvisor measures a container",
-    "log-cadvisor-usage": "has cAdvisor log what it uses",
-    "machine-id-file": "says where cAdvisor reads the machine's id",
-    "max-housekeeping-interval": "says how seldom cAdvisor may measure a container",
-    "storage-driver-buffer-duration": "has cAdvisor keep statistics before it sends them to a database",
+    "boot-id-file": "sets where cAdvisor reads the boot id",
+    "container-hints": "describes containers to cAdvisor in a file",
+    "containerd": "sets where cAdvisor finds containerd",
+    "containerd-namespace": "sets the containerd namespace that cAdvisor reads",
+    "enable-load-reader": "makes cAdvisor read the CPU load",
+    "event-storage-age-limit": "sets how long cAdvisor keeps events",
+    "event-storage-event-limit": "sets how many events cAdvisor keeps",
+    "global-housekeeping-interval": "sets how often cAdvisor looks for new containers",
+    "housekeeping-interval": "sets how often cAdvisor measures a container",
+    "log-cadvisor-usage": "makes cAdvisor log its own usage",
+    "machine-id-file": "sets where cAdvisor reads the machine id",
+    "max-housekeeping-interval": "sets the longest interval at which cAdvisor measures a container",
+    "storage-driver-buffer-duration": "makes cAdvisor keep statistics before it sends them to a database",
     "storage-driver-db": "names the database of cAdvisor's statistics",
     "storage-driver-host": "names the host of cAdvisor's database",
     "storage-driver-password": "is the password of cAdvisor's database",
-    "storage-driver-secure": "has cAdvisor speak TLS with its database",
+    "storage-driver-secure": "makes cAdvisor use TLS with its database",
     "storage-driver-table": "names the table of cAdvisor's statistics",
     "storage-driver-user": "is the user of cAdvisor's database",
     "exit-on-lock-contention": "ends the agent when another takes its lock file",
     "experimental-allocatable-ignore-eviction": "leaves eviction thresholds out of allocatable",
-    "experimental-mounter-path": "mounts with a program of its own",
+    "experimental-mounter-path": "mounts with a separate program",
     "lock-file": "holds a lock while the agent runs",
-    "maximum-dead-containers": "keeps so many dead containers on the node",
-    "maximum-dead-containers-per-container": "keeps so many dead instances of a container",
-    "minimum-container-ttl-duration": "keeps dead containers for so long",
+    "maximum-dead-containers": "limits the number of dead containers on the node",
+    "maximum-dead-containers-per-container": "limits the number of dead instances of a container",
+    "minimum-container-ttl-duration": "sets how long dead containers are kept",
     "runtime-cgroups": "names the runtime's cgroup for statistics",
     "vmodule": "chooses the log's level by source file",
     "pod-infra-container-image": "keeps the pause image from image garbage collection",
 }
-"""Flags of the kubelet that have no effect here, and what they would do."""
+"""Kubelet flags that have no effect here, with what each does in the kubelet."""
 
 
 def apply_flags(document: dict[str, Any], flags: Mapping[str, str]) -> None:
-    """Set in a KubeletConfiguration (plain data) what `flags` say. Maps are merged name by name, as the
-    kubelet does with feature gates; everything else replaces. Raises InvalidInput naming the flag."""
+    """Apply `flags` to a KubeletConfiguration (plain data).
+
+    Maps are merged key by key, as the kubelet does with feature gates; everything else is replaced. Raise
+    InvalidInput naming the flag.
+    """
     for flag, text in flags.items():
         field, read = FIELDS[flag]
         try:

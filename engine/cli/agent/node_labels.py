@@ -1,4 +1,4 @@
-"""Which labels a node may give itself (kubelet v1.36 `ValidateKubeletFlags`, NodeRestriction)."""
+"""Decide which labels a node may set on itself (kubelet v1.36 `ValidateKubeletFlags`, NodeRestriction)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-
 
 
 def check_node_labels(labels: Mapping[str, str]) -> None:
-    """Raises InvalidInput, naming the labels: the API server would refuse the Node."""
+    """Raise InvalidInput naming the labels for which the API server would refuse the Node."""
     refused = sorted(name for name in labels if not _allowed(name))
     if refused:
         raise InvalidInput(

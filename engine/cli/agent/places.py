@@ -1,4 +1,4 @@
-"""Where an agent is found when nothing else is said."""
+"""Define the agent's default paths and addresses."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ READ_ONLY_URL = "http://127.0.0.1:10255"
 
 
 def default_socket(root_dir: str | os.PathLike[str] = ROOT_DIR) -> Path:
-    """Where the agent of a root directory listens."""
+    """Return the path of the socket of an agent with this root directory."""
     return Path(root_dir) / SOCKET_NAME

@@ -1,4 +1,4 @@
-"""The agent's process: a runtime of our own if asked for, the node, and its HTTP server, in that order."""
+"""Run the agent's process: its own runtime if requested, then the node, then its HTTP server."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class _OwnRuntime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """How an agent is started.
+    """Options for starting an agent.
 
-    `runtime` is `embedded`, `hollow`, a CRI socket, or None for the best of our own; `clean_up` says what an
-    interrupt does. `port` is the node's own, 0 for none; None means the configuration's in a cluster or with
-    `as_kubelet`, and none otherwise.
+    `runtime` is `embedded`, `hollow`, a CRI socket, or None for the best built-in runtime. `clean_up` says
+    what an interrupt does. `port` is the node's own, 0 for none; None takes the port of the configuration in
+    a cluster or with `as_kubelet`, and means no port otherwise.
     """
 
     config: KubeletConfiguration
@@ -65,10 +65,11 @@ class AgentOptions:
 
 
 class AgentProcess:
-    """Runs until a signal. SIGTERM leaves pods running; an interrupt with `clean_up` ends them first.
+    """Run the agent until a signal. SIGTERM leaves pods running; with `clean_up`, an interrupt removes them
+    first.
 
-    As root, on a runtime of the machine's, the agent sets the machine up as a kubelet does; on a runtime of
-    its own it is a trial and leaves the machine as it is.
+    As root and on the machine's runtime, the agent sets up the machine as a kubelet does. On its own runtime
+    it is a trial and leaves the machine unchanged.
     """
 
     def __init__(self, options: AgentOptions) -> None:
@@ -76,7 +77,7 @@ class AgentProcess:
         endpoint, config, ours = options.runtime, options.config, options.kubengine_config
         if options.port is not None:
             config = msgspec.structs.replace(config)
-            config.port = options.port  # 0 too, which stands for the default in a file
+            config.port = options.port  # also for 0, which in a file means the default
         self._runtime: _OwnRuntime | None = None
         if endpoint is None or endpoint in (EMBEDDED, HOLLOW):
             config = msgspec.structs.replace(config, image_service_endpoint="")
@@ -112,7 +113,7 @@ class AgentProcess:
         self._asked_to_end: asyncio.Queue[signal.Signals] = asyncio.Queue(maxsize=1)
 
     async def run(self, show: Callable[[Node], Awaitable[None]] | None = None) -> None:
-        """Starts, runs `show` beside the node, waits for a signal, stops. Raises what start-up raises."""
+        """Start, run `show` alongside the node, wait for a signal, and stop. Raise what start-up raises."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
@@ -170,7 +171,7 @@ class AgentProcess:
 
 
 def _own_port(options: AgentOptions, node: Node, routes: Routes) -> OwnPort | None:
-    """TLS and what stands behind the port is loaded only for one."""
+    """Create the node's own port. TLS and the handlers behind the port are loaded only when there is one."""
     config, section = options.config, options.kubengine_config.server
     as_kubelet = options.as_kubelet or options.kubeconfig is not None
     port = options.port if options.port is not None else config.port * as_kubelet
@@ -198,12 +199,12 @@ async def _as_coroutine(awaitable: Awaitable[None]) -> None:
 
 
 def _without_root(config: KubeletConfiguration) -> KubeletConfiguration:
-    click.echo("not root: no cgroups and no namespaces, so pods are states without processes", err=True)
+    click.echo("not root: without cgroups and namespaces, pods have states but no processes", err=True)
     return msgspec.structs.replace(config, cgroups_per_qos=False, enforce_node_allocatable=[])
 
 
 def _with_its_weights(config: KubengineConfiguration) -> KubengineConfiguration:
-    """Our own runtime writes linear weights, whatever runc there is on the machine."""
+    """Select linear CPU weights, which the built-in runtime always writes, whichever runc the machine has."""
     if config.cgroups.cpu_weight != "auto":
         return config
     cgroups = msgspec.structs.replace(config.cgroups, cpu_weight="linear")

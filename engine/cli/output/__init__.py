@@ -1,1 +1,1 @@
-"""Renders amounts, tables and the live view on a terminal."""
+"""Render amounts, tables and the live view on a terminal."""

@@ -1,4 +1,4 @@
-"""Bytes and times for tables."""
+"""Format bytes and durations for tables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
 def show_bytes(amount: int | None) -> str:
-    """`1.5Gi`; a dash for None."""
+    """Format bytes as `1.5Gi`; None as a dash."""
     return "-" if amount is None else quantity_size(amount)
 
 
 def show_age(seconds: float) -> str:
-    """`3d`, `5m`, `12s`."""
+    """Format seconds as `3d`, `5m`, `12s`."""
     for unit, name in _AGES:
         if seconds >= unit:
             return f"{seconds / unit:.0f}{name}"

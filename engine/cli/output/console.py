@@ -1,4 +1,6 @@
-"""Where tables are printed: a terminal as wide as it is, or a pipe with room for whole names."""
+"""Choose the console that tables are printed on: a terminal at its own width, or a pipe wide enough for whole
+names.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,15 @@ PIPE_WIDTH = 160
 
 
 class PipeConsole(Console):
-    """A reader that has seen enough ends the command as it ends any other: `engine.cli.main` says how."""
+    """End the command quietly when the reader closes the pipe, as `engine.cli.main` does for
+    every command.
+    """
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def table_console(width: int = PIPE_WIDTH) -> Console:
-    """Standard output; `width` is for a pipe or a file, unless COLUMNS says another."""
+    """Return a console on standard output; `width` applies to a pipe or a file unless COLUMNS is set."""
     console = PipeConsole()
     return console if console.is_terminal or "COLUMNS" in os.environ else PipeConsole(width=width)

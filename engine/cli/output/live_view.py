@@ -1,4 +1,4 @@
-"""The node on the terminal, redrawn each second while `kubengine run --live` runs."""
+"""Show the node on the terminal, redrawn each second while `kubengine run --live` runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINES = 10
 
 
 class LiveView(logging.Handler):
-    """Shows pods and the last events and log lines. As a logging handler it takes what would be printed."""
+    """Show pods and the last events and log lines. As a logging handler it receives what would be printed."""
 
     def __init__(self, *, leave: str) -> None:
         super().__init__(logging.INFO)
@@ -32,12 +32,12 @@ class LiveView(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == "kubengine.events":
-            return  # they come through `event`, with more to show
+            return  # events arrive through `event`, with more details
         style = "red" if record.levelno >= logging.WARNING else "dim"
         self._lines.append(Text(f"{_clock(record.created)} {record.getMessage()}", style=style))
 
     def event(self, event: Event) -> None:
-        """Takes an event of the node's recorder."""
+        """Receive an event of the node's recorder."""
         style = "yellow" if event.type == "Warning" else ""
         where = "/".join(part for part in (event.pod, event.container) if part)
         self._lines.append(
@@ -45,7 +45,7 @@ class LiveView(logging.Handler):
         )
 
     async def show(self, node: Node) -> None:
-        """Redraws until cancelled."""
+        """Redraw until cancelled."""
         node.recorder.listen(self.event)
         console = Console(stderr=False)
         while True:
@@ -54,7 +54,7 @@ class LiveView(logging.Handler):
                 while console.size == size:
                     live.update(self._picture(node), refresh=True)
                     await asyncio.sleep(PERIOD)
-            # What is there has been wrapped to the new width, and no longer has as many lines as were drawn.
+            # The terminal has wrapped the old frame to the new width, so its number of lines has changed.
             console.clear()
 
     def _picture(self, node: Node) -> Group:

@@ -1,4 +1,4 @@
-"""Pods as people want to see them: one row each, with what its cgroup really holds."""
+"""Show pods as a table: one row each, with the actual values of its cgroup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PHASE_STYLE = {"Running": "green", "Succeeded": "green", "Pending": "yellow", "
 
 
 def pod_rows(pods: Iterable[Mapping[str, Any]], groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows from a PodList's items and the `groups` that the cgroups room describes.
+    """Build rows from a PodList's items and the `groups` that the agent's cgroups component describes.
 
     `cpuShares`, `cpuQuota` (cores) and `memoryLimit` (bytes) are None where there is no group or no limit.
     """
@@ -76,7 +76,7 @@ def _cores(files: Mapping[str, str | None]) -> float | None:
 
 
 def pod_table(rows: Iterable[Mapping[str, Any]], *, now: float, title: str | None = None) -> Table:
-    """A table of `pod_rows`. `now` is a Unix time, for the age column."""
+    """Build a table of `pod_rows`. `now` is a Unix time, for the age column."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name, right in (
         ("POD", False), ("QOS", False), ("PHASE", False), ("READY", True), ("RESTARTS", True), ("AGE", True),
