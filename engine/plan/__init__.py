@@ -1,9 +1,9 @@
-"""What-ifs over whole clusters, answered by the agent's own kernels.
+"""Answer what-ifs over whole clusters with the agent's own kernels.
 
-A `Snapshot` is a cluster as columns, read from what users have (`load_snapshot`) or made up (`synthesize`).
+A `Snapshot` is a cluster as columns, read from users' files (`load_snapshot`) or generated (`synthesize`).
 Questions are functions from a snapshot to an answer table; scenarios name them, sweep their parameters and
-assert on the answers; reports show them. May touch `engine.api`, `engine.tables`, `engine._fast` and the
-modules of other rooms that decide; never `engine.node`. Its stations, each importing only those before it:
+assert on the answers; reports show them. May import `engine.api`, `engine.tables`, `engine._fast` and the
+decision modules of other packages; never `engine.node`. Its packages, each importing only those before it:
 `snapshot`, `reading`, `synth`, `placement`, `answers`, `questions`, `report`, `cluster`, `scenario`.
 """
 

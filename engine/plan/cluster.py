@@ -1,7 +1,7 @@
-"""Asking a question: which nodes, in memory, node range by node range from a file, or on a Dask cluster.
+"""Ask a question about selected nodes: in memory, one node range at a time from a file, or on a Dask cluster.
 
-However the nodes are cut, rows and their order are the same, because a per-node question's rows depend on
-one node each and are put together in the order of nodes.
+However the nodes are split, rows and their order are the same, because a per-node question's rows depend on
+one node each and are assembled in the order of nodes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DASK_SHARD_PODS = 50_000
 
 @dataclass(frozen=True)
 class NodeSelection:
-    """Which nodes: names or patterns, labels, a random sample. Empty means all."""
+    """Select nodes by names or patterns, labels, or a random sample. An empty selection means all."""
 
     nodes: tuple[str, ...] = ()
     selector: str = ""
@@ -41,7 +41,7 @@ class NodeSelection:
         return bool(self.nodes or self.selector or self.sample)
 
     def of(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with these nodes only. Raises `InvalidInput` if there are none."""
+        """Return the snapshot with these nodes only. Raise `InvalidInput` if there are none."""
         if not self:
             return snapshot
         chosen = select_nodes(snapshot, list(self.nodes), self.selector)
@@ -52,7 +52,7 @@ class NodeSelection:
 
 
 class Cluster:
-    """A snapshot to ask: in memory, or a columnar file of which a bounded part is read at a time."""
+    """Hold the snapshot to ask: in memory, or a columnar file of which a bounded part is read at a time."""
 
     def __init__(self, snapshot: Snapshot | None = None, file: SnapshotFile | None = None) -> None:
         self._snapshot = snapshot
@@ -63,7 +63,7 @@ class Cluster:
     def open(
         cls, paths: list[str], *, strict: bool = False, shown: bool = False, faults: FaultLog | None = None
     ) -> Cluster:
-        """From paths as `load_snapshot` takes them. Raises `InvalidInput`."""
+        """Open paths as `load_snapshot` takes them. Raise `InvalidInput`."""
         if not paths:
             raise InvalidInput(
                 "name a snapshot: JSON, a columnar file, - or http://NODE:PORT", subject="snapshot"
@@ -75,7 +75,7 @@ class Cluster:
 
     @property
     def whole(self) -> Snapshot:
-        """All of it in memory."""
+        """Return the whole snapshot in memory."""
         if self._snapshot is None and self._file is not None:
             self._snapshot = self._file.load()
         if self._snapshot is None:
@@ -84,14 +84,14 @@ class Cluster:
 
     @property
     def overview(self) -> Snapshot:
-        """All of it, of which columns are read as they are asked for and not kept."""
+        """Return the whole snapshot with columns that are read on demand and not kept."""
         if self._snapshot is None and self._file is not None:
             return self._file.load()
         return self.whole
 
     @property
     def pod_count(self) -> int:
-        """Pods that count on a node, those that are not in memory included."""
+        """Return the number of pods that count on a node, including pods not in memory."""
         if self._snapshot is None and self._file is not None:
             return self._file.pod_count
         return self.whole.placed
@@ -103,8 +103,10 @@ class Cluster:
         return dict(self._file.meta) if self._file else {}
 
     def shards(self, max_pods: int) -> Iterator[Snapshot]:
-        """Consecutive node ranges of about `max_pods` pods. What is in memory is cut once for many questions,
-        so that what they are answered from is made once."""
+        """Yield consecutive node ranges of about `max_pods` pods.
+
+        A snapshot in memory is split once for many questions, so that derived columns are computed once.
+        """
         if self._snapshot is None and self._file is not None and self._file.pod_count > max_pods:
             yield from self._file.shards(max_pods)
             return
@@ -136,10 +138,11 @@ def ask(
     dask: str = "",
     step: Step = silent,
 ) -> Answer:
-    """One question. `shard_pods` bounds the pods in memory; `dask` is a scheduler's address; `step` is told
-    which part of the question is answered, 1.0 in all.
+    """Ask one question.
 
-    Raises `InvalidInput` for parameters or nodes that make no sense.
+    `shard_pods` bounds the pods in memory. `dask` is a scheduler's address. `step` receives the fraction of
+    the question answered by each step; the fractions add up to 1.0. Raise `InvalidInput` for invalid
+    parameters or nodes.
     """
     asked = question(name)
     selection = selection or NodeSelection()

@@ -1,6 +1,6 @@
-"""Node shards on an existing Dask cluster: the same answer, bit for bit, whatever happens to the workers.
+"""Distribute node shards over an existing Dask cluster: the same answer, bit for bit, even if workers fail.
 
-Shards travel as bytes (no shared disk is needed) and only a bounded number at a time; a worker that dies
+Shards travel as bytes (no shared disk is needed), and only a bounded number at a time. A worker that dies
 loses nothing, because its shards are computed again elsewhere.
 """
 
@@ -29,7 +29,7 @@ Packed = dict[str, Any]
 
 
 def pack(snapshot: Snapshot) -> Packed:
-    """A shard as plain bytes, holding no more than its own rows."""
+    """Serialize a shard to plain bytes that hold only its own rows."""
     packed: Packed = {"meta": snapshot.meta}
     for name in TABLES:
         packed[name] = _to_bytes(whole(getattr(snapshot, name)))
@@ -55,7 +55,7 @@ def _from_bytes(data: bytes) -> pa.Table:
 
 
 def answer_shard(name: str, parameters: bytes, packed: Packed) -> tuple[bytes, dict[str, int]]:
-    """Runs on a worker."""
+    """Answer one shard, on a worker."""
     question = QUESTIONS[name]
     decoded = msgspec.json.decode(parameters, type=question.parameters)
     answer = question.ask(unpack(packed), decoded)
@@ -69,8 +69,10 @@ def ask_on_dask(
     shards: Iterator[Snapshot],
     answered: Callable[[int], None],
 ) -> Answer:
-    """`answered` is told the pods of each shard that is done. Raises `Unavailable` if the scheduler cannot be
-    reached, `InvalidInput` as the question does."""
+    """Ask a question on a Dask cluster. `answered` receives the number of pods of each finished shard.
+
+    Raise `Unavailable` if the scheduler cannot be reached, `InvalidInput` as the question does.
+    """
     try:
         from distributed import Client
     except ImportError:
@@ -80,7 +82,7 @@ def ask_on_dask(
     except (OSError, ValueError) as error:
         raise Unavailable(f"no Dask scheduler answers: {error}", subject=scheduler) from None
     with client, warnings.catch_warnings():
-        # Shards travel with the task on purpose: workers share no disk with this process.
+        # Shards travel with the task because workers share no disk with this process.
         warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
         return joined(_in_order(client, name, msgspec.json.encode(parameters), shards, answered))
 
@@ -92,7 +94,7 @@ def _in_order(
     shards: Iterator[Snapshot],
     answered: Callable[[int], None],
 ) -> Iterator[Answer]:
-    """Answers in the order of shards, a bounded number in flight."""
+    """Yield answers in the order of shards, with a bounded number in flight."""
     waiting: deque[Any] = deque()
 
     def first() -> Answer:

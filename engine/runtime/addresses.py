@@ -1,4 +1,4 @@
-"""Pods' addresses on this machine: a bridge, a subnet, and who has which address."""
+"""Manage pods' addresses on this machine: a bridge, a subnet, and the address of each pod."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ PREFIX = 20
 
 
 class PodNetwork:
-    """The bridge and subnet of the runtime whose state is in `state`; the choice is kept in a file there.
+    """Manage the bridge and subnet of the runtime whose state is in `state`; the choice is kept in a file
+    there.
 
-    Without `cidr`, a /20 of 10.64.0.0/10 is chosen that no route of this machine touches.
+    Without `cidr`, it chooses a /20 of 10.64.0.0/10 that overlaps no route of this machine.
     """
 
     def __init__(self, state: Path, cidr: str | None = None) -> None:
@@ -35,11 +36,11 @@ class PodNetwork:
         self._last = 1
 
     def open(self, taken: Iterable[str]) -> None:
-        """`taken` are the addresses of pods that exist."""
+        """Reserve `taken`, the addresses of existing pods."""
         self._taken = set(taken)
 
     def ready(self) -> None:
-        """Choose the subnet and make the bridge where that isn't done yet. Raises OSError."""
+        """Choose the subnet and create the bridge unless that is done. Raise OSError."""
         from engine.runtime import links
 
         if Path("/sys/class/net", self.bridge).exists() and self.subnet != POOL:
@@ -58,7 +59,9 @@ class PodNetwork:
         return str(self.subnet.network_address + 1)
 
     def take(self) -> str:
-        """A free address, not one that was given back a moment ago. Raises Refused when all are taken."""
+        """Allocate a free address, preferring one that was not released recently. Raise Refused when all are
+        taken.
+        """
         self.ready()
         count = self.subnet.num_addresses
         for step in range(1, count):
@@ -74,7 +77,7 @@ class PodNetwork:
         self._taken.discard(address)
 
     def join(self, sandbox_id: str, address: str) -> list[tuple[str, str, str]]:
-        """What a sandbox's shim is to tell the kernel, messages in hexadecimal."""
+        """Return the netlink messages that a sandbox's shim sends, in hexadecimal."""
         from engine.runtime import links
 
         steps = links.pod_steps(
@@ -124,7 +127,7 @@ def _subnet(content: bytes) -> ipaddress.IPv4Network:
 
 
 def _routes() -> list[ipaddress.IPv4Network]:
-    """Destinations of this machine's IPv4 routes, without the default route."""
+    """Return the destinations of this machine's IPv4 routes, without the default route."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for line in Path("/proc/net/route").read_text().splitlines()[1:]:

@@ -1,8 +1,8 @@
-"""Container Device Interface: what a device's specification file adds to a container.
+"""Apply the Container Device Interface: the edits that a device's specification file makes to a container.
 
-Files (`*.json`, `*.yaml`) in the given directories, a later directory winning; a device is named
-`vendor.com/class=name` (Container Device Interface specification 0.8). Environment, device nodes and
-mounts are applied, hooks are refused.
+Files (`*.json`, `*.yaml`) are read from the given directories, and a later directory overrides an earlier
+one. A device is named `vendor.com/class=name` (Container Device Interface specification 0.8). Environment,
+device nodes and mounts are applied, hooks are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
 def with_devices(config: cri.ContainerConfig, directories: Sequence[Path]) -> cri.ContainerConfig:
-    """A copy of `config` with its CDI devices' edits. Raises Missing for an unknown device."""
+    """Return a copy of `config` with its CDI devices' edits. Raise Missing for an unknown device."""
     edited = cri.ContainerConfig()
     edited.CopyFrom(config)
     applied: set[str] = set()

@@ -1,4 +1,4 @@
-"""Commands in containers, attached clients and connections into pods: the runtime's end of each."""
+"""Connect the runtime to commands in containers, attached clients and connections into pods."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 class ProcessStream:
-    """A process's standard streams, behind a shim.
+    """Stream a process's standard input and output through a shim.
 
-    Closing it kills a command, and leaves a container alone.
+    Closing it kills a command, and leaves a container running.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, subject: str) -> None:
@@ -36,7 +36,9 @@ class ProcessStream:
         self._subject = subject
 
     async def read(self) -> tuple[int, bytes] | int:
-        """Kind and bytes of some output, or the exit code. Raises Refused where the shim hung up."""
+        """Return the kind and bytes of some output, or the exit code. Raise Refused if the shim closed the
+        connection.
+        """
         try:
             kind, size = relay.FRAME.unpack(await self._reader.readexactly(relay.FRAME.size))
             if size > relay.CHUNK:
@@ -67,7 +69,7 @@ class ProcessStream:
 
 
 class ProcessCommands:
-    """`notes` answers what the backend remembers of a container."""
+    """Run commands; `notes` returns what the backend has recorded about a container."""
 
     def __init__(
         self, spawner: Spawner, state: StateDirectory, notes: Callable[[RuntimeContainer], BackendNotes]
@@ -96,7 +98,7 @@ class ProcessCommands:
         return ExecResult(content[:size], content[size:], message["exit_code"])
 
     async def open_command(self, ticket: CommandTicket) -> ProcessStream:
-        """Start a command whose streams are copied while it runs. Raises Refused where it doesn't start."""
+        """Start a command whose streams are copied while it runs. Raise Refused if it does not start."""
         subject = f"container {ticket.container.id}"
         request = command_request(
             ticket.container,
@@ -115,11 +117,11 @@ class ProcessCommands:
         return ProcessStream(*talk.release(), subject)
 
     async def open_attachment(self, ticket: CommandTicket) -> ProcessStream:
-        """Connect to the streams of a running container. Raises Refused where its shim doesn't answer."""
+        """Connect to the streams of a running container. Raise Refused if its shim does not answer."""
         directory = os.open(self._state.directory(ticket.container), os.O_PATH | os.O_CLOEXEC)
         subject = f"container {ticket.container.id}"
         try:
-            # Through the descriptor, since the path may be longer than a socket's name can be.
+            # Connect through the descriptor, because the path may be longer than a socket's name can be.
             streams = await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{ATTACH}")
         except OSError as error:
             raise Refused(f"can't attach: {error.strerror}", subject=subject) from None
@@ -128,7 +130,7 @@ class ProcessCommands:
         return ProcessStream(*streams, subject)
 
     async def connect(self, sandbox: Sandbox, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to `port` on the loopback of the pod's network. Raises OSError."""
+        """Connect to `port` on the loopback interface of the pod's network. Raise OSError."""
         failure: OSError | None = None
         for family, address in LOOPBACK:
             made = await asyncio.to_thread(_socket_in, sandbox, family)
@@ -136,7 +138,7 @@ class ProcessCommands:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await asyncio.get_running_loop().sock_connect(made, (address, port))
                 return await asyncio.open_connection(sock=made)
-            except OSError as error:  # a TimeoutError too
+            except OSError as error:  # including TimeoutError
                 made.close()
                 failure = failure or error
             except BaseException:
@@ -147,7 +149,7 @@ class ProcessCommands:
 
 
 def _socket_in(sandbox: Sandbox, family: socket.AddressFamily) -> socket.socket:
-    """A socket that belongs to the pod's network. Raises `OSError`."""
+    """Return a socket in the pod's network namespace. Raise `OSError`."""
     if host_network(sandbox):
         return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     namespace = open_namespaces(sandbox.pid, sandbox.start_time, ("net",))["net"]

@@ -1,12 +1,12 @@
-"""The embedded runtime: a small CRI server of our own, for development, tests and demos.
+"""Run the embedded runtime: a small built-in CRI server for development, tests and demos.
 
     runtime = EmbeddedRuntime(socket=…, root=…, state=…)
     await runtime.start()
     …
-    await runtime.stop()     # containers go on; the next start adopts them
-    await runtime.purge()    # or: nothing is left
+    await runtime.stop()     # containers keep running; the next start adopts them
+    await runtime.purge()    # or: remove everything
 
-It isn't meant for production: there is no AppArmor or SELinux, no registry, no user namespace.
+It is not meant for production: there is no AppArmor or SELinux, no registry, no user namespace.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from engine.wire import cri_v1_pb2 as cri
 
 
 class EmbeddedRuntime:
-    """A CRI runtime on `socket`.
+    """Serve a CRI runtime on `socket`.
 
-    `root` holds images and writable layers, `state` (best below /run) what is running. With `hollow` there
-    are no processes and neither directory is used. `archives` is a directory of image archives that
-    PullImage looks in; `pod_cidr` the pods' subnet (chosen freely by default); `cpu_weight` the formula of
-    cgroup v2 weights, which should be the one that the pods' cgroups are written with; `streaming_port` where
-    Exec, Attach and PortForward are served on 127.0.0.1 (a free port by default). Raises Refused where the
-    user isn't root (unless hollow) or another runtime has the state directory or the socket.
+    `root` holds images and writable layers, `state` (preferably below /run) the running objects. With
+    `hollow` there are no processes and neither directory is used. `archives` is a directory of image
+    archives in which PullImage looks; `pod_cidr` the pods' subnet (a free one by default); `cpu_weight` the
+    formula of cgroup v2 weights, which should match that of the pods' cgroups; `streaming_port` the port on
+    127.0.0.1 that serves Exec, Attach and PortForward (a free one by default). Raise Refused if the user is
+    not root (unless hollow) or another runtime uses the state directory or the socket.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class EmbeddedRuntime:
         self._serving = True
 
     async def stop(self) -> None:
-        """Stop serving. Containers go on running."""
+        """Stop serving. Containers keep running."""
         self._serving = False
         await self.service.stop()
         await self._server.stop()
@@ -94,7 +94,7 @@ class EmbeddedRuntime:
     async def purge(self) -> None:
         """Stop and remove every pod, then the network, cgroups and files of the runtime.
 
-        Goes on past a pod that can't be removed, and raises its error in the end, with the files kept.
+        If a pod cannot be removed, continue with the others, keep the files, and raise its error at the end.
         """
         if not self._serving:
             await self.service.start()
@@ -113,12 +113,12 @@ class EmbeddedRuntime:
             await self._processes.remove_everything()
 
     async def import_image(self, archive: Path) -> list[str]:
-        """Ids of the images of `archive`, now in the store."""
+        """Import the images of `archive` into the store and return their ids."""
         if self._processes is None:
             return []
         stored = await asyncio.to_thread(self._processes.images.import_archive, archive)
         return [image.id for image in stored]
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Calls, errors, bytes_in and bytes_out of each method that was called, since the start."""
+        """Return calls, errors, bytes_in and bytes_out of each method called since the start."""
         return {name: asdict(count) for name, count in self._server.counts.items() if count.calls}

@@ -1,4 +1,4 @@
-"""The container event stream: who listens, and what happens to those who fall behind."""
+"""Distribute the container event stream, and drop listeners that fall behind."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ BACKLOG = 10_000
 
 
 class Events:
-    """Every event goes to everybody who listens, as the wire form of a ContainerEventResponse."""
+    """Send every event to all listeners, in the wire form of a ContainerEventResponse."""
 
     def __init__(self) -> None:
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
 
     def tell(self, sandbox: Sandbox, subject: str, kind: cri.ContainerEventType, when: int = 0) -> None:
-        """Container or sandbox `subject` of `sandbox` has changed, at `when` (Unix nanoseconds; 0: now)."""
+        """Report that container or sandbox `subject` of `sandbox` changed, at `when` (Unix nanoseconds; 0:
+        now).
+        """
         if not self._listeners:
             return
         event = cri.ContainerEventResponse(
@@ -35,7 +37,9 @@ class Events:
                 self._listeners.discard(queue)
 
     async def listen(self) -> AsyncIterator[bytes]:
-        """Events from now on. Raises WrongState for a listener who falls 10,000 behind and must list anew."""
+        """Yield events from now on. Raise WrongState for a listener that is 10,000 events behind and must
+        list again.
+        """
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(BACKLOG)
         self._listeners.add(queue)
         try:
@@ -53,7 +57,7 @@ class Events:
 
 
 def _offer(queue: asyncio.Queue[bytes | None], event: bytes | None) -> bool:
-    """Put without waiting; a full queue is emptied and ended instead."""
+    """Put an event without waiting; a full queue is emptied and ended instead."""
     try:
         queue.put_nowait(event)
     except asyncio.QueueFull:

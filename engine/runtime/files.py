@@ -21,7 +21,9 @@ from engine.runtime.objects.records import RuntimeContainer
 
 
 class Files(NamedTuple):
-    """`rootfs` is what a shim needs, `volumes` host paths by container path, `layers` what it uses."""
+    """Describe a container's files: `rootfs` is what a shim needs, `volumes` host paths by container path,
+    `layers` what it uses.
+    """
 
     rootfs: dict[str, Any]
     volumes: dict[str, str]
@@ -39,7 +41,7 @@ class _Volume(NamedTuple):
 
 
 class ContainerFiles:
-    """`overlay` stacks layers by overlayfs; without it they are copied."""
+    """Create containers' files; `overlay` stacks layers with overlayfs, otherwise they are copied."""
 
     def __init__(self, root: Path, images: ImageStore, *, overlay: bool) -> None:
         self._places = root / "containers"
@@ -50,11 +52,11 @@ class ContainerFiles:
         self._places.mkdir(mode=0o750, exist_ok=True)
 
     def upper(self, container: RuntimeContainer) -> Path:
-        """Its writable layer."""
+        """Return the container's writable layer."""
         return self._places / container.id / "upper"
 
     async def make(self, container: RuntimeContainer, image: StoredImage) -> Files:
-        """Directories and image volumes. Raises Missing or InvalidInput about an image volume."""
+        """Create directories and image volumes. Raise Missing or InvalidInput about an image volume."""
         place = self._places / container.id
         volumes = dict(self._volumes(container, place))
         try:
@@ -80,7 +82,7 @@ class ContainerFiles:
         await asyncio.to_thread(_remove, self._places / container.id)
 
     async def keep(self, identifiers: Collection[str]) -> None:
-        """Remove what belongs to other containers."""
+        """Remove the files of all containers but these."""
         for place in self._places.iterdir():
             if place.name not in identifiers:
                 await asyncio.to_thread(_remove, place)
@@ -107,6 +109,6 @@ class ContainerFiles:
 
 
 def _remove(place: Path) -> None:
-    """As much of it as can be; what is left is tried again at the next start."""
+    """Remove as much of it as possible; the next start retries what is left."""
     with contextlib.suppress(OSError):
         remove_tree(place)

@@ -1,8 +1,8 @@
-"""The cgroups of containers: where they are, making them, and the values that the CRI asks for.
+"""Create the cgroups of containers and write the values that the CRI asks for.
 
-Layouts are v1 (a directory per controller) and v2 (one tree), found below one mount directory. Values
-are written as runc writes them; a value of zero means that it is left alone. A controller that the
-machine doesn't have is skipped, as runc does without a limit for it.
+Layouts are v1 (a directory per controller) and v2 (one tree), found below one mount directory. Values are
+written as runc writes them; a zero leaves the value unchanged. A controller that the machine lacks is
+skipped, as runc does if it has no limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_DEVICES = (
 
 
 class RuntimeHierarchy:
-    """The cgroup file systems below `mount`. Raises Refused where there is none."""
+    """Access the cgroup file systems below `mount`. Raise Refused if there are none."""
 
     def __init__(self, mount: Path = Path("/sys/fs/cgroup"), *, weights: WeightFormula = "linear") -> None:
         self.mount = mount
@@ -40,11 +40,11 @@ class RuntimeHierarchy:
             raise Refused("no cgroup file system is mounted here", subject=str(mount))
 
     def directories(self, path: str) -> list[str]:
-        """The directory of cgroup `path` in each tree, without symbolic duplicates."""
+        """Return the directory of cgroup `path` in each tree, without symbolic duplicates."""
         return [f"{tree}/{path.strip('/')}" for tree in dict.fromkeys(self.trees.values())]
 
     def named(self, identifier: str) -> list[str]:
-        """Every cgroup in whose name `identifier` is, for what nothing else is known of."""
+        """Return every cgroup with `identifier` in its name, for an object of which nothing else is known."""
         found = []
         for tree in dict.fromkeys(self.trees.values()):
             for above, names, _ in os.walk(tree):
@@ -52,7 +52,7 @@ class RuntimeHierarchy:
         return found
 
     def make(self, path: str) -> list[str]:
-        """Make cgroup `path` with its parents, able to hold processes; answers its directories."""
+        """Create cgroup `path` with its parents, ready to hold processes; return its directories."""
         if self.v2:
             self._make_v2(path)
         else:
@@ -61,7 +61,7 @@ class RuntimeHierarchy:
         return self.directories(path)
 
     def apply(self, path: str, wanted: cri.LinuxContainerResources) -> None:
-        """Write the limits. Raises Refused with the file and the kernel's reason."""
+        """Write the limits. Raise Refused with the file and the kernel's reason."""
         for directory, name, value in (
             self._v2_values(path, wanted) if self.v2 else self._v1_values(path, wanted)
         ):
@@ -78,7 +78,9 @@ class RuntimeHierarchy:
                 ) from None
 
     def allow_devices(self, path: str, devices: Sequence[cri.Device] | None) -> None:
-        """v1: the device list; None allows all. v2 has no file for it (it would need a BPF program)."""
+        """Write the device list of v1; None allows all. v2 has no file for it (it would need a
+        BPF program).
+        """
         tree = self.trees.get("devices")
         if tree is None:
             return
@@ -92,7 +94,7 @@ class RuntimeHierarchy:
                 cgroup.write(f"{directory}/devices.allow", rule)
 
     def views(self, path: str) -> list[tuple[str, str]]:
-        """v1: name and directory of each tree, to show a container below /sys/fs/cgroup."""
+        """Return the name and directory of each v1 tree, to show to a container below /sys/fs/cgroup."""
         if self.v2:
             return []
         return [(tree.name, f"{tree}/{path.strip('/')}") for tree in dict.fromkeys(self.trees.values())]
@@ -163,7 +165,9 @@ class RuntimeHierarchy:
 
 
 def _grows(directory: str, limit: int) -> bool:
-    """Whether memory would pass what memory and swap together may be now: then that must rise first."""
+    """Tell whether the memory limit would exceed the current memory and swap limit, which must then be raised
+    first.
+    """
     try:
         together = int(Path(directory, "memory.memsw.limit_in_bytes").read_text())
     except (FileNotFoundError, ValueError):
@@ -213,7 +217,7 @@ def _make_v1(tree: Path, path: str, *, cpuset: bool) -> None:
 
 
 def _enable(directory: Path) -> None:
-    """Let the children of a v2 group have every controller that it has."""
+    """Enable every controller of a v2 group for its children."""
     available = (directory / "cgroup.controllers").read_text().split()
     enabled = (directory / "cgroup.subtree_control").read_text().split()
     for name in V2_CONTROLLERS:
@@ -226,7 +230,7 @@ def _enable(directory: Path) -> None:
 
 
 def remove(directories: Sequence[str]) -> None:
-    """Kill whoever is there and remove the groups."""
+    """Kill the processes of the groups and remove the groups."""
     existing = [directory for directory in directories if os.path.isdir(directory)]  # noqa: PTH112
     if existing:
         cgroup.kill_all(existing)
@@ -234,7 +238,7 @@ def remove(directories: Sequence[str]) -> None:
 
 
 def _device_rules(devices: Sequence[cri.Device]) -> list[str]:
-    """Rules for the wanted devices, those in directories included. Raises InvalidInput."""
+    """Return rules for the wanted devices, including those in directories. Raise InvalidInput."""
     rules = []
     for device in devices:
         top = Path(device.host_path)

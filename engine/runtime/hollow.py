@@ -40,7 +40,7 @@ KILLED, TERMINATED = 137, 143
 
 
 class HollowImages:
-    """Every pull succeeds; sizes are invented from the name, the same each time."""
+    """Succeed at every pull; derive sizes from the name, always the same for one name."""
 
     def __init__(self) -> None:
         self._images: dict[str, cri.Image] = {}
@@ -87,7 +87,7 @@ class HollowImages:
 
 
 class HollowCommands:
-    """Every command does nothing and ends as it was told."""
+    """Run no command; end each one as its annotations say."""
 
     async def exec_sync(
         self, container: RuntimeContainer, command: Sequence[str], timeout: float | None
@@ -96,7 +96,7 @@ class HollowCommands:
 
 
 class HollowBackend:
-    """Containers are a state and perhaps a timer."""
+    """Represent containers by a state and possibly a timer."""
 
     name = "kubengine-hollow"
 
@@ -215,7 +215,7 @@ class HollowBackend:
 
 
 class HollowRuntime:
-    """A hollow runtime on a unix socket: `async with HollowRuntime(path) as runtime: …`."""
+    """Serve a hollow runtime on a unix socket: `async with HollowRuntime(path) as runtime: …`."""
 
     def __init__(self, socket: Path | str, *, pod_ip: str = "127.0.0.1") -> None:
         self.backend = HollowBackend(pod_ip=pod_ip)
@@ -237,7 +237,7 @@ class HollowRuntime:
         await self._server.stop()
 
     async def purge(self) -> None:
-        """The same as `stop`: there is nothing to leave behind."""
+        """Do the same as `stop`: nothing is left behind."""
         await self.stop()
 
     async def __aenter__(self) -> HollowRuntime:
@@ -250,11 +250,11 @@ class HollowRuntime:
         await self.stop()
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Calls, errors, bytes_in and bytes_out of each method that was called, since the start."""
+        """Return calls, errors, bytes_in and bytes_out of each method called since the start."""
         return {name: asdict(count) for name, count in self._server.counts.items() if count.calls}
 
     def end_container(self, container_id: str, *, exit_code: int, reason: str = "") -> None:
-        """Let a running container end now, as if by itself."""
+        """End a running container now, as if it had exited by itself."""
         self.backend._end(self.service.records.container(container_id), exit_code, reason)
 
 

@@ -1,4 +1,4 @@
-"""`runtime.v1.ImageService` over any image store, a coroutine per call."""
+"""Implement `runtime.v1.ImageService` over any image store, with a coroutine per call."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ImageService:
 
 
 def _reference(image: cri.ImageSpec) -> str:
-    """Raises InvalidInput where there is none."""
+    """Return the image reference. Raise InvalidInput if there is none."""
     if not image.image:
         raise InvalidInput("expected an image", subject="image.image")
     return image.image

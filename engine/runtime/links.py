@@ -1,7 +1,8 @@
-"""What the kernel is told of pods' network: messages of pyroute2, made by the runtime, which lives.
+"""Build the kernel messages of pods' network with pyroute2, in the long-lived runtime process.
 
-The library costs 0.2 s and 14 MB to load, which no short-lived process should pay: shims only send what is
-made here (`shim.network`). Nothing asks for the index of a pod's interface, since it is given one.
+The library costs 0.2 s and 14 MB to load, too much for a short-lived process: shims only send the messages
+built here (`shim.network`). No lookup of the index of a pod's interface is needed, since it is assigned
+here.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from engine.runtime.shim.network import HOST, POD, Step
 
 POD_INDEX = 64
-"""Of a pod's eth0; the few that the kernel makes in a new namespace by itself come before."""
+"""Index of a pod's eth0, above those of the few interfaces that the kernel creates in a new namespace."""
 
 MAIN_TABLE = 254
 
 
 def bridge(name: str) -> bytes:
-    """A new bridge."""
+    """Create a bridge."""
     link = _link(name, linkinfo=[("IFLA_INFO_KIND", "bridge")])
     return _encoded(link, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL)
 
@@ -36,7 +37,7 @@ def deletion(name: str) -> bytes:
 
 
 def up(name: str, master: int = 0) -> bytes:
-    """Bring it up, as a port of the bridge with index `master` where one is given."""
+    """Bring an interface up, as a port of the bridge with index `master` if given."""
     link = _link(name, master=master)
     link["flags"] = link["change"] = IFF_UP
     return _encoded(link, RTM_NEWLINK)
@@ -50,7 +51,9 @@ def address(index: int, ip: str, prefix: int) -> bytes:
 
 
 def pod_steps(*, veth: str, master: int, ip: str, prefix: int, gateway: str) -> Iterator[Step]:
-    """In a fresh namespace: lo up, eth0 with an address, its peer `veth` on the bridge of index `master`."""
+    """Build the steps for a fresh namespace: lo up, eth0 with an address, its peer `veth` on the bridge of
+    index `master`.
+    """
     pair = f"network interface pair eth0, {veth}"
     yield Step(POD, up("lo"), "network interface lo")
     yield Step(POD, _pair(veth), pair)
@@ -61,7 +64,7 @@ def pod_steps(*, veth: str, master: int, ip: str, prefix: int, gateway: str) -> 
 
 
 def _pair(peer: str) -> bytes:
-    """eth0 here, `peer` in the network namespace of this process."""
+    """Create a pair: eth0 here, `peer` in the network namespace of this process."""
     other = {"attrs": [("IFLA_IFNAME", peer), ("IFLA_NET_NS_PID", os.getpid())]}
     data = {"attrs": [("VETH_INFO_PEER", other)]}
     link = _link("eth0", linkinfo=[("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", data)])

@@ -1,6 +1,6 @@
-"""What a container is made of, in the words of the OCI runtime specification (config.md, config-linux.md).
+"""Describe a container in the format of the OCI runtime specification (config.md, config-linux.md).
 
-Nothing here runs it: tools such as `crictl inspect` expect to find this form in a container's verbose status.
+Only for display: tools such as `crictl inspect` expect this format in a container's verbose status.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def runtime_spec(
     resources: cri.LinuxContainerResources,
     user: cri.ContainerUser | None,
 ) -> dict[str, Any]:
-    """The specification of a container that its shim was asked for by `request` (its `container_request`).
+    """Return the specification of a container from its shim's `request` (its `container_request`).
 
-    `user` is who it runs as, None before its first start.
+    `user` is the identity that it runs as, None before its first start.
     """
     held = sorted(f"CAP_{name}" for name in request["capabilities"])
     ambient = sorted(f"CAP_{name}" for name in request["ambient"])
@@ -74,7 +74,7 @@ def _mount(mount: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _namespaces(request: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Those of its own have no path; those of the pod are its holder's."""
+    """Return the namespaces: the container's own have no path, the pod's have the path of its holder's."""
     pause = request["pause"]
     found = [{"type": "mount"}]
     found += [{"type": kind, "path": f"/proc/{pause}/ns/{file}"}
@@ -90,7 +90,7 @@ def _namespaces(request: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _resources(wanted: cri.LinuxContainerResources) -> dict[str, Any]:
-    """Zero means not set, as in the CRI."""
+    """Return the resources; zero means not set, as in the CRI."""
     cpu = {
         "shares": wanted.cpu_shares, "quota": wanted.cpu_quota, "period": wanted.cpu_period,
         "cpus": wanted.cpuset_cpus, "mems": wanted.cpuset_mems,

@@ -1,8 +1,8 @@
-"""The backend that runs containers as real processes: namespaces, cgroups, file systems, by way of shims.
+"""Run containers as real processes with namespaces, cgroups and file systems, by way of shims.
 
-Everything that must outlive this process is in the state directory or belongs to a shim. A start is in
-two steps: the shim prepares and says who it is, that is written down, and only then does it go on; so
-whatever moment this process dies at, no container runs that the next one doesn't know.
+Everything that must outlive this process is in the state directory or belongs to a shim. A start has two
+steps: the shim prepares and reports its identity, the runtime records that, and only then the shim
+continues. So whenever this process dies, the next one knows every running container.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ log = logging.getLogger("kubengine.runtime")
 
 
 class ProcessBackend:
-    """`root` holds images and writable layers, `state` what is running; `hierarchy` is the cgroup side."""
+    """Run containers: `root` holds images and writable layers, `state` the running objects; `hierarchy`
+    manages cgroups.
+    """
 
     name = "kubengine"
 
@@ -102,7 +104,7 @@ class ProcessBackend:
     # Life of the backend
 
     async def start(self, records: Records, listener: Listener) -> None:
-        """Adopt what runs. Raises Refused where another runtime has the state directory."""
+        """Adopt running pods. Raise Refused if another runtime uses the state directory."""
         self._records, self._listener = records, listener
         self.state.open()
         self.images.open()
@@ -128,7 +130,7 @@ class ProcessBackend:
             self._lock = -1
 
     async def remove_everything(self) -> None:
-        """After `start` and the removal of all pods: bridge, default cgroup, files."""
+        """Remove bridge, default cgroup and files, after `start` and the removal of all pods."""
         self.network.remove()
         parent = "kubengine.slice" if self._driver == "systemd" else "kubengine"
         for directory in self._hierarchy.directories(parent):
@@ -203,7 +205,7 @@ class ProcessBackend:
         self._usage.forget(sandbox.id)
 
     async def _discard_sandbox(self, sandbox: Sandbox, notes: BackendNotes) -> None:
-        """Undo a sandbox that was never whole."""
+        """Undo a sandbox that was never complete."""
         send_signal(sandbox.pid, sandbox.start_time, signal.SIGKILL)
         await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(notes.cgroup))
         self._release_address(sandbox)
@@ -363,7 +365,7 @@ class ProcessBackend:
         self._hierarchy.allow_devices(notes.cgroup, None if security.privileged else devices)
 
     def _container_gone(self, container: RuntimeContainer) -> None:
-        """Its shim has ended."""
+        """Record that the container's shim has ended."""
         notes = self._notes.get(container.id)
         if notes is None or container.state == EXITED or self._listener is None:
             return
@@ -454,7 +456,7 @@ class ProcessBackend:
         return {layer for notes in self._notes.values() for layer in notes.layers}
 
     def _name_image_volumes(self, container: RuntimeContainer) -> None:
-        """A container's status tells which images its volumes are, as PullImage names them (KEP-5365)."""
+        """Name the images of the volumes in a container's status, as PullImage names them (KEP-5365)."""
         for mount in container.config.mounts:
             image = self.images.get(mount.image.image) if mount.image.image else None
             if image is not None:

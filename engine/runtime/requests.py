@@ -1,6 +1,6 @@
-"""What the shims are asked: CRI configurations and image configurations, made into plain dictionaries.
+"""Build the shims' requests: CRI configurations and image configurations as plain dictionaries.
 
-Pure: nothing here touches the system, except for the text of the host's own hosts and resolv.conf files.
+Pure: nothing here touches the system, except that the host's own hosts and resolv.conf files are read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def host_network(sandbox: Sandbox) -> bool:
 
 
 def check_sandbox(sandbox: Sandbox) -> None:
-    """Raises Unsupported or InvalidInput for what no shim can do."""
+    """Raise Unsupported or InvalidInput for what no shim can do."""
     options = namespaces(sandbox)
     subject = f"sandbox {sandbox.config.metadata.name!r}"
     check_user_namespace(options, subject)
@@ -52,7 +52,7 @@ def check_sandbox(sandbox: Sandbox) -> None:
 
 
 def check_user_namespace(options: cri.NamespaceOption, subject: str) -> None:
-    """Raises Unsupported for another user namespace than the node's."""
+    """Raise Unsupported for a user namespace other than the node's."""
     if options.HasField("userns_options") and options.userns_options.mode != cri.NODE:
         reason = "user namespaces are left out: hostUsers must be true"
         raise Unsupported(reason, subject=subject)
@@ -101,7 +101,9 @@ def container_request(
     image_volumes: Mapping[str, str],
     target: RuntimeContainer | None,
 ) -> dict[str, Any]:
-    """`config` is the container's with its CDI devices' edits, `etc` holds the sandbox's files for /etc."""
+    """Build a container's request; `config` is the container's with its CDI devices' edits, `etc` holds the
+    sandbox's files for /etc.
+    """
     sandbox = container.sandbox
     security = config.linux.security_context
     check_user_namespace(security.namespace_options, f"container {config.metadata.name!r}")
@@ -150,9 +152,11 @@ def command_request(
     command: Sequence[str],
     stream: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
-    """Run `command` in `container`, as what `request` (its `container_request`) made of it.
+    """Build the request to run `command` in `container`, as `request` (its `container_request`) configured
+    it.
 
-    With `stream` (`stdin`, `tty`) its streams are copied while it runs, else its output is sent in the end.
+    With `stream` (`stdin`, `tty`) its streams are copied while it runs, otherwise its output is sent at the
+    end.
     """
     linux = container.user.linux if container.user else cri.LinuxContainerUser()
     terminal = {"TERM": "xterm"} if stream and stream["tty"] else {}
@@ -172,7 +176,9 @@ def command_request(
 
 
 def arguments(config: cri.ContainerConfig, image: Mapping[str, Any]) -> list[str]:
-    """The pod's command replaces the image's entry point and its arguments; args replace these alone."""
+    """Return the arguments: the pod's command replaces the image's entry point and its arguments; args
+    replace only the arguments.
+    """
     entrypoint, args = list(config.command), list(config.args)
     if not entrypoint:
         entrypoint = list(image.get("Entrypoint") or [])
@@ -198,7 +204,7 @@ def environment(config: cri.ContainerConfig, image: Mapping[str, Any], host: str
 
 
 def mounts(config: cri.ContainerConfig, etc: Path, image_volumes: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The pod's files under /etc and the wanted mounts, outer ones first."""
+    """Return the pod's files under /etc and the wanted mounts, outer ones first."""
     found = []
     privileged = config.linux.security_context.privileged
     taken = {_clean(mount.container_path) for mount in config.mounts}
@@ -231,7 +237,7 @@ def mounts(config: cri.ContainerConfig, etc: Path, image_volumes: Mapping[str, s
 
 
 def capabilities(security: cri.LinuxContainerSecurityContext) -> set[str]:
-    """The names, without CAP_, that the container keeps. Raises InvalidInput for an unknown one."""
+    """Return the names, without CAP_, that the container keeps. Raise InvalidInput for an unknown one."""
     if security.privileged:
         return set(CAPABILITIES)
     added = {name.upper() for name in security.capabilities.add_capabilities}
@@ -244,7 +250,7 @@ def capabilities(security: cri.LinuxContainerSecurityContext) -> set[str]:
 
 
 def user(security: cri.LinuxContainerSecurityContext, image: Mapping[str, Any]) -> dict[str, Any]:
-    """Who it runs as, in names or numbers: the pod's wish, else the image's."""
+    """Return the user in names or numbers: the pod's setting, else the image's."""
     name, _, group = str(image.get("User") or "").partition(":")
     if security.run_as_username:
         name, group = security.run_as_username, ""
@@ -309,7 +315,7 @@ def _names(wanted: Any) -> set[str]:
 
 
 def stop_signal(config: cri.ContainerConfig, image: dict[str, Any]) -> int:
-    """The signal number that stops it: the pod's wish, else the image's, else SIGTERM."""
+    """Return the stop signal's number: the pod's setting, else the image's, else SIGTERM."""
     if config.stop_signal:
         name = cri.Signal.Name(config.stop_signal)
     else:

@@ -1,8 +1,9 @@
-"""Seccomp profiles, made into the kernel's filter programs by libseccomp.
+"""Compile seccomp profiles into the kernel's filter programs with libseccomp.
 
 A profile is the JSON document that container runtimes share (defaultAction, architectures, syscalls with
-names, action, errnoRet, args, includes and excludes; OCI runtime specification, config-linux). RuntimeDefault
-is a list of our own of what containers must not do, far shorter than other runtimes' lists of what they may.
+names, action, errnoRet, args, includes and excludes; OCI runtime specification, config-linux).
+RuntimeDefault is a built-in list of forbidden system calls, far shorter than other runtimes' lists of
+allowed ones.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ def filter_program(
     security: cri.LinuxContainerSecurityContext | cri.LinuxSandboxSecurityContext,
     capabilities: Collection[str],
 ) -> bytes:
-    """The filter program (`struct sock_filter`s) that a container or sandbox wants, empty for none.
+    """Return the filter program (`struct sock_filter`s) of a container or sandbox, empty for none.
 
-    Raises Missing or InvalidInput about the profile's file, Unsupported where libseccomp isn't there.
+    Raise Missing or InvalidInput about the profile's file, Unsupported if libseccomp is not installed.
     """
     if security.privileged or not security.HasField("seccomp"):
         return b""
@@ -85,10 +86,10 @@ def filter_program(
 
 
 def sandbox_filter(security: cri.LinuxSandboxSecurityContext) -> bytes:
-    """The same for the process that holds a pod's namespaces.
+    """Return the filter program of the process that holds a pod's namespaces.
 
-    It runs nothing but this package's code, without privileges: where libseccomp isn't there, RuntimeDefault
-    is no reason to refuse the pod.
+    It runs only this package's code, without privileges: RuntimeDefault without libseccomp is no reason to
+    refuse the pod.
     """
     try:
         return filter_program(security, ())
@@ -110,7 +111,7 @@ def _compiled_file(path: Path, capabilities: Collection[str]) -> bytes:
 
 
 def default_profile(capabilities: Collection[str]) -> dict[str, Any]:
-    """RuntimeDefault: everything but FORBIDDEN, less what a held capability gives back."""
+    """Return RuntimeDefault: everything but FORBIDDEN, with the calls that a held capability allows again."""
     allowed = {name for capability in capabilities for name in BY_CAPABILITY.get(capability, ())}
     return {
         "defaultAction": "SCMP_ACT_ALLOW",
@@ -119,7 +120,7 @@ def default_profile(capabilities: Collection[str]) -> dict[str, Any]:
 
 
 def compiled(profile: Mapping[str, Any], capabilities: Collection[str]) -> bytes:
-    """`profile` as a filter program for this machine's architecture. Raises InvalidInput, Unsupported."""
+    """Compile `profile` for this machine's architecture. Raise InvalidInput, Unsupported."""
     library = _library()
     default = _action(profile, "defaultAction", "defaultErrnoRet")
     context = library.seccomp_init(default)
@@ -150,7 +151,7 @@ class _Comparison(ctypes.Structure):
 def _add(library: ctypes.CDLL, context: int, rule: Mapping[str, Any], default: int) -> None:
     action = _action(rule, "action", "errnoRet")
     if action == default:
-        return  # libseccomp refuses rules that say nothing new
+        return  # libseccomp refuses rules that have no additional effect
     wanted = rule.get("args") or []
     comparisons = (_Comparison * len(wanted))()
     for place, argument in zip(comparisons, wanted, strict=True):
@@ -162,7 +163,7 @@ def _add(library: ctypes.CDLL, context: int, rule: Mapping[str, Any], default: i
     for name in rule.get("names") or [rule.get("name", "")]:
         number = library.seccomp_syscall_resolve_name(str(name).encode())
         if number == -1:
-            continue  # a call that this kernel or library doesn't know needs no rule
+            continue  # a call unknown to this kernel or library needs no rule
         result = library.seccomp_rule_add_array(context, action, number, len(wanted), comparisons)
         if result < 0 and -result != errno.EEXIST:
             raise InvalidInput(os.strerror(-result), subject=f"rule about {name}")

@@ -1,7 +1,7 @@
-"""The gRPC side of a runtime: methods by name, errors to statuses, and what each method cost.
+"""Serve a runtime over gRPC: dispatch methods by name, map errors to statuses, and count each method's cost.
 
-A service is any object with a coroutine method per call (`RunPodSandbox` → `run_pod_sandbox`), or an
-async generator for streams. Answers may be messages or their wire form. A call without a method is
+A service is any object with a coroutine method per call (`RunPodSandbox` → `run_pod_sandbox`), or an async
+generator for streams. Answers may be messages or their wire form. A call without a method is
 `UNIMPLEMENTED`.
 """
 
@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CallCount:
-    """One method's totals since the start. Bytes are those of the messages, without framing."""
+    """Count one method's totals since the start. Bytes are those of the messages, without framing."""
 
     calls: int = 0
     errors: int = 0
@@ -39,7 +39,7 @@ class CallCount:
 
 
 class CriServer:
-    """Serves services by name (`RuntimeService`, `ImageService`) on a unix socket of mode 0600."""
+    """Serve services by name (`RuntimeService`, `ImageService`) on a unix socket of mode 0600."""
 
     def __init__(self, socket: Path, services: Mapping[str, object]) -> None:
         self.socket = Path(socket)
@@ -55,7 +55,7 @@ class CriServer:
         self._claim: Claim | None = None
 
     async def start(self) -> None:
-        """Raises Refused where somebody else serves the socket; a dead socket file is replaced."""
+        """Start serving; replace a dead socket file. Raise Refused if another process serves the socket."""
         self.socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         server = grpc.aio.server(
             options=(

@@ -1,7 +1,7 @@
-"""The RuntimeContainer Runtime Interface's rules, over any backend.
+"""Implement the rules of the Container Runtime Interface over any backend.
 
-Who may be created, started, stopped and removed in which state, what is an error and what is already
-done, names, filters, events. The backend does the work; `Records` remembers.
+Decides which objects may be created, started, stopped and removed in which state, what is an error and what
+is already done; handles names, filters and events. The backend does the work; `Records` holds the state.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ START_ERROR = 128
 
 
 class RuntimeService:
-    """`runtime.v1.RuntimeService`, a coroutine per call.
+    """Implement `runtime.v1.RuntimeService`, with a coroutine per call.
 
-    `streaming` serves what Exec, Attach and PortForward answer; without it they are unsupported.
+    `streaming` serves the URLs of Exec, Attach and PortForward; without it they are unsupported.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RuntimeService:
         self._version = engine_version()
         self._pod_cidr = ""
         self.handlers: tuple[str, ...] = ("",)
-        """Names under which it carries out sandboxes, all alike."""
+        """Names of the runtime handlers, which all behave alike."""
 
     async def start(self) -> None:
         await self._backend.start(self.records, self)
@@ -109,7 +109,9 @@ class RuntimeService:
     async def update_runtime_config(
         self, request: cri.UpdateRuntimeConfigRequest
     ) -> cri.UpdateRuntimeConfigResponse:
-        """Accepted and shown in the status; pods' addresses come from the runtime's own setting."""
+        """Accept the configuration and show it in the status; pods' addresses come from the runtime's own
+        setting.
+        """
         self._pod_cidr = request.runtime_config.network_config.pod_cidr
         return cri.UpdateRuntimeConfigResponse()
 
@@ -172,7 +174,7 @@ class RuntimeService:
     async def update_pod_sandbox_resources(
         self, request: cri.UpdatePodSandboxResourcesRequest
     ) -> cri.UpdatePodSandboxResourcesResponse:
-        """The pod's cgroup is the node agent's; only the request is remembered."""
+        """Record the request only: the node agent manages the pod's cgroup."""
         sandbox = self.records.sandbox(request.pod_sandbox_id)
         sandbox.config.linux.overhead.CopyFrom(request.overhead)
         sandbox.config.linux.resources.CopyFrom(request.resources)
@@ -249,7 +251,7 @@ class RuntimeService:
                 await self._backend.stop_container(container, max(0, request.timeout))
             elif container.state == CREATED:
                 async with container.lock:
-                    pass  # a start under way ends first
+                    pass  # a start in progress ends first
                 if container.state == RUNNING:
                     await self._backend.stop_container(container, max(0, request.timeout))
         return cri.StopContainerResponse()
@@ -356,7 +358,7 @@ class RuntimeService:
     def get_container_events(self, _request: cri.GetEventsRequest) -> AsyncIterator[bytes]:
         return self._events.listen()
 
-    # What the backend tells
+    # Calls from the backend
 
     def container_exited(
         self, container: RuntimeContainer, *, exit_code: int, finished_at: int, reason: str, message: str = ""
@@ -369,7 +371,7 @@ class RuntimeService:
             sandbox.state, sandbox.wire = NOT_READY, None
             self._events.tell(sandbox, sandbox.id, cri.CONTAINER_STOPPED_EVENT)
 
-    # Steps shared by the calls
+    # Steps that calls share
 
     def _finish(
         self, container: RuntimeContainer, exit_code: int, finished_at: int, reason: str, message: str
@@ -446,6 +448,6 @@ class RuntimeService:
 def _command_ticket(
     container: RuntimeContainer, request: cri.ExecRequest | cri.AttachRequest, command: list[str]
 ) -> CommandTicket:
-    """Raises InvalidInput for streams that make no sense together."""
+    """Validate the streams of a command. Raise InvalidInput for an invalid combination."""
     check_streams(stdin=request.stdin, stdout=request.stdout, stderr=request.stderr, tty=request.tty)
     return CommandTicket(container, command, request.stdin, request.stdout, request.stderr, request.tty)

@@ -1,4 +1,6 @@
-"""The runtime's end of the shims: starts the spawner, sends requests, hears what forked processes say."""
+"""Connect the runtime to the shims: start the spawner, send requests, receive messages of forked
+processes.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ ANSWER_TIMEOUT = 60.0
 
 
 class Conversation:
-    """The connection of one forked process."""
+    """Hold the connection of one forked process."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def hear(self, timeout: float | None = ANSWER_TIMEOUT) -> dict[str, Any]:
-        """The next message. Raises Refused where it ended or says nothing in time."""
+        """Return the next message. Raise Refused if the connection ended or nothing arrives in time."""
         try:
             async with asyncio.timeout(timeout):
                 return await _read(self._reader)
@@ -39,7 +41,7 @@ class Conversation:
         self._writer.write(b"g")
 
     async def gone(self, timeout: float) -> None:
-        """Hang up and wait until the process has ended, or `timeout` seconds."""
+        """Close the connection and wait until the process has ended, or `timeout` seconds."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
             self._writer.write_eof()
             async with asyncio.timeout(timeout):
@@ -48,7 +50,7 @@ class Conversation:
         self.close()
 
     def release(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The connection itself, for something else than messages."""
+        """Return the connection itself, for data other than messages."""
         return self._reader, self._writer
 
     def close(self) -> None:
@@ -56,7 +58,9 @@ class Conversation:
 
 
 class Spawner:
-    """One bare interpreter that forks shims, restarted when it dies. `directory` holds its socket."""
+    """Run one bare interpreter that forks shims, and restart it when it dies. `directory` holds
+    its socket.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -72,7 +76,7 @@ class Spawner:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # Through the descriptor, since the path may be longer than a socket's name can be.
+            # Connect through the descriptor, because the path may be longer than a socket's name can be.
             listener.bind(f"/proc/self/fd/{directory}/{SOCKET}")
         finally:
             os.close(directory)
@@ -90,7 +94,7 @@ class Spawner:
         (self._directory / SOCKET).unlink(missing_ok=True)
 
     async def ask(self, request: dict[str, Any]) -> Conversation:
-        """Fork a process for `request`; answers once it has called back."""
+        """Fork a process for `request`; return once it has connected."""
         for attempt in (1, 2):
             token = secrets.token_hex(16)
             body = messages.pack({**request, "report": str(self._directory), "token": token})
@@ -166,7 +170,7 @@ class Spawner:
 
 
 async def _read(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """A message, the bytes that follow it as `content`."""
+    """Read a message, with the bytes that follow it as `content`."""
     try:
         body, content = messages.sizes(await reader.readexactly(messages.HEAD.size))
         message = messages.unpack(await reader.readexactly(body))

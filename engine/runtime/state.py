@@ -37,7 +37,7 @@ PLAIN = (
 
 
 class Ending(NamedTuple):
-    """What a shim recorded of its container's end."""
+    """Hold a shim's record of how its container ended."""
 
     exit_code: int
     signal: int
@@ -47,10 +47,10 @@ class Ending(NamedTuple):
 
 @dataclass(slots=True)
 class BackendNotes:
-    """What the backend remembers of a sandbox or container besides its record.
+    """Hold what the backend records about a sandbox or container besides the CRI's record.
 
-    `cgroup` is a cgroup path, `layers` the image's, `request` what the shim is asked. `made` turns true
-    when a sandbox is whole.
+    `cgroup` is a cgroup path, `layers` the image's, `request` the shim's request. `made` becomes true when a
+    sandbox is complete.
     """
 
     cgroup: str = ""
@@ -61,7 +61,7 @@ class BackendNotes:
 
 
 class StateDirectory:
-    """The records below `path`."""
+    """Store the records below `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,7 +100,7 @@ class StateDirectory:
     def load_containers(
         self, sandboxes: Mapping[str, Sandbox]
     ) -> Iterator[tuple[RuntimeContainer, BackendNotes]]:
-        """Those of `sandboxes`; the others are as good as half made."""
+        """Load the containers of `sandboxes`; all others count as incomplete."""
         for directory in sorted(self.containers.iterdir()):
             found = kept(directory / RECORD, lambda content: _container(content, sandboxes), without=WITHOUT)
             if found is not None and found[0] is not None:
@@ -109,18 +109,18 @@ class StateDirectory:
                 (directory / RECORD).unlink(missing_ok=True)
 
     def half_made(self) -> Iterator[Path]:
-        """Directories without a record that can be trusted."""
+        """Return directories without a valid record."""
         for kind in (self.sandboxes, self.containers):
             for directory in kind.iterdir():
                 if not (directory / RECORD).exists():
                     yield directory
 
     def up(self, sandbox: Sandbox) -> bool:
-        """Whether its process had its go."""
+        """Tell whether its process was allowed to continue."""
         return (self.directory(sandbox) / "up").exists()
 
     def started(self, container: RuntimeContainer) -> int:
-        """When its shim saw its program start (Unix nanoseconds), 0 where it didn't."""
+        """Return when its shim saw its program start (Unix nanoseconds), 0 if it did not."""
         path = self.directory(container) / "started"
         try:
             return int(_said_twice(path))
@@ -159,7 +159,7 @@ class StateDirectory:
 
 
 def _said_twice(path: Path) -> str:
-    """What a shim wrote: one line, twice, so that damage shows."""
+    """Read a shim's file: one line, written twice to reveal damage."""
     lines = path.read_text(encoding="ascii").split("\n")
     if len(lines) != 3 or lines[0] != lines[1] or lines[2].strip(" "):
         raise ValueError("damaged: it does not say the same twice")

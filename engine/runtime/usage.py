@@ -1,4 +1,4 @@
-"""What containers and pods use, read from their cgroups: CRI stats."""
+"""Read the usage of containers and pods from their cgroups: CRI stats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CpuSample(NamedTuple):
 
 
 class ContainerUsage:
-    """Reads cgroup directories, remembering what a rate or a cache needs. Forget what is removed."""
+    """Read cgroup directories, remembering what a rate or a cache needs. Call `forget` for removed ones."""
 
     def __init__(self) -> None:
         self._cpu: dict[str, CpuSample] = {}
@@ -82,7 +82,7 @@ class ContainerUsage:
 
 
 def memory(groups: Sequence[str]) -> cri.MemoryUsage:
-    """Working set is usage without inactive file pages, as the kubelet counts."""
+    """Read memory. The working set is usage without inactive file pages, as the kubelet counts it."""
     table = _table(groups, "memory.stat")
     usage = _number(groups, "memory.usage_in_bytes")
     limit = _number(groups, "memory.limit_in_bytes")
@@ -105,7 +105,7 @@ def memory(groups: Sequence[str]) -> cri.MemoryUsage:
 
 
 def network(pid: int) -> cri.NetworkUsage:
-    """Counters of the interfaces in the network namespace of `pid`."""
+    """Read counters of the interfaces in the network namespace of `pid`."""
     interfaces = []
     for line in _text(f"/proc/{pid}/net/dev").splitlines()[2:]:
         name, _, numbers = line.partition(":")

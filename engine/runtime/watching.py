@@ -1,4 +1,4 @@
-"""Processes that aren't children of this one: knowing when they end, and signalling exactly them."""
+"""Watch processes that are not children of this one, and signal exactly them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Watched(NamedTuple):
 
 
 class Watcher:
-    """Watches processes by pidfd, each under the id of the sandbox or container that it belongs to."""
+    """Watch processes by pidfd, each under the id of its sandbox or container."""
 
     def __init__(self) -> None:
         self._watched: dict[str, _Watched] = {}
@@ -42,7 +42,9 @@ class Watcher:
         loop.add_reader(descriptor, self._on_end, identifier)
 
     async def ended(self, identifier: str, timeout: float) -> bool:
-        """Whether what is watched as `identifier` has ended, `gone` included, within `timeout` seconds."""
+        """Tell whether the process watched as `identifier` has ended, with `gone` called, within `timeout`
+        seconds.
+        """
         watched = self._watched.get(identifier)
         if watched is not None:
             with contextlib.suppress(TimeoutError):
@@ -52,9 +54,9 @@ class Watcher:
         return True
 
     async def kill(self, identifier: str, pid: int, start_time: int) -> None:
-        """SIGKILL that process until what is watched as `identifier` has ended.
+        """Send SIGKILL to that process until the process watched as `identifier` has ended.
 
-        Raises Refused where the kernel doesn't end it in time.
+        Raise Refused if the kernel does not end it in time.
         """
         for _ in range(KILL_ATTEMPTS):
             send_signal(pid, start_time, signal.SIGKILL)
@@ -88,12 +90,12 @@ class Watcher:
 
 
 def lives(pid: int, start_time: int) -> bool:
-    """Whether that very process runs, and not a later one of the same number."""
+    """Tell whether exactly this process runs, and not a later one with the same number."""
     return pid > 0 and start_time > 0 and linux.start_time(pid) == start_time
 
 
 def send_signal(pid: int, start_time: int, number: int) -> None:
-    """Signal that very process; nothing where it has ended."""
+    """Signal exactly this process; do nothing if it has ended."""
     if pid <= 0:
         return
     try:
@@ -109,9 +111,10 @@ def send_signal(pid: int, start_time: int, number: int) -> None:
 
 
 async def settled(decided: Callable[[], bool]) -> None:
-    """A process that had its go says so, one that didn't ends: as soon as a starved machine lets it.
+    """Wait until a process either confirms that it was allowed to continue or ends, which may take time on a
+    starved machine.
 
-    Waits `SETTLING_SECONDS` at most, for one that somebody stopped.
+    Waits `SETTLING_SECONDS` at most, in case the process is stopped.
     """
     for _ in range(int(SETTLING_SECONDS / 0.01)):
         if decided():

@@ -1,4 +1,4 @@
-"""What a question answers: rows as Arrow tables, and how they are written down, told and compared.
+"""Represent answers as rows of Arrow tables, and write, explain and compare them.
 
-Knows neither snapshots nor questions, so that every answer is shown in one way.
+Depends on neither snapshots nor questions, so that every answer is shown in one way.
 """

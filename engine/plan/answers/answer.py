@@ -1,7 +1,7 @@
-"""Answers: one row per (scenario, node, decision, object, reason, amount), as Arrow tables.
+"""Build answers: one row per (scenario, node, decision, object, reason, amount), as Arrow tables.
 
-`amount` is an integer in `unit` (bytes, milli-CPU, pods, percent …). Rows come in the order of nodes in the
-snapshot, so the same question gives the same table however its nodes were cut into shards.
+`amount` is an integer in `unit` (bytes, milli-CPU, pods, percent …). Rows follow the order of nodes in the
+snapshot, so the same question gives the same table however its nodes were split into shards.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ RESOURCE_UNITS: Final = {
 """Units of amounts of a resource; other resources are counted in pieces."""
 USED_BEFORE: Final = "used-before"
 USED_AFTER: Final = "used-after"
-"""Decisions of rows that say how much of a resource (the object) a node that changes uses then."""
+"""Decisions of rows that give a changed node's use of a resource (the object)."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The rows, and in `notes` what they rest on and what limits them, with how many nodes or pods it is
-    about (0: all)."""
+    """Hold the rows, and in `notes` the assumptions and limits, with the number of nodes or pods concerned
+    (0: all).
+    """
 
     table: pa.Table
     notes: Mapping[str, int] = field(default_factory=dict)
@@ -57,13 +58,13 @@ class Answer:
         return [f"{text}: {count:,}" if count else text for text, count in self.notes.items()]
 
     def named(self, scenario: str) -> Answer:
-        """The same with another scenario name in every row."""
+        """Return the same answer with another scenario name in every row."""
         names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(self), np.int32)), pa.array([scenario]))
         return Answer(self.table.set_column(0, SCHEMA.field("scenario"), names), self.notes)
 
 
 def joined(answers: Iterable[Answer]) -> Answer:
-    """One after another; equal notes once."""
+    """Concatenate answers; equal notes appear once."""
     tables, notes = [SCHEMA.empty_table()], dict[str, int]()
     for answer in answers:
         tables.append(answer.table)
@@ -73,7 +74,9 @@ def joined(answers: Iterable[Answer]) -> Answer:
 
 
 def canonical(table: pa.Table) -> pa.Table:
-    """The same rows with dictionaries in order of first appearance, however the table was put together."""
+    """Return the same rows with dictionaries in order of first appearance, however the table was
+    assembled.
+    """
     table = table.unify_dictionaries().combine_chunks()
     columns = []
     for name in table.column_names:
@@ -88,13 +91,15 @@ def canonical(table: pa.Table) -> pa.Table:
 
 
 def no_labels(rows: NDArray[np.int64]) -> pa.Array:
-    """The names of pods where no answer has any."""
+    """Return no pod names, for answers without pods."""
     return pa.nulls(len(rows), pa.large_string())
 
 
 class AnswerPodRows(NamedTuple):
-    """Rows of some pods of one node: where they are in the snapshot, of each a key of its reason, an amount.
-    int64[n] each."""
+    """Hold rows of some pods of one node: their rows in the snapshot, a reason key each, and an amount each.
+
+    int64[n] each.
+    """
 
     pods: NDArray[np.int64]
     reasons: NDArray[np.int64]
@@ -103,8 +108,11 @@ class AnswerPodRows(NamedTuple):
 
 @dataclass
 class Rows:
-    """Collects rows one by one, or blocks of them; `node` is a row number of the snapshot. `pod_labels` gives
-    the names of pods, and `pod_reason` the text of a reason, of which `add_pods` knows rows and keys."""
+    """Collect rows one by one or in blocks; `node` is a row number of the snapshot.
+
+    `pod_labels` returns the names of pods. `pod_reason` returns the text of a reason from the row and key
+    given to `add_pods`.
+    """
 
     node_names: Sequence[str]
     pod_labels: Callable[[NDArray[np.int64]], pa.Array] = no_labels
@@ -112,7 +120,7 @@ class Rows:
     notes: dict[str, int] = field(default_factory=dict)
     _lists: tuple[list[Any], ...] = field(default_factory=lambda: ([], [], [], [], [], []))
     _counts: list[int] = field(default_factory=list)
-    """How many rows each entry of the lists makes; more than one, or none, only of `_pods`."""
+    """Number of rows per entry of the lists; only entries of `_pods` have other than one."""
     _pods: list[AnswerPodRows] = field(default_factory=list)
     _tables: list[pa.Table] = field(default_factory=list)
 
@@ -124,7 +132,7 @@ class Rows:
         self._add(node, decision, object, reason, amount, unit, 1)
 
     def add_pods(self, node: int, decision: str, pods: AnswerPodRows, unit: str) -> None:
-        """A row for each of these pods of one node."""
+        """Add a row for each of these pods of one node."""
         self._add(node, decision, None, None, 0, unit, len(pods.pods))
         self._pods.append(pods)
 
@@ -143,12 +151,14 @@ class Rows:
         self._counts.append(count)
 
     def add_use(self, node: int, resource: str, before: int, after: int, unit: str) -> None:
-        """How much of a resource is used on a node before and after what was decided."""
+        """Add a node's use of a resource before and after the decision."""
         self.add(node, USED_BEFORE, resource, "", before, unit)
         self.add(node, USED_AFTER, resource, "", after, unit)
 
     def note(self, text: str, count: int = 0) -> None:
-        """What the answer rests on, and how many nodes or pods that is about; counts of shards are added."""
+        """Note an assumption of the answer, and how many nodes or pods it concerns; counts of
+        shards are added.
+        """
         self.notes[text] = self.notes.get(text, 0) + count
 
     def block(
@@ -160,7 +170,7 @@ class Rows:
         amount: NDArray[np.integer[Any]],
         unit: pa.Array | str,
     ) -> None:
-        """Many rows at once; texts are one for all, or an Arrow string or dictionary array."""
+        """Add many rows at once; texts are one for all, or an Arrow string or dictionary array."""
         self._flush()
         count = len(node)
         self._tables.append(
@@ -222,7 +232,7 @@ class Rows:
         of_pods: NDArray[np.bool_],
         keys: NDArray[np.int64],
     ) -> pa.DictionaryArray:
-        """The reasons of the entries, and where a row is a pod's the text of its key."""
+        """Return the reasons of the entries; a pod's row gets the text of its key."""
         own = reasons.indices.fill_null(0).to_numpy()
         found = _numbers(keys, pa.int64()).dictionary_encode()
         codes = own[entry]
@@ -231,7 +241,7 @@ class Rows:
         return pa.DictionaryArray.from_arrays(_numbers(codes, pa.int32()), pa.array(texts, pa.string()))
 
     def answer(self, *, sort: bool = False) -> Answer:
-        """All rows; with `sort` by node, keeping the order within one."""
+        """Return all rows; with `sort` by node, keeping the order within one."""
         self._flush()
         table = pa.concat_tables([SCHEMA.empty_table(), *self._tables]).unify_dictionaries().combine_chunks()
         if sort and table.num_rows:
@@ -242,14 +252,14 @@ class Rows:
 
 
 def _numbers(values: NDArray[np.integer[Any]], kind: Any) -> pa.Array:
-    """An Arrow array over NumPy's memory. (`pa.array` looks for pandas on every call: 0.1 ms.)"""
+    """Return an Arrow array over NumPy's memory. (`pa.array` looks for pandas on every call: 0.1 ms.)"""
     dtype = np.int32 if kind == pa.int32() else np.int64
     contiguous = np.ascontiguousarray(values, dtype)
     return pa.Array.from_buffers(kind, len(contiguous), [None, pa.py_buffer(contiguous)])
 
 
 def _repeated_each(texts: Sequence[str], entry: NDArray[np.int64]) -> pa.DictionaryArray:
-    """`texts[entry]`."""
+    """Return `texts[entry]`."""
     coded = pa.array(texts, pa.string()).dictionary_encode()
     codes = coded.indices.to_numpy()[entry]
     return pa.DictionaryArray.from_arrays(_numbers(codes, pa.int32()), coded.dictionary)
@@ -273,5 +283,5 @@ def _texts(value: pa.Array | str, count: int) -> pa.Array:
 
 
 def coded(codes: NDArray[np.integer[Any]], texts: Sequence[str]) -> pa.DictionaryArray:
-    """A dictionary array: `texts[codes]`."""
+    """Return a dictionary array of `texts[codes]`."""
     return pa.DictionaryArray.from_arrays(_numbers(codes, pa.int32()), _dictionary(tuple(texts)))

@@ -1,4 +1,4 @@
-"""diff: one question under A and under B, as what is only in one and how amounts moved."""
+"""Compare one question under A and under B: rows in only one answer, and changes of amounts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ _KEYS = ("scenario", "node", "decision", "object", "unit")
 
 
 def difference(a: Answer, b: Answer) -> Answer:
-    """Rows that differ. `only-a:D` and `only-b:D` for a decision D about an object in one answer only;
-    `changed:D` where both have it, with the amount of B less that of A and both reasons. What is the same
-    is left out; the notes say how many rows that were.
+    """Return the rows that differ.
+
+    `only-a:D` and `only-b:D` mark a decision D about an object in one answer only. `changed:D` marks one in
+    both answers, with the amount of B minus that of A and both reasons. Equal rows are left out; the notes
+    give their number.
     """
     left, right = _indexed(a), _indexed(b)
     rows: list[tuple[str, str, str, str, str, int, str]] = []
@@ -50,7 +52,9 @@ def _column(values: tuple[object, ...], kind: pa.DataType) -> pa.Array:
 
 
 def _indexed(answer: Answer) -> dict[tuple[str, str, str, str, str, int], tuple[int, str]]:
-    """Amount and reason by scenario, node, decision, object, unit and how often these came before."""
+    """Index amounts and reasons by scenario, node, decision, object, unit and number of earlier
+    occurrences.
+    """
     columns = [answer.table[name].to_pylist() for name in (*_KEYS, "amount", "reason")]
     seen: Counter[tuple[str, ...]] = Counter()
     found = {}

@@ -1,4 +1,4 @@
-"""Answers in words: one sentence per row."""
+"""Explain answers: one sentence per row."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SENTENCES = {
 
 
 def explain(answer: Answer, limit: int) -> Iterator[str]:
-    """Sentences for the first rows, then what the answer rests on."""
+    """Return sentences for the first rows, then the answer's notes."""
     for row in answer.table.slice(0, limit).to_pylist():
         row["amount"] = readable(row["amount"], row["unit"])
         decision = row["decision"]

@@ -1,4 +1,4 @@
-"""Answers written down: JSON, CSV, Parquet, a table for the terminal; their origin goes with them."""
+"""Write answers as JSON, CSV, Parquet or a table for the terminal, together with their provenance."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SINGULAR = {
 
 
 def provenance(meta: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Input hash and sources, versions, seed, and what was asked."""
+    """Return the input's hash and sources, versions, seed, and the question."""
     return {
         "input_hash": meta.get("input_hash", ""),
         "sources": list(meta.get("sources", ())),
@@ -56,7 +56,7 @@ def provenance(meta: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, A
 
 
 def format_for(path: str, given: str) -> str:
-    """The format asked for, else by the file's suffix, else a table. Raises `InvalidInput`."""
+    """Return the format requested, else the one of the file's suffix, else a table. Raise `InvalidInput`."""
     if given:
         return given
     if not path:
@@ -75,8 +75,10 @@ def write_answer(
     limit: int,
     console: Console | None = None,
 ) -> None:
-    """To a file (atomically) or standard output; tables go to `console`. `html` is `report.write_report`'s,
-    not done here."""
+    """Write an answer to a file (atomically) or standard output; tables go to `console`.
+
+    `report.write_report` writes `html`.
+    """
     if format == "table":
         if path:
             text = StringIO()
@@ -101,7 +103,7 @@ def write_answer(
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Without dictionaries, for writers that do not know them."""
+    """Replace dictionary columns, for writers that do not support them."""
     fields = [(f.name, pa.large_string() if f.name != _NUMERIC else pa.int64()) for f in table.schema]
     return table.cast(pa.schema(fields))
 
@@ -124,14 +126,14 @@ def _parquet(answer: Answer, source: Mapping[str, Any], file: BinaryIO) -> None:
 
 
 def summary(table: pa.Table) -> pa.Table:
-    """Rows and amounts per scenario, decision and reason, in order of first appearance."""
+    """Sum rows and amounts per scenario, decision and reason, in order of first appearance."""
     plain = _plain(table)
     keys = ["scenario", "decision", "reason", "unit"]
     return plain.group_by(keys, use_threads=False).aggregate([("amount", "count"), ("amount", "sum")])
 
 
 def print_table(answer: Answer, console: Console, limit: int) -> None:
-    """What happened how often, then the first rows, then what it rests on."""
+    """Print the counts of each decision, then the first rows, then the notes."""
     found = summary(answer.table).to_pylist()
     for scenario, kinds in groupby(found[:limit], key=itemgetter("scenario")):
         console.print(Text(f"decisions of {scenario}" if scenario else "decisions", style="italic"))
@@ -165,7 +167,7 @@ def print_table(answer: Answer, console: Console, limit: int) -> None:
 
 
 def readable(amount: int, unit: str) -> str:
-    """`3.2 GiB`, `1,250 milli-CPU`, `12 pods`, `1 pod`."""
+    """Format an amount: `3.2 GiB`, `1,250 milli-CPU`, `12 pods`, `1 pod`."""
     if unit != "bytes":
         return f"{amount:,} {SINGULAR.get(unit, unit) if amount == 1 else unit}".strip()
     return binary_size(amount) if amount >= 0 else f"-{binary_size(-amount)}"

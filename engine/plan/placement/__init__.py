@@ -1,5 +1,5 @@
-"""Nodes for pods that have none, or have to leave theirs.
+"""Find nodes for pods that have none or must leave theirs.
 
-`room` knows what is free and chooses; `constraints` and `topology` are the scheduler's filters; `place` gives
-a whole snapshot's waiting pods a node, by requests alone.
+`room` tracks free amounts and chooses a node; `constraints` and `topology` are the scheduler's filters;
+`place` assigns a node to every waiting pod of a snapshot, by requests alone.
 """

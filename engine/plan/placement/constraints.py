@@ -1,8 +1,8 @@
-"""What forbids a pod a node besides amounts: the scheduler's filters, as far as a snapshot can decide them.
+"""Apply the scheduler's filters other than amounts, as far as a snapshot can decide them.
 
-`Constraints` tells, for one pod at a time, which nodes each rule leaves: readiness, taints, node selector and
-required node affinity, volumes that only some nodes reach, host ports, and the rules between pods
-(`topology`). Source: the v1.36 scheduler's filter plugins.
+For one pod at a time, `Constraints` computes the nodes that each rule allows: readiness, taints, node
+selector and required node affinity, volumes that only some nodes reach, host ports, and the rules between
+pods (`topology`). Source: the v1.36 scheduler's filter plugins.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _selector = msgspec.json.Decoder(NodeSelector | None)
 
 
 def knows_constraints(snapshot: Snapshot) -> bool:
-    """Whether the snapshot holds what pods demand of nodes. Traces from tables, and files written before
-    constraints were kept, do not."""
+    """Tell whether the snapshot holds pods' constraints. Traces from tables and files in older
+    formats do not.
+    """
     return "claims" in snapshot.pods.column_names
 
 
 class Constraints:
-    """The filters over one snapshot, while pods move in it."""
+    """Apply the filters to one snapshot while pods move in it."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -49,21 +50,23 @@ class Constraints:
         self._ready: Nodes = ready & snapshot.nodes["known"].to_numpy(zero_copy_only=False)
 
     def leave(self, row: int) -> None:
-        """The pod is on no node while it looks for one."""
+        """Take the pod off its node while a new node is chosen."""
         self._topology.leave(row)
         pod = self._pod(row)
         if host_ports(pod):
             self._used_ports[int(self._snapshot.column("node")[row])].remove(pod)
 
     def enter(self, row: int, node: int) -> None:
-        """The pod is on this node from now on."""
+        """Put the pod on this node."""
         self._topology.enter(row, node)
         pod = self._pod(row)
         if node != NO_NODE and host_ports(pod):
             self._used_ports.setdefault(node, UsedPorts()).add(pod)
 
     def allowed(self, row: int) -> Iterator[Allowed]:
-        """(why the other nodes are out, the nodes that stay) of every filter. Raise `Undecidable`."""
+        """Return for every filter (why the other nodes are excluded, the nodes that remain). Raise
+        `Undecidable`.
+        """
         tolerated, affine = self._by_template(row)
         yield "not ready or unknown", self._ready
         yield "a taint", tolerated
@@ -85,7 +88,7 @@ class Constraints:
         return self._pods[template]
 
     def _by_template(self, row: int) -> tuple[Nodes, Nodes]:
-        """Nodes whose taints a pod tolerates, and nodes that its selectors take."""
+        """Return the nodes whose taints a pod tolerates, and the nodes that its selectors match."""
         template = int(self._snapshot.column("template")[row])
         if template not in self._placed:
             pod = self._pod(row)
@@ -109,7 +112,7 @@ class Constraints:
 
     @cached_property
     def _node_taints(self) -> tuple[list[tuple[Taint, ...]], NDArray[np.int64]]:
-        """Distinct sets of taints that keep pods away, and int64[nodes]: the set of each node."""
+        """Return the distinct sets of taints that repel pods, and int64[nodes]: the set of each node."""
         numbers: dict[bytes, int] = {}
         distinct: list[tuple[Taint, ...]] = []
         codes = []
@@ -142,7 +145,7 @@ class Constraints:
         return text.split()
 
     def _reaching(self, row: int, claim: str) -> Nodes:
-        """Nodes that reach the volume of a claim. Raise `Undecidable` for one that is not known."""
+        """Return the nodes that reach the volume of a claim. Raise `Undecidable` for an unknown one."""
         namespace = self._snapshot.pods["namespace"][row].as_py()
         found = self._volumes.get((namespace, claim))
         if found is None:
@@ -166,7 +169,7 @@ class Constraints:
 
     @property
     def _used_ports(self) -> dict[int, UsedPorts]:
-        """Host ports by node, of the nodes that have any in use."""
+        """Return host ports by node, for nodes that have any in use."""
         if self._ports is None:
             self._ports = {}
             specs = self._snapshot.templates["spec"].to_pylist()

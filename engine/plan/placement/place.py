@@ -1,4 +1,4 @@
-"""place: nodes for pods that have none, by time or largest first, spread or packed by requests."""
+"""Assign nodes to pods without one, by time or largest first, spread or packed by requests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Order = Literal["time", "size"]
 
 
 def place(snapshot: Snapshot, *, rule: Rule = "spread", order: Order = "time") -> tuple[Snapshot, int]:
-    """A snapshot in which pods without a node have one, and how many fit nowhere.
+    """Return a snapshot in which pods without a node have one, and the number of pods that fit nowhere.
 
-    With `time`, pods are placed as they were created; those that the snapshot says were deleted (column
-    `deleted`) give their place back then. Pods that are not there at the time of the snapshot stay unplaced;
-    placed ones stay where they are.
+    With `time`, pods are placed in order of creation; pods that the snapshot marks as deleted (column
+    `deleted`) free their resources at that time. Pods that do not exist at the time of the snapshot stay
+    unplaced; placed ones stay where they are.
     """
     pods = whole(snapshot.pods)
     node = pods["node"].to_numpy().copy()
@@ -73,7 +73,7 @@ def place(snapshot: Snapshot, *, rule: Rule = "spread", order: Order = "time") -
 
 
 def _deletions(snapshot: Snapshot) -> NDArray[np.float64]:
-    """float64[pods]: when each pod was deleted, infinite if it was not."""
+    """Return float64[pods]: when each pod was deleted, infinite if it was not."""
     if "deleted" not in snapshot.pods.column_names:
         return np.full(snapshot.pods.num_rows, np.inf)
     deleted: NDArray[np.float64] = snapshot.pods["deleted"].fill_null(np.inf).to_numpy()

@@ -1,7 +1,7 @@
-"""Choosing a node by requests: the emptiest that fits (spread) or the fullest (pack).
+"""Choose a node by requests: the emptiest that fits (spread) or the fullest (pack).
 
-`place` uses it alone, because a trace holds nothing else. `drain` chooses so among the nodes that
-`constraints` leaves. A scheduler scores nodes by more than that, so it may choose another one of them.
+`place` uses only this, because a trace holds nothing else. `drain` applies it to the nodes that
+`constraints` leaves. A scheduler scores nodes by more criteria, so it may choose a different one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Rule = Literal["spread", "pack"]
 
 
 class Room:
-    """What is free: int64[resources, nodes] and pod slots; `open` says which nodes may be used."""
+    """Track free amounts, int64[resources, nodes], and pod slots; `open` says which nodes may be used."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         tables = snapshot.tables
@@ -35,7 +35,9 @@ class Room:
         self._scale = 1.0 / np.maximum(allocatable[:2], 1)
 
     def choose(self, request: NDArray[np.int64], rule: Rule, allowed: NDArray[np.bool_] | None = None) -> int:
-        """The node for one pod among the `allowed` ones, -1 if it fits nowhere; ties go to the first node."""
+        """Return the node for one pod among the `allowed` ones, -1 if it fits nowhere; the first node wins a
+        tie.
+        """
         asked = np.flatnonzero(request)
         fits = self.open & (self.slots > 0)
         if allowed is not None:
@@ -50,13 +52,13 @@ class Room:
         return int(candidates[best])
 
     def take(self, node: int, request: NDArray[np.int64], sign: int = 1) -> None:
-        """Book a request on a node, or give it back with `sign` -1."""
+        """Book a request on a node, or release it with `sign` -1."""
         self.free[:, node] -= sign * request
         self.slots[node] -= sign
 
 
 def _sums(node: NDArray[np.int32], amounts: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
-    """Exact integer sums per node; rows are sorted by node."""
+    """Return exact integer sums per node; rows are sorted by node."""
     totals = np.concatenate([[0], np.cumsum(amounts)])
     edges = np.searchsorted(node, np.arange(nodes + 1))
     sums: NDArray[np.int64] = np.diff(totals[edges])
@@ -64,14 +66,16 @@ def _sums(node: NDArray[np.int32], amounts: NDArray[np.int64], nodes: int) -> ND
 
 
 def request_matrix(snapshot: Snapshot, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[pods, resources]: what the given pod rows request."""
+    """Return int64[pods, resources]: the requests of the given pod rows."""
     template = snapshot.pods["template"].to_numpy()[rows]
     columns = [snapshot.templates[f"request/{name}"].to_numpy() for name in snapshot.resources.names]
     return np.stack([column[template] for column in columns], axis=1)
 
 
 def largest_first(snapshot: Snapshot, requests: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The order in which pods are placed: by their largest share of an average node, first come on ties."""
+    """Return the order in which pods are placed: by their largest share of an average node, ties in input
+    order.
+    """
     total = np.maximum(snapshot.tables.allocatable, 0).sum(axis=1)
     mean = np.maximum(total / max(snapshot.node_count, 1), 1.0)
     share = (requests / mean).max(axis=1) if len(requests) else np.zeros(0)

@@ -1,6 +1,6 @@
-"""Rules between pods: required affinity and anti-affinity, and topology spread that must hold.
+"""Apply rules between pods: required affinity and anti-affinity, and required topology spread.
 
-`PodTopology` knows where every pod is, also while pods move, and says which nodes the rules of one pod leave.
+`PodTopology` knows the node of every pod while pods move, and computes the nodes that one pod's rules allow.
 Source: the v1.36 scheduler's InterPodAffinity and PodTopologySpread filters.
 """
 
@@ -24,18 +24,18 @@ from engine.plan.snapshot.objects import decoded_spec
 
 Nodes = NDArray[np.bool_]
 Allowed = tuple[str, Nodes]
-"""Why the other nodes are out, and the nodes that stay."""
+"""Why the other nodes are excluded, and the nodes that remain."""
 
 _DO_NOT_SCHEDULE: Final = "DoNotSchedule"
 
 
 class Undecidable(Exception):
-    """A rule needs what a snapshot does not hold; the text says what."""
+    """Report that a rule needs data that a snapshot does not hold; the text names it."""
 
 
 @dataclass(frozen=True)
 class _Rules:
-    """What the pods of one template demand of other pods."""
+    """Hold what the pods of one template demand of other pods."""
 
     affinity: tuple[PodAffinityTerm, ...] = ()
     anti_affinity: tuple[PodAffinityTerm, ...] = ()
@@ -43,7 +43,7 @@ class _Rules:
 
 
 class PodTopology:
-    """Which nodes the rules between pods leave for one pod, as pods move."""
+    """Compute which nodes the rules between pods allow for one pod, while pods move."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -62,16 +62,18 @@ class PodTopology:
         self._matching: dict[tuple[bytes, tuple[str, ...] | None], NDArray[np.bool_]] = {}
 
     def leave(self, row: int) -> None:
-        """The pod is on no node while it looks for one."""
+        """Take the pod off its node while a new node is chosen."""
         self._node[row] = NO_NODE
 
     def enter(self, row: int, node: int) -> None:
-        """The pod is on this node from now on."""
+        """Put the pod on this node."""
         self._node[row] = node
 
     def allowed(self, row: int, affine: Nodes, tolerated: Nodes) -> Iterator[Allowed]:
-        """The nodes that each rule leaves to a pod. `affine` nodes match its selectors; it tolerates the
-        taints of `tolerated` ones. Raise `Undecidable`."""
+        """Return the nodes that each rule allows for a pod.
+
+        `affine` nodes match its selectors; it tolerates the taints of `tolerated` ones. Raise `Undecidable`.
+        """
         rules = self._rules_of(int(self._template[row]))
         own = (self._namespaces[self._namespace_code[row]],)
         labels = self._labels[self._label_code[row]]
@@ -96,8 +98,9 @@ class PodTopology:
     def _attracted(
         self, terms: Sequence[PodAffinityTerm], own: tuple[str, ...], labels: Mapping[str, str]
     ) -> Nodes:
-        """Nodes near pods that match every term; any keyed node for the first pod of a group that attracts
-        itself."""
+        """Return the nodes near pods that match every term; any keyed node for the first pod of a group that
+        attracts itself.
+        """
         everyone = np.ones(len(self._node), bool)
         for term in terms:
             everyone &= self._selected(term, own)
@@ -115,7 +118,7 @@ class PodTopology:
         return near
 
     def _repelled(self, namespace: str, labels: Mapping[str, str]) -> Nodes:
-        """Nodes near a pod whose own anti-affinity is against this one."""
+        """Return the nodes near a pod whose own anti-affinity excludes this one."""
         near = np.zeros(self._snapshot.node_count, bool)
         for template in self._repelling:
             for term in self._rules_of(template).anti_affinity:
@@ -163,7 +166,7 @@ class PodTopology:
         return fits
 
     def _holding(self, key: str, pods: NDArray[np.bool_]) -> Nodes:
-        """Nodes whose domain of a topology key holds one of these pods."""
+        """Return the nodes whose domain of a topology key holds one of these pods."""
         domain, count = self._domains_of(key)
         at = self._node[pods]
         found = domain[at[at != NO_NODE]]
@@ -173,7 +176,7 @@ class PodTopology:
         return near
 
     def _domains_of(self, key: str) -> tuple[NDArray[np.int64], int]:
-        """int64[nodes]: the domain of each node, -1 without the label; and how many there are."""
+        """Return int64[nodes]: the domain of each node, -1 without the label; and the number of domains."""
         found = self._domains.get(key)
         if found is None:
             numbers: dict[str, int] = {}
@@ -192,7 +195,7 @@ class PodTopology:
 
     @staticmethod
     def _spaces(term: PodAffinityTerm, own: tuple[str, ...]) -> tuple[str, ...] | None:
-        """The namespaces that a term is about, `own` where it names none; None for all."""
+        """Return the namespaces that a term covers, `own` if it names none; None for all."""
         chosen = term.namespace_selector
         if chosen is not None:
             if chosen.match_labels or chosen.match_expressions:
@@ -203,7 +206,7 @@ class PodTopology:
     def _matches(
         self, selector: LabelSelector | None, namespaces: tuple[str, ...] | None
     ) -> NDArray[np.bool_]:
-        """bool[placed]: the pods of these namespaces that a selector takes."""
+        """Return bool[placed]: the pods of these namespaces that a selector matches."""
         key = msgspec.json.encode(selector), namespaces
         found = self._matching.get(key)
         if found is None:
@@ -221,7 +224,7 @@ class PodTopology:
 
     @cached_property
     def _repelling(self) -> list[int]:
-        """Templates of placed pods that have required anti-affinity."""
+        """Return templates of placed pods that have required anti-affinity."""
         specs = self._snapshot.templates["spec"]
         used = np.unique(self._template).tolist()
         return [row for row in used if "podAntiAffinity" in specs[row].as_py()]
@@ -256,7 +259,7 @@ def _terms(affinity: PodAffinity | None) -> tuple[PodAffinityTerm, ...]:
 
 
 def node_labels(snapshot: Snapshot) -> list[Mapping[str, str]]:
-    """The labels of every node; none where no Node object is known."""
+    """Return the labels of every node; none if its Node object is unknown."""
     decoder = msgspec.json.Decoder(_Document)
     texts = snapshot.nodes["document"].to_pylist()
     return [(decoder.decode(text).metadata.labels or {}) if text else {} for text in texts]

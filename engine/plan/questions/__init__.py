@@ -1,7 +1,8 @@
-"""The questions that a plan answers: one file each, a function from a snapshot and parameters to an answer.
+"""Define the questions that a plan answers: one file each, a function from a snapshot and parameters to an
+answer.
 
-Each calls the kernels and decisions of the room that owns the rule; none states a rule of its own, save
-where a question has no counterpart on a node (placement in `drain`), and then the answer says so.
+Each calls the kernels and decisions of the package that owns the rule. A question states a rule of its own
+only where no node makes the decision (placement in `drain`), and then the answer says so.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from engine.plan.questions.requested_pods import check_resources
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A verb. `per_node`: each node's rows depend on that node alone, so nodes can be cut into shards.
+    """Describe a question. `per_node`: each node's rows depend on that node alone, so nodes can be split into
+    shards.
 
-    `check` looks at all nodes before they are cut: it gives notes, or raises `InvalidInput`.
+    `check` examines all nodes before they are split: it returns notes, or raises `InvalidInput`.
     """
 
     name: str

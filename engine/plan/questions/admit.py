@@ -1,4 +1,4 @@
-"""admit: how many of a pod fit on every node, and what stops the next one."""
+"""Compute how many copies of a pod fit on every node, and what excludes the next one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from engine.plan.snapshot.columns import Snapshot
 
 
 class AdmitParameters(PodParameters, kw_only=True, forbid_unknown_fields=True):
-    """What admit takes: which pod."""
+    """Parameters of admit: the pod."""
 
 
 def admit(snapshot: Snapshot, parameters: AdmitParameters) -> Answer:
-    """Per node and pod `admits` (amount: how many, one after another) with what ends it, or `refuses`."""
+    """Return per node and pod `admits` (amount: how many, one after another) with the limiting check, or
+    `refuses`.
+    """
     rows = Rows(snapshot.node_names)
     pods = requested_pods(snapshot, parameters)
     use = node_use(snapshot)

@@ -1,4 +1,4 @@
-"""Disruption budgets: how many of a set of pods may go at once."""
+"""Apply disruption budgets: how many of a set of pods may be disrupted at once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from engine.plan.snapshot.columns import Snapshot
 
 
 class Budgets:
-    """The budgets of a snapshot over its placed pods, all of which count as healthy."""
+    """Hold the budgets of a snapshot over its placed pods, all of which count as healthy."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._budgets: list[dict[str, Any]] = snapshot.budgets.to_pylist()
 
     def broken(self, pods: NDArray[np.int64]) -> Iterator[tuple[str, int, int, int]]:
-        """(budget, pods it allows to go, pods that go, the first of them) where more go than it allows."""
+        """Return (budget, allowed disruptions, disrupted pods, the first of them) for each budget that is
+        exceeded.
+        """
         if not self._budgets or not len(pods):
             return
         snapshot = self._snapshot
@@ -62,7 +64,7 @@ def _matches(selector: LabelSelectorDocument | None, labels: Mapping[str, str]) 
 
 
 def _allowed(budget: Mapping[str, Any], total: int) -> int:
-    """How many of `total` may be gone; percentages round up, as the disruption controller does."""
+    """Return how many of `total` may be disrupted; percentages round up, as in the disruption controller."""
     if budget["max_unavailable"] is not None:
         return _count(budget["max_unavailable"], total)
     if budget["min_available"] is not None:

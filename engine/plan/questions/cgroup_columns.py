@@ -1,9 +1,7 @@
 """Compute the cgroup values of a snapshot's pods, containers and QoS levels.
 
-The kernel behind `engine.cgroups.formulas.bulk` does the arithmetic.
-
-What nodes' settings say apart from amounts makes a `Profile`; there are few, and the kernel runs once for
-each.
+The kernel behind `engine.cgroups.formulas.bulk` does the arithmetic. A node's settings apart from amounts
+form a `Profile`; there are few, and the kernel runs once for each.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ Column = NDArray[np.int64]
 
 
 class Profile(NamedTuple):
-    """Settings without the node's amounts."""
+    """Hold a node's settings without its amounts."""
 
     pods: PodRules
     containers: ContainerRules
@@ -68,7 +66,7 @@ def cgroup_columns(
     formula: WeightFormula,
     rows: Rows,
 ) -> CgroupColumns:
-    """Values of every placed pod. Raises `InvalidInput` for a configuration that makes no sense."""
+    """Compute the values of every placed pod. Raise `InvalidInput` for an invalid configuration."""
     nodes = snapshot.node_count
     cpu, memory = (_capacity(snapshot, name) for name in ("cpu", "memory"))
     number: dict[Profile, int] = {}
@@ -120,7 +118,7 @@ def _capacity(snapshot: Snapshot, resource: str) -> Column:
 
 
 def _bounded(limits: Column, rows: Rows) -> Column:
-    """Limits that the kernel takes; what is beyond is taken as the bound, and noted."""
+    """Clamp limits to the range that the kernel takes, and note the clamped ones."""
     bounds = np.array([[MAX_MILLI], [MAX_BYTES], [MAX_BYTES]])
     beyond = int((limits > bounds).any(axis=0).sum())
     if not beyond:
@@ -131,7 +129,7 @@ def _bounded(limits: Column, rows: Rows) -> Column:
 
 
 def _containers(snapshot: Snapshot) -> tuple[ContainerColumns, Column, pa.Array]:
-    """The containers of all placed pods: those of each template, decoded once, spread over its pods."""
+    """Return the containers of all placed pods: each template's, decoded once, expanded to its pods."""
     template, qos = snapshot.column("template"), snapshot.column("qos")
     used, number = np.unique(template, return_inverse=True)
     specs = snapshot.templates["spec"].take(pa.array(used)).to_pylist()
@@ -157,6 +155,6 @@ def _containers(snapshot: Snapshot) -> tuple[ContainerColumns, Column, pa.Array]
 
 
 def spread(starts: Column, counts: Column) -> Column:
-    """`starts[i], starts[i] + 1, …`, `counts[i]` of them, one after another."""
+    """Return `starts[i], starts[i] + 1, …`, `counts[i]` of them, one after another."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))

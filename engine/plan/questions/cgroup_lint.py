@@ -1,7 +1,9 @@
-"""Faults among a node's cgroup values: who gets less than is due although all formulas were followed.
+"""Find faults among a node's cgroup values: pods that get less than they should although all formulas were
+followed.
 
-CPU under full contention is divided by weight, level by level: the Guaranteed pods beside the Burstable and
-BestEffort levels, and inside a level its pods. From that follows what each pod really gets.
+CPU under full contention is divided by weight, level by level: first among the Guaranteed pods and the
+Burstable and BestEffort levels, then among the pods of a level. This gives the CPU that each pod really
+gets.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class NodeShares:
-    """One node's pods: class, weight (or shares), milli-CPU requested, memory used in bytes (-1 unknown); and
-    the levels' weights and memory limits (None: not limited)."""
+    """Hold one node's pods: class, weight (or shares), milli-CPU requested, memory used in bytes (-1
+    unknown); and the levels' weights and memory limits (None: not limited).
+    """
 
     cpu_milli: int
     qos: NDArray[np.uint8]
@@ -34,7 +37,7 @@ class NodeShares:
 
 
 def contended(shares: NodeShares) -> NDArray[np.float64]:
-    """float64[pods]: milli-CPU of each pod when everybody wants all they can get."""
+    """Return float64[pods]: milli-CPU of each pod when all pods want as much as they can get."""
     got = np.zeros(len(shares.qos), np.float64)
     guaranteed = shares.qos == GUARANTEED
     levels = ((BURSTABLE, shares.burstable_weight), (BEST_EFFORT, shares.best_effort_weight))
@@ -52,7 +55,9 @@ def contended(shares: NodeShares) -> NDArray[np.float64]:
 
 
 def lint_node(rows: Rows, node: int, shares: NodeShares, *, mixed: bool) -> None:
-    """Rows of decision `lint`: the object says where, the reason what, the amount how much."""
+    """Return rows of decision `lint`: the object gives the place, the reason the fault, the
+    amount its size.
+    """
     got = contended(shares)
     if 0 < shares.request.sum() <= shares.cpu_milli:
         missing = shares.request - got
@@ -87,7 +92,7 @@ def lint_node(rows: Rows, node: int, shares: NodeShares, *, mixed: bool) -> None
 
 
 def inversions(request: NDArray[np.int64], got: NDArray[np.float64]) -> int:
-    """Pods that get less than some pod which requests at most half as much."""
+    """Return pods that get less than some pod that requests at most half as much."""
     asking = request > 0
     request, got = request[asking], got[asking]
     if not len(request):

@@ -1,4 +1,4 @@
-"""cgroups: the values of pods, containers and QoS levels under another version, formula or configuration.
+"""Compute the values of pods, containers and QoS levels under another version, formula or configuration.
 
 `cgroup_columns` computes the values of the whole snapshot with the kernel of `engine.cgroups.formulas.bulk`;
 `engine.cgroups.files` turns each distinct set of values into files; `cgroup_lint` finds faults among them.
@@ -41,7 +41,7 @@ Detail = Literal["qos", "pods", "containers", "lint"]
 
 
 class CgroupsParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What cgroups takes."""
+    """Parameters of cgroups."""
 
     version: Annotated[int, Meta(description="cgroup version, 1 or 2", ge=1, le=2)] = 2
     formula: Annotated[
@@ -58,8 +58,9 @@ class CgroupsParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 def cgroups(snapshot: Snapshot, parameters: CgroupsParameters) -> Answer:
-    """Rows whose decision is the file (`cpu.weight`, `memory.max` …) and whose amount is its value (-1 for
-    unlimited), the object a level, `namespace/pod` or `namespace/pod:container`; `lint` rows name a fault.
+    """Return rows whose decision is the file (`cpu.weight`, `memory.max` …) and whose amount is its value (-1
+    for unlimited), the object a level, `namespace/pod` or `namespace/pod:container`; `lint` rows name a
+    fault.
     """
     rows = Rows(snapshot.node_names)
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
@@ -106,7 +107,7 @@ def _add_levels(rows: Rows, columns: CgroupColumns, files: FileRules) -> None:
 
 
 def _level_values(values: list[int], *, limited: bool) -> dict[str, GroupValues]:
-    """A column of the kernel's level values as groups."""
+    """Return a column of the kernel's level values as groups."""
     shares, _weight, burstable, best_effort, root_protected, protected = values
     return {
         GUARANTEED: GroupValues(
@@ -146,7 +147,7 @@ def _add_pods(
 
 
 def _pod_values(values: list[int], profile: Profile, *, guaranteed: bool) -> GroupValues:
-    """A column of the kernel's pod values as a group."""
+    """Return a column of the kernel's pod values as a group."""
     shares, _weight, quota, memory, protected = values
     limited = quota != NONE
     return GroupValues(
@@ -167,7 +168,7 @@ def _add_files(
     codes: NDArray[np.int64],
     written: list[dict[str, str]],
 ) -> None:
-    """Rows of the files of every object: those of `written[code]`."""
+    """Add rows of the files of every object: those of `written[code]`."""
     names: dict[str, int] = {}
     flat = [
         (names.setdefault(name, len(names)), _amount(text))

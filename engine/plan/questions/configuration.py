@@ -1,4 +1,6 @@
-"""Which KubeletConfiguration a node has in a plan: its own where the snapshot knows it, changed as asked."""
+"""Find the KubeletConfiguration of each node in a plan: its own where the snapshot has it, with the requested
+changes.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ from engine.plan.snapshot.objects import configuration_object
 
 
 def _check(config: KubeletConfiguration) -> None:
-    """Raise `InvalidInput` with the agent's words for what no agent would start with."""
+    """Raise `InvalidInput` with the agent's message for a configuration with which no agent would start."""
     validate(config, "configuration")
     thresholds_from_config(config)
     ImageGCPolicy.from_config(config)
 
 
 class NodeConfigurations:
-    """Configurations by node, each distinct one decoded once.
+    """Hold configurations by node, each distinct one decoded once.
 
-    `file` replaces the nodes' own, `changes` (Kubernetes' field names) are laid over what holds.
-    Raises `InvalidInput` with the file or field.
+    `file` replaces the nodes' own; `changes` (Kubernetes' field names) are merged over the result. Raise
+    `InvalidInput` with the file or field.
     """
 
     def __init__(self, snapshot: Snapshot, file: str = "", changes: dict[str, Any] | None = None) -> None:
@@ -46,7 +48,7 @@ class NodeConfigurations:
             raise InvalidInput(text, subject="changes" if self._changes else "config") from None
 
     def note(self, rows: Rows) -> None:
-        """Say in an answer where the configurations come from."""
+        """Note in an answer where the configurations come from."""
         if self._changes:
             rows.note(f"changed in every configuration: {', '.join(sorted(self._changes))}")
         if self._base:
@@ -58,7 +60,7 @@ class NodeConfigurations:
         return self.of_text(self._texts[node])
 
     def key(self, node: int) -> str:
-        """Equal for nodes with the same configuration."""
+        """Return a key that is equal for nodes with the same configuration."""
         return "" if self._base else self._texts[node]
 
     def of_text(self, text: str) -> KubeletConfiguration:

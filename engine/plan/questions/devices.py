@@ -1,7 +1,8 @@
-"""devices: fragmentation of GPUs and other devices. Can N more be given under a topology policy, and where?
+"""Compute the fragmentation of GPUs and other devices: can N more be allocated under a topology policy, and
+where?
 
-The policy decides as on the node (`engine.topologymanager.policy`); what it is asked is counted per NUMA
-node from the snapshot's devices, or from allocatable less requests where no device is known by name.
+The node's own policy decides (`engine.topologymanager.policy`). Its input is counted per NUMA node from the
+snapshot's devices, or from allocatable minus requests if no device is known by name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from engine.topologymanager.search import DeviceCounts
 
 
 class DevicesParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What devices takes."""
+    """Parameters of devices."""
 
     resource: Annotated[str, Meta(description="the resource; none: the only extended one there is")] = ""
     counts: Annotated[
@@ -38,8 +39,9 @@ class DevicesParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 def devices(snapshot: Snapshot, parameters: DevicesParameters) -> Answer:
-    """Per node with the resource: `free` (healthy and unassigned), then for each count `fits` (how often it
-    can be given, one after another), `fragmented` (enough are free, the policy refuses) or `full`.
+    """Return per node with the resource: `free` (healthy and unassigned), then for each count `fits` (how
+    often it can be allocated, one after another), `fragmented` (enough are free, the policy refuses) or
+    `full`.
     """
     rows = Rows(snapshot.node_names)
     resource = parameters.resource or _only_resource(snapshot)
@@ -94,7 +96,7 @@ def _node(rows: Rows, node: int, groups: dict[int, tuple[int, int]], parameters:
 
 
 def _times(policy: TopologyPolicy, counts: DeviceCounts) -> tuple[int, str]:
-    """How often the request can be met in turn, and the NUMA nodes of the first time."""
+    """Return how often the request can be met in succession, and the NUMA nodes of the first time."""
     if not any(counts.groups):
         return sum(counts.available) // counts.request, "any NUMA node"
     times, first = 0, ""
@@ -110,7 +112,7 @@ def _times(policy: TopologyPolicy, counts: DeviceCounts) -> tuple[int, str]:
 
 
 def _taken(counts: DeviceCounts, mask: int | None) -> tuple[int, ...]:
-    """What is left after one request, aligned devices first."""
+    """Return what is left after one request, aligned devices first."""
     left = counts.request
     available = list(counts.available)
     aligned = [i for i, group in enumerate(counts.groups) if mask is None or group & mask]
@@ -122,7 +124,7 @@ def _taken(counts: DeviceCounts, mask: int | None) -> tuple[int, ...]:
 
 
 def _groups(snapshot: Snapshot, resource: str) -> dict[int, dict[int, tuple[int, int]]]:
-    """node → NUMA mask → (devices, healthy and free ones)."""
+    """Map node → NUMA mask → (devices, healthy and free ones)."""
     table = snapshot.devices
     found: dict[int, dict[int, tuple[int, int]]] = {}
     columns: Sequence[list[object]] = [

@@ -1,8 +1,8 @@
-"""drain: where the pods of some nodes could go; what keeps a node from being drained.
+"""Find where the pods of some nodes could go, and what prevents a node from being drained.
 
-Pods of daemons and static pods stay with their node. For every other pod the scheduler's filters
-(`engine.plan.placement.constraints`) choose the nodes that may take it, and requests the one among them
-(`engine.plan.placement.room`). Disruption budgets that the drain would break are named.
+Daemon pods and static pods stay with their node. For every other pod the scheduler's filters
+(`engine.plan.placement.constraints`) choose the nodes that may take it, and requests decide among them
+(`engine.plan.placement.room`). Disruption budgets that the drain would exceed are named.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NO_CONSTRAINTS = (
 
 
 class DrainParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What drain takes."""
+    """Parameters of drain."""
 
     nodes: Annotated[list[str], Meta(description="nodes to empty: names or patterns such as node-1*")] = []
     selector: Annotated[str, Meta(description="nodes to empty: labels, as kubectl takes them")] = ""
@@ -49,18 +49,17 @@ class DrainParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass
 class _Course:
-    """What happens to the pods of one node."""
+    """Track what happens to the pods of one node."""
 
     moved: int = 0
     obstacles: Counter[str] = field(default_factory=Counter)
 
 
 def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
-    """Rows `move` (object the pod, reason the new node), `stays` (daemons and static pods), `remains` (no
-    node takes it), `unknown` (the snapshot lacks what the decision needs) and
-    `breaks-budget`. Per node `drained` (amount: pods moved) if all its other pods have a place,
-    `not-drained` (amount: pods that keep it from that), or `unverified` where the snapshot holds no
-    constraints of pods at all.
+    """Return rows `move` (object the pod, reason the new node), `stays` (daemons and static pods), `remains`
+    (no node takes it), `unknown` (the snapshot lacks what the decision needs) and `breaks-budget`. Per node
+    `drained` (amount: pods moved) if all its other pods have a place, `not-drained` (amount: pods that
+    prevent it), or `unverified` if the snapshot holds no constraints of pods at all.
     """
     if not parameters.nodes and not parameters.selector:
         raise InvalidInput("name nodes or give a selector", subject="nodes")
@@ -74,7 +73,7 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
     rows.note(NO_CONSTRAINTS if constraints is None else LIMITS)
     requests = request_matrix(snapshot, pods)
     room = Room(snapshot)
-    # With constraints, a cordoned node is one with a taint, which a pod may tolerate.
+    # With constraints, cordoning is a taint, which a pod may tolerate.
     room.open = ~leaving if constraints is not None else room.open & ~leaving
     courses = {source: _Course() for source in chosen.tolist()}
     for index in largest_first(snapshot, requests).tolist():
@@ -107,7 +106,7 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
 
 
 def _moving(snapshot: Snapshot, candidates: NDArray[np.int64], rows: Rows) -> NDArray[np.int64]:
-    """The pods that have to go; those that stay get their rows."""
+    """Return the pods that must leave; add rows for those that stay."""
     node, flags = snapshot.column("node"), snapshot.column("flags")
     owner = snapshot.pods["owner"].slice(0, snapshot.placed).to_numpy(zero_copy_only=False)
     moving = []
@@ -133,7 +132,7 @@ def _place(
     constraints: Constraints | None,
     row: int,
 ) -> tuple[int, str]:
-    """The node that a pod could go to, or -1 and why there is none. Raise `Undecidable`."""
+    """Return the node that a pod could go to, or -1 and the reason why there is none. Raise `Undecidable`."""
     if constraints is None:
         target = room.choose(request, rule)
         return target, "" if target != NO_NODE else _lacking(snapshot, room, request, room.open, [])
@@ -161,7 +160,9 @@ def _lacking(
     allowed: NDArray[np.bool_],
     out: list[tuple[str, int]],
 ) -> str:
-    """Why no node takes a pod: how many nodes each filter excludes, then what the rest has too little of."""
+    """Explain why no node takes a pod: how many nodes each filter excludes, then what the others
+    are short of.
+    """
     if not room.open.any():
         return "no other node"
     said = [f"{count} excluded by {why}" for why, count in out]

@@ -1,8 +1,8 @@
-"""evict: who goes first under memory, disk or PID pressure, and when it is over.
+"""Compute which pods are evicted first under memory, disk or PID pressure, and when the pressure ends.
 
-`eviction_course` plays the agent's own decisions until nothing is due: thresholds hard and soft
+`eviction_course` runs the agent's own decisions until nothing is due: thresholds hard and soft
 (`engine.eviction.thresholds`), merged and timed by `engine.eviction.pressure`, pods in the order of
-`engine.tables.eviction`. As on a node one pod goes at a time and critical pods stay.
+`engine.tables.eviction`. As on a node, one pod is evicted at a time and critical pods stay.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from engine.tables import QOS_NAMES
 
 
 class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What evict takes."""
+    """Parameters of evict."""
 
     resource: Annotated[Resource, Meta(description="memory, disk, inodes or processes")] = "memory"
     signal: Annotated[
@@ -67,7 +67,7 @@ class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_evictions: Annotated[int, Meta(description="stop after so many evictions a node", ge=1)] = 1000
 
     def __post_init__(self) -> None:
-        """Raise `InvalidInput` with the agent's words for what it would refuse in its configuration."""
+        """Raise `InvalidInput` with the agent's message for what it would refuse in its configuration."""
         signals = KINDS[self.resource].signals
         signal = self.signal or signals[0]
         if signal not in signals:
@@ -88,7 +88,7 @@ class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def _check_threshold(signal: str, text: str, field: str, grace: str = "") -> None:
-    """What the agent would say of the threshold, about the parameter that gives it."""
+    """Validate the threshold with the agent's message, attributed to the parameter that gives it."""
     if not text:
         return
     hard, soft = ({}, {signal: text}) if grace else ({signal: text}, {})
@@ -112,11 +112,13 @@ def _check_available(signal: str, text: str) -> None:
 
 
 def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
-    """Per node `calm` (amount: the distance to the nearest threshold), `relieved` (available in the end),
-    `stuck` (still missing) or `unknown`. Before that `waits` per grace period that runs out (seconds),
-    `reclaim` for unused images, and `evict` per pod in order, with what it frees; after it `clears` per node
-    condition (seconds from the beginning). `used-before` and `used-after` per memory, file system or process
-    ids of a node under pressure.
+    """Return per node `calm` (amount: the distance to the nearest threshold), `relieved` (available at the
+    end), `stuck` (still missing) or `unknown`.
+
+    Before that come `waits` per grace period that expires (seconds), `reclaim` for unused images, and
+    `evict` per pod in order, with the amount it frees; after it `clears` per node condition (seconds from
+    the beginning). `used-before` and `used-after` follow per memory, file system or process ids of a node
+    under pressure.
     """
     rows = Rows(snapshot.node_names, snapshot.pod_labels, _reason)
     kind = KINDS[parameters.resource]
@@ -159,7 +161,7 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
 
 
 class _Rules(NamedTuple):
-    """Nodes' thresholds for the resource, their transition period in seconds, their layout."""
+    """Hold nodes' thresholds for the resource, their transition period in seconds, and their layout."""
 
     thresholds: list[Threshold]
     transition_period: float
@@ -167,7 +169,7 @@ class _Rules(NamedTuple):
 
 
 class _Played:
-    """The courses of nodes with the same rules and stores, and what is said of each."""
+    """Hold the courses of nodes with the same rules and stores, and the rows of each."""
 
     def __init__(
         self,
@@ -200,7 +202,7 @@ class _Played:
         )
 
     def say(self, place: int) -> None:
-        """Put the rows of one of the nodes."""
+        """Add the rows of one of the nodes."""
         rows, node, unit = self._rows, self._nodes[place], self._unit
         found = self._courses[place]
         if found.began is None:
@@ -235,8 +237,9 @@ class _Played:
 
 
 def _reason(standing: int) -> str:
-    """What is said of an evicted pod, by its priority, its class and, the lowest bit, whether its use is
-    known."""
+    """Return the reason for an evicted pod from its priority, its class and, in the lowest bit, whether its
+    use is known.
+    """
     unknown = "" if standing & 1 else ", no statistics"
     return f"{QOS_NAMES[standing >> 1 & 3]}, priority {standing >> 3}{unknown}"
 
@@ -244,7 +247,7 @@ def _reason(standing: int) -> str:
 def _unused_images(
     snapshot: Snapshot, parameters: EvictParameters, configurations: NodeConfigurations, rows: Rows
 ) -> Callable[[int], int]:
-    """Bytes of a node's images that eviction may delete."""
+    """Return bytes of a node's images that eviction may delete."""
     if parameters.resource != "disk" or not parameters.reclaim or not snapshot.images.num_rows:
         return lambda node: 0
     columns, starts = image_columns(snapshot, rows)
@@ -333,7 +336,7 @@ def _amount(text: str, field: str) -> int:
 
 
 def _share(values: NDArray[np.int64], text: str, field: str) -> NDArray[np.int64]:
-    """A percentage of integers, truncated, without leaving integers."""
+    """Return a percentage of integers, truncated, computed in integers only."""
     try:
         percent = Quantity.parse(text.removesuffix("%"))
     except InvalidInput:

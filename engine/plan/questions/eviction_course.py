@@ -1,12 +1,12 @@
-"""The courses of eviction on nodes with the same thresholds, look by look, with availability computed
+"""Compute the course of eviction on nodes with the same thresholds, pass by pass, with availability computed
 instead of read.
 
-Every decision is the agent's: `PressureTracker` says what is met and due, `layout.reclaims` what is cleaned
-up first, `eviction_order` who goes. Use stays as it is, so time matters for grace periods alone: looks are
-`LOOK_INTERVAL` apart while one runs, and a pod is gone as soon as it is evicted. Looks that can only find
-what the last one found are not made: pods go together up to the one whose end changes which thresholds are
-met. Nodes on which the same thresholds were met at every look so far are looked at together, as the tracker
-sees nothing else of them. Pure: values in, steps out.
+Every decision is the agent's: `PressureTracker` decides which thresholds are met and due, `layout.reclaims`
+what is cleaned up first, `eviction_order` which pod goes. Use stays constant, so time matters only for grace
+periods: passes are `LOOK_INTERVAL` apart while one runs, and a pod is gone as soon as it is evicted. Passes
+that can only repeat the last result are skipped: pods go together up to the one whose end changes which
+thresholds are met. Nodes that have met the same thresholds at every pass so far are processed together, as
+the tracker sees nothing else of them. Pure: values in, steps out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.eviction.thresholds import Threshold
 from engine.plan.questions.pods_in_order import PodsInOrder
 
 LOOK_INTERVAL: Final = float(EvictionSection().interval)
-"""Seconds between the agent's looks."""
+"""Seconds between the agent's passes."""
 
 Usage = tuple[NDArray[np.int64], NDArray[np.uint8]]
 """int64[pods] in the store's unit, and uint8[pods]: whether it is known."""
@@ -36,9 +36,11 @@ Amounts = NDArray[np.int64]
 
 @dataclass(slots=True)
 class NodeStore:
-    """What runs short (memory, a file system, process ids) with the signals that watch it. int64[nodes] each:
-    its size, what is available of it, the bytes of unused images in it; `use` is what the snapshot's pods
-    hold of it."""
+    """Hold a resource that runs short (memory, a file system, process ids) with the signals that watch it.
+
+    int64[nodes] each: its size, its available amount, and the bytes of unused images in it; `use` is what
+    the snapshot's pods hold of it.
+    """
 
     signals: tuple[str, ...]
     capacity: Amounts
@@ -56,8 +58,9 @@ class EvictionStep(NamedTuple):
 
 
 class Evictions(NamedTuple):
-    """Pods that go one after another because of `threshold`: their rows in the snapshot, what each frees of
-    what it is about, and whether that is known. int64[n], int64[n], uint8[n]."""
+    """Hold pods evicted one after another because of `threshold`: their rows in the snapshot, the amount that
+    each frees of the threshold's resource, and whether that is known. int64[n], int64[n], uint8[n].
+    """
 
     threshold: Threshold
     pods: NDArray[np.int64]
@@ -67,9 +70,10 @@ class Evictions(NamedTuple):
 
 @dataclass(slots=True)
 class EvictionRun:
-    """One node's. `began` is the threshold that was due first, None if none was; `missing` what is still
-    short in the end (0: relieved); `clears` the seconds after which each node condition that was raised is
-    gone again."""
+    """Hold one node's result. `began` is the threshold that was due first, None if none was; `missing` what
+    is still short at the end (0: relieved); `clears` the seconds after which each raised node condition is
+    cleared.
+    """
 
     steps: list[EvictionStep | Evictions]
     began: Threshold | None = None
@@ -78,7 +82,9 @@ class EvictionRun:
 
 
 class _Limit(NamedTuple):
-    """int64[nodes]: the amounts of `store` at which a threshold begins or ceases to be met, or covered."""
+    """Hold int64[nodes]: the amounts of `store` at which a threshold begins or ceases to be met,
+    or covered.
+    """
 
     store: NodeStore
     amounts: Amounts
@@ -86,7 +92,7 @@ class _Limit(NamedTuple):
 
 @dataclass(slots=True)
 class _Alike:
-    """Nodes whose looks have found the same so far."""
+    """Group nodes whose passes have had the same results so far."""
 
     nodes: NDArray[np.int64]
     tracker: PressureTracker
@@ -96,9 +102,12 @@ class _Alike:
 
 
 class Courses:
-    """What follows on each node until no threshold is due any more, or nobody is left to evict: `found`, and
-    in `stores` (one or more, the same on each node) what is available then. `order` gives the pods that may
-    be evicted of some nodes (their positions), first to go first; `pods` is how many the snapshot has."""
+    """Compute the course of each node until no threshold is due or no pod is left to evict: `found`, and in
+    `stores` (one or more, the same on each node) what is available then.
+
+    `order` returns the pods that may be evicted of some nodes (their positions), in order of eviction;
+    `pods` is the number of pods in the snapshot.
+    """
 
     def __init__(
         self,
@@ -133,14 +142,14 @@ class Courses:
             looking.extend(self._look(looking.pop()))
 
     def _met(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which limits are not reached, a bit for each."""
+        """Return which limits are not reached, one bit each."""
         met = np.zeros(len(nodes), np.int64)
         for bit, (store, amounts) in enumerate(self._limits):
             met |= (store.available[nodes] < amounts[nodes]).astype(np.int64) << bit
         return met
 
     def _look(self, before: _Alike) -> Iterator[_Alike]:
-        """Those that are to be looked at again."""
+        """Return the nodes that need another pass."""
         for nodes in self._apart(before.nodes):
             tracker = replace(before.tracker, last_seen=dict(before.tracker.last_seen))
             alike = replace(before, nodes=nodes, tracker=tracker, looks=before.looks + 1)
@@ -149,12 +158,12 @@ class Courses:
                 yield alike
 
     def _apart(self, nodes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Nodes by what is met on them."""
+        """Group nodes by the thresholds that they meet."""
         met, which = np.unique(self._met(nodes), return_inverse=True)
         return [nodes[which == number] for number in range(len(met))]
 
     def _follow(self, alike: _Alike) -> None:
-        """One look, and what is done after it; nodes whose course has ended are left out from then on."""
+        """Run one pass and its consequences; nodes whose course has ended are left out afterwards."""
         seen = alike.tracker.look(self._observations(int(alike.nodes[0]), alike.looks), alike.now)
         if not seen.act_on and not seen.waiting:
             last_seen = alike.tracker.last_seen.items()
@@ -191,8 +200,9 @@ class Courses:
         return threshold.limit(int(store.capacity[node]), reclaimed=True) - int(store.available[node])
 
     def _clean_up(self, alike: _Alike, threshold: Threshold) -> NDArray[np.int64]:
-        """Delete unused images where `threshold` lets the agent do that; the nodes that this does not
-        relieve."""
+        """Delete unused images if `threshold` allows the agent to; return the nodes that this
+        does not relieve.
+        """
         nodes = alike.nodes
         if "images" not in reclaims(self._layout, threshold.signal):
             return nodes
@@ -212,7 +222,9 @@ class Courses:
         return np.setdiff1d(nodes, np.concatenate(relieved), assume_unique=True) if relieved else nodes
 
     def _evict(self, nodes: NDArray[np.int64], threshold: Threshold) -> NDArray[np.int64]:
-        """Evict on each node until one of its limits has been crossed; the nodes where nobody is left."""
+        """Evict on each node until one of its limits is crossed; return the nodes with no pod
+        left to evict.
+        """
         if not len(nodes):
             return nodes
         use, known = self._store_of[threshold.signal].use
@@ -238,8 +250,9 @@ class Courses:
         return stuck
 
     def _let_go(self, nodes: NDArray[np.int64], listed: PodsInOrder) -> NDArray[np.int64]:
-        """Let pods go until what is available of a store has crossed one of its limits, all of them if it
-        never does; how many went of each node."""
+        """Evict pods until the available amount of a store crosses one of its limits, or all of them if it
+        never does; return how many pods of each node were evicted.
+        """
         count = listed.counts
         freed: dict[int, NDArray[np.int64]] = {}
         for store in self._stores:
@@ -259,7 +272,7 @@ class Courses:
 
 
 def limits(threshold: Threshold, capacity: Amounts, *, reclaimed: bool = False) -> Amounts:
-    """`Threshold.limit` of many capacities; amounts beyond 64 bits are the last of those."""
+    """Compute `Threshold.limit` of many capacities; amounts beyond 64 bits are clamped."""
     sizes, which = np.unique(capacity, return_inverse=True)
     found = [threshold.limit(size, reclaimed=reclaimed) for size in sizes.tolist()]
     return np.array([min(max(amount, -(2**63)), 2**63 - 1) for amount in found], np.int64)[which]
@@ -268,8 +281,9 @@ def limits(threshold: Threshold, capacity: Amounts, *, reclaimed: bool = False) 
 def nearest(
     thresholds: Sequence[Threshold], stores: Sequence[NodeStore]
 ) -> tuple[NDArray[np.int64], Amounts]:
-    """Of each node the place of the threshold with the least above it, and how much that is; the first, and
-    0, if none can be judged."""
+    """Return for each node the index of the threshold with the least distance above it, and that distance;
+    index 0 and distance 0 if none can be judged.
+    """
     least = np.full(len(stores[0].capacity), 2**63 - 1, np.int64)
     place = np.zeros(len(least), np.int64)
     judged = False

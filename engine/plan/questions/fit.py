@@ -1,4 +1,4 @@
-"""Admission of one pod on every node at once: amounts over columns, the other checks where they can fail.
+"""Admit one pod on every node at once: amounts over columns, the other checks only where they can fail.
 
 Amounts go through `engine.admission.everywhere`, the other checks through `engine.admission.predicates`.
 """
@@ -24,7 +24,7 @@ FEW_PODS = 200_000
 
 
 class NodeUse:
-    """What pods hold on each node, from a snapshot: made once, asked for many pods.
+    """Hold what pods use on each node of a snapshot: computed once, used for many pods.
 
     used int64[R, nodes]; count int64[nodes] pods; `tainted` nodes with NoExecute taints; `threads` 0 is all.
     """
@@ -51,7 +51,7 @@ class NodeUse:
 
 
 def node_use(snapshot: Snapshot) -> NodeUse:
-    """The snapshot's sums, made when first asked for and kept with it."""
+    """Return the snapshot's sums, computed on first use and kept with it."""
     found: NodeUse | None = snapshot.__dict__.get("_node_use")
     if found is None:
         found = snapshot.__dict__["_node_use"] = NodeUse(snapshot)
@@ -60,7 +60,9 @@ def node_use(snapshot: Snapshot) -> NodeUse:
 
 @dataclass(frozen=True)
 class Fit(Shortages):
-    """One pod against every node; `other` is node → what more room would not cure."""
+    """Hold the result of one pod against every node; `other` maps node → failures that more free resources
+    would not cure.
+    """
 
     other: dict[int, list[Failure]]
 
@@ -72,7 +74,7 @@ def fit(use: NodeUse, pod: Pod) -> Fit:
 
 
 def _others(use: NodeUse, pod: Pod) -> dict[int, list[Failure]]:
-    """Failures that depend on more than amounts; only nodes that can have one are looked at."""
+    """Return failures that depend on more than amounts; only nodes that can have one are examined."""
     snapshot = use.snapshot
     os_failure = wrong_os(pod)
     if os_failure is not None:

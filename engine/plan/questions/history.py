@@ -1,4 +1,6 @@
-"""When images were used after the snapshot: what tells a good removal from one that is pulled again."""
+"""Record when images were used after the snapshot, which tells a good removal from one that is
+pulled again.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,21 @@ from engine.plan.reading.table_file import read_table
 
 @dataclass(frozen=True)
 class ImageUses:
-    """(node, image) pairs; an empty node means any."""
+    """Hold (node, image) pairs; an empty node means any."""
 
     pairs: frozenset[tuple[str, str]]
 
     def again(self, node: str, image: str, names: str) -> bool:
-        """Whether an image, by id or by any of its names, is used on this node or anywhere."""
+        """Tell whether an image, by id or by any of its names, is used on this node or anywhere."""
         keys = (image, *names.split())
         return any((node, key) in self.pairs or ("", key) in self.pairs for key in keys)
 
 
 def image_uses(path: str, after: float, until: float) -> ImageUses:
-    """Uses later than `after` up to `until` (Unix seconds). Columns `image`, `used_at` and perhaps `node`.
+    """Read uses later than `after` up to `until` (Unix seconds) from columns `image`, `used_at` and
+    optionally `node`.
 
-    Raises `InvalidInput` with the file and column.
+    Raise `InvalidInput` with the file and column.
     """
     table = read_table(path)
     for name in ("image", "used_at"):

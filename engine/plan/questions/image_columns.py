@@ -1,4 +1,4 @@
-"""The snapshot's images in the form that image GC's rules read."""
+"""Arrange the snapshot's images in the form that image GC's rules read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from engine.tables import ImageColumns
 
 
 def image_columns(snapshot: Snapshot, rows: Rows) -> tuple[ImageColumns, NDArray[np.int64]]:
-    """Columns of all images, and int64[nodes + 1] where each node begins; notes their origin in `rows`."""
+    """Return columns of all images, and int64[nodes + 1] where each node begins; note their
+    origin in `rows`.
+    """
     images = snapshot.images
     node = images["node"].to_numpy()
     starts = np.searchsorted(node, np.arange(snapshot.node_count + 1)).astype(np.int64)
@@ -36,6 +38,6 @@ def image_columns(snapshot: Snapshot, rows: Rows) -> tuple[ImageColumns, NDArray
 
 
 def image_slice(columns: ImageColumns, first: int, last: int) -> ImageColumns:
-    """One node's rows, without a copy."""
+    """Return one node's rows, without a copy."""
     names = ("size", "first_detected", "last_used", "pinned", "in_use", "live")
     return ImageColumns(*(getattr(columns, name)[first:last] for name in names))

@@ -1,4 +1,4 @@
-"""image-gc: what image garbage collection would free on every node, and which images it would lose.
+"""Compute what image garbage collection would free on every node, and which images it would remove.
 
 The rules are `engine.images.policy` and `engine.images.selection`, over slices of the image columns.
 """
@@ -28,7 +28,7 @@ DAY = 86400.0
 
 
 class ImageGCParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What image-gc takes. Ages are in seconds; None leaves the node's own setting."""
+    """Parameters of image-gc. Ages are in seconds; None leaves the node's own setting."""
 
     high: Annotated[int | None, Meta(description="imageGCHighThresholdPercent")] = None
     low: Annotated[int | None, Meta(description="imageGCLowThresholdPercent")] = None
@@ -54,7 +54,7 @@ class ImageGCParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     images: Annotated[bool, Meta(description="one row per removed image, not only per node")] = True
 
     def __post_init__(self) -> None:
-        """Raise `InvalidInput` with the agent's words for thresholds and an order that it refuses."""
+        """Raise `InvalidInput` with the agent's message for thresholds and an order that it refuses."""
         try:
             ImageGCPolicy(
                 100 if self.high is None else self.high,
@@ -67,9 +67,9 @@ class ImageGCParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 def image_gc(snapshot: Snapshot, parameters: ImageGCParameters) -> Answer:
-    """Rows `collect` (bytes freed), `idle`, `short` (bytes missing) or `unknown` per node; `remove` per
-    image, `used-again` per image that the history uses within a day of its removal; `used-before` and
-    `used-after` of the file system where any goes.
+    """Return rows `collect` (bytes freed), `idle`, `short` (bytes missing) or `unknown` per node; `remove`
+    per image, `used-again` per image that the history uses within a day of its removal; `used-before` and
+    `used-after` of the file system if any image is removed.
     """
     rows = Rows(snapshot.node_names)
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
@@ -114,7 +114,7 @@ def image_gc(snapshot: Snapshot, parameters: ImageGCParameters) -> Answer:
 def _run(
     columns: ImageColumns, policy: ImageGCPolicy, capacity: int, available: int, now: float
 ) -> tuple[list[tuple[int, str]], tuple[str, str, str, int, str]]:
-    """The age pass, then the space pass. The agent is taken to have run for longer than any age."""
+    """Run the age pass, then the space pass. The agent is assumed to have run for longer than any age."""
     aged = selection.order(columns, selection.old(columns, policy, now, -np.inf), policy, now).tolist()
     removed = [(row, "older than the maximum age") for row in aged]
     freed = int(columns.size[aged].sum())
@@ -151,7 +151,7 @@ def _policy(config: KubeletConfiguration, parameters: ImageGCParameters) -> Imag
 def _file_system(
     snapshot: Snapshot, parameters: ImageGCParameters, rows: Rows
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Bytes of capacity (-1 unknown) and available, per node."""
+    """Return bytes of capacity (-1 unknown) and available, per node."""
     capacity = snapshot.reading("imagefs_capacity", "nodefs_capacity")
     if (capacity < 0).any():
         ephemeral = snapshot.allocatable("ephemeral-storage", "capacity")

@@ -1,4 +1,6 @@
-"""What can run short on each node, as eviction watches it: memory, file systems by layout, process ids."""
+"""Find what can run short on each node, as eviction watches it: memory, file systems by layout,
+process ids.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,14 @@ from engine.tables.eviction import Ranked
 
 Resource = Literal["memory", "disk", "inodes", "processes"]
 SAME_READING = 0.01
-"""Statistics of one file system are taken moments apart, once for each of its uses."""
+"""Statistics of one file system are taken at slightly different times, once for each of its uses."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One resource: the signals of each of its stores by layout, how pods are ranked, the unit of amounts."""
+    """Describe one resource: the signals of each of its stores by layout, how pods are ranked, and the unit
+    of amounts.
+    """
 
     stores: dict[Layout, tuple[tuple[str, ...], ...]]
     ranked: Ranked
@@ -69,13 +73,14 @@ KINDS: dict[Resource, Kind] = {
 
 Unusable = NDArray[np.int64]
 Grow = Callable[[Unusable, NDArray[np.uint8]], Unusable]
-"""Use after the growth that is asked about, from use and whether it is known."""
+"""Compute use after the requested growth, from use and whether it is known."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A part of the pods' use after their growth; per node: what it was before that, what was added, and
-    whether it is known of every pod."""
+    """Hold a part of the pods' use after their growth; per node: its value before, the amount added, and
+    whether it is known of every pod.
+    """
 
     use: Usage
     before: Unusable
@@ -84,7 +89,9 @@ class _Held:
 
 
 class _Column(NamedTuple):
-    """One store of all nodes, before the growth: what is read of it, where it can be, and what pods hold."""
+    """Hold one store of all nodes before the growth: its readings, the nodes that can have it, and the pods'
+    use.
+    """
 
     signals: tuple[str, ...]
     capacity: Unusable
@@ -98,12 +105,11 @@ class _Column(NamedTuple):
 
 
 class NodeStores:
-    """Each node's stores after its pods' growth; those that cannot be read are left out. Of each node
-    `layouts` and `readable` (the places of its stores among its layout's) say which it has, and `of` gives
-    those of nodes for which both are the same.
+    """Hold each node's stores after its pods' growth; stores that cannot be read are left out.
 
-    `usage` is what pods use in all, known or assumed; `given` is a signal and, from the capacities, what is
-    available in its store on every node.
+    For each node, `layouts` and `readable` (the indices of its stores in its layout) say which it has; `of`
+    returns those of nodes for which both are equal. `usage` is the pods' total use, known or assumed;
+    `given` is a signal and, computed from the capacities, the amount available in its store on every node.
     """
 
     def __init__(
@@ -144,7 +150,7 @@ class NodeStores:
         ]
 
     def of(self, nodes: Unusable, layout: Layout, readable: Iterable[int]) -> list[NodeStore]:
-        """Their columns, one entry for each of the nodes; no images are in them."""
+        """Return their columns, one entry for each of the nodes, without images."""
         found = []
         for place in readable:
             column = self._columns[layout][place]
@@ -176,7 +182,7 @@ class NodeStores:
         self._held[part] = _Held((grown, before[1]), uses[0], uses[1] - uses[0], unknown == 0)
 
     def _sums(self, values: Unusable) -> Unusable:
-        """Per node. Raises `InvalidInput` where it is more than amounts go."""
+        """Sum per node. Raise `InvalidInput` if a sum exceeds the range of amounts."""
         beyond = np.flatnonzero(_per_node(values.astype(np.float64), self._offsets) > MAX_AMOUNT)
         if len(beyond):
             name = self._node_names[int(beyond[0])]
@@ -186,7 +192,7 @@ class NodeStores:
         return _per_node(values, self._offsets)
 
     def _part(self, group: tuple[str, ...], layout: Layout) -> str:
-        """What of the pods' use lies in this store."""
+        """Return the part of the pods' use that lies in this store."""
         if layout == "shared":
             return "all"
         nodefs = KINDS[self._resource].signals[0]
@@ -195,7 +201,9 @@ class NodeStores:
         return "all" if nodefs in group else "none"
 
     def _divide(self, snapshot: Snapshot, usage: Usage, grow: Grow, rows: Rows) -> None:
-        """Writable layers apart from logs and volumes, for nodes that keep both on different file systems."""
+        """Separate writable layers from logs and volumes, for nodes that keep them on different
+        file systems.
+        """
         layers, known = snapshot.usage("layers" if self._resource == "disk" else "layer_inodes")
         missing = int((usage[1] > known).sum())
         if missing:
@@ -208,7 +216,9 @@ class NodeStores:
         self._put_use("none", (nothing, np.ones(len(layers), np.uint8)), nothing)
 
     def _allocatable_limit(self, node: int) -> int:
-        """Bytes that the cgroup of all pods may use, by the configuration; -1 if memory is not known."""
+        """Return the bytes that the cgroup of all pods may use, by the configuration; -1 if memory is not
+        known.
+        """
         memory = int(self._memory[node])
         if memory < 0:
             return -1
@@ -221,7 +231,7 @@ class NodeStores:
 
 
 def _per_node(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
-    """Sums of one value per pod."""
+    """Sum one value per pod over each node."""
     sums = np.concatenate([np.zeros(1, values.dtype), values.cumsum()])
     return np.diff(sums[offsets])
 
@@ -231,7 +241,9 @@ def _one_layout(snapshot: Snapshot) -> list[Layout]:
 
 
 def _layouts(snapshot: Snapshot) -> list[Layout]:
-    """Where images and writable layers lie on each node, by whether file systems read the same."""
+    """Return where images and writable layers lie on each node, by whether file systems have
+    equal readings.
+    """
     dedicated = ~_same(snapshot, "imagefs", "nodefs")
     split = dedicated & ~_same(snapshot, "containerfs", "imagefs")
     names: tuple[Layout, ...] = ("shared", "imagefs", "split")
@@ -239,7 +251,7 @@ def _layouts(snapshot: Snapshot) -> list[Layout]:
 
 
 def _same(snapshot: Snapshot, one: str, other: str) -> NDArray[np.bool_]:
-    """Whether two file systems of a node are one; also where either is not known."""
+    """Tell whether two file systems of a node are one; also true if either is not known."""
     sizes = [snapshot.reading(f"{name}_capacity") for name in (one, other)]
     free = [snapshot.reading(f"{name}_available") for name in (one, other)]
     same = (sizes[0] == sizes[1]) & (np.abs(free[0] - free[1]) <= sizes[0] * SAME_READING)
@@ -248,7 +260,7 @@ def _same(snapshot: Snapshot, one: str, other: str) -> NDArray[np.bool_]:
 
 
 def _readings(snapshot: Snapshot, resource: Resource) -> dict[str, tuple[Unusable, Unusable]]:
-    """Capacity and what is available by signal, -1 where not known."""
+    """Return capacity and available amount by signal, -1 if not known."""
     if resource == "memory":
         free, used = snapshot.reading("pods_memory_available"), snapshot.reading("pods_memory_working_set")
         known = (free >= 0) & (used >= 0)

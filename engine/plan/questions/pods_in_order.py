@@ -1,5 +1,6 @@
-"""Pods of several nodes, one node after another, each node's in an order: first pods and sums of all nodes
-at once, and who goes first."""
+"""Order the pods of several nodes, one node after another, and compute first pods and running sums of all
+nodes at once.
+"""
 
 from __future__ import annotations
 
@@ -16,46 +17,50 @@ from engine.tables.eviction import Ranked, eviction_order
 
 @dataclass(frozen=True)
 class PodsInOrder:
-    """`pods` int64[m] are rows of a snapshot; `counts` int64[n] says how many each node has of them."""
+    """Hold ordered pods: `pods` int64[m] are rows of a snapshot; `counts` int64[n] is the number of each
+    node's pods.
+    """
 
     pods: NDArray[np.int64]
     counts: NDArray[np.int64]
 
     @cached_property
     def begins(self) -> NDArray[np.int64]:
-        """int64[n]: where each node's pods begin."""
+        """Return int64[n]: where each node's pods begin."""
         return self.counts.cumsum() - self.counts
 
     @cached_property
     def which(self) -> NDArray[np.int64]:
-        """int64[m]: each pod's node."""
+        """Return int64[m]: each pod's node."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def of(self, nodes: NDArray[np.int64]) -> PodsInOrder:
-        """Of some nodes."""
+        """Return the pods of some nodes."""
         return self._taken(self.begins[nodes], self.counts[nodes])
 
     def first(self, most: NDArray[np.int64]) -> PodsInOrder:
-        """At most so many of each node."""
+        """Return at most this many of each node."""
         return self._taken(self.begins, np.minimum(self.counts, most))
 
     def among(self, nodes: NDArray[np.bool_]) -> PodsInOrder:
-        """Without nodes that have no pods here and are not among `nodes`."""
+        """Drop nodes that have no pods here and are not among `nodes`."""
         return PodsInOrder(self.pods, self.counts[nodes])
 
     def where(self, kept: NDArray[np.bool_]) -> PodsInOrder:
-        """Some of the pods."""
+        """Return some of the pods."""
         counts = np.bincount(self.which[kept], minlength=len(self.counts))
         return PodsInOrder(self.pods[kept], counts)
 
     def running(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[m]: sums from a node's first pod to each. Every node has pods."""
+        """Return int64[m]: sums from a node's first pod to each. Every node has pods."""
         sums, begins = values.cumsum(), self.begins
         before: NDArray[np.int64] = (sums[begins] - values[begins])[self.which]
         return sums - before
 
     def until(self, marked: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """int64[n]: how many there are up to the first marked one, all if none is. Every node has pods."""
+        """Return int64[n]: the number of pods up to the first marked one, all if none is. Every
+        node has pods.
+        """
         number = np.arange(1, len(self.pods) + 1)
         first: NDArray[np.int64] = np.minimum.reduceat(
             np.where(marked, number, len(self.pods) + 1), self.begins
@@ -70,7 +75,7 @@ class PodsInOrder:
 
 
 class NodesPods:
-    """The pods of some nodes of a snapshot, as eviction takes them."""
+    """Hold the pods of some nodes of a snapshot, as eviction takes them."""
 
     def __init__(self, snapshot: Snapshot, nodes: NDArray[np.int64], ranked: Ranked) -> None:
         self._columns, self._node_of = snapshot.tables.columns, snapshot.column("node")
@@ -81,7 +86,9 @@ class NodesPods:
     def in_order(
         self, usage: tuple[NDArray[np.int64], NDArray[np.uint8]], which: NDArray[np.int64]
     ) -> PodsInOrder:
-        """Those that may be evicted of the nodes at these places, by what they use; no other node has any."""
+        """Return the evictable pods of the nodes at these positions, ordered by use; no other
+        node has any.
+        """
         counts = np.zeros_like(self._counts)
         counts[which] = self._counts[which]
         ends = counts.cumsum()

@@ -1,4 +1,4 @@
-"""preempt: what one pod, or each of many, does to every node: it fits, it preempts these, or it cannot.
+"""Compute what one pod, or each of many, does to every node: it fits, it preempts pods, or it cannot run.
 
 Failures are those of admission, victims those of the agent's own kernel over all nodes at once.
 """
@@ -30,7 +30,7 @@ from engine.tables import CPU_ID, HAS_PRIORITY, MEMORY_ID, QOS_NAMES
 
 
 class PreemptParameters(PodParameters, kw_only=True, forbid_unknown_fields=True):
-    """What preempt takes."""
+    """Parameters of preempt."""
 
     policy: Annotated[
         Literal["kubelet", "priority", "minimal"],
@@ -43,10 +43,12 @@ class PreemptParameters(PodParameters, kw_only=True, forbid_unknown_fields=True)
 
 
 def preempt(snapshot: Snapshot, parameters: PreemptParameters) -> Answer:
-    """Per node and pod `fits`, `preempt` (amount: victims), or `impossible` (amount: what is short). With
-    victims, `victim` per pod that goes (amount: its milli-CPU), and `frees` per node for cpu and memory,
-    with what its pods request in all before (`used-before`) and after (`used-after`), this pod included.
-    With account, `step` per victim in the order of choice, and `passed-over` per pod that stays.
+    """Return per node and pod `fits`, `preempt` (amount: victims), or `impossible` (amount: what is short).
+
+    With victims, add `victim` per preempted pod (amount: its milli-CPU), and `frees` per node for cpu and
+    memory, with the total requests of its pods before (`used-before`) and after (`used-after`), this pod
+    included. With account, add `step` per victim in the order of choice, and `passed-over` per pod that
+    stays.
     """
     rows = Rows(snapshot.node_names)
     pods = requested_pods(snapshot, parameters)
@@ -107,7 +109,7 @@ def _first_short(checked: Fit, missing: NDArray[np.int64]) -> pa.DictionaryArray
 def _impossible(
     rows: Rows, name: str, checked: Fit, where: NDArray[np.bool_], missing: NDArray[np.int64], why: str
 ) -> None:
-    """One row per node, for the first resource that is short."""
+    """Add one row per node, for the first resource that is short."""
     nodes = np.flatnonzero(where)
     first = (missing[:, nodes] > 0).argmax(axis=0)
     for index, resource in enumerate(checked.resources):

@@ -1,4 +1,6 @@
-"""How the agent's preemption comes to its victims, node by node: the steps, and who stays and why."""
+"""Explain how the agent's preemption chooses its victims, node by node: the steps, and which pods
+stay and why.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,11 @@ def list_account(
     chosen: NDArray[np.int32],
     stuck: NDArray[np.bool_],
 ) -> None:
-    """`step` rows in order of choice (amount: which step), then `passed-over` ones, for each node in `short`.
+    """Add `step` rows in order of choice (amount: which step), then `passed-over` ones, for each node in
+    `short`.
 
-    The victims of node i are rows `chosen[offsets[i]:offsets[i + 1]]`. Where not even every pod is enough
-    (`stuck`) there are no steps, and only those that may not be preempted are listed.
+    The victims of node i are rows `chosen[offsets[i]:offsets[i + 1]]`. If even all pods are not enough
+    (`stuck`), there are no steps, and only the pods that may not be preempted are listed.
     """
     critical, priority = is_critical(pod), pod.spec.priority
     for node, missing in short:

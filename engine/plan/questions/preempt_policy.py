@@ -1,4 +1,4 @@
-"""The policies beside the kubelet's, node by node through `engine.admission.preempt`.
+"""Apply the policies other than the kubelet's, node by node through `engine.admission.preempt`.
 
 Their searches are bounded in time on a node; here they are bounded in steps, so that an answer does not
 depend on how fast the machine is.
@@ -19,11 +19,11 @@ from engine.plan.questions.fit import Fit, NodeUse
 from engine.tables import PodColumns, PodTable
 
 STEPS = 1_000_000
-"""How many sets a search may look at, in part or whole."""
+"""How many sets a search may examine, in part or whole."""
 
 
 def node_columns(columns: PodColumns, first: int, last: int) -> PodColumns:
-    """One node's rows, copied."""
+    """Copy one node's rows."""
     mine = replace(columns, fractions={})
     for name in ("node", "qos", "flags", "priority", "creation", "requests", "ranking", "limits"):
         setattr(mine, name, np.ascontiguousarray(getattr(columns, name)[..., first:last]))
@@ -31,7 +31,7 @@ def node_columns(columns: PodColumns, first: int, last: int) -> PodColumns:
 
 
 def node_table(use: NodeUse, node: int) -> PodTable:
-    """One node's pods; their uids are their positions on the node, as text."""
+    """Return one node's pods; their uids are their positions on the node, as text."""
     tables = use.tables
     first, last = int(tables.offsets[node]), int(tables.offsets[node + 1])
     uids = [str(position) for position in range(last - first)]
@@ -39,7 +39,7 @@ def node_table(use: NodeUse, node: int) -> PodTable:
 
 
 def short_nodes(checked: Fit, needs: NDArray[np.int64]) -> Iterator[tuple[int, dict[str, int]]]:
-    """Nodes on which something is short, and how much of what."""
+    """Return the nodes on which something is short, and the missing amounts."""
     for node in np.flatnonzero(needs.any(axis=0)).tolist():
         amounts = zip(checked.resources, needs[:, node].tolist(), strict=True)
         yield node, {name: amount for name, amount in amounts if amount}
@@ -48,7 +48,9 @@ def short_nodes(checked: Fit, needs: NDArray[np.int64]) -> Iterator[tuple[int, d
 def victims_by_policy(
     use: NodeUse, pod: Pod, checked: Fit, needs: NDArray[np.int64], policy: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], int]:
-    """Offsets, victim rows, what stays short as int64[k, nodes], and how many searches were cut off."""
+    """Return offsets, victim rows, what stays short as int64[k, nodes], and the number of
+    searches cut off.
+    """
     chosen: list[int] = []
     counts = np.zeros(needs.shape[1], np.int64)
     left = np.zeros_like(needs)

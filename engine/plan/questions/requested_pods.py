@@ -1,4 +1,4 @@
-"""The pods that a question about a snapshot is about."""
+"""Read the pods that a question asks about."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.tables import ABSENT
 
 
 def requested_pods(snapshot: Snapshot, parameters: PodParameters) -> Sequence[Pod]:
-    """Typed pods with an API server's defaults and uids of their own. Raises `InvalidInput`."""
+    """Return typed pods with an API server's defaults and uids of their own. Raise `InvalidInput`."""
     pods = pods_asked_about(
         parameters,
         like=lambda label: _like(snapshot, label),
@@ -29,17 +29,17 @@ def requested_pods(snapshot: Snapshot, parameters: PodParameters) -> Sequence[Po
 
 
 def offered(snapshot: Snapshot) -> list[str]:
-    """The resources that some node names, even if it has none of them left."""
+    """Return the resources that some node names, even if none is left of them."""
     names = [name for name in snapshot.nodes.column_names if name.startswith("allocatable/")]
     there = (name.removeprefix("allocatable/") for name in names)
     return [name for name in there if (snapshot.allocatable(name) != ABSENT).any()]
 
 
 def check_resources(snapshot: Snapshot, parameters: PodParameters) -> list[str]:
-    """Notes about resources that pods ask for and no node of the snapshot names.
+    """Return notes about resources that pods request and no node of the snapshot names.
 
-    An agent does not count them, so it takes such a pod; a scheduler sends it nowhere. Raise `InvalidInput`
-    where they were asked for by name.
+    An agent does not count them, so it takes such a pod; a scheduler finds no node for it. Raise
+    `InvalidInput` if they were requested by name.
     """
     there = offered(snapshot)
     absent: dict[str, None] = {}

@@ -1,1 +1,1 @@
-"""Stores image archives and layers for the embedded runtime."""
+"""Store image archives and layers for the embedded runtime."""

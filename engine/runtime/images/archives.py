@@ -1,7 +1,7 @@
-"""Reads image archives: what `docker save` writes, and OCI image layouts in a tar or a directory.
+"""Read image archives: those of `docker save`, and OCI image layouts in a tar or a directory.
 
-Pure reading: nothing is written here. Layers come out as streams, so that an archive larger than
-memory is no problem. An archive may be anything: what is wrong with it is an InvalidInput about its path.
+Only reads. Layers are streams, so an archive may be larger than memory. Archives are untrusted: anything
+wrong with one raises an InvalidInput about its path.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ T = TypeVar("T")
 
 
 class ArchivedImage(msgspec.Struct, frozen=True):
-    """One image. `layers` are member names, first applied first, `diff_ids` the digests of their content."""
+    """Describe one image. `layers` are member names, first applied first, `diff_ids` the digests of their
+    content.
+    """
 
     config: dict[str, Any]
     raw_config: bytes
@@ -73,7 +75,7 @@ class _Descriptor(msgspec.Struct, rename="camel"):
 
 
 class _Document(msgspec.Struct):
-    """An OCI index (`manifests`) or manifest (`config`, `layers`)."""
+    """Decode an OCI index (`manifests`) or manifest (`config`, `layers`)."""
 
     manifests: list[_Descriptor] | None = None
     config: _Descriptor | None = None
@@ -85,7 +87,7 @@ class _RootFs(msgspec.Struct):
 
 
 class _RunConfig(msgspec.Struct, rename="pascal"):
-    """What a container is made from; only its form is looked at here."""
+    """Hold the configuration of the image's containers; only its structure is checked here."""
 
     user: str | None = None
     env: list[str] | None = None
@@ -107,7 +109,7 @@ class _Member(NamedTuple):
 
 
 class Archive:
-    """An opened archive; use as a context manager. Raises InvalidInput about the archive's path."""
+    """Open an archive; use as a context manager. Raise InvalidInput about the archive's path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -145,7 +147,7 @@ class Archive:
 
     @contextmanager
     def layer(self, name: str) -> Iterator[IO[bytes]]:
-        """The uncompressed layer tar as a stream."""
+        """Return the uncompressed layer tar as a stream."""
         with self._readable(), self._open(name) as stream:
             yield tars.uncompressed(stream, f"{self.path}: {name}")
 
@@ -195,7 +197,7 @@ class Archive:
             raw = self._blob(document.config.digest)
             config = self._decoded(document.config.digest, raw, _Config)
             layers = [self._blob_name(layer.digest) for layer in document.layers]
-            # A bare tag names nothing; only full names do.
+            # A bare tag names no repository; only full names are accepted.
             tags = [normalised(name)] if split_tag(name)[1] or "/" in name else []
             earlier = found.get(descriptor.digest)
             found[descriptor.digest] = ArchivedImage(
@@ -279,7 +281,7 @@ class Archive:
 
 
 class _Part(io.RawIOBase):
-    """Bytes of a larger stream."""
+    """Read a range of bytes of a larger stream."""
 
     def __init__(self, stream: IO[bytes], offset: int, size: int) -> None:
         self._stream = stream
@@ -308,7 +310,7 @@ class _Part(io.RawIOBase):
 
 
 def architecture() -> str:
-    """This machine's name in image manifests."""
+    """Return this machine's name in image manifests."""
     machine = os.uname().machine
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
@@ -322,7 +324,7 @@ def _for_this_machine(manifests: Sequence[_Descriptor], path: Path) -> _Descript
 
 
 def _open_regular(path: Path, subject: str) -> IO[bytes]:
-    """Raises InvalidInput for what is no file, without waiting for a pipe's other end."""
+    """Open a regular file without blocking on a pipe. Raise InvalidInput for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -334,7 +336,7 @@ def _open_regular(path: Path, subject: str) -> IO[bytes]:
 
 
 def _clean(name: str) -> str:
-    """A member's name, as its archive's root sees it."""
+    """Return a member's name relative to its archive's root."""
     return posixpath.normpath(name.lstrip("/") or ".")
 
 

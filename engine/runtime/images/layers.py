@@ -1,8 +1,8 @@
-"""Unpacks image layers into directories that overlayfs can stack.
+"""Unpack image layers into directories that overlayfs can stack.
 
-A layer's whiteouts become overlayfs' own: a 0/0 character device for a removed path, an extended
-attribute for a directory that hides the one below. They are about the layers below, never about this one (OCI
-image specification, layer.md). Names that lead out of the layer are refused.
+A layer's whiteouts become overlayfs whiteouts: a 0/0 character device for a removed path, an extended
+attribute for a directory that hides the one below. They apply to the layers below, never to their own layer
+(OCI image specification, layer.md). Names that lead out of the layer are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMITS = tars.Limits(entries=1_000_000, size=64 << 30)
 
 
 class _Hashing(tars.TarSource):
-    """Digests what passes through."""
+    """Compute a digest of the bytes that are read."""
 
     def __init__(self, stream: IO[bytes], size: int, subject: str) -> None:
         super().__init__(stream, size, subject)
@@ -43,9 +43,9 @@ class _Hashing(tars.TarSource):
 
 
 def unpack(stream: IO[bytes], target: Path, diff_id: str, limits: tars.Limits = LIMITS) -> tuple[int, int]:
-    """Unpack the layer tar `stream` below `target`; answers bytes and inodes.
+    """Unpack the layer tar `stream` below `target`; return bytes and inodes.
 
-    Raises InvalidInput where its digest is not `diff_id`, a path leads outside or a limit is passed. The
+    Raise InvalidInput if its digest is not `diff_id`, a path leads outside or a limit is exceeded. The
     caller removes what was unpacked so far.
     """
     subject = f"layer {diff_id}"
@@ -56,7 +56,7 @@ def unpack(stream: IO[bytes], target: Path, diff_id: str, limits: tars.Limits = 
         for tar, member in tars.members(source, limits):
             place = _place(target, member.name)
             if place is None or (place.name.startswith(METADATA) and place.name != OPAQUE):
-                continue  # the root itself, or what AUFS kept for itself
+                continue  # the root itself, or a file of AUFS metadata
             inodes += 1
             if place.name == OPAQUE:
                 _hide_below(place.parent)
@@ -108,14 +108,14 @@ def _make(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path, root: Path
         os.utime(place, (member.mtime, member.mtime))
         for key, value in member.pax_headers.items():
             name = key.removeprefix(XATTR_PREFIX)
-            if name != key and not name.startswith(FORBIDDEN_XATTR):  # overlayfs obeys its own
+            if name != key and not name.startswith(FORBIDDEN_XATTR):  # overlayfs has whiteouts of its own
                 with contextlib.suppress(OSError):
                     os.setxattr(place, name, value.encode("utf-8", "surrogateescape"))
     return size
 
 
 def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> int:
-    """The file's bytes, holes left as holes; answers how many bytes were there."""
+    """Copy the file's bytes, keeping holes; return how many bytes were read."""
     content = tar.extractfile(member)
     assert content is not None
     sparse: list[tuple[int, int]] | None = getattr(member, "sparse", None)
@@ -132,7 +132,7 @@ def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> int:
 
 
 def _place(root: Path, name: str) -> Path | None:
-    """Where a member goes; parents are made. None for the root itself."""
+    """Return the target path of a member and create its parents. None for the root itself."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if not parts:
         return None
@@ -154,7 +154,7 @@ def _place(root: Path, name: str) -> Path | None:
 
 
 def _linked(root: Path, name: str) -> Path:
-    """What a hard link to `name`, a member before it, is a link to."""
+    """Return the target of a hard link to `name`, an earlier member."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     place = root
     for part in parts:
@@ -167,7 +167,7 @@ def _linked(root: Path, name: str) -> Path:
 
 
 def _white_out(hidden: Path) -> None:
-    """Hide what is below in other layers; what this layer has there itself stays."""
+    """Hide the path in lower layers; what this layer has there itself stays."""
     if not os.path.lexists(hidden):
         os.mknod(hidden, stat.S_IFCHR, os.makedev(0, 0))
     elif hidden.is_dir() and not hidden.is_symlink():
@@ -197,7 +197,7 @@ def _is_whiteout(place: Path) -> bool:
 
 
 def _make_way(place: Path) -> None:
-    """For what is not a directory."""
+    """Remove what is at the path, so that something other than a directory can be created there."""
     if place.is_dir() and not place.is_symlink():
         remove_tree(place)
     else:

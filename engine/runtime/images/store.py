@@ -44,7 +44,9 @@ DEFAULT_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 
 @dataclass(slots=True)
 class StoredImage:
-    """`layers` are names below ROOT/layers, lowest first; `config` is the image's own (`Cmd`, `Env`, …)."""
+    """Describe a stored image. `layers` are names below ROOT/layers, lowest first; `config` is the image's
+    own (`Cmd`, `Env`, …).
+    """
 
     id: str
     config: dict[str, Any]
@@ -75,9 +77,9 @@ _STORED = msgspec.json.Decoder(StoredImage)
 
 
 class ImageStore:
-    """Images below `root`. `archives` is a directory of archives that a pull looks in.
+    """Store images below `root`. `archives` is a directory of archives in which a pull looks.
 
-    `layers_in_use` names the layers of existing containers: they outlive their image.
+    `layers_in_use` returns the layers of existing containers, which outlive their image.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class ImageStore:
         self._bad_archives: dict[Path, str] = {}
 
     def open(self) -> None:
-        """Make the directories and drop what an interrupted import left."""
+        """Create the directories and remove what an interrupted import left."""
         for directory in (self.root, self._records, self.layers):
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         for partial in self.layers.glob("*.partial"):
@@ -110,7 +112,7 @@ class ImageStore:
             remove_unfinished(directory)
 
     def get(self, reference: str) -> StoredImage | None:
-        """By id, unique start of an id, digest or name."""
+        """Return an image by id, unique prefix of an id, digest or name."""
         images = self._current()
         found = images.get(reference) or images.get(f"sha256:{reference}")
         if found is not None or not reference:
@@ -122,7 +124,7 @@ class ImageStore:
         starts = [i for i in images.values() if i.id[7:].startswith(reference.removeprefix("sha256:"))]
         return starts[0] if len(starts) == 1 and len(reference) >= 8 else None
 
-    # The CRI's view
+    # CRI view
 
     def resolve(self, reference: str) -> cri.Image | None:
         image = self.get(reference)
@@ -173,16 +175,16 @@ class ImageStore:
         info = {"imageSpec": {"config": image.config}, "layers": image.layers, "layerSizes": sizes}
         return {"info": json.dumps(info)}
 
-    # Filling and emptying
+    # Import and removal
 
     def import_archive(self, path: Path) -> Sequence[StoredImage]:
-        """Import every image of the archive at `path`. Raises InvalidInput or OSError about the archive."""
+        """Import every image of the archive at `path`. Raise InvalidInput or OSError about the archive."""
         self.open()
         with Archive(path) as archive:
             return [self._import(archive, image, []) for image in archive.images()]
 
     def collect(self) -> None:
-        """Remove layers that no image and no container has."""
+        """Remove layers that no image and no container uses."""
         self._read_at = -1
         wanted = set(self._layers_in_use())
         wanted |= {layer for image in self._current().values() for layer in image.layers}
@@ -191,7 +193,9 @@ class ImageStore:
                 remove_tree(path)
 
     def _import(self, archive: Archive, image: ArchivedImage, digests: Sequence[str]) -> StoredImage:
-        """Store `image` under its tags, their digests and `digests`, besides the names that it has."""
+        """Store `image` under its tags, their digests and `digests`, in addition to the names that it already
+        has.
+        """
         names, size, inodes = [], 0, 0
         for layer, diff_id in zip(image.layers, image.diff_ids, strict=True):
             name = diff_id.partition(":")[2][:20]
@@ -228,7 +232,7 @@ class ImageStore:
         except InvalidInput as error:
             raise InvalidInput(str(error), subject=str(archive.path)) from None
         except OSError:
-            counted = self._layer_size(name)  # whoever else was unpacking it may have won
+            counted = self._layer_size(name)  # another process that was unpacking it may have finished first
             if counted is None:
                 raise
         finally:
@@ -237,7 +241,7 @@ class ImageStore:
         return counted
 
     def _layer_size(self, name: str) -> tuple[int, int] | None:
-        """Bytes and inodes of a layer that is here, whole."""
+        """Return bytes and inodes of a complete layer that is stored here."""
         if not (self.layers / name).is_dir():
             return None
         counted = kept(self.layers / f"{name}{SIZE}", _counted, without="the layer is counted anew")
@@ -251,7 +255,7 @@ class ImageStore:
         keep(self.layers / f"{name}{SIZE}", json.dumps(counted).encode())
 
     def _take_tags(self, newer: StoredImage) -> None:
-        """A name belongs to the image that was imported last."""
+        """Assign the names to the image that was imported last."""
         for image in self._current().values():
             if image.id != newer.id and not image.is_host and set(image.tags) & set(newer.tags):
                 image.tags = [tag for tag in image.tags if tag not in newer.tags]
@@ -266,10 +270,10 @@ class ImageStore:
         self._read_at = -1
 
     def _import_matching(self, reference: str) -> None:
-        """Under the name that was asked for and no other, as from a registry.
+        """Import the image under the requested name only, as from a registry.
 
-        An archive that can't be read is passed over. Raises InvalidInput where the one that has the
-        image is bad.
+        An archive that cannot be read is skipped. Raise InvalidInput if the archive with the image is
+        invalid.
         """
         assert self._archives is not None
         wanted = normalised(reference)
@@ -297,7 +301,7 @@ class ImageStore:
                         return
 
     def _pass_over(self, path: Path, error: Exception) -> None:
-        """Say once what is wrong with an archive."""
+        """Log once why an archive is skipped."""
         text = str(error)
         if self._bad_archives.get(path) != text:
             self._bad_archives[path] = text
@@ -317,14 +321,14 @@ class ImageStore:
 
 
 def host_image() -> StoredImage:
-    """The host's own file system, read-only, as an image that is always there."""
+    """Return the built-in image that shows the host's own file system read-only."""
     return StoredImage(
         HOST_ID, {"Env": [DEFAULT_PATH], "Cmd": ["/bin/sh"]}, [], [HOST_NAME], [], 0, 0, pinned=True
     )
 
 
 def _is_stale(partial: Path) -> bool:
-    """Whether the process that was writing it is gone."""
+    """Tell whether the process that was writing it is gone."""
     pid = partial.name.rsplit(".", 2)[1].partition("-")[0]
     return not (pid.isdigit() and Path("/proc", pid).exists() and int(pid) != os.getpid())
 

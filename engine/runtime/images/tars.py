@@ -1,7 +1,7 @@
-"""Reads tar archives that strangers made: one pass, bounded by what is there, whatever headers claim.
+"""Read untrusted tar archives in one pass, bounded by the actual bytes, whatever headers claim.
 
 `tarfile` reads headers of any claimed size into memory and remembers every member. Here a member's headers,
-the number of members and the bytes of the whole have limits, and nothing is remembered.
+the number of members and the total bytes have limits, and members are not remembered.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ CHUNK = 1 << 20
 
 
 class Limits(NamedTuple):
-    """Of one archive: `entries`, and `size`, the bytes of the uncompressed tar and of every file in it."""
+    """Limits of one archive: `entries`, and `size`, the bytes of the uncompressed tar and of
+    every file in it.
+    """
 
     entries: int
     size: int
 
 
 class TarSource:
-    """A forward-only stream as `tarfile` wants it. Raises InvalidInput past a limit."""
+    """Provide the forward-only stream that `tarfile` needs. Raise InvalidInput past a limit."""
 
     def __init__(self, stream: IO[bytes], size: int, subject: str) -> None:
         self.subject = subject
@@ -57,7 +59,7 @@ class TarSource:
         return self._position
 
     def seek(self, position: int) -> int:
-        """Forward alone, which is how members that follow each other are read."""
+        """Seek forward only, which reading members in sequence needs."""
         headers, self._headers = self._headers, None
         while self._position < position and self.read(min(CHUNK, position - self._position)):
             pass
@@ -74,7 +76,7 @@ class TarSource:
 
 
 def members(source: TarSource, limits: Limits) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Each member with the tar that extracts it, before the next is asked for. Raises InvalidInput."""
+    """Yield each member with the tar that extracts it. Raise InvalidInput."""
     count = 0
     with source.within_headers():
         tar = tarfile.open(fileobj=cast(IO[bytes], source), mode="r:")  # noqa: SIM115  (owns nothing)
@@ -93,7 +95,7 @@ def members(source: TarSource, limits: Limits) -> Iterator[tuple[tarfile.TarFile
 
 
 def uncompressed(stream: IO[bytes], subject: str) -> IO[bytes]:
-    """`stream`, which can seek, through the decompressor that its first bytes call for."""
+    """Decompress `stream`, which can seek, as its first bytes indicate."""
     magic = stream.read(6)
     stream.seek(0)
     if magic.startswith(b"\x1f\x8b"):

@@ -1,1 +1,1 @@
-"""Records, references and errors of the embedded runtime, shared by all its parts."""
+"""Define records, references and errors that all parts of the embedded runtime share."""

@@ -1,4 +1,4 @@
-"""What the CRI service asks of whatever runs containers, and what it is told back."""
+"""Define the interface between the CRI service and the backend that runs containers."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class ExecResult(NamedTuple):
 
 
 class Images(Protocol):
-    """An image store. References are names, tags, digests or ids."""
+    """Store images. References are names, tags, digests or ids."""
 
     def resolve(self, reference: str) -> cri.Image | None: ...
 
     def list(self) -> Sequence[cri.Image]: ...
 
     async def pull(self, reference: str) -> cri.Image:
-        """Raises Missing where nobody has it."""
+        """Pull an image. Raise Missing if it is not available."""
 
     async def remove(self, reference: str) -> None:
-        """Removing what isn't there is no error."""
+        """Remove an image; a missing one is not an error."""
 
     def usage(self) -> tuple[str, int, int]:
-        """Mount point (a path on the file system), bytes and inodes used."""
+        """Return the mount point (a path on the file system), bytes and inodes used."""
 
     def info(self, image_id: str) -> dict[str, str]:
-        """Verbose facts: values are JSON."""
+        """Return verbose facts: values are JSON."""
 
 
 class Listener(Protocol):
-    """Told by the backend what happened without a call."""
+    """Receive what happens in the backend outside of calls."""
 
     def container_exited(
         self, container: RuntimeContainer, *, exit_code: int, finished_at: int, reason: str, message: str = ""
@@ -46,16 +46,16 @@ class Listener(Protocol):
 
 
 class Commands(Protocol):
-    """Runs commands in containers."""
+    """Run commands in containers."""
 
     async def exec_sync(
         self, container: RuntimeContainer, command: Sequence[str], timeout: float | None
     ) -> ExecResult:
-        """Raises TimedOut after `timeout` seconds, with the command and its children killed."""
+        """Run a command. Raise TimedOut after `timeout` seconds, with the command and its children killed."""
 
 
 class Backend(Protocol):
-    """Runs sandboxes and containers; the service has checked states and names before it calls."""
+    """Run sandboxes and containers; the service checks states and names before it calls."""
 
     name: str
 
@@ -69,7 +69,7 @@ class Backend(Protocol):
         """Fill `records` with what survived from before."""
 
     async def stop(self) -> None:
-        """Let go; containers go on running."""
+        """Release resources; containers keep running."""
 
     async def run_sandbox(self, sandbox: Sandbox) -> None: ...
 
@@ -80,10 +80,10 @@ class Backend(Protocol):
     async def create_container(self, container: RuntimeContainer, image: cri.Image) -> None: ...
 
     async def start_container(self, container: RuntimeContainer) -> None:
-        """Sets `pid` and `user`. Raises Refused with the reason that the user should read."""
+        """Start the container and set `pid` and `user`. Raise Refused with a reason for the user."""
 
     async def stop_container(self, container: RuntimeContainer, grace: float) -> None:
-        """Returns when `container_exited` has been told."""
+        """Stop the container; return when `container_exited` has been called."""
 
     async def remove_container(self, container: RuntimeContainer) -> None: ...
 
@@ -98,4 +98,4 @@ class Backend(Protocol):
     async def sandbox_stats(self, sandbox: Sandbox) -> cri.LinuxPodSandboxStats: ...
 
     def info(self, record: Sandbox | RuntimeContainer) -> dict[str, str]:
-        """Verbose facts: values are JSON."""
+        """Return verbose facts: values are JSON."""

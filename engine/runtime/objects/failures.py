@@ -1,4 +1,4 @@
-"""What a runtime refuses, each with the gRPC status that the CRI's users expect."""
+"""Define a runtime's errors, each with the gRPC status that the CRI's users expect."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ from engine.api.errors import InvalidInput, Refused
 
 
 class Missing(InvalidInput):
-    """No such sandbox, container or image."""
+    """Report that there is no such sandbox, container or image."""
 
     grpc_status = "NOT_FOUND"
 
 
 class Exists(InvalidInput):
-    """The name (metadata) is taken by another sandbox or container."""
+    """Report that another sandbox or container has the name (metadata)."""
 
     grpc_status = "ALREADY_EXISTS"
 
 
 class WrongState(Refused):
-    """The object is there, but not in a state that allows the call."""
+    """Report that the object exists, but its state does not allow the call."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class TimedOut(Refused):
-    """A command ran longer than its caller allowed."""
+    """Report that a command ran longer than its caller allowed."""
 
     grpc_status = "DEADLINE_EXCEEDED"
 
 
 class Unsupported(Refused):
-    """A part of the CRI that this runtime leaves out, or that this machine or user can't do."""
+    """Report a part of the CRI that this runtime does not implement, or that this machine or user
+    cannot do.
+    """
 
     grpc_status = "UNIMPLEMENTED"
 
 
 class Exhausted(Refused):
-    """Too many at once; later it may work."""
+    """Report that too many are in use at once; a later call may succeed."""
 
     grpc_status = "RESOURCE_EXHAUSTED"

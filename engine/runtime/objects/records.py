@@ -1,7 +1,7 @@
-"""What a runtime remembers: sandboxes, containers, who holds which name, and their CRI messages.
+"""Record a runtime's sandboxes, containers, reserved names and their CRI messages.
 
-Pure state: nothing here touches the system. The list entries are kept in their wire form until the
-object changes, because a node agent asks for all of them far more often than they change.
+Pure state: nothing here touches the system. List entries are kept in their wire form until the object
+changes, because a node agent lists all of them far more often than they change.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ EXITED = cri.CONTAINER_EXITED
 
 @dataclass(slots=True, eq=False)
 class Sandbox:
-    """A pod sandbox. Times are Unix nanoseconds; `pid` and `start_time` (clock ticks) name the process
-    that holds its namespaces, 0 where there is none."""
+    """Record a pod sandbox. Times are Unix nanoseconds; `pid` and `start_time` (clock ticks) identify the
+    process that holds its namespaces, 0 if there is none.
+    """
 
     id: str
     config: cri.PodSandboxConfig
@@ -84,8 +85,9 @@ class Sandbox:
 
 @dataclass(slots=True, eq=False)
 class RuntimeContainer:
-    """A container. Times are Unix nanoseconds (0: not yet). `pid` is its first process, `shim` the
-    process that watches it, each with its start time in clock ticks, 0 where there is none."""
+    """Record a container. Times are Unix nanoseconds (0: not yet). `pid` is its first process, `shim` the
+    process that watches it, each with its start time in clock ticks, 0 if there is none.
+    """
 
     id: str
     sandbox: Sandbox
@@ -114,7 +116,7 @@ class RuntimeContainer:
 
     @property
     def log_path(self) -> str:
-        """Absolute path of the log file, empty where none is wanted."""
+        """Return the absolute path of the log file, empty if none is wanted."""
         directory = self.sandbox.config.log_directory
         if not directory or not self.config.log_path:
             return ""
@@ -170,7 +172,7 @@ class RuntimeContainer:
 
 
 class Records:
-    """All sandboxes and containers, and the names they hold."""
+    """Hold all sandboxes and containers, and their reserved names."""
 
     def __init__(self) -> None:
         self.sandboxes: dict[str, Sandbox] = {}
@@ -178,7 +180,7 @@ class Records:
         self._names: dict[str, str] = {}
 
     def reserve(self, record: Sandbox | RuntimeContainer) -> None:
-        """Hold its name while it is being made. Raises Exists where another has the same metadata."""
+        """Reserve its name while it is created. Raise Exists if another has the same metadata."""
         holder = self._names.setdefault(record.name, record.id)
         if holder != record.id:
             kind = type(record).__name__.lower()
@@ -207,7 +209,7 @@ class Records:
         self.release(container)
 
     def sandbox(self, identifier: str) -> Sandbox:
-        """By id or by a prefix that only one has. Raises Missing."""
+        """Return a sandbox by id or by a unique prefix. Raise Missing."""
         return _resolve(self.sandboxes, identifier, "sandbox")
 
     def container(self, identifier: str) -> RuntimeContainer:
@@ -237,7 +239,7 @@ def new_id() -> str:
 
 
 def joined(records: Iterable[Sandbox | RuntimeContainer]) -> bytes:
-    """The wire form of a list answer: entries under field number 1."""
+    """Return the wire form of a list answer: entries under field number 1."""
     parts = []
     for record in records:
         wire = record.wire
@@ -248,7 +250,7 @@ def joined(records: Iterable[Sandbox | RuntimeContainer]) -> bytes:
 
 
 def chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    """The items in lists of STREAM_CHUNK, as the streaming list calls answer them."""
+    """Yield the items in lists of STREAM_CHUNK, as the streaming list calls return them."""
     chunk: list[T] = []
     for item in items:
         chunk.append(item)
@@ -260,7 +262,7 @@ def chunks(items: Iterable[T]) -> Iterator[list[T]]:
 
 
 def as_field(number: int, message: Message) -> bytes:
-    """`message` as field `number` (below 16) of an enclosing message."""
+    """Encode `message` as field `number` (below 16) of an enclosing message."""
     body = message.SerializeToString()
     head = bytearray([number << 3 | 2])
     size = len(body)

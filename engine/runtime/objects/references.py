@@ -1,13 +1,13 @@
-"""Image references, as container users write them and as runtimes report them."""
+"""Parse image references as container users write them and as runtimes report them."""
 
 from __future__ import annotations
 
 
 def normalised(reference: str) -> str:
-    """The full form of an image name: registry, path, and tag or digest.
+    """Return the full form of an image name: registry, path, and tag or digest.
 
-    `busybox` becomes `docker.io/library/busybox:latest`, `example.com/a/b@sha256:…` stays. An image id
-    (`sha256:…`) stays too.
+    `busybox` becomes `docker.io/library/busybox:latest`; `example.com/a/b@sha256:…` and image ids
+    (`sha256:…`) are unchanged.
     """
     if reference.startswith("sha256:"):
         return reference
@@ -26,7 +26,7 @@ def normalised(reference: str) -> str:
 
 
 def split_tag(name: str) -> tuple[str, str]:
-    """Repository and tag (empty where there is none); a registry's port is no tag."""
+    """Return repository and tag (empty if there is none); a registry's port is not a tag."""
     repository, colon, tag = name.rpartition(":")
     if not colon or "/" in tag:
         return name, ""

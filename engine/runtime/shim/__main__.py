@@ -1,4 +1,4 @@
-"""`python -I -S …/shim FD`: makes the package importable without its parents' imports, and starts it."""
+"""Start `python -I -S …/shim FD`: make the package importable without its parents' imports."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A container's own cgroups, seen from its shim: join, kill, out-of-memory count, removal.
+"""Operate on a container's own cgroups from its shim: join, kill, count out-of-memory kills, remove.
 
 Paths are absolute directories, one per hierarchy (v1) or one (v2).
 """
@@ -19,7 +19,7 @@ def join(groups: Sequence[str]) -> None:
 
 
 def members(groups: Sequence[str]) -> list[int]:
-    """Processes of the first group that can be read, and of the groups below it."""
+    """Return the readable processes of the first group and of the groups below it."""
     for group in groups:
         found: list[int] = []
         for directory, _, files in os.walk(group):
@@ -35,7 +35,7 @@ def members(groups: Sequence[str]) -> list[int]:
 
 
 def kill_all(groups: Sequence[str]) -> None:
-    """SIGKILL until nobody is left, at most ten seconds."""
+    """Send SIGKILL until no process is left, for at most ten seconds."""
     for _ in range(500):
         pids = [pid for pid in members(groups) if pid != os.getpid()]
         if not pids:
@@ -66,7 +66,7 @@ def remove(groups: Sequence[str]) -> None:
 
 
 def oom_kills(groups: Sequence[str]) -> int:
-    """How many of its processes the kernel killed for memory."""
+    """Return how many of its processes the kernel killed for memory."""
     for group in groups:
         for name in ("memory.events", "memory.oom_control"):
             try:
@@ -80,7 +80,7 @@ def oom_kills(groups: Sequence[str]) -> int:
 
 
 def set_oom_score_adj(wanted: int) -> None:
-    """Where the kernel forbids lowering it (no CAP_SYS_RESOURCE) it stays as low as it is."""
+    """Set the score, or leave it as low as it is if the kernel forbids lowering it (no CAP_SYS_RESOURCE)."""
     try:
         write("/proc/self/oom_score_adj", str(wanted))
     except PermissionError:

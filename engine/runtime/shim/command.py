@@ -1,4 +1,4 @@
-"""Runs one command in a running container: sends back what it printed, or streams both ways while it runs.
+"""Run one command in a running container: send its output back at the end, or stream both ways while it runs.
 
 When the runtime closes the connection, the command and everything it started is killed.
 """
@@ -41,7 +41,7 @@ def run(request: dict[str, Any], report: Report) -> int:
     namespaces = open_namespaces(request["pid"], request["start_time"], tuple(KINDS))
     linux.setns(namespaces["pid"], KINDS["pid"])
     stdio = Stdio.make(tty=bool(stream and stream["tty"]), stdin=bool(stream and stream["stdin"]))
-    talk, child_talk = socket.socketpair()  # no pipes: those can be opened by /proc
+    talk, child_talk = socket.socketpair()  # no pipes: other processes could open them through /proc
     child = os.fork()
     if child == 0:
         close_others({*namespaces.values(), *stdio.child_descriptors()}, child_talk)
@@ -83,7 +83,9 @@ def _prepare(
 
 
 def _stream(report: Report, child: int, stdio: Stdio) -> None:
-    """Copy in both directions until it has ended and all was passed on, or the runtime hangs up."""
+    """Copy in both directions until the command has ended and all output is sent, or the runtime closes the
+    connection.
+    """
     report.send({"started": True})
     relay = stdio.relay(ends_with_input=not stdio.tty)
     relay.add(report.release())
@@ -146,7 +148,7 @@ def _collect(report: Report, child: int, outputs: dict[int, int], limit: int) ->
 
 
 def _kill_tree(child: int) -> None:
-    """SIGKILL the child, its descendants and whoever is in their sessions, until none is left."""
+    """Send SIGKILL to the child, its descendants and all processes of their sessions, until none is left."""
     sessions: set[int] = {child}
     for _ in range(100):
         table = _processes()
@@ -174,7 +176,7 @@ def _kill_tree(child: int) -> None:
 
 
 def _processes() -> dict[int, tuple[int, int]]:
-    """Parent and session of every process that is not already dead."""
+    """Return parent and session of every process that is not already dead."""
     table = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

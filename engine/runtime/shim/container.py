@@ -43,7 +43,7 @@ def run(request: dict[str, Any], report: Report) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: None)
     stdio = Stdio.make(tty=request["tty"], stdin=request["stdin"])
     attaching = _listen(request["directory"])
-    talk, child_talk = socket.socketpair()  # no pipes: those can be opened by /proc
+    talk, child_talk = socket.socketpair()  # no pipes: other processes could open them through /proc
     child = os.fork()
     if child == 0:
         signal.set_wakeup_fd(-1)
@@ -57,16 +57,16 @@ def run(request: dict[str, Any], report: Report) -> int:
 
 
 def close_others(keep: set[int], talk: socket.socket) -> None:
-    """In the forked child, before it is near a container: have no descriptor that it doesn't need."""
+    """Close all descriptors but these, in the forked child before it enters a container."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > 2 and fd != talk.fileno() and fd not in keep:
-            with contextlib.suppress(OSError):  # the listing's own is closed already
+            with contextlib.suppress(OSError):  # already closed: the descriptor of the listing itself
                 os.close(fd)
 
 
 def run_child(prepare: Any, talk: socket.socket) -> None:
-    """In the forked child: prepare, say who it is, wait for the go, exec. Never returns."""
+    """Prepare in the forked child, report its identity, wait for permission, and exec. Never returns."""
     try:
         who, arguments, environment = prepare()
         talk.sendall(messages.pack({"user": [who.uid, who.gid, who.groups]}))
@@ -86,7 +86,7 @@ def run_child(prepare: Any, talk: socket.socket) -> None:
 
 
 def open_namespaces(pid: int, start_time: int, kinds: tuple[str, ...]) -> dict[str, int]:
-    """Descriptors of the namespaces of `pid`, surely that process and not a later one of the same number."""
+    """Open the namespaces of process `pid`, making sure that its number has not been reused."""
     found = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds}
     if linux.start_time(pid) != start_time:
         raise ProcessLookupError(3, "the process that holds its namespaces is gone")
@@ -94,7 +94,7 @@ def open_namespaces(pid: int, start_time: int, kinds: tuple[str, ...]) -> dict[s
 
 
 def enter_pid_namespace(request: dict[str, Any], pause: dict[str, int]) -> None:
-    """The next child will be in the wanted process namespace."""
+    """Put the next child into the wanted process namespace."""
     mode = request["pid_namespace"]
     if mode == "new":
         linux.unshare(linux.CLONE_NEWPID)
@@ -114,10 +114,10 @@ def detach_stdio() -> None:
 
 
 def become_ready(who: identity.Identity, request: dict[str, Any]) -> dict[str, str]:
-    """Working directory, limits of privilege, signals; answers the environment."""
+    """Set working directory, limits of privilege and signals; return the environment."""
     os.umask(0o022)
     for fd in (0, 1, 2):
-        if os.fstat(fd).st_rdev != os.makedev(1, 3):  # /dev/null is everybody's
+        if os.fstat(fd).st_rdev != os.makedev(1, 3):  # /dev/null belongs to all users
             os.fchown(fd, who.uid, -1)  # so that it may open /dev/stdout
     directory = request["cwd"] or "/"
     if not os.path.isdir(directory):
@@ -148,7 +148,7 @@ def reset_signals() -> None:
 
 
 def execute(arguments: list[str], environment: dict[str, str]) -> None:
-    """exec, searching the container's own PATH. Raises FileNotFoundError or PermissionError."""
+    """Execute the program, searching the container's own PATH. Raise FileNotFoundError or PermissionError."""
     program = arguments[0]
     if "/" in program:
         os.execve(program, arguments, environment)
@@ -187,9 +187,9 @@ def _prepare(
 
 
 def _listen(directory: str) -> socket.socket:
-    """Where the runtime connects to attach. The file goes with the container's directory."""
+    """Listen for the runtime's attach connections. The socket is removed with the container's directory."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    os.chdir(directory)  # a socket's path is limited to 107 bytes, a relative one is short
+    os.chdir(directory)  # a socket's path is limited to 107 bytes, and a relative one is short
     if os.path.lexists(ATTACH):
         os.unlink(ATTACH)
     listener.bind(ATTACH)
@@ -253,13 +253,13 @@ def _supervise(
 
 
 def prepared(talk: socket.socket) -> dict[str, Any]:
-    """Who the child says it is, or its error."""
+    """Return the identity that the child reports, or its error."""
     talk.settimeout(PREPARE_TIME)
     return messages.receive_from_child(talk) or {"error": "its process died before it could start"}
 
 
 def executed(talk: socket.socket) -> dict[str, Any]:
-    """Give the child its go; its error where its program could not be started."""
+    """Let the child continue; return its error if its program could not be started."""
     with contextlib.suppress(BrokenPipeError):
         talk.sendall(b"g")
     answer = messages.receive_from_child(talk)
@@ -311,7 +311,7 @@ def _attach(relay: Relay, attaching: socket.socket) -> None:
 
 
 def _ending(status: int) -> tuple[int, int]:
-    """Exit code and signal number (0 for none)."""
+    """Return exit code and signal number (0 for none)."""
     code = os.waitstatus_to_exitcode(status)
     return (code, 0) if code >= 0 else (128 - code, -code)
 
@@ -326,13 +326,13 @@ def _record_end(request: dict[str, Any], code: int, number: int) -> None:
 
 
 def _reserve(path: str) -> None:
-    """Take the space for `_write`, which may come when the file system is full."""
+    """Reserve the space for `_write`, which may happen when the file system is full."""
     with open(f"{path}.partial", "w", encoding="ascii") as file:
         file.write(" " * RESERVED)
 
 
 def _write(path: str, text: str) -> None:
-    """One line, twice: who reads it sees damage."""
+    """Write one line twice, so that a reader can detect damage."""
     with open(f"{path}.partial", "r+", encoding="ascii") as file:
         file.write((text + text).ljust(RESERVED))
     os.rename(f"{path}.partial", path)

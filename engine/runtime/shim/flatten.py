@@ -1,4 +1,4 @@
-"""Stacks image layers by copying, for machines where overlayfs doesn't work. Imported only there."""
+"""Stack image layers by copying, on machines where overlayfs does not work. Imported only there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Host ports: listens on the host and copies each connection into the pod.
+"""Forward host ports: listen on the host and copy each connection into the pod.
 
-The listeners are made in the host's network namespace and stay there when this process enters the pod's,
-from where it connects. One process per connection: simple, and enough for a runtime that isn't for
-production. Ends with the sandbox.
+The listeners are created in the host's network namespace and stay there when this process enters the pod's,
+from which it connects. There is one process per connection: simple, and enough for a runtime that is not for
+production. It ends with the sandbox.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def listen(forwards: Sequence[Forward]) -> list[tuple[socket.socket, str, int]]:
 
 
 def serve(listeners: Sequence[tuple[socket.socket, str, int]], pause: int) -> None:
-    """Until process `pause` ends."""
+    """Serve until process `pause` ends."""
     ended = os.pidfd_open(pause)
     poll = select.poll()
     poll.register(ended, select.POLLIN)
@@ -62,9 +62,9 @@ def serve(listeners: Sequence[tuple[socket.socket, str, int]], pause: int) -> No
 
 
 def _copy(outside: socket.socket, pod: str, port: int) -> None:
-    """Both directions until both have ended. Never returns."""
+    """Copy both directions until both have ended. Never returns."""
     try:
-        # Not create_connection: it would import a codec, and there are no files here any more.
+        # Not create_connection: it would import a codec, and the interpreter's files are not visible here.
         inside = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         inside.settimeout(10)
         inside.connect((pod, port))

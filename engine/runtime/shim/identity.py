@@ -1,4 +1,4 @@
-"""Who a container's process is: user, groups and capabilities, as the image's own files name them."""
+"""Set the user, groups and capabilities of a container's process, resolved in the image's own files."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class Identity(NamedTuple):
 
 
 def look_up(wanted: dict[str, Any]) -> Identity:
-    """Resolve names in /etc/passwd and /etc/group of the current root, which whoever made the image wrote.
+    """Resolve names in /etc/passwd and /etc/group of the current root, which are untrusted files of the
+    image.
 
-    `wanted`: `user` (name or number, maybe empty), `group` (name, number or empty), `groups` (numbers to
-    add), `strict` (without those that /etc/group lists). Raises ValueError for a name that isn't there, a
-    number that is none, and a file that is none or has more than MOST bytes.
+    `wanted`: `user` (name or number, may be empty), `group` (name, number or empty), `groups` (numbers to
+    add), `strict` (without those that /etc/group lists). Raise ValueError for an unknown name, an invalid
+    number, and a file that is not regular or has more than MOST bytes.
     """
     user, group = wanted["user"] or "0", wanted["group"]
     name, uid, gid, home = user, -1, 0, "/"
@@ -70,8 +71,9 @@ def become(
 ) -> None:
     """Drop to `identity` with at most the capabilities `keep` (names without CAP_).
 
-    `system_calls` is a filter program, empty for none. It comes last where that is possible: a process
-    that may still gain privileges needs CAP_SYS_ADMIN for it, so it comes before that is dropped.
+    `system_calls` is a filter program, empty for none. It is installed last if possible: a process that may
+    still gain privileges needs CAP_SYS_ADMIN for it, so there it is installed before that capability is
+    dropped.
     """
     kept = {NUMBER[name] for name in keep if name in NUMBER}
     raised = {NUMBER[name] for name in ambient if name in NUMBER} & kept
@@ -94,7 +96,7 @@ def become(
     os.setresgid(identity.gid, identity.gid, identity.gid)
     os.setresuid(identity.uid, identity.uid, identity.uid)
     linux.prctl(linux.PR_SET_KEEPCAPS, 0)
-    linux.hide()  # again: a change of user may have ended it
+    linux.hide()  # again, because a change of user may have reset it
     linux.capset(permitted=kept, inheritable=raised)
     linux.prctl(linux.PR_CAP_AMBIENT, linux.PR_CAP_AMBIENT_CLEAR_ALL)
     for capability in raised:
@@ -106,7 +108,7 @@ def become(
 
 
 def _lines(path: str, fields: int) -> list[list[str]]:
-    """The lines with that many fields; none where there is no file."""
+    """Return the lines with that many fields; none if there is no file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -125,7 +127,7 @@ def _lines(path: str, fields: int) -> list[list[str]]:
 
 
 def _number(text: str) -> int:
-    """A user's or group's number, -1 for what is none."""
+    """Return a user's or group's number, -1 for an invalid one."""
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
         return -1
     number = int(text)

@@ -1,4 +1,4 @@
-"""System calls that Python 3.11 lacks. Each raises OSError with the path it was about."""
+"""Wrap system calls that Python 3.11 lacks. Each raises OSError with the path concerned."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def open_tree(path: str, *, recursive: bool = True) -> int:
-    """A detached copy of the mount (and those below it) at `path`, as a descriptor."""
+    """Return a detached copy of the mount at `path` (and those below it), as a descriptor."""
     flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
     return _check(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, path.encode(), flags), f"open_tree {path}")
 
@@ -109,9 +109,10 @@ class _MountAttr(ctypes.Structure):
 
 
 def read_only_program(path: str) -> int:
-    """The file at `path` through a read-only mount of its own: who finds it by /proc can't write it.
+    """Open the file at `path` through a separate read-only mount, so that a process that finds it through
+    /proc cannot write it.
 
-    Raises OSError where the kernel can't (5.12 can).
+    Raise OSError if the kernel does not support it (5.12 does).
     """
     fd = open_tree(os.path.realpath(path), recursive=False)
     try:
@@ -144,7 +145,8 @@ def prctl(option: int, argument: int = 0, argument2: int = 0) -> int:
 
 
 def hide() -> None:
-    """Let nobody without CAP_SYS_PTRACE look into this process or open its files by /proc, until its exec.
+    """Prevent processes without CAP_SYS_PTRACE from inspecting this process or opening its files through
+    /proc, until its exec.
 
     Forks stay hidden; a change of user may end it.
     """
@@ -152,7 +154,7 @@ def hide() -> None:
 
 
 def give_up_privileges() -> None:
-    """No capability, and none to be had by an exec."""
+    """Drop all capabilities, and prevent an exec from gaining any."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     capset(permitted=(), inheritable=())
 
@@ -172,7 +174,7 @@ def set_process_name(name: str) -> None:
 
 
 def capset(*, permitted: Iterable[int], inheritable: Iterable[int]) -> None:
-    """Set the permitted set, the same as effective set, and the inheritable set of this process."""
+    """Set the permitted set, the effective set (the same) and the inheritable set of this process."""
 
     def words(numbers: Iterable[int]) -> tuple[int, int]:
         mask = sum(1 << number for number in set(numbers))
@@ -185,9 +187,9 @@ def capset(*, permitted: Iterable[int], inheritable: Iterable[int]) -> None:
 
 
 def start_time(pid: int) -> int:
-    """When `pid` started, in clock ticks since boot; 0 where there is no such process or it is dead.
+    """Return when `pid` started, in clock ticks since boot; 0 if there is no such process or it is dead.
 
-    A process id may be reused; id and start time together are not.
+    A process id may be reused; id and start time together are unique.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -198,7 +200,9 @@ def start_time(pid: int) -> int:
 
 
 def own_identity() -> tuple[int, int]:
-    """Id and start time of this process as the mounted /proc counts, whatever namespace it is in."""
+    """Return id and start time of this process as the mounted /proc counts them, whatever
+    namespace it is in.
+    """
     with open("/proc/self/stat", "rb") as file:
         text = file.read()
     return int(text.split(b" ", 1)[0]), int(text.rpartition(b")")[2].split()[19])

@@ -1,4 +1,4 @@
-"""A container's output as a CRI log file: `2024-01-01T00:00:00.000000000Z stdout F text`.
+"""Write a container's output as a CRI log file: `2024-01-01T00:00:00.000000000Z stdout F text`.
 
 A line longer than 16 KiB is split; all parts but the last carry the tag `P`.
 """
@@ -12,7 +12,9 @@ MAX_LINE = 16 * 1024
 
 
 class LogFile:
-    """Appends to `path`; an empty path throws everything away. A full disk loses lines, not the container."""
+    """Append to `path`; an empty path discards everything. A full disk loses lines but does not stop the
+    container.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -23,7 +25,7 @@ class LogFile:
             self._open()
 
     def reopen(self) -> None:
-        """Go on in a new file after somebody renamed the old one."""
+        """Continue in a new file after the old one was renamed."""
         if self._path:
             old = self._fd
             self._open()
@@ -45,7 +47,7 @@ class LogFile:
         self._append(out)
 
     def flush(self, stream: bytes) -> None:
-        """The stream has ended: what is left without a newline is its last line."""
+        """Write the rest without a newline as the last line of the ended stream."""
         if self._fd >= 0 and self._pending[stream]:
             out: list[bytes] = []
             _add(out, _head(stream), self._pending[stream], last=b"F")
@@ -72,7 +74,7 @@ def _add(out: list[bytes], head: bytes, line: bytes, *, last: bytes) -> None:
 
 
 def _head(stream: bytes) -> bytes:
-    """Time and stream; what was read at once has one time."""
+    """Return time and stream; output that was read at once has one time."""
     seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{stamp}.{nanos:09d}Z {stream.decode()}".encode()

@@ -1,7 +1,7 @@
-"""What processes of this package say to each other: length-prefixed JSON objects, some followed by bytes.
+"""Exchange messages between processes of this package: length-prefixed JSON objects, some followed by bytes.
 
-Whoever shares a process namespace with one of them might answer in its place, so a message is data and
-nothing else: it has a limit, must be an object, and its fields are checked by who reads them.
+A process in the same process namespace might answer in place of the real one, so messages are untrusted:
+each has a size limit, must be an object, and its reader validates the fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def pack(message: dict[str, Any], content: bytes = b"") -> bytes:
 
 
 def sizes(head: bytes, most: int = MOST) -> tuple[int, int]:
-    """Bytes of the object and of what follows it. Raises ValueError for more than `most` together."""
+    """Return the bytes of the object and of what follows it. Raise ValueError if both together
+    exceed `most`.
+    """
     body, content = HEAD.unpack(head)
     if body + content > most:
         raise ValueError(f"a message of {body + content} bytes")
@@ -30,7 +32,7 @@ def sizes(head: bytes, most: int = MOST) -> tuple[int, int]:
 
 
 def unpack(body: bytes) -> dict[str, Any]:
-    """Raises ValueError for what is no object."""
+    """Decode an object. Raise ValueError for anything else."""
     try:
         message = json.loads(body)
     except RecursionError:
@@ -41,14 +43,16 @@ def unpack(body: bytes) -> dict[str, Any]:
 
 
 def receive(connection: socket.socket, most: int = MOST) -> dict[str, Any] | None:
-    """The next message without bytes, None at the end. Raises ValueError and OSError."""
+    """Return the next message without bytes, None at the end. Raise ValueError and OSError."""
     head = _exactly(connection, HEAD.size)
     body = _exactly(connection, sum(sizes(head, most))) if head else b""
     return unpack(body) if body else None
 
 
 def receive_from_child(connection: socket.socket) -> dict[str, Any]:
-    """What a child says before its exec: `user` (uid, gid, groups) or `error` alone; empty after the exec."""
+    """Return a child's message before its exec: `user` (uid, gid, groups) or only `error`; empty after the
+    exec.
+    """
     try:
         message = receive(connection, CHILD_MOST)
     except TimeoutError:
@@ -66,7 +70,7 @@ def receive_from_child(connection: socket.socket) -> dict[str, Any]:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
-    """Empty where the other end hung up before."""
+    """Read exactly this many bytes; return nothing if the peer closed the connection first."""
     data = bytearray()
     while len(data) < size:
         part = connection.recv(min(size - len(data), 1 << 16))

@@ -1,4 +1,4 @@
-"""A pod's network: sends the kernel the messages that the runtime has made for it (`runtime.links`)."""
+"""Set up a pod's network by sending the kernel the messages that the runtime built (`runtime.links`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEADER = struct.Struct("=IHHII")
 
 
 class Step(NamedTuple):
-    """A message to the kernel, in which network namespace (HOST or POD), and what it is about."""
+    """Hold a message to the kernel, its network namespace (HOST or POD), and what it concerns."""
 
     where: str
     message: bytes
@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
 
 class Netlink:
-    """A route socket of the network namespace in which it was opened."""
+    """Open a route socket of the network namespace in which it is created."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
@@ -33,7 +33,7 @@ class Netlink:
         self._socket.close()
 
     def tell(self, message: bytes, what: str) -> None:
-        """Send one message and wait for its acknowledgement. Raises OSError about `what`."""
+        """Send one message and wait for its acknowledgement. Raise OSError about `what`."""
         self._socket.send(message)
         while True:
             answer = self._socket.recv(65536)
@@ -46,7 +46,9 @@ class Netlink:
 
 
 def set_up(host: Netlink, steps: Iterable[tuple[str, str, str]]) -> None:
-    """Does steps, their messages in hexadecimal, in a fresh network namespace; `host` was opened before."""
+    """Run the steps, whose messages are hexadecimal, in a fresh network namespace; `host` was
+    opened before.
+    """
     pod = Netlink()
     try:
         for where, message, what in steps:

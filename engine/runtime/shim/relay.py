@@ -1,8 +1,8 @@
-"""Copies between a process's standard streams and those who are connected to them, with bounded memory.
+"""Copy between a process's standard streams and its clients, with bounded memory.
 
-What goes over a connection are frames: kind, size, bytes. An empty STDIN frame is the end of input, RESIZE
-holds columns and rows, EXIT the exit code. Whoever doesn't take its output stops the process's output, not
-the memory of this one, since nothing is read that can't be passed on; `patience` limits for how long.
+A connection carries frames: kind, size, bytes. An empty STDIN frame is the end of input, RESIZE holds
+columns and rows, EXIT the exit code. Nothing is read that cannot be passed on, so a client that does not
+read its output blocks the process's output instead of filling memory; `patience` limits for how long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BACKLOG = 256 * 1024
 
 
 class Peer:
-    """One connection. `silent_since` is when it last took something while there was something to take."""
+    """Hold one connection. `silent_since` is when it last accepted data while data was waiting."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -39,11 +39,11 @@ class Peer:
 
     @property
     def waiting(self) -> int:
-        """Bytes that it has not taken yet."""
+        """Return the number of bytes waiting for it."""
         return len(self._outgoing)
 
     def receive(self) -> bool:
-        """Read what is there; False where it has hung up."""
+        """Read the available data; return False if it has closed the connection."""
         while len(self._incoming) < BACKLOG:
             try:
                 data = self._connection.recv(CHUNK)
@@ -71,7 +71,7 @@ class Peer:
         self._outgoing += FRAME.pack(kind, len(data)) + data
 
     def flush(self) -> bool:
-        """Send what it takes; False where it has hung up."""
+        """Send what it accepts; return False if it has closed the connection."""
         while self._outgoing:
             try:
                 sent = self._connection.send(self._outgoing[:CHUNK])
@@ -88,11 +88,11 @@ class Peer:
 
 
 class Relay:
-    """The streams of one process: `stdin` (-1 where it has none), and `outputs` by descriptor.
+    """Relay the streams of one process: `stdin` (-1 if it has none), and `outputs` by descriptor.
 
-    A terminal is both. `tee` gets all output too. `ends_with_input`: the end of a peer's input is the end of
-    the process's; otherwise such a peer is let go where `detaches`, or goes on listening. A peer that takes
-    nothing for `patience` seconds is dropped.
+    A terminal is both. `tee` also receives all output. With `ends_with_input`, the end of a peer's input
+    ends the process's input; otherwise such a peer is disconnected if `detaches`, or keeps listening. A peer
+    that accepts nothing for `patience` seconds is dropped.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Relay:
             os.set_blocking(stdin, False)
 
     def watch(self, fds: Iterable[int]) -> None:
-        """Other descriptors that `wait` is to report when they can be read."""
+        """Add other descriptors for `wait` to report when they are readable."""
         for fd in fds:
             self._interest(fd, select.POLLIN)
 
@@ -138,11 +138,11 @@ class Relay:
 
     @property
     def stuck(self) -> bool:
-        """Whether output waits for a peer."""
+        """Tell whether output waits for a peer."""
         return any(peer.waiting >= BACKLOG for peer in self.peers.values())
 
     def wait(self, seconds: float | None) -> list[int]:
-        """Copy what can be copied, waiting `seconds` at most; answers which watched descriptors are ready."""
+        """Copy what can be copied, waiting `seconds` at most; return which watched descriptors are ready."""
         self._register()
         if self.peers and self.patience != float("inf"):
             seconds = min(self.patience, seconds) if seconds is not None else self.patience
@@ -153,7 +153,7 @@ class Relay:
                 self._read_output(fd)
                 done = True
             if fd == self._stdin and event & select.POLLERR and fd not in self.outputs:
-                self._input.clear()  # nobody will read it any more
+                self._input.clear()  # the process will not read it
                 self._close_input()
                 done = True
             elif fd == self._stdin and event & select.POLLOUT:
@@ -171,7 +171,7 @@ class Relay:
         return ready
 
     def finish(self, code: int, seconds: float) -> None:
-        """Tell every peer how the process ended, and give them `seconds` to take what is left."""
+        """Tell every peer how the process ended, and wait up to `seconds` for them to read the rest."""
         deadline = time.monotonic() + seconds
         for fd in self._masks.keys() - self.peers.keys():
             self.forget(fd)
@@ -185,10 +185,10 @@ class Relay:
             self.wait(deadline - time.monotonic())
 
     def part(self, seconds: float) -> None:
-        """Hear the peers out until they hang up, for `seconds` at most.
+        """Read from the peers until they close, for `seconds` at most.
 
-        A socket that is closed over bytes that nobody has read resets its connection, and who is told so may
-        not see any more what it said before.
+        Closing a socket with unread bytes resets its connection, and the peer may then lose data sent
+        before.
         """
         deadline = time.monotonic() + seconds
         while self.peers and time.monotonic() < deadline:
@@ -216,7 +216,7 @@ class Relay:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
             return
-        except OSError:  # a terminal whose last user has gone
+        except OSError:  # a terminal that no process has open
             data = b""
         kind = self.outputs[fd]
         if not data:
@@ -264,7 +264,7 @@ class Relay:
             self._drop(peer)
 
     def _obey(self, kind: int, data: bytes) -> bool:
-        """False where the peer is to be let go."""
+        """Handle a frame; return False if the peer is to be disconnected."""
         if kind == RESIZE and self._terminal and self._stdin >= 0:
             columns, rows = SIZE.unpack(data)
             fcntl.ioctl(self._stdin, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

@@ -1,4 +1,4 @@
-"""What a forked process says to the runtime, over a connection of its own."""
+"""Report from a forked process to the runtime, over a separate connection."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SOCKET = "report.sock"
 
 
 class Report:
-    """A forked process's connection to the runtime."""
+    """Hold a forked process's connection to the runtime."""
 
     def __init__(self, directory: str, token: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        os.chdir(directory)  # a socket's path is limited to 107 bytes, a relative one is short
+        os.chdir(directory)  # a socket's path is limited to 107 bytes, and a relative one is short
         self._socket.connect(SOCKET)
         os.chdir("/")
         self.send({"token": token})
@@ -25,7 +25,7 @@ class Report:
         self._socket.sendall(messages.pack(message, content))
 
     def may_go(self) -> bool:
-        """Waits for the runtime's go; False where it went away or said no."""
+        """Wait for the runtime's permission; return False if the runtime is gone or refuses."""
         try:
             return self._socket.recv(1) == b"g"
         except OSError:
@@ -35,7 +35,7 @@ class Report:
         return self._socket.fileno()
 
     def release(self) -> socket.socket:
-        """The connection itself, for something else than messages."""
+        """Return the connection itself, for data other than messages."""
         return self._socket
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""A container's file system, built in a mount namespace that nobody else has.
+"""Build a container's file system in a private mount namespace.
 
-Sources are first taken as detached copies of the host's mounts, so that propagation to and from the
-host still works after everything else was made private; then the root is put together and entered. No
-mount appears on the host, so none can be left there.
+Sources are first taken as detached copies of the host's mounts, so that propagation to and from the host
+still works after all other mounts became private; then the root is assembled and entered. No mount appears
+on the host, so none can be left there.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def enter(request: dict[str, Any], shm: int) -> None:
 
 
 def inside(root: str, path: str) -> str:
-    """Where `path` of the container is, with symbolic links followed as if `root` were the root."""
+    """Resolve a `path` of the container, following symbolic links as if `root` were the root."""
     parts = [part for part in path.split("/") if part and part != "."][::-1]
     real: list[str] = []
     hops = 0
@@ -80,10 +80,10 @@ def inside(root: str, path: str) -> str:
 
 
 def _mount_root(rootfs: dict[str, Any]) -> None:
-    """Stack the layers; where overlayfs refuses, copy them, or show the host's root read-only."""
+    """Stack the layers; if overlayfs refuses, copy them, or show the host's root read-only."""
     path = rootfs["path"]
     if rootfs["overlay"]:
-        os.chdir(rootfs["layers_directory"])  # short relative names: the options are limited to a page
+        os.chdir(rootfs["layers_directory"])  # short names: options are limited to a page
         lower = ":".join(rootfs["layers"][::-1])
         options = f"lowerdir={lower},upperdir={rootfs['upper']},workdir={rootfs['work']}"
         try:
@@ -157,7 +157,7 @@ def _attach(root: str, mount: dict[str, Any], fd: int) -> None:
 
 
 def _host_devices(request: dict[str, Any]) -> list[tuple[str, int, int, int, int]]:
-    """Path in the container, mode, device number, owner and group of every node to make."""
+    """Return path in the container, mode, device number, owner and group of every node to create."""
     found: list[tuple[str, int, int, int, int]] = []
     for device in request["devices"]:
         host, path = device["host"], device["container"]

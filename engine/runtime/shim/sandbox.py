@@ -1,8 +1,8 @@
-"""Holds a pod's namespaces: the process that other runtimes call pause.
+"""Hold a pod's namespaces, as the pause process of other runtimes does.
 
-Its root is an empty tmpfs, which is also the pod's /dev/shm, so it keeps no file system of the host
-busy. The file `up` in the sandbox's directory says that it had its go. Where the pod shares its process
-namespace it is process 1 and reaps orphans.
+Its root is an empty tmpfs, which is also the pod's /dev/shm, so it keeps no file system of the host busy.
+The file `up` in the sandbox's directory records that the runtime let it continue. If the pod shares its
+process namespace, it is process 1 and reaps orphans.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _prepare(request: dict[str, Any]) -> None:
 
 
 def _hold() -> None:
-    """Reap orphans until told to end."""
+    """Reap orphans until asked to end."""
     wanted = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     while signal.sigwait(wanted) == signal.SIGCHLD:

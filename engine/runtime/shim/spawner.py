@@ -1,9 +1,9 @@
-"""Forks a small process per request, from a process that is small itself.
+"""Fork a small process per request, from a process that is itself small.
 
-The runtime is large and has threads, so it must not fork. This process is one bare interpreter that
-has everything imported; a fork of it costs milliseconds and shares its memory. Requests arrive on a
-socket as `messages`; the answer of each goes over the forked process's own
-connection to the runtime. When the runtime goes, this process goes, and what it forked stays.
+The runtime is large and has threads, so it must not fork. This process is one bare interpreter with
+everything imported; a fork of it costs milliseconds and shares its memory. Requests arrive on a socket as
+`messages`; each answer goes over the forked process's own connection to the runtime. This process ends with
+the runtime; the processes that it forked stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(fd: int) -> None:
     linux.set_process_name("kubengine-spawn")
     linux.hide()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What it forked has this process as its parent while it lives; nobody waits for them.
+    # Forked processes are children of this one while it lives; nothing waits for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     gc.collect()
@@ -45,7 +45,7 @@ def main(fd: int) -> None:
 
 
 def _play(request: dict[str, Any]) -> None:
-    """Play the request's role in a session of its own. Never returns."""
+    """Run the request's role in a new session. Never returns."""
     status = 1
     try:
         os.setsid()
@@ -57,7 +57,7 @@ def _play(request: dict[str, Any]) -> None:
         except Exception as error:
             report.send({"error": describe(error)})
     except ConnectionError:
-        pass  # the runtime is gone, nobody wants to know
+        pass  # the runtime is gone, so nothing can be reported
     except BaseException as error:
         print(f"kubengine shim: {describe(error)}", file=sys.stderr)
     finally:
@@ -65,7 +65,7 @@ def _play(request: dict[str, Any]) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """One line for a person."""
+    """Describe an error in one line for people."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__

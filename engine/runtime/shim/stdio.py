@@ -1,4 +1,6 @@
-"""The standard streams of a process that a shim starts: pipes, or a terminal of the container's own."""
+"""Create the standard streams of a process that a shim starts: pipes, or a terminal of the
+container's own.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from engine.runtime.shim.relay import STDERR, STDOUT, Relay
 
 
 class Stdio:
-    """Made before the fork; then the child calls `take`, and the shim `close_child` and `receive_terminal`.
+    """Create streams before the fork; then the child calls `take`, and the shim `close_child` and
+    `receive_terminal`.
 
-    `outputs` are the shim's descriptors to read from, by what they carry.
+    `outputs` maps the shim's readable descriptors to the streams that they carry.
     """
 
     def __init__(
@@ -28,7 +31,7 @@ class Stdio:
 
     @classmethod
     def make(cls, *, tty: bool, stdin: bool) -> Stdio:
-        """Without `stdin` (or a terminal) there is nothing to read, /dev/null."""
+        """Create the streams. Without `stdin` (or a terminal), input is /dev/null."""
         if tty:
             return cls((-1, -1, -1), -1, {}, socket.socketpair())
         out, child_out = os.pipe()
@@ -37,13 +40,13 @@ class Stdio:
         return cls((child_in, child_out, child_error), held, {out: STDOUT, error: STDERR}, None)
 
     def child_descriptors(self) -> set[int]:
-        """What the child needs until it calls `take`."""
+        """Return the descriptors that the child needs until it calls `take`."""
         return {self._handover[1].fileno()} if self._handover is not None else set(self._child)
 
     def take(self) -> str:
-        """In the child, when it is in the container and leads a session: make them 0, 1 and 2.
+        """Install the streams as 0, 1 and 2, in the child once it is in the container and leads a session.
 
-        Answers the terminal's name, empty where there is none.
+        Return the terminal's name, empty if there is none.
         """
         if self._handover is not None:
             return terminal.become_controlling(self._handover[1])
@@ -52,7 +55,7 @@ class Stdio:
         return ""
 
     def close_child(self) -> None:
-        """In the shim, after the fork."""
+        """Close the child's ends, in the shim after the fork."""
         if self._handover is not None:
             self._handover[1].close()
         for fd in self._child:
@@ -60,7 +63,7 @@ class Stdio:
                 os.close(fd)
 
     def receive_terminal(self) -> None:
-        """In the shim, when the child has said that it is ready."""
+        """Receive the terminal, in the shim once the child has reported that it is ready."""
         if self._handover is not None:
             self._stdin = terminal.receive_master(self._handover[0])
             self.outputs = {self._stdin: STDOUT}

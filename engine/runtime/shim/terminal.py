@@ -1,4 +1,4 @@
-"""A terminal made inside a container, so that it has a name there, with its master handed out to a shim."""
+"""Open a terminal inside a container, so that it has a name there, and pass its master to a shim."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CONSOLE = "/dev/console"
 
 
 def become_controlling(handover: socket.socket) -> str:
-    """In the container's process: open a terminal, send its master over `handover`, make it 0, 1, 2.
+    """Open a terminal in the container's process, send its master over `handover`, and make it 0, 1, 2.
 
-    Answers the terminal's name. The process must lead a session that has no terminal yet.
+    Return the terminal's name. The process must lead a session that has no terminal yet.
     """
     master, slave = os.openpty()
     handover.sendmsg([b"m"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [master]))])
@@ -31,7 +31,7 @@ def become_controlling(handover: socket.socket) -> str:
 
 
 def receive_master(handover: socket.socket) -> int:
-    """In the shim: the master that the process has sent."""
+    """Receive the master from the process, in the shim."""
     space = socket.CMSG_LEN(array.array("i").itemsize)
     _, [(_, _, data)], _, _ = handover.recvmsg(1, space)
     handover.close()
@@ -41,7 +41,7 @@ def receive_master(handover: socket.socket) -> int:
 
 
 def show_as_console(name: str) -> None:
-    """Let /dev/console of the container be its terminal."""
+    """Make the terminal the container's /dev/console."""
     if not os.path.lexists(CONSOLE):
         os.close(os.open(CONSOLE, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     linux.mount(name, CONSOLE, "", linux.MS_BIND)

@@ -1,4 +1,4 @@
-"""A client's connection over either transport: who reads it, who may write to it, and when it is gone."""
+"""Manage a client's connection over either transport: reading, writing, and detecting that it is gone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ LOG = logging.getLogger(__name__)
 
 
 class StreamConnection(Protocol):
-    """`gone` is set when the client has left; `moved_at` is when a byte last went either way."""
+    """Hold a connection. `gone` is set when the client has left; `moved_at` is when a byte last went either
+    way.
+    """
 
     gone: asyncio.Event
     moved_at: float
@@ -26,14 +28,16 @@ class StreamConnection(Protocol):
         """Read until the client leaves."""
 
     async def keep_alive(self) -> None:
-        """Write something that has no meaning, so that a dead peer is noticed. Raises ConnectionError."""
+        """Write data without meaning, so that a dead peer is noticed. Raise ConnectionError."""
 
     async def leave(self) -> None:
-        """All was said: give the client a moment to read it."""
+        """Give the client a moment to read the last data before the connection closes."""
 
 
 class SpdyConnection:
-    """`on_open` answers where the bytes of a new stream go, or None to refuse it."""
+    """Serve a SPDY connection. `on_open` returns the destination of a new stream's bytes, or None
+    to refuse it.
+    """
 
     def __init__(self, link: Link, on_open: Callable[[int, spdy.Headers], Inbox | None]) -> None:
         self.gone = asyncio.Event()
@@ -46,7 +50,7 @@ class SpdyConnection:
         self._pings = 0
 
     def inbox(self, stream: int) -> Inbox:
-        """An inbox whose reader gives the stream's credit back."""
+        """Return an inbox whose reader gives the stream's credit back."""
 
         def taken(count: int) -> None:
             self._session.consumed(stream, count)
@@ -80,7 +84,7 @@ class SpdyConnection:
                 inbox.end()
 
     async def send(self, stream: int, data: bytes, *, last: bool = False) -> None:
-        """Waits for the client's window and for the network. Raises ConnectionError."""
+        """Send, waiting for the client's window and for the network. Raise ConnectionError."""
         while data:
             if self.gone.is_set() or not self._session.writable(stream):
                 raise ConnectionResetError("the client has closed the stream")
@@ -145,10 +149,10 @@ class SpdyConnection:
 
 
 class ChannelConnection:
-    """A WebSocket of numbered channels: the first byte of each message is its channel.
+    """Serve a WebSocket of numbered channels: the first byte of each message is its channel.
 
-    `inboxes` are those that the client may write to; what comes for others is dropped. A message on
-    channel `closing` (v5) ends one.
+    The client may write to `inboxes`; data for other channels is dropped. A message on channel `closing`
+    (v5) ends a channel.
     """
 
     def __init__(self, link: WebSocketLink, inboxes: dict[int, Inbox], *, closing: int | None) -> None:
@@ -177,7 +181,7 @@ class ChannelConnection:
                 inbox.end()
 
     async def send(self, channel: int, data: bytes) -> None:
-        """Waits for the network. Raises ConnectionError."""
+        """Send, waiting for the network. Raise ConnectionError."""
         if self.gone.is_set():
             raise ConnectionResetError("the client has left")
         self._moved()

@@ -1,4 +1,4 @@
-"""Byte links to a client, and the inboxes in which what it sends waits to be taken."""
+"""Provide byte links to a client, and the inboxes in which its data waits."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ LEAVE_TIME = 5.0
 
 
 class Link(Protocol):
-    """A duplex link that keeps order."""
+    """Carry bytes both ways in order."""
 
     async def read(self) -> bytes:
-        """Some bytes, or one message; empty at the end, however it came."""
+        """Return some bytes, or one message; empty at the end, whatever the cause."""
 
     def push(self, data: bytes) -> None:
-        """Send without waiting: for a few bytes now and then."""
+        """Send without waiting: for occasional small data."""
 
     async def write(self, data: bytes) -> None:
-        """Waits while the client is slow; the order is that of the calls. Raises ConnectionError."""
+        """Write, waiting while the client is slow; the order is that of the calls. Raise ConnectionError."""
 
     def close(self) -> None: ...
 
 
 class TcpLink:
-    """`early` is what came in with the request's head."""
+    """Wrap a TCP connection; `early` is data that arrived with the request's head."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, early: bytes) -> None:
         self._reader = reader
@@ -59,7 +59,7 @@ class TcpLink:
 
 
 class WebSocketLink:
-    """A WebSocket on top of another link: `read` and `write` are whole messages."""
+    """Wrap a WebSocket on top of another link: `read` and `write` are whole messages."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -98,7 +98,7 @@ class WebSocketLink:
         await self._link.write(self._framing.ping())
 
     async def leave(self, code: int = websocket.NORMAL, reason: str = "") -> None:
-        """Say goodbye, once."""
+        """Send the close frame, once."""
         if not self._closed:
             self._closed = True
             with contextlib.suppress(ConnectionError):
@@ -109,7 +109,7 @@ class WebSocketLink:
 
 
 class Inbox:
-    """Bytes of one channel on their way to one reader; `taken` is told how many it took."""
+    """Queue the bytes of one channel for one reader; `taken` receives how many it took."""
 
     def __init__(self, taken: Callable[[int], None] = lambda _: None) -> None:
         self._taken = taken
@@ -128,12 +128,12 @@ class Inbox:
         self._changed.set()
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Mark the end: no more data comes."""
         self._ended = True
         self._changed.set()
 
     def discard(self) -> None:
-        """Nobody reads any more: drop what is here and what comes."""
+        """Drop data that is here and that still comes, because nothing reads it."""
         self._discard = True
         self._taken(self._size)
         self._pieces.clear()
@@ -141,7 +141,7 @@ class Inbox:
         self._changed.set()
 
     async def take(self) -> bytes:
-        """The next bytes; empty at the end."""
+        """Return the next bytes; empty at the end."""
         while not self._pieces and not self._ended:
             await self._wait()
         if not self._pieces:

@@ -1,4 +1,4 @@
-"""Port forwarding: pairs of channels, each with a connection inside the pod's network."""
+"""Forward ports: pairs of channels, each with a connection inside the pod's network."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from engine.runtime.streaming.protocol import PortForwardTicket
 from engine.runtime.streaming.remote_command import CREATION_TIME
 
 Connect = Callable[[int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
-"""Connect to a port of the pod. Raises OSError, or a KubengineError."""
+"""Connect to a port of the pod. Raise OSError, or a KubengineError."""
 Send = Callable[[bytes], Awaitable[None]]
 End = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class _Pair:
-    """The two streams of one forwarded connection, as far as they are there."""
+    """Hold the two streams of one forwarded connection; either may not be open yet."""
 
     port: int
     data: int = 0
@@ -34,7 +34,9 @@ class _Pair:
 
 
 class SpdyForwarder:
-    """A data and an error stream per connection; the client names the port and pairs them by request."""
+    """Forward with a data and an error stream per connection; the client names the port and pairs them by
+    request.
+    """
 
     def __init__(self, link: Link, connect: Connect) -> None:
         self.connection = SpdyConnection(link, self._on_open)
@@ -43,7 +45,7 @@ class SpdyForwarder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Until the client leaves; then every connection is closed."""
+        """Serve until the client leaves; then close every connection."""
         await self.connection.gone.wait()
         for pair in self._pairs.values():
             if pair.expiry is not None:
@@ -57,7 +59,7 @@ class SpdyForwarder:
         port = "".join(headers.get("port", ()))
         if kind not in ("data", "error") or not (port.isdigit() and 0 < int(port) < 1 << 16):
             return None
-        # Without a request's name the data stream is the one that follows the error stream.
+        # Without a request's name, a data stream belongs to the error stream before it.
         request = "".join(headers.get("requestid", ())) or str(stream if kind == "error" else stream - 2)
         pair = self._pairs.get(request)
         if pair is None:
@@ -97,7 +99,9 @@ class SpdyForwarder:
 
 
 class WebSocketForwarder:
-    """Ports are fixed beforehand: two channels each, data and error, which begin with the port's number."""
+    """Forward ports fixed beforehand: two channels each, data and error, which begin with the
+    port's number.
+    """
 
     def __init__(self, link: Link, ticket: PortForwardTicket, connect: Connect) -> None:
         self._ports = ticket.ports
@@ -106,7 +110,7 @@ class WebSocketForwarder:
         self.connection = ChannelConnection(WebSocketLink(link), self._inboxes, closing=None)
 
     async def serve(self) -> None:
-        """Until the client leaves, or every connection has ended."""
+        """Serve until the client leaves, or every connection has ended."""
         everything = asyncio.ensure_future(self._forward_all())
         leaving = asyncio.ensure_future(self.connection.gone.wait())
         await asyncio.wait({everything, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +127,7 @@ class WebSocketForwarder:
         send = self.connection.send
 
         async def end() -> None:
-            """Channels of this protocol end together."""
+            """End the channels, which this protocol can only do together."""
 
         with contextlib.suppress(ConnectionError):
             for each in (channel, channel + 1):
@@ -136,9 +140,9 @@ class WebSocketForwarder:
 
 
 async def forward(connect: Connect, port: int, inbox: Inbox, send: Send, end: End) -> str:
-    """One connection, until the pod's side has ended; answers what went wrong, or nothing.
+    """Forward one connection until the pod's side has ended; return an error text, or nothing.
 
-    The client's half may stay open then: clients keep theirs until they hear that all is over.
+    The client's half may stay open then: clients keep theirs until they learn that the connection has ended.
     """
     try:
         reader, writer = await connect(port)
@@ -170,7 +174,7 @@ async def _upwards(inbox: Inbox, writer: asyncio.StreamWriter) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The kernel's word; asyncio puts its own in its place."""
+    """Return the kernel's message, which asyncio replaces by its own."""
     return (
         os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or "timed out"
     )

@@ -1,4 +1,4 @@
-"""The words of the remote command and port forward protocols, as Kubernetes clients speak them.
+"""Define the messages of the remote command and port forward protocols, as Kubernetes clients use them.
 
 From the behaviour of k8s.io/client-go and the kubelet's streaming server. Pure: values in, values out.
 """
@@ -30,7 +30,7 @@ MAX_SIZE_TEXT = 1024
 
 @dataclass(frozen=True, slots=True)
 class CommandTicket:
-    """An exec, or an attach where there is no `command`, with the streams that the client will open."""
+    """Describe an exec, or an attach if there is no `command`, with the streams that the client will open."""
 
     container: RuntimeContainer
     command: Sequence[str]
@@ -40,7 +40,7 @@ class CommandTicket:
     tty: bool
 
     def expected(self, protocol: str) -> set[int]:
-        """The channels that the client opens; terminals are resized since v3."""
+        """Return the channels that the client opens; terminals are resized since v3."""
         wanted = {STDIN: self.stdin, STDOUT: self.stdout, STDERR: self.stderr}
         found = {ERROR, *(channel for channel, there in wanted.items() if there)}
         if self.tty and protocol not in (V1, V2):
@@ -50,7 +50,9 @@ class CommandTicket:
 
 @dataclass(frozen=True, slots=True)
 class PortForwardTicket:
-    """`ports` are fixed beforehand only for WebSockets; with SPDY each stream names its own."""
+    """Describe a port forward. `ports` are fixed beforehand only for WebSockets; with SPDY each stream names
+    its own.
+    """
 
     sandbox: Sandbox
     ports: Sequence[int]
@@ -60,12 +62,12 @@ Ticket = CommandTicket | PortForwardTicket
 
 
 def negotiated(wanted: Sequence[str], offered: Sequence[str]) -> str | None:
-    """The client's first wish that we offer; None where there is none."""
+    """Return the client's first preference among the offered protocols; None if there is none."""
     return next((protocol for protocol in wanted if protocol in offered), None)
 
 
 def exit_status(code: int, protocol: str) -> bytes:
-    """What the error channel says at the end of a command; before v4 nothing at all means success."""
+    """Return the error channel's message at the end of a command; before v4 an empty one means success."""
     if code == 0:
         return _status({"status": "Success"}) if protocol in (V4, V5) else b""
     message = f"command terminated with non-zero exit code: {code}"
@@ -78,7 +80,7 @@ def exit_status(code: int, protocol: str) -> bytes:
 
 
 def failure_status(message: str, protocol: str) -> bytes:
-    """What the error channel says where there was no command, or no end of it."""
+    """Return the error channel's message if the command did not run, or its end is unknown."""
     if protocol not in (V4, V5):
         return message.encode()
     return _status(
@@ -93,13 +95,13 @@ def failure_status(message: str, protocol: str) -> bytes:
 
 
 class SizeReader:
-    """Terminal sizes from the resize channel: JSON objects one after the other."""
+    """Parse terminal sizes from the resize channel: JSON objects one after the other."""
 
     def __init__(self) -> None:
         self._text = ""
 
     def feed(self, data: bytes) -> list[tuple[int, int]]:
-        """Columns and rows of every size that is now whole; what is no size is dropped."""
+        """Return columns and rows of every complete size; drop invalid ones."""
         self._text += data.decode("utf-8", "replace")
         found: list[tuple[int, int]] = []
         while text := self._text.lstrip():

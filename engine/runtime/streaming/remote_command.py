@@ -1,4 +1,4 @@
-"""Exec and attach: a client's channels on one side, a process's standard streams on the other."""
+"""Run exec and attach: connect a client's channels with a process's standard streams."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ CREATION_TIME = 30.0
 
 
 class Process(Protocol):
-    """A process's standard streams. Closing it kills a command, and leaves an attached container alone."""
+    """Hold a process's standard streams. Closing it kills a command, and leaves an attached
+    container running.
+    """
 
     async def read(self) -> tuple[int, bytes] | int:
-        """STDOUT or STDERR with some bytes, or the exit code. Raises Refused where it was lost."""
+        """Return STDOUT or STDERR with some bytes, or the exit code. Raise Refused if it was lost."""
 
     async def write(self, data: bytes) -> None:
-        """To its standard input; waits while it doesn't read."""
+        """Write to its standard input; wait while it does not read."""
 
     def end_input(self) -> None: ...
 
@@ -45,13 +47,13 @@ OpenProcess = Callable[[CommandTicket], Awaitable[Process]]
 
 
 class Client(Protocol):
-    """Who asked for the command. `inboxes` has what it may send."""
+    """Represent the client of a command. `inboxes` receives what it may send."""
 
     connection: StreamConnection
     inboxes: dict[int, Inbox]
 
     async def ready(self) -> None:
-        """Wait until all channels are there. Raises Refused."""
+        """Wait until all channels are open. Raise Refused."""
 
     async def send(self, channel: int, data: bytes) -> None: ...
 
@@ -59,7 +61,7 @@ class Client(Protocol):
 
 
 class SpdyClient:
-    """Each channel is a stream that the client opens and names."""
+    """Represent a SPDY client, which opens and names a stream for each channel."""
 
     def __init__(self, link: Link, expected: set[int]) -> None:
         self.inboxes: dict[int, Inbox] = {}
@@ -105,7 +107,7 @@ class SpdyClient:
 
 
 class WebSocketClient:
-    """All channels are there from the beginning."""
+    """Represent a WebSocket client, whose channels are all open from the beginning."""
 
     def __init__(self, link: Link, expected: set[int], version: str) -> None:
         self.inboxes = {channel: Inbox() for channel in (STDIN, RESIZE) if channel in expected}
@@ -118,7 +120,7 @@ class WebSocketClient:
         self.connection: StreamConnection = self._channels
 
     async def ready(self) -> None:
-        """Tells the client that it is connected: an empty message on the first channel it reads."""
+        """Tell the client that it is connected by an empty message on the first channel that it reads."""
         first = next(c for c in (STDOUT, STDERR, ERROR) if c in self._expected)
         with contextlib.suppress(ConnectionError):
             await self._channels.send(first, b"")
@@ -128,7 +130,7 @@ class WebSocketClient:
             await self._channels.send(channel, data)
 
     async def end(self, channel: int) -> None:
-        """A server ends all channels at once, by closing the socket."""
+        """End all channels at once by closing the socket, as a server does."""
 
 
 async def serve(client: Client, ticket: CommandTicket, version: str, open_process: OpenProcess) -> None:
@@ -158,7 +160,7 @@ async def serve(client: Client, ticket: CommandTicket, version: str, open_proces
 
 
 async def _copy_output(client: Client, process: Process, ticket: CommandTicket, version: str) -> bytes:
-    """Everything that it prints; answers the status that ends it."""
+    """Copy all of its output; return the status that ends it."""
     wanted = {STDOUT: ticket.stdout, STDERR: ticket.stderr}
     try:
         while True:
@@ -172,7 +174,7 @@ async def _copy_output(client: Client, process: Process, ticket: CommandTicket, 
 
 
 async def _copy_input(client: Client, process: Process, ticket: CommandTicket) -> None:
-    """Until the client ends its input, or the process is gone and nobody cares any more."""
+    """Copy until the client ends its input, or the process is gone."""
     inbox = client.inboxes.get(STDIN)
     if inbox is None:
         return
@@ -196,7 +198,7 @@ async def _copy_sizes(inbox: Inbox, process: Process) -> None:
 
 
 async def _conclude(client: Client, status: bytes) -> None:
-    """Say how it ended, after all output."""
+    """Report how it ended, after all output."""
     with contextlib.suppress(ConnectionError):
         if status:
             await client.send(ERROR, status)

@@ -1,8 +1,7 @@
-"""The streaming server: HTTP on loopback, where the URLs of Exec, Attach and PortForward lead.
+"""Serve the URLs of Exec, Attach and PortForward over HTTP on loopback.
 
-Whoever comes with an unused ticket upgrades the connection to SPDY/3.1 or to a WebSocket. Everything has
-a bound: clients without a ticket, heads, tickets, sessions, the time to begin, the time in which nothing
-moves.
+A client with an unused ticket upgrades the connection to SPDY/3.1 or to a WebSocket. Everything is bounded:
+clients without a ticket, request heads, tickets, sessions, the time to begin, the time without traffic.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Streams(Protocol):
-    """Whoever runs the containers. Each raises a KubengineError or OSError with the reason."""
+    """Connect to containers. Each method raises a KubengineError or OSError with the reason."""
 
     async def open_command(self, ticket: CommandTicket) -> remote_command.Process: ...
 
@@ -53,7 +52,7 @@ class Streams(Protocol):
 
 
 class _Rejected(Exception):
-    """The request gets this answer instead of an upgrade."""
+    """Carry the answer that a request gets instead of an upgrade."""
 
     def __init__(self, status: int, reason: str, headers: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(reason)
@@ -62,7 +61,7 @@ class _Rejected(Exception):
 
 
 class _Upgrade(NamedTuple):
-    """`version` of the protocol inside; `answer` are the headers of the 101."""
+    """Describe an upgrade: `version` of the protocol inside; `answer` is the headers of the 101."""
 
     websocket: bool
     version: str
@@ -70,7 +69,7 @@ class _Upgrade(NamedTuple):
 
 
 class StreamingServer:
-    """Listens on 127.0.0.1, at `port` or a free one."""
+    """Listen on 127.0.0.1, at `port` or a free one."""
 
     def __init__(
         self, streams: Streams, *, port: int = 0, clock: Callable[[], float] = time.monotonic
@@ -87,7 +86,7 @@ class StreamingServer:
         self._said_at = -QUIET
 
     async def start(self) -> None:
-        """Raises Refused where the port is taken."""
+        """Start listening. Raise Refused if the port is taken."""
         try:
             listener = socket.create_server((ADDRESS, self.port), backlog=BACKLOG)
         except OSError as error:
@@ -97,7 +96,7 @@ class StreamingServer:
         listener.listen(BACKLOG)
 
     async def stop(self) -> None:
-        """Closes every session; commands that were run for one are killed."""
+        """Close every session, killing its commands."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -106,7 +105,7 @@ class StreamingServer:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def url(self, ticket: Ticket) -> str:
-        """Where the client gets what `ticket` is for. Raises Exhausted."""
+        """Return the one-time URL of `ticket`. Raise Exhausted."""
         return f"http://{ADDRESS}:{self.port}/{_kind(ticket)}/{self._tickets.issue(ticket)}"
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -129,10 +128,10 @@ class StreamingServer:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(CLOSE_TIME):
                     await writer.wait_closed()
-            writer.transport.abort()  # a client that doesn't take the rest
+            writer.transport.abort()  # the client does not read the rest
 
     def _say(self, error: Exception) -> None:
-        """A failure in the log, the next one not before QUIET seconds, and how many were kept quiet."""
+        """Log a failure, then suppress further ones for QUIET seconds and count them."""
         self._failures += 1
         if self._clock() - self._said_at >= QUIET:
             LOG.error("unexpected failure of a streaming session, number %d", self._failures, exc_info=error)
@@ -222,7 +221,7 @@ class StreamingServer:
 
 
 def check_streams(*, stdin: bool, stdout: bool, stderr: bool, tty: bool) -> None:
-    """Raises InvalidInput for a combination that makes no sense."""
+    """Raise InvalidInput for an invalid combination of streams."""
     if tty and stderr:
         raise InvalidInput("tty and stderr cannot both be true: a terminal has one output", subject="stderr")
     if not (stdin or stdout or stderr):
@@ -236,7 +235,7 @@ def _kind(ticket: Ticket) -> str:
 
 
 async def _read_request(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Request:
-    """The head of the one request of this connection, which has no body."""
+    """Read the head of the connection's only request, which has no body."""
     request: h11.Request | None = None
     while True:
         event = http.next_event()
@@ -327,7 +326,7 @@ async def _reject(http: h11.Connection, writer: asyncio.StreamWriter, rejection:
 
 
 async def _watch(connection: StreamConnection) -> None:
-    """Notice a client that has died without a word, and one with whom nothing moves any more."""
+    """Detect a client that died silently, and a connection without traffic."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(ConnectionError):
         while loop.time() - connection.moved_at < IDLE_TIME:

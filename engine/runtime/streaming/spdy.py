@@ -1,8 +1,8 @@
-"""SPDY/3.1 frames: bytes to frames and back, without I/O.
+"""Encode and decode SPDY/3.1 frames, without I/O.
 
-From the public SPDY Protocol drafts 3 and 3.1 (dev.chromium.org/spdy). Data frames may be longer than
-anybody wants to hold, so the reader hands them over piece by piece; control frames and header blocks are
-bounded. Header blocks share one compression state per direction, so every one must be read, in order.
+From the public SPDY Protocol drafts 3 and 3.1 (dev.chromium.org/spdy). Data frames may be too long to hold,
+so the reader returns them piece by piece; control frames and header blocks are bounded. Header blocks share
+one compression state per direction, so every one must be read, in order.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _LOOSE = (
     "text/javascript,publicprivatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0."
 )
 DICTIONARY = b"".join(struct.pack("!I", len(word)) + word.encode() for word in _WORDS) + _LOOSE.encode()
-"""What both ends' compressors have seen before the first header (draft 3, section 2.6.10.1)."""
+"""The dictionary that both ends' compressors start with (draft 3, section 2.6.10.1)."""
 
 Headers = Mapping[str, Sequence[str]]
 
 
 class SpdyError(Exception):
-    """The peer broke the protocol; the connection can't go on."""
+    """Report that the peer broke the protocol; the connection cannot continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class SynStream:
-    """Opens a stream. Header names are lower case."""
+    """Open a stream. Header names are lower case."""
 
     stream: int
     headers: Headers
@@ -77,7 +77,7 @@ class MoreHeaders:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A piece of a stream, perhaps a part of one frame. `last` closes the sender's half."""
+    """Carry a piece of a stream, possibly a part of one frame. `last` closes the sender's half."""
 
     stream: int
     data: bytes
@@ -108,7 +108,7 @@ class GoAway:
 
 @dataclass(frozen=True, slots=True)
 class WindowUpdate:
-    """Stream 0 is the whole connection."""
+    """Extend a window. Stream 0 is the whole connection."""
 
     stream: int
     delta: int
@@ -118,7 +118,7 @@ Frame = SynStream | SynReply | MoreHeaders | Data | RstStream | Settings | Ping 
 
 
 class FrameReader:
-    """Bytes in, frames out."""
+    """Decode bytes to frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -126,7 +126,7 @@ class FrameReader:
         self._inflate = zlib.decompressobj(zdict=DICTIONARY)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Every frame that is now whole, and the pieces of a data frame that isn't. Raises SpdyError."""
+        """Return every complete frame, and the pieces of an incomplete data frame. Raise SpdyError."""
         self._buffer += data
         while True:
             if self._data is not None:
@@ -180,7 +180,7 @@ class FrameReader:
                 return (RstStream if kind == RST_STREAM else GoAway)(first & 0x7FFFFFFF, second)
         except struct.error:
             raise SpdyError(f"a control frame of type {kind} with {len(payload)} bytes") from None
-        return None  # a receiver ignores what it doesn't know
+        return None  # a receiver ignores unknown types
 
     def _headers(self, block: bytes) -> dict[str, list[str]]:
         try:
@@ -193,7 +193,7 @@ class FrameReader:
 
 
 class FrameWriter:
-    """Frames in, bytes out."""
+    """Encode frames to bytes."""
 
     def __init__(self) -> None:
         self._deflate = zlib.compressobj(zdict=DICTIONARY)
@@ -241,7 +241,7 @@ def _settings(payload: bytes) -> dict[int, int]:
 
 
 def _parse_headers(plain: bytes) -> dict[str, list[str]]:
-    """A block's names with their values; a name occurs once, its values are separated by NUL."""
+    """Parse a block's names and values; a name occurs once, its values are separated by NUL."""
     offset = 0
 
     def text() -> str:

@@ -1,12 +1,11 @@
-"""A server's side of one SPDY/3.1 connection, without I/O: bytes in, events out, and what is to be sent.
+"""Run a server's side of one SPDY/3.1 connection, without I/O: bytes in, events and bytes to send out.
 
-Streams are opened by the client (odd, rising ids); whoever uses the session accepts or refuses each.
-
-Flow control has two sides. Towards us a stream may have WINDOW bytes that nobody has taken yet:
-`consumed` gives credit back. A client that ignores windows, as the one in kubectl, crictl and the kubelet
-does, isn't cut off: then it is for the reader of the connection to stop reading. Towards the client
-windows count from the moment it shows that it keeps them (WINDOW_UPDATE, or SETTINGS with a window); until
-then only TCP slows us down, since a client that knows no windows would never open one.
+The client opens streams (odd, rising ids); the user of the session accepts or refuses each. Flow control has
+two sides. Towards us, a stream may have WINDOW bytes that have not been read yet: `consumed` gives credit
+back. A client that ignores windows, as the one in kubectl, crictl and the kubelet does, is not cut off:
+instead, the reader of the connection stops reading. Towards the client, windows count from the moment it
+shows that it uses them (WINDOW_UPDATE, or SETTINGS with a window); until then only TCP slows us down, since
+a client without windows would never open one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ WINDOW = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`last`: the client sends nothing on it."""
+    """Report a new stream. `last`: the client sends nothing on it."""
 
     stream: int
     headers: spdy.Headers
@@ -29,7 +28,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """`last` ends the client's half of the stream."""
+    """Report data. `last` ends the client's half of the stream."""
 
     stream: int
     data: bytes
@@ -38,14 +37,14 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The client has given the stream up, both halves."""
+    """Report that the client has abandoned both halves of the stream."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The client opens no more streams; those that are open go on."""
+    """Report that the client opens no further streams; open ones continue."""
 
 
 Event = Opened | Received | Reset | Left
@@ -53,7 +52,9 @@ Event = Opened | Received | Reset | Left
 
 @dataclass(slots=True)
 class _Stream:
-    """`credit` is what we may send; `owed` what was taken and not yet given back to the client."""
+    """Track a stream: `credit` is what we may send; `owed` what was read and not yet returned to the client
+    as credit.
+    """
 
     credit: int
     owed: int = 0
@@ -63,7 +64,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class SpdySession:
-    """`max_streams` may be open at once; further ones are refused."""
+    """Run a session of which `max_streams` may be open at once; further ones are refused."""
 
     max_streams: int = 256
     _reader: spdy.FrameReader = field(default_factory=spdy.FrameReader)
@@ -77,7 +78,7 @@ class SpdySession:
     _output: bytearray = field(default_factory=bytearray)
 
     def receive(self, data: bytes) -> list[Event]:
-        """What `data` brought. Raises SpdyError, after which a GOAWAY is to be sent and nothing else."""
+        """Return the events of `data`. Raise SpdyError, after which only a GOAWAY may be sent."""
         events: list[Event] = []
         try:
             for frame in self._reader.feed(data):
@@ -90,7 +91,7 @@ class SpdySession:
         return events
 
     def output(self) -> bytes:
-        """Bytes to send now; they are handed over once."""
+        """Return the bytes to send now, once."""
         data = bytes(self._output)
         self._output.clear()
         return data
@@ -103,19 +104,19 @@ class SpdySession:
         self._emit(spdy.RstStream(stream, spdy.REFUSED_STREAM))
 
     def sendable(self, stream: int) -> int:
-        """How many bytes the stream may send now; none where it is closed for us."""
+        """Return how many bytes the stream may send now; 0 if our half is closed."""
         state = self._streams.get(stream)
         if state is None or not state.sending:
             return 0
         return max(0, min(state.credit, self._credit)) if self._keeps_windows else 1 << 30
 
     def writable(self, stream: int) -> bool:
-        """Whether our half is open."""
+        """Tell whether our half is open."""
         state = self._streams.get(stream)
         return state is not None and state.sending
 
     def send(self, stream: int, data: bytes, *, last: bool = False) -> None:
-        """At most `sendable` bytes. Nothing where our half is closed."""
+        """Send at most `sendable` bytes; nothing if our half is closed."""
         state = self._streams.get(stream)
         if state is None or not state.sending:
             return
@@ -127,7 +128,9 @@ class SpdySession:
             self._forget_closed(stream, state)
 
     def consumed(self, stream: int, count: int) -> None:
-        """Somebody has taken `count` bytes of the stream: the client may send as many again."""
+        """Return credit for `count` bytes of the stream that were read, so that the client may send as many
+        again.
+        """
         self._owed += count
         if self._owed >= WINDOW // 2:
             self._emit(spdy.WindowUpdate(0, self._owed))
@@ -140,7 +143,7 @@ class SpdySession:
                 state.owed = 0
 
     def ping(self, number: int) -> None:
-        """`number` is even: odd ones are the client's."""
+        """Send a ping. `number` is even: odd ones are the client's."""
         self._emit(spdy.Ping(number))
 
     def go_away(self) -> None:

@@ -1,4 +1,4 @@
-"""One-time tickets: what a URL of the streaming server is for, for as long as somebody may come with it."""
+"""Issue one-time tickets, which map a URL of the streaming server to its purpose for a limited time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Tickets(Generic[T]):
-    """At most `limit` unused tickets at once, each good for `lifetime` seconds by `clock`, and once."""
+    """Hold at most `limit` unused tickets, each valid once and for `lifetime` seconds by `clock`."""
 
     def __init__(self, clock: Callable[[], float], *, lifetime: float = 60.0, limit: int = 1000) -> None:
         self._clock = clock
@@ -21,7 +21,7 @@ class Tickets(Generic[T]):
         self._open: dict[str, tuple[float, T]] = {}
 
     def issue(self, purpose: T) -> str:
-        """Raises Exhausted where too many wait to be used."""
+        """Issue a ticket. Raise Exhausted if too many are unused."""
         now = self._clock()
         self._open = {token: ticket for token, ticket in self._open.items() if ticket[0] > now}
         if len(self._open) >= self._limit:
@@ -31,6 +31,6 @@ class Tickets(Generic[T]):
         return token
 
     def redeem(self, token: str) -> T | None:
-        """What it is for; None where it is unknown, used or too old."""
+        """Return the ticket's purpose; None if it is unknown, used or too old."""
         until, purpose = self._open.pop(token, (0.0, None))
         return purpose if until > self._clock() else None

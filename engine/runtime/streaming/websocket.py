@@ -1,6 +1,7 @@
-"""A server's end of a WebSocket (RFC 6455) without I/O: bytes to messages and back, framed by `wsproto`.
+"""Run a server's end of a WebSocket (RFC 6455) without I/O: bytes to messages and back, framed by `wsproto`.
 
-That is imported with the first client that speaks it, so that no start pays for it. No extensions.
+`wsproto` is imported for the first client that needs it, so that start-up does not pay for it. No
+extensions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_REASON = 120
 
 
 class WebSocketError(Exception):
-    """The peer broke the protocol; `code` is for the close frame."""
+    """Report that the peer broke the protocol; `code` is for the close frame."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -29,14 +30,14 @@ class WebSocketError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A whole data message, or one control frame. `kind` is its opcode; of CLOSE there is no data."""
+    """Hold a whole data message, or one control frame. `kind` is its opcode; the data of CLOSE is dropped."""
 
     kind: int
     data: bytes
 
 
 class Framing:
-    """One connection's frames, both ways; fragments are put together, up to `max_message` bytes."""
+    """Frame one connection both ways; fragments are joined, up to `max_message` bytes."""
 
     def __init__(self, max_message: int = MAX_MESSAGE) -> None:
         from wsproto.frame_protocol import FrameProtocol, ParseFailed
@@ -48,7 +49,7 @@ class Framing:
         self._parts = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Every message that is now whole. Raises WebSocketError."""
+        """Return every complete message. Raise WebSocketError."""
         self._frames.receive_bytes(data)
         try:
             for frame in self._frames.received_frames():
@@ -58,7 +59,7 @@ class Framing:
             raise WebSocketError(text, int(error.code)) from None
 
     def message(self, data: bytes) -> bytes:
-        """A whole binary message."""
+        """Encode a whole binary message."""
         return bytes(self._frames.send_data(data))
 
     def ping(self) -> bytes:
@@ -88,7 +89,7 @@ class Framing:
 
 
 def _limit_of_frames(most: int) -> Extension:
-    """Refuses a frame that is too long as soon as its header says so."""
+    """Refuse a frame that is too long as soon as its header says so."""
     from wsproto.extensions import Extension
     from wsproto.frame_protocol import CloseReason, FrameDecoder, Opcode, RsvBits
 
@@ -108,7 +109,7 @@ def _limit_of_frames(most: int) -> Extension:
 
 
 def accept_key(key: str) -> str:
-    """What proves to the client that it speaks to a WebSocket server."""
+    """Return the key that proves to the client that it is connected to a WebSocket server."""
     from wsproto.utilities import generate_accept_token
 
     return generate_accept_token(key.encode()).decode()
