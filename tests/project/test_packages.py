@@ -216,10 +216,10 @@ def beyond_the_baseline(library: str) -> Iterator[str]:
 
 
 def test_it_is_small(wheel: Path) -> None:
-    """Within a sixth of what it was when this was written; what a start loads has budgets in `tests/cli`."""
-    assert wheel.stat().st_size < 4_000_000
+    """Within an eighth of its size when this was written; what a start loads has budgets in `tests/cli`."""
+    assert wheel.stat().st_size < 4_500_000
     with zipfile.ZipFile(wheel) as archive:
-        assert sum(file.file_size for file in archive.infolist()) < 13_000_000
+        assert sum(file.file_size for file in archive.infolist()) < 15_000_000
 
 
 def test_the_command_works_in_a_bare_environment(bare: Path) -> None:

@@ -78,4 +78,4 @@ async def test_a_containerd_that_cannot_mount_images_is_said_and_other_pods_run(
         return [e.message for e in rig.node.recorder if e.reason == "Failed"]
 
     await eventually(said)
-    assert "it mounts image volumes, which containerd may be too old for" in said()[0]
+    assert "containerd 2.1 or later is needed for image volumes" in said()[0]
