@@ -121,9 +121,9 @@ def test_layouts(machine: Machine) -> None:
 @pytest.mark.parametrize("form", [compiled, plain], ids=["compiled", "plain"])
 class TestEither:
     def test_a_node_on_two_sockets_gives_its_cpus_once(self, form: ModuleType) -> None:
-        sockets = {0: 0b000111, 1: 0b111000}
-        nodes = {0: 0b000011, 1: 0b001100, 2: 0b110000}
-        cores = {cpu: 1 << cpu for cpu in range(6)}
+        sockets = {0: 0b00111, 1: 0b11000}
+        nodes = {0: 0b00001, 1: 0b01110, 2: 0b10000}
+        cores = {cpu: 1 << cpu for cpu in range(5)}
         layout = form.Layout(cores, sockets, sockets, nodes)
         assert form.take_distributed(layout, layout.cpus, 4, 1).bit_count() == 4
 

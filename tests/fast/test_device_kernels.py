@@ -90,6 +90,29 @@ def test_merge(case):
     assert _topology_c.merge(*case) == _topology_py.merge(*case)
 
 
+@st.composite
+def sparse_merges(draw):
+    """More nodes than one block of sums has, and few hints, so that the twin can take them all."""
+    nodes = draw(st.integers(10, 14))
+    families = []
+    for _ in range(draw(st.integers(1, 3))):
+        flags = np.zeros(1 << nodes, np.uint8)
+        for mask in draw(st.lists(st.integers(1, (1 << nodes) - 1), min_size=1, max_size=8)):
+            flags[mask] = draw(st.integers(1, 3))
+        families.append((flags, draw(st.sampled_from([-1, -1, 0, 1]))))
+    distances = None
+    if draw(st.booleans()):
+        row = st.lists(st.integers(10, 12), min_size=nodes, max_size=nodes)
+        distances = np.array(draw(st.lists(row, min_size=nodes, max_size=nodes)), np.int64)
+    return nodes, families, distances
+
+
+@given(sparse_merges())
+@settings(max_examples=150, deadline=None)
+def test_merge_among_many_nodes(case):
+    assert _topology_c.merge(*case) == _topology_py.merge(*case)
+
+
 def test_merge_of_more_hints_than_fit_one_product():
     # Six full families of 16 nodes have more combinations than 2^64 counts.
     nodes = 16
@@ -126,6 +149,19 @@ def device_counts(draw, nodes, single=False):
 @given(st.integers(1, 4).flatmap(lambda nodes: st.tuples(st.just(nodes), device_counts(nodes))))
 @settings(deadline=None)
 def test_generate(case):
+    nodes, counts = case
+    columns = (
+        nodes,
+        np.array(counts.groups, np.uint64),
+        *(np.array(c, np.int64) for c in (counts.everything, counts.available, counts.reusable)),
+        counts.request,
+    )
+    assert np.array_equal(_topology_c.generate(*columns), _topology_py.generate(*columns))
+
+
+@given(st.integers(10, 13).flatmap(lambda nodes: st.tuples(st.just(nodes), device_counts(nodes))))
+@settings(max_examples=10, deadline=None)
+def test_generate_among_many_nodes(case):
     nodes, counts = case
     columns = (
         nodes,

@@ -30,6 +30,7 @@ cdef extern from "subset_sums.h" nogil:
     )
     void kb_superset_sums(uint64_t *f, int nodes)
     void kb_superset_differences(uint64_t *f, int nodes)
+    uint64_t kb_best_reached(const uint64_t *reach, int target, int nodes)
     void kb_multiply(uint64_t *f, const uint64_t *g, size_t size)
     int __builtin_popcountll(unsigned long long x)
     int __builtin_ctzll(unsigned long long x)
@@ -118,18 +119,6 @@ cdef bint _fitter(uint64_t new, uint64_t old, bint closest, const int64_t[:, ::1
     return new < old
 
 
-cdef bint _better(
-    uint64_t new, uint64_t old, int target, bint closest, const int64_t[:, ::1] distances
-) noexcept nogil:
-    """Whether `new` is the better of two intersections that are not preferred."""
-    cdef int size_new = __builtin_popcountll(new), size_old = __builtin_popcountll(old)
-    if (size_new <= target) != (size_old <= target):
-        return size_new <= target
-    if size_new <= target and size_new != size_old:
-        return size_new > size_old
-    return _fitter(new, old, closest, distances)
-
-
 def merge(int nodes, families, distances_array):
     if nodes > MAX_NODES:
         raise ValueError(f"{nodes} NUMA nodes; at most {MAX_NODES}")
@@ -199,9 +188,12 @@ def merge(int nodes, families, distances_array):
         return full, True
     kb_superset_differences(&reach[0], nodes)
     with nogil:
-        for mask in range(1, size):
-            if reach[mask] and (best == 0 or _better(mask, best, target, closest, distances)):
-                best = mask
+        best = kb_best_reached(&reach[0], target, nodes)
+        smallest = __builtin_popcountll(best)
+        if closest and best:
+            for mask in range(best + 1, size):
+                if reach[mask] and __builtin_popcountll(mask) == smallest and _fitter(mask, best, True, distances):
+                    best = mask
     return (best or full), False
 
 
