@@ -1,4 +1,4 @@
-"""The agents that can be measured: how each is started, on the same configuration file."""
+"""Start the agents to measure, on the same configuration file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLUGIN_DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A kubelet's, and what it lacks."""
+    """Hold a kubelet's version, and what it lacks."""
 
     text: str
     minor: int
@@ -39,7 +39,7 @@ class Version:
         return self.minor >= WITH_IMAGE_AGE
 
     def notes(self) -> list[str]:
-        """What is to be said before it is measured."""
+        """Return notes to print before it is measured."""
         notes = []
         if self.minor not in KUBELETS:
             notes.append(f"{self.text} is outside 1.28 to 1.36; flags or fields may be missing")
@@ -54,7 +54,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class AgentKind:
-    """`kubelet` is a binary, None for this engine."""
+    """Describe a kind of agent: `kubelet` is a binary, None for this engine."""
 
     label: str
     kubelet: Path | None = None
@@ -70,7 +70,9 @@ class AgentKind:
         return [*_own_plugin_directory(workspace), str(self.kubelet), *arguments, *identity, "--v=0"]
 
     def version(self) -> Version | None:
-        """Of a kubelet, None for this engine. Raises `InvalidInput` for no kubelet at all."""
+        """Return a kubelet's version, None for this engine. Raise `InvalidInput` if the binary is not a
+        kubelet.
+        """
         if self.kubelet is None:
             return None
         try:
@@ -88,8 +90,9 @@ class AgentKind:
 
 
 def _own_plugin_directory(workspace: Workspace) -> list[str]:
-    """What to put before a kubelet's command so that it serves device plugins in the workspace: its place for
-    them is fixed. Nothing where that takes rights that the bench has not got."""
+    """Return the command prefix that makes a kubelet serve device plugins in the workspace, as its directory
+    for them is fixed. Empty if the bench lacks the rights for it.
+    """
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         return []
     own = workspace.root / "device-plugins"
@@ -100,7 +103,7 @@ def _own_plugin_directory(workspace: Workspace) -> list[str]:
 
 
 def configuration(workspace: Workspace, endpoint: str, *, max_pods: int) -> dict[str, Any]:
-    """One KubeletConfiguration for either agent, with nothing but loopback, private paths and no eviction."""
+    """Write one KubeletConfiguration for either agent, with loopback only, private paths and no eviction."""
     private = bool(workspace.cgroup_root)
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -134,10 +137,10 @@ def configuration(workspace: Workspace, endpoint: str, *, max_pods: int) -> dict
 
 
 class BenchAgent:
-    """A started agent of one kind; `settings` are fields of the KubeletConfiguration beside the common ones,
-    with a `kubeconfig` it joins that cluster.
+    """Run an agent of one kind; `settings` are KubeletConfiguration fields in addition to the common ones,
+    and with a `kubeconfig` it joins that cluster.
 
-    `uncounted` says why its system calls are not counted, None where they are.
+    `uncounted` says why its system calls are not counted, None if they are.
     """
 
     def __init__(
@@ -174,7 +177,9 @@ class BenchAgent:
         self.start_cpu = usage(self.part.pid).cpu
 
     def syscalls(self) -> int | None:
-        """System calls of its process tree since it began, None where the kernel doesn't count them."""
+        """Return the system calls of its process tree since it began, None if the kernel does not
+        count them.
+        """
         return None if self._syscalls is None else self._syscalls.read()
 
     def _wait_healthy(self) -> None:
@@ -193,7 +198,7 @@ class BenchAgent:
         )
 
     def pods(self) -> list[dict[str, Any]]:
-        """What the agent reports, from its read-only port; nothing before it is there.
+        """Return the pods that the agent reports on its read-only port; none before the port is open.
 
         A kubelet is healthy a moment before it listens there.
         """
@@ -220,7 +225,7 @@ class BenchAgent:
 
 
 def ready(pod: dict[str, Any]) -> bool:
-    """Whether a reported pod is Running and Ready."""
+    """Tell whether a reported pod is Running and Ready."""
     status = pod.get("status", {})
     conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
     return status.get("phase") == "Running" and conditions.get("Ready") == "True"

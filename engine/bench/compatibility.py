@@ -1,4 +1,6 @@
-"""The kubelet's suite run with two agents, spec by spec, as Markdown: the tables of docs/compatibility.md."""
+"""Compare a run of the kubelet's suite with two agents, spec by spec, as Markdown: the tables of
+docs/compatibility.md.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ TITLE_WORDS = 4
 _LABELS = re.compile(r" \[[^\[\]]*\]$")
 _TAG = re.compile(r"\[[^\[\]]*\] ?")
 _SENTENCE = frozenset(["can", "does", "has", "is", "must", "should", "when", "will", "with", "without"])
-"""Words with which a spec's sentence begins: a group's title is over."""
+"""Words that begin a spec's sentence, where a group's title ends."""
 _NOT_RUN = SpecOutcome(SuiteResult.NOT_RUN)
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One spec and what came of it with each agent."""
+    """Hold one spec and its result with each agent."""
 
     group: str
     text: str
@@ -37,7 +39,7 @@ class Spec:
 
 
 def specs(kubelet: Outcomes, kubengine: Outcomes) -> list[Spec]:
-    """Every spec that a report names, by group and name."""
+    """Return every spec that a report names, by group and name."""
     found = []
     for name in {**kubelet, **kubengine}:
         group, text = split(name)
@@ -46,7 +48,7 @@ def specs(kubelet: Outcomes, kubengine: Outcomes) -> list[Spec]:
 
 
 def split(name: str) -> tuple[str, str]:
-    """A spec's group and the rest of its name, both without tags and labels.
+    """Return a spec's group and the rest of its name, both without tags and labels.
 
     Ginkgo joins titles with spaces. The first one ends at a tag behind it, at a closing parenthesis, at a
     word with which a sentence begins, or after four words.
@@ -66,7 +68,9 @@ def split(name: str) -> tuple[str, str]:
 
 
 def tables(kubelet: Outcomes, kubengine: Outcomes) -> str:
-    """Totals by group, what passes with one agent and fails with the other, and each spec that was run."""
+    """Return totals by group, specs that pass with one agent and fail with the other, and each spec that was
+    run.
+    """
     groups: Mapping[str, list[Spec]] = defaultdict(list)
     every = specs(kubelet, kubengine)
     for spec in every:
@@ -80,9 +84,9 @@ def tables(kubelet: Outcomes, kubengine: Outcomes) -> str:
 
 
 def write_into(path: Path, text: str) -> None:
-    """Put `text` between the two marks of the document.
+    """Write `text` between the two marks of the document.
 
-    Raises InvalidInput with the file when it can't be read or lacks the marks, Refused when it can't be
+    Raise InvalidInput with the file if it cannot be read or lacks the marks, Refused if it cannot be
     written.
     """
     try:
@@ -146,5 +150,5 @@ def _said(outcome: SpecOutcome) -> str:
 
 
 def _cell(text: str) -> str:
-    """Foreign text as Markdown that means only itself."""
+    """Escape foreign text for a Markdown cell."""
     return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", " ".join(text.split()))

@@ -1,6 +1,7 @@
-"""Phases that make an agent decide: who gets a device, who goes for a critical pod, which images go.
+"""Measure decisions: allocate devices, preempt pods for a critical one, collect images.
 
-An agent that cannot do one of them within `limit` (at most `PATIENCE`) lacks it: a note, not a failure.
+An agent that cannot do one of them within `limit` (at most `PATIENCE`) is noted as lacking it, which is not
+a failure.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ UNUSED = "registry.invalid/kubengine/unused-"
 CRITICAL = 2_000_000_000
 PREEMPTIONS = 5
 AT_ONCE = {"imageMinimumGCAge": "1ns", "imageMaximumGCAge": "2ns"}
-"""With these an agent's first look at images takes every unused one (kubelet 1.30 and later)."""
+"""With these an agent's first pass removes every unused image (kubelet 1.30 and later)."""
 
 
 class Lacking(Unavailable):
-    """The agent under test doesn't do this."""
+    """Report that the agent under test does not support this."""
 
 
 def devices(session: BenchSession) -> Figures:
-    """A sample plugin with a device per pod; pods that ask for one each, from manifests to Ready."""
+    """Start a sample plugin with a device per pod; measure pods that request one each, from
+    manifests to Ready.
+    """
     session.clear()
     plugin = Part(
         "device plugin",
@@ -77,7 +80,9 @@ def _asks(name: str) -> dict[str, Any]:
 
 
 def preemption(session: BenchSession) -> Figures:
-    """Critical pods on a node whose CPU a lesser pod holds: manifest written → pod running, victim gone."""
+    """Measure critical pods on a node whose CPU a lower-priority pod holds: manifest written → pod running,
+    victim gone.
+    """
     session.clear()
     amount = f"{(os.cpu_count() or 1) * 600}m"
     walls = []
@@ -111,9 +116,9 @@ def _eventually(session: BenchSession, condition: Callable[[], bool], otherwise:
 
 
 def image_gc(session: BenchSession) -> Figures:
-    """Unused images at the runtime, an agent that starts and finds all of them too old: until they are gone.
+    """Measure until unused images are gone, from the start of an agent that finds all of them too old.
 
-    Nobody can tell a kubelet to collect, but its first pass comes right after its start.
+    A kubelet cannot be asked to collect, but its first pass comes right after its start.
     """
     if session.runtime is None:
         raise Lacking("needs the hollow runtime, where images can be invented", subject="image-gc")
@@ -160,7 +165,9 @@ def _pull(session: BenchSession) -> None:
 
 
 def _unused(session: BenchSession) -> int:
-    """How many are there. The pods' own image may stay: a kubelet keeps their dead containers awhile."""
+    """Return how many are left. The pods' own image may stay: a kubelet keeps their dead containers for a
+    while.
+    """
     with session.channel() as channel:
         stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
         images = stub.ListImages(cri.ListImagesRequest(), timeout=30).images

@@ -1,6 +1,6 @@
-"""The phase in which pods come from an API server: a real one, by an administrator's kubeconfig.
+"""Measure pods that come from a real API server, reached with an administrator's kubeconfig.
 
-The same observer creates them for every agent, follows what the API server tells of them, and deletes them.
+The same observer creates them for every agent, watches their state at the API server, and deletes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.cluster.kubeconfig import load_kubeconfig
 
 NODE: Final = f"/api/v1/nodes/{NODE_NAME}"
 AT_ONCE: Final = 50
-"""Requests of the observer that are under way together."""
+"""Number of the observer's concurrent requests."""
 SETTLING_SECONDS: Final = 10.0
 
 
@@ -47,7 +47,7 @@ class _Status(msgspec.Struct):
 
 
 class _Seen(msgspec.Struct):
-    """A node or a pod, as far as it is looked at."""
+    """Decode the observed fields of a node or a pod."""
 
     metadata: ObjectMeta
     status: _Status = msgspec.field(default_factory=_Status)
@@ -55,7 +55,7 @@ class _Seen(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Pods:
-    """What the API server has told: when each pod was first Ready (monotonic), and which are there."""
+    """Track the API server's reports: when each pod was first Ready (monotonic), and which pods exist."""
 
     ready: dict[str, float] = field(default_factory=dict)
     there: set[str] = field(default_factory=set)
@@ -87,7 +87,9 @@ class _Pods:
 
 
 def joined(session: BenchSession) -> Figures:
-    """A cluster's node until it is Ready; pods from their creation to Ready, at rest, until they are gone."""
+    """Measure a cluster's node until it is Ready; pods from creation to Ready, at rest, and until they are
+    gone.
+    """
     if session.kubeconfig is None:
         raise Lacking("needs --kubeconfig: an administrator's, of an API server", subject="api")
     session.clear()
@@ -158,7 +160,7 @@ async def _life_of_pods(session: BenchSession, client: ApiClient, path: str, see
 
 
 def _bound(name: str, path: str) -> dict[str, Any]:
-    """A pod for the agent's node, whatever its taints."""
+    """Return a pod bound to the agent's node that tolerates all taints."""
     pod = workload.pod(name)
     pod["metadata"]["namespace"] = path.split("/")[-2]
     pod["spec"] |= {
@@ -183,7 +185,7 @@ async def _node_ready(client: ApiClient, session: BenchSession) -> None:
 
 @asynccontextmanager
 async def _namespace(client: ApiClient) -> AsyncIterator[str]:
-    """The path of the pods of a namespace that is there for as long as this."""
+    """Create a namespace for the duration of the block; return the path of its pods."""
     name = f"{workload.NAMESPACE}-{time.time_ns():x}"
     await client.create("/api/v1/namespaces", {"metadata": {"name": name}}, msgspec.Raw)
     path = f"/api/v1/namespaces/{name}"
@@ -210,7 +212,7 @@ async def _followed(client: ApiClient, path: str) -> AsyncIterator[_Pods]:
 
 
 async def _together(requests: Iterable[Any]) -> None:
-    """Runs them, so many at once."""
+    """Run these concurrently, with a limit."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(request: Any) -> None:
@@ -221,7 +223,7 @@ async def _together(requests: Iterable[Any]) -> None:
 
 
 def _requests(session: BenchSession) -> float:
-    """What the agent has asked the API server so far, by its own count."""
+    """Return the agent's own count of its requests to the API server."""
     _, page = http_get(session.workspace.ports["read_only"], "/metrics")
     lines = (line for line in page.splitlines() if line.startswith(b"rest_client_requests_total{"))
     return sum(float(line.split()[-1]) for line in lines)

@@ -1,6 +1,6 @@
-"""Agents in turn, A B A B …, each in a workspace of its own, through all phases.
+"""Run agents in turn, A B A B …, each in its own workspace, through all phases.
 
-An interruption or a failure ends the run, never the clean-up: what was measured is kept.
+An interruption or a failure ends the run but not the clean-up, and the results so far are kept.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ PHASES: dict[str, Callable[[BenchSession], Figures]] = {
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """`runtime` is `hollow` or a CRI socket; `limit` bounds each wait in seconds; `kubeconfig` is an
-    administrator's of the cluster that the `api` phase joins."""
+    """Options: `runtime` is `hollow` or a CRI socket; `limit` bounds each wait in seconds; `kubeconfig` is an
+    administrator's for the cluster that the `api` phase joins.
+    """
 
     kubelet: Path | None = None
     pods: int = 60
@@ -56,7 +57,7 @@ class BenchOptions:
 
 @dataclass(slots=True)
 class NodeBenchResult:
-    """`runs[label][phase]` is a list with the figures of each repetition."""
+    """Hold results: `runs[label][phase]` is a list with the figures of each repetition."""
 
     options: dict[str, Any]
     machine: dict[str, str]
@@ -67,7 +68,7 @@ class NodeBenchResult:
 
 
 class NodeBench:
-    """Runs the bench. `result` is valid at any moment, also after an exception left `run`."""
+    """Run the bench. `result` is valid at any moment, also after `run` has raised."""
 
     def __init__(self, options: BenchOptions, say: Say) -> None:
         unknown = set(options.phases) - set(PHASES)
@@ -91,7 +92,7 @@ class NodeBench:
         )
 
     def run(self) -> NodeBenchResult:
-        """Raises what stopped it; the result so far stays in `result`."""
+        """Run all phases. Raise what stopped them; the result so far stays in `result`."""
         for kind in self.kinds:
             version = kind.version()
             self.result.versions[kind.label] = "this engine" if version is None else version.text
@@ -157,7 +158,7 @@ class NodeBench:
         workspace: Workspace,
         others: set[str],
     ) -> None:
-        """`others` are the sandboxes that the runtime had before."""
+        """Clean up after an agent; `others` are the sandboxes that the runtime had before."""
         with uninterrupted():
             if session is not None and session.agent is not None:
                 if session.runtime is None:
@@ -174,14 +175,16 @@ class NodeBench:
             self._note(f"could not be removed: {', '.join(left)}")
 
     def _remove_leftovers(self, session: BenchSession, others: set[str]) -> None:
-        """A kubelet leaves ended sandboxes for later, and ends before those do whose manifests are gone."""
+        """Remove sandboxes that a kubelet leaves: it removes ended ones later, and exits before those of
+        removed manifests end.
+        """
         try:
             workload.remove_sandboxes(session.endpoint, workload.sandboxes(session.endpoint) - others)
         except Unavailable as error:
             self._note(f"pods may be left in the runtime: {error}")
 
     def _empty(self, session: BenchSession) -> None:
-        """On a runtime that stays, the agent itself must end its pods."""
+        """Have the agent end its own pods, because the runtime stays."""
         try:
             session.take(list(session.names))
             session.wait_ready()

@@ -1,4 +1,4 @@
-"""Child processes of the bench: they log to a file, end with the bench, and are told apart by name."""
+"""Run child processes of the bench, which log to a file, end with the bench, and have distinct names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _die_with_parent() -> None:
 
 
 class Part:
-    """A running process. `log` holds its output."""
+    """Hold a running process. `log` holds its output."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name = name
@@ -51,7 +51,7 @@ class Part:
         self.pid = self._process.pid
 
     def check(self) -> None:
-        """Raises `Unavailable` with the end of the log if the process is gone."""
+        """Raise `Unavailable` with the end of the log if the process is gone."""
         status = self._process.poll()
         if status is not None:
             raise Unavailable(
@@ -59,7 +59,7 @@ class Part:
             )
 
     def wait_for(self, *files: Path) -> None:
-        """Returns when it has written these. Raises `Unavailable` if it ends, or hangs, before."""
+        """Wait until it has written these files. Raise `Unavailable` if it ends or hangs before."""
         deadline = time.monotonic() + START_SECONDS
         while not all(file.exists() for file in files):
             self.check()
@@ -71,7 +71,7 @@ class Part:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, *, kill: bool = False) -> None:
-        """SIGTERM, then SIGKILL to the whole session after a while; safe to call twice."""
+        """Send SIGTERM, then after a while SIGKILL to the whole session; safe to call twice."""
         if self._process.poll() is None and not kill:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -85,12 +85,12 @@ class Part:
 
 
 def kubengine(*arguments: str) -> list[str]:
-    """The command line of this very installation's `kubengine`."""
+    """Return the command line of this installation's `kubengine`."""
     return [sys.executable, "-m", "engine.cli", *arguments]
 
 
 def http_get(port: int, path: str, timeout: float = 10.0) -> tuple[int, bytes]:
-    """Status and body. Raises OSError where nobody answers."""
+    """Return status and body. Raise OSError if there is no answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
         connection.request("GET", path)
@@ -103,7 +103,7 @@ def http_get(port: int, path: str, timeout: float = 10.0) -> tuple[int, bytes]:
 
 
 class ProbeTarget(Part):
-    """What probes hit: counts connections, and per path the gaps between requests."""
+    """Run the target of probes: it counts connections, and per path the gaps between requests."""
 
     def __init__(self, directory: Path, *, period: float = 10.0) -> None:
         port_file = directory / "probe-target.port"
@@ -114,13 +114,13 @@ class ProbeTarget(Part):
         self.ports: list[int] = json.loads(port_file.read_text())
 
     def counts(self) -> dict[str, Any]:
-        """`http`, `tcp`, `late` (requests that came more than half a period late)."""
+        """Return `http`, `tcp`, `late` (requests that came more than half a period late)."""
         result: dict[str, Any] = json.loads(http_get(self.ports[0], "/count")[1])
         return result
 
 
 class HollowRuntimeProcess(Part):
-    """`kubengine runtime --hollow` in a process of its own, so that it outlives agents."""
+    """Run `kubengine runtime --hollow` in a separate process, so that it outlives agents."""
 
     def __init__(self, socket: Path, directory: Path) -> None:
         self._stats = directory / "runtime-stats.json"
@@ -132,6 +132,6 @@ class HollowRuntimeProcess(Part):
         self.wait_for(socket, self._stats)
 
     def calls(self) -> dict[str, dict[str, int]]:
-        """Calls and bytes by method, at most a second old."""
+        """Return calls and bytes by method, at most a second old."""
         result: dict[str, dict[str, int]] = json.loads(self._stats.read_text())
         return result

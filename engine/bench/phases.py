@@ -1,7 +1,8 @@
-"""What is done to an agent, and what is measured meanwhile.
+"""Define the phases: what is done to an agent, and what is measured meanwhile.
 
 A phase takes a `BenchSession` and returns figures by name; units are in the names (`_s` seconds, `_ms`,
-`_mb`). The same observer looks at every agent: its /pods page now and then, the runtime's records, /proc.
+`_mb`). The same observer examines every agent: its /pods page from time to time, the runtime's records,
+/proc.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ LOOK_SECONDS = 0.2
 
 
 def until_next_look(passed: float, good: int, wanted: int) -> float:
-    """Seconds to wait with `good` pods of `wanted` ready after `passed` seconds.
+    """Return the seconds to wait with `good` pods of `wanted` ready after `passed` seconds.
 
-    Half of what is left at this pace, so that the page of thousands of pods is asked for some twenty times,
-    not five times a second: an agent would spend a fourth of its time on being looked at.
+    Wait half of the remaining time at this pace, so that a page of thousands of pods is requested some
+    twenty times and not five times a second, which would take a fourth of the agent's time.
     """
     left = passed * (wanted - good) / good if good else passed
     return max(LOOK_SECONDS, min(left, passed) / 2)
@@ -41,7 +42,7 @@ def until_next_look(passed: float, good: int, wanted: int) -> float:
 
 @dataclass(slots=True)
 class BenchSession:
-    """One agent in its workspace. `seconds` is how long steady states are watched."""
+    """Hold one agent in its workspace. `seconds` is how long steady states are watched."""
 
     kind: AgentKind
     workspace: Workspace
@@ -82,7 +83,7 @@ class BenchSession:
         self.names = [name for name in self.names if name not in set(names)]
 
     def wait_ready(self, limit: float | None = None) -> None:
-        """Until exactly the wanted pods are there, Running and Ready. Raises `Unavailable` after `limit`."""
+        """Wait until exactly the wanted pods exist, Running and Ready. Raise `Unavailable` after `limit`."""
         limit = self.limit if limit is None else limit
         wanted = {f"{workload.PREFIX}{name}-" for name in self.names}
         began = time.monotonic()
@@ -103,7 +104,7 @@ class BenchSession:
             time.sleep(until_next_look(passed, len(good & wanted), len(wanted)))
 
     def wait_running(self, names: Iterable[str], *, without: Iterable[str]) -> None:
-        """Until the runtime, not the agent, says that these pods run and those do not."""
+        """Wait until the runtime, not the agent, reports that these pods run and those do not."""
         deadline = time.monotonic() + self.limit
         while True:
             running = self._running()
@@ -117,7 +118,9 @@ class BenchSession:
             time.sleep(LOOK_SECONDS)
 
     def clear(self) -> None:
-        """Takes every manifest; returns when no pod is known any more. Raises `Unavailable` after `limit`."""
+        """Remove every manifest; return when no pod is known any longer. Raise `Unavailable`
+        after `limit`.
+        """
         self.take(list(self.names))
         deadline = time.monotonic() + self.limit
         while left := self.running.pods():
@@ -126,22 +129,24 @@ class BenchSession:
             time.sleep(LOOK_SECONDS)
 
     def watch(self, seconds: float) -> None:
-        """Lets time pass. Raises `Unavailable` if the agent ends meanwhile."""
+        """Let time pass. Raise `Unavailable` if the agent ends meanwhile."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.running.part.check()
             time.sleep(min(left, LOOK_SECONDS))
 
     def channel(self) -> grpc.Channel:
-        """A connection of the observer's own to the runtime."""
+        """Open the observer's own connection to the runtime."""
         return grpc.insecure_channel(self.endpoint, options=[("grpc.max_receive_message_length", 64 << 20)])
 
     def runtime_calls(self) -> dict[str, dict[str, int]]:
-        """Calls and bytes by method; empty for a runtime that doesn't count."""
+        """Return calls and bytes by method; empty for a runtime that does not count."""
         return self.runtime.calls() if self.runtime is not None else {}
 
     def containers(self) -> dict[str, tuple[str, float]]:
-        """Running containers of the bench's pods at the runtime: id → (pod name, start as Unix seconds)."""
+        """Return running containers of the bench's pods at the runtime: id → (pod name, start as
+        Unix seconds).
+        """
         with self.channel() as channel:
             stub: Any = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
 
@@ -152,14 +157,14 @@ class BenchSession:
             return {id: (name, started(id)) for id, name in _running_containers(stub)}
 
     def _running(self) -> set[str]:
-        """Names of the bench's pods of which a container runs."""
+        """Return names of the bench's pods that have a running container."""
         with self.channel() as channel:
             stub: Any = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
             return {name for _, name in _running_containers(stub)}
 
 
 def _running_containers(stub: Any) -> list[tuple[str, str]]:
-    """Ids with their pods' names."""
+    """Return container ids with their pods' names."""
     state = cri.ContainerStateValue(state=cri.CONTAINER_RUNNING)
     request = cri.ListContainersRequest(filter=cri.ContainerFilter(state=state))
     found = stub.ListContainers(request, timeout=30).containers
@@ -169,7 +174,7 @@ def _running_containers(stub: Any) -> list[tuple[str, str]]:
 
 @dataclass(slots=True)
 class BenchWatch:
-    """ProcessUsage of the agent and calls to the runtime between two moments."""
+    """Measure the agent's process usage and its calls to the runtime between two moments."""
 
     session: BenchSession
     began: float
@@ -213,13 +218,15 @@ def _sum(row: dict[str, int], key: str) -> int:
 
 
 def start(session: BenchSession) -> Figures:
-    """Process start to `/healthz`."""
+    """Measure from process start to `/healthz`."""
     agent = session.start_agent()
     return {"wall_s": agent.start_wall, "cpu_s": agent.start_cpu, "rss_mb": usage(agent.part.pid).rss / 1e6}
 
 
 def pods(session: BenchSession) -> Figures:
-    """Manifests to every pod Running and Ready; per pod, from the manifest to its container's start."""
+    """Measure from manifests to every pod Running and Ready; per pod, from the manifest to its container's
+    start.
+    """
     watch = BenchWatch.begin(session)
     written = time.time()
     session.put([workload.pod(f"p{index}") for index in range(session.pods)])
@@ -234,7 +241,7 @@ def pods(session: BenchSession) -> Figures:
 
 
 def idle(session: BenchSession) -> Figures:
-    """Nothing changes."""
+    """Measure a node on which nothing changes."""
     session.watch(3)
     watch = BenchWatch.begin(session)
     session.watch(session.seconds)
@@ -244,7 +251,7 @@ def idle(session: BenchSession) -> Figures:
 
 
 def probing(session: BenchSession) -> Figures:
-    """Other pods, probed as `load` says."""
+    """Measure probing of other pods, as `load` specifies."""
     session.clear()
     load = session.load
     session.put(load.pods(session.pods, session.target.ports))
@@ -268,7 +275,9 @@ def probing(session: BenchSession) -> Figures:
 
 
 def _probes(session: BenchSession) -> dict[str, int]:
-    """Probes that arrived so far, by kind: at the target, and (a second ago) as exec calls at the runtime."""
+    """Return the probes so far, by kind: requests at the target, and exec calls at the runtime (a
+    second old).
+    """
     seen = session.target.counts()
     calls = session.runtime_calls().get("ExecSync", {})
     counts = {"http": seen["http"], "tcp": seen["tcp"], "exec": calls.get("calls", 0)}
@@ -276,8 +285,8 @@ def _probes(session: BenchSession) -> dict[str, int]:
 
 
 def churn(session: BenchSession) -> Figures:
-    """A twentieth of resting pods (one at least) is replaced, one after another: until the runtime runs the
-    new one and no longer the old. CPU is what that takes beyond rest.
+    """Replace a twentieth of the resting pods (at least one), one after another; measure until the runtime
+    runs the new pod and no longer the old. CPU is the amount beyond rest.
     """
     session.clear()
     session.put([workload.pod(f"c{index}") for index in range(session.pods)])
@@ -304,7 +313,9 @@ def churn(session: BenchSession) -> Figures:
 
 
 def restart(session: BenchSession) -> Figures:
-    """Stop with everything running, start again: how long until all is known, and what was restarted."""
+    """Stop with everything running and start again; measure how long until all pods are known, and count
+    restarts.
+    """
     before = session.containers()
     stopping = time.monotonic()
     session.running.stop()
@@ -324,18 +335,18 @@ def restart(session: BenchSession) -> Figures:
 
 
 def _is_of(pod_name: str, name: str) -> bool:
-    """Whether a static pod's name is that of a manifest: either agent appends the node's."""
+    """Tell whether a static pod's name is that of a manifest: either agent appends the node's."""
     return pod_name.startswith(f"{workload.PREFIX}{name}-")
 
 
 def _stem(pod: dict[str, Any]) -> str:
-    """A static pod's name without the node's, which either agent appends."""
+    """Return a static pod's name without the node's, which either agent appends."""
     name: str = pod["metadata"]["name"]
     return name.removesuffix("bench-node")
 
 
 def percentiles(name: str, values: Sequence[float]) -> Figures:
-    """`name_p50_s`, `name_p90_s` and `name_p99_s`, nearest rank; nothing of nothing."""
+    """Return `name_p50_s`, `name_p90_s` and `name_p99_s`, nearest rank; nothing for no values."""
     if not values:
         return {}
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""Which probes the pods of the probing phase have: a mix of kinds at a rate."""
+"""Choose the probes of the probing phase's pods: a mix of kinds at a rate."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ DEFAULT_MIX = {"http": 1, "tcp": 1}
 
 @dataclass(frozen=True, slots=True)
 class ProbeLoad:
-    """`mix` is kinds with weights; `per_second` is the rate over all pods, None for two a second per pod.
+    """Specify the load: `mix` is kinds with weights; `per_second` is the rate over all pods, None for two a
+    second per pod.
 
-    Raises `InvalidInput` for what can't be: a kind we don't know, more than two probes a second per pod.
+    Raise `InvalidInput` for an unknown kind or more than two probes a second per pod.
     """
 
     mix: dict[str, int] = field(default_factory=DEFAULT_MIX.copy)
@@ -35,7 +36,7 @@ class ProbeLoad:
 
     @classmethod
     def parse(cls, mix: str, per_second: float | None) -> ProbeLoad:
-        """From `http=9,tcp=10,exec=1`; a kind without a weight has 1."""
+        """Parse `http=9,tcp=10,exec=1`; a kind without a weight has 1."""
         try:
             weights = {
                 kind.strip(): int(weight or 1)
@@ -46,7 +47,7 @@ class ProbeLoad:
         return cls(weights, per_second)
 
     def check(self, pods: int) -> None:
-        """Raises `InvalidInput` if so many pods can't be probed at this rate."""
+        """Raise `InvalidInput` if that many pods cannot be probed at this rate."""
         most = PROBES_PER_POD * pods
         if self.per_second is not None and self.per_second > most:
             raise InvalidInput(
@@ -55,11 +56,13 @@ class ProbeLoad:
             )
 
     def period(self, pods: int) -> int:
-        """Whole seconds between two runs of one probe."""
+        """Return the whole seconds between two runs of one probe."""
         return 1 if self.per_second is None else max(1, int(PROBES_PER_POD * pods / self.per_second))
 
     def kinds(self, pods: int) -> list[list[str]]:
-        """For each pod the kinds of its probes. Any run of probes has the mix, as nearly as can be."""
+        """Return for each pod the kinds of its probes. Any run of consecutive probes has the mix as nearly as
+        possible.
+        """
         most = PROBES_PER_POD * pods
         wanted = most if self.per_second is None else round(self.per_second * self.period(pods))
         given: list[list[str]] = [[] for _ in range(pods)]
@@ -74,11 +77,11 @@ class ProbeLoad:
         return given
 
     def rate(self, pods: int, kind: str) -> float:
-        """Probes of a kind a second."""
+        """Return the probes of a kind per second."""
         return sum(kinds.count(kind) for kinds in self.kinds(pods)) / self.period(pods)
 
     def pods(self, count: int, ports: Sequence[int]) -> list[dict[str, Any]]:
-        """Manifests: a pod's first probe is its liveness, its second its readiness probe."""
+        """Return manifests: a pod's first probe is its liveness, its second its readiness probe."""
         period = self.period(count)
         made = []
         for index, kinds in enumerate(self.kinds(count)):

@@ -1,7 +1,7 @@
-"""`python -m engine.bench.probe_target PORT_FILE PERIOD`: eight listeners that answer and count probes.
+"""Run `python -m engine.bench.probe_target PORT_FILE PERIOD`: eight listeners that answer and count probes.
 
-Eight, because each loopback port pair rests a minute after a connection. `GET /count` answers with what
-was seen; any other request is a probe, a connection that says nothing is a TCP probe.
+There are eight, because each loopback port pair is unusable for a minute after a connection. `GET /count`
+returns the counts; any other request is a probe, a connection without data is a TCP probe.
 """
 
 from __future__ import annotations

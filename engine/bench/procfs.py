@@ -1,4 +1,4 @@
-"""What a process tree has used, from /proc."""
+"""Read the usage of a process tree from /proc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ CPU_CLOCK_OF_PROCESS = 2
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """CPU seconds (ended and waited-for children included), bytes resident and proportional, switches."""
+    """Hold CPU seconds (ended and waited-for children included), bytes resident and proportional,
+    switches.
+    """
 
     cpu: float
     rss: int
@@ -25,7 +27,7 @@ class ProcessUsage:
 
 
 def tree(pid: int) -> Iterator[int]:
-    """A process and its descendants that live now."""
+    """Return a process and its living descendants."""
     yield pid
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -39,7 +41,7 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def usage(pid: int) -> ProcessUsage:
-    """The usage of a tree; processes that end meanwhile count nothing."""
+    """Return the usage of a tree; processes that end meanwhile count nothing."""
     cpu, rss, pss, switches, processes = 0.0, 0, 0, 0, 0
     for each in tree(pid):
         try:

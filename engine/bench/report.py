@@ -1,4 +1,4 @@
-"""What was measured, as a table, JSON and one HTML page with plots."""
+"""Write the results as a table, JSON and one HTML page with plots."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ SCALE_HEADS = (
     "/healthz p50, p99",
 )
 NOT_EVERYWHERE = ("system_calls",)
-"""Shown as a dash where the machine doesn't count them; a note says why."""
+"""Shown as a dash if the machine does not count them; a note says why."""
 
 
 def rows(result: NodeBenchResult) -> Iterator[tuple[str, str, dict[str, list[float]]]]:
-    """(phase, figure, values of each repetition by agent) in reading order."""
+    """Return (phase, figure, values of each repetition by agent) in reading order."""
     for phase, names in SHOWN.items():
         for name in names:
             values = {
@@ -102,7 +102,7 @@ def rows(result: NodeBenchResult) -> Iterator[tuple[str, str, dict[str, list[flo
 
 
 def ratio_table(result: NodeBenchResult) -> Table:
-    """Medians with their spread, and the engine's share of the kubelet's figure."""
+    """Return medians with their spread, and the ratio of the engine's figure to the kubelet's."""
     labels = list(result.runs)
     compare = "kubelet" in labels and "engine" in labels
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -124,7 +124,7 @@ def ratio_table(result: NodeBenchResult) -> Table:
 
 
 def markdown_table(result: NodeBenchResult) -> str:
-    """The same as `ratio_table`, in Markdown."""
+    """Return the same as `ratio_table`, in Markdown."""
     labels = list(result.runs)
     compare = "kubelet" in labels and "engine" in labels
     heads = ["phase", "figure", *labels, *(["engine / kubelet"] if compare else [])]
@@ -140,7 +140,7 @@ def markdown_table(result: NodeBenchResult) -> str:
 
 
 def scale_table(measured: Sequence[ScaleRow]) -> str:
-    """Markdown, a line for each size."""
+    """Return a Markdown table, a line for each size."""
     lines = [_line(SCALE_HEADS), "|" + "---:|" * len(SCALE_HEADS)]
     for row in measured:
         cells = [
@@ -179,7 +179,7 @@ def json_report(result: NodeBenchResult) -> str:
 
 
 def html_report(result: NodeBenchResult) -> str:
-    """One page without any outside resource; a bar for each repetition."""
+    """Return one page without external resources; a bar for each repetition."""
     parts = [
         "<!doctype html><meta charset=utf-8><title>kubengine bench node</title><style>"
         "body{font:14px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"

@@ -1,4 +1,4 @@
-"""One agent at growing numbers of pods: two containers each, one HTTP probe of 10 s each."""
+"""Measure one agent at growing numbers of pods: two containers each, one HTTP probe of 10 s each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ HEALTH_LOOKS_PER_SECOND = 20
 
 @dataclass(frozen=True, slots=True)
 class ScaleOptions:
-    """`seconds` is how long the steady state is watched at each size; `/healthz` is asked for half as long
-    again, since being asked costs."""
+    """Options: `seconds` is how long the steady state is watched at each size; `/healthz` is requested for
+    half as long afterwards, because requests cost time.
+    """
 
     sizes: tuple[int, ...] = (110, 500, 1000, 2500)
     seconds: float = 60.0
@@ -31,7 +32,9 @@ class ScaleOptions:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRow:
-    """`late_probes` came more than half a period after their time; `worst_late_s` is the worst of them."""
+    """Hold one size's figures: `late_probes` came more than half a period late; `worst_late_s` is the longest
+    delay.
+    """
 
     pods: int
     start_cpu_ms: float
@@ -49,7 +52,7 @@ class ScaleRow:
 
 
 def run_scale(options: ScaleOptions, say: Callable[[str], None]) -> list[ScaleRow]:
-    """A row for each size that could be measured; a size that fails is said and ends the run."""
+    """Return a row for each size that could be measured; a size that fails is reported and ends the run."""
     done: list[ScaleRow] = []
     for size in options.sizes:
         say(f"{size} pods")
@@ -135,7 +138,7 @@ def _watch(session: BenchSession, size: int) -> ScaleRow:
 
 
 def _healthz_waits(session: BenchSession, seconds: float) -> list[float]:
-    """Sorted answer times of `/healthz`, asked at a steady rate."""
+    """Return sorted answer times of `/healthz`, requested at a steady rate."""
     port, waits, end = session.workspace.ports["healthz"], [], time.monotonic() + seconds
     pause = threading.Event()
     while time.monotonic() < end:

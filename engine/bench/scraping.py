@@ -1,6 +1,6 @@
-"""What statistics cost an agent: a scrape of each page, and what it spends between two.
+"""Measure what statistics cost an agent: a scrape of each page, and the time between two scrapes.
 
-The pages are those that Prometheus and a metrics-server read, asked for at the read-only port.
+The pages are those that Prometheus and a metrics-server read, requested from the read-only port.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAGES: Final = {
     "resource": "/metrics/resource",
 }
 PAUSE_SECONDS: Final = 2.0
-"""Longer than an agent shares one reading between those who ask."""
+"""Longer than an agent shares one reading between clients."""
 _PATIENCE_SECONDS: Final = 60.0
 
 
@@ -33,10 +33,11 @@ class _Scrape:
 
 
 def scraping(session: BenchSession) -> Figures:
-    """One page after another, a pause before each. What the agent did meanwhile for other reasons is in the
-    cost of a scrape, as far as it was done while the page was made."""
+    """Scrape one page after another, with a pause before each. The cost of a scrape includes the agent's
+    other work while the page was generated.
+    """
     for path in PAGES.values():
-        _scrape(session, path)  # what is made once is not what a scrape costs
+        _scrape(session, path)  # the first scrape's one-time work does not count
     session.watch(PAUSE_SECONDS)
     pid = session.running.part.pid
     scrapes: dict[str, list[_Scrape]] = {name: [] for name in PAGES}

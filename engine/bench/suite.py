@@ -1,8 +1,9 @@
-"""What a run of the kubelet's test suite says of an agent: each spec's result, by Ginkgo's JUnit report.
+"""Read the results of the kubelet's test suite from Ginkgo's JUnit reports.
 
-A report lists every spec of the suite: those that were not selected are skipped with the message `skipped`,
-those that found the machine unfit say why behind it. Setup and teardown nodes are listed beside the specs,
-under other marks than `[It]`. Read piece by piece, so that captured output of any length costs no memory.
+A report lists every spec of the suite. Specs that were not selected are skipped with the message `skipped`;
+specs for which the machine was unfit append a reason. Setup and teardown nodes are listed along with the
+specs, under marks other than `[It]`. Reports are read piece by piece, so that captured output of any length
+costs no memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from engine.api.errors import InvalidInput
 SPEC = "[It] "
 NOT_SELECTED = "skipped"
 CUT_OFF = "A suite timeout occurred"
-"""With this begins what is said of a spec that was under way when the time of the whole run was up."""
+"""The message of a spec begins with this if the time of the whole run ended during the spec."""
 FILE_LIMIT = 256 << 20
 SPEC_LIMIT = 50_000
 NAME_LIMIT = 4096
@@ -48,7 +49,7 @@ _STATUSES = {
 
 @dataclass(frozen=True, slots=True)
 class SpecOutcome:
-    """A spec's last result, the first line of its message, and how often it had failed before."""
+    """Hold a spec's last result, the first line of its message, and the number of failures before it."""
 
     result: SuiteResult
     message: str = ""
@@ -56,14 +57,14 @@ class SpecOutcome:
 
 
 Outcomes = dict[str, SpecOutcome]
-"""By the spec's full name, as Ginkgo writes it behind `[It]`."""
+"""By the spec's full name, as Ginkgo writes it after `[It]`."""
 
 
 def read_reports(paths: Iterable[Path]) -> Outcomes:
-    """The outcomes of several runs: of each spec, the last report's in which it ran.
+    """Return the outcomes of several runs: for each spec, the one in the last report in which it ran.
 
-    Raises InvalidInput with the file for one that can't be read, is no JUnit report of Ginkgo, or is beyond
-    all bounds.
+    Raise InvalidInput with the file for one that cannot be read, is not a JUnit report of Ginkgo, or exceeds
+    the limits.
     """
     outcomes: Outcomes = {}
     for path in paths:
@@ -82,7 +83,7 @@ def _after(before: SpecOutcome | None, now: SpecOutcome) -> SpecOutcome:
 
 
 class _Reader:
-    """One report."""
+    """Read one report."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

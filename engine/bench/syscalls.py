@@ -1,4 +1,4 @@
-"""System calls of a process tree, counted by the kernel: perf_event_open(2) on raw_syscalls:sys_enter."""
+"""Count system calls of a process tree in the kernel: perf_event_open(2) on raw_syscalls:sys_enter."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SyscallCounter:
-    """Counts from now on for a process and all threads and processes that it begins.
+    """Count from now on for a process and all threads and processes that it starts.
 
-    Raises `Refused` with the reason where the kernel, or what it allows us, has no such counter.
+    Raise `Refused` with the reason if the kernel, or the process's rights, do not provide such a counter.
     """
 
     def __init__(self, pid: int) -> None:
@@ -38,7 +38,7 @@ class SyscallCounter:
             raise
 
     def read(self) -> int:
-        """System calls so far; also after the process has ended."""
+        """Return the system calls so far; also after the process has ended."""
         return sum(int.from_bytes(os.read(counter, 8), "little") for counter in self._counters)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ def _event() -> int:
 
 @contextlib.contextmanager
 def _tracing() -> Iterator[Path]:
-    """Where tracefs is mounted; for a moment in a place of our own if nowhere."""
+    """Return where tracefs is mounted; mount it temporarily if it is not."""
     for directory in TRACING:
         with contextlib.suppress(OSError):
             if (directory / EVENT).exists():

@@ -1,4 +1,4 @@
-"""The pods that agents are measured with."""
+"""Create the pods with which agents are measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_LOGS = Path("/var/log/pods")
 
 
 def expect_image(endpoint: str) -> None:
-    """Raises `InvalidInput` where a runtime has not got the image of the bench's pods: no registry has it."""
+    """Raise `InvalidInput` if a runtime lacks the image of the bench's pods, which no registry provides."""
     asked = cri.ImageStatusRequest(image=cri.ImageSpec(image=IMAGE))
     with grpc.insecure_channel(endpoint) as channel:
         stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ def expect_image(endpoint: str) -> None:
 def pod(
     name: str, *, containers: int = 1, probes: Sequence[dict[str, Any]] = (), priority: int | None = None
 ) -> dict[str, Any]:
-    """A manifest. `probes[i]` is a dict of probes for container i; later containers have none."""
+    """Return a manifest. `probes[i]` is a dict of probes for container i; later containers have none."""
     spec: dict[str, Any] = {
         "terminationGracePeriodSeconds": 1,
         "containers": [
@@ -80,7 +80,7 @@ def exec_probe(*, period: int) -> dict[str, Any]:
 
 
 def put(workspace: Workspace, pods: Sequence[dict[str, Any]]) -> None:
-    """Writes manifests so that no agent sees half of one, all of them at (nearly) one moment."""
+    """Write manifests so that no agent sees a partial file, all at (nearly) one moment."""
     names = []
     for each in pods:
         name = f"{each['metadata']['name']}.json"
@@ -91,13 +91,13 @@ def put(workspace: Workspace, pods: Sequence[dict[str, Any]]) -> None:
 
 
 def take(workspace: Workspace, names: Sequence[str]) -> None:
-    """Removes manifests by pod name."""
+    """Remove manifests by pod name."""
     for name in names:
         (workspace.manifests / f"{PREFIX}{name}.json").unlink()
 
 
 def sandboxes(endpoint: str) -> set[str]:
-    """Ids of the sandboxes that a runtime has of the bench's pods, of whatever run. Raises `Unavailable`."""
+    """Return ids of the runtime's sandboxes of bench pods, from any run. Raise `Unavailable`."""
     with _runtime(endpoint) as stub:
         items = stub.ListPodSandbox(cri.ListPodSandboxRequest(), timeout=30).items
     return {
@@ -109,7 +109,7 @@ def sandboxes(endpoint: str) -> set[str]:
 
 
 def remove_sandboxes(endpoint: str, ids: Iterable[str]) -> None:
-    """With their containers. Raises `Unavailable`."""
+    """Remove sandboxes with their containers. Raise `Unavailable`."""
     with _runtime(endpoint) as stub:
         for id in ids:
             stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=id), timeout=60)
@@ -126,6 +126,6 @@ def _runtime(endpoint: str) -> Iterator[Any]:
 
 
 def remove_default_logs() -> None:
-    """What a kubelet that can't put logs elsewhere has left in their usual place."""
+    """Remove logs that a kubelet without a configurable directory has left in the default one."""
     for directory in DEFAULT_LOGS.glob(f"{NAMESPACE}_{PREFIX}*"):
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Private directories, ports and cgroups of one measured agent, and their end."""
+"""Manage private directories, ports and cgroups of one measured agent, and remove them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_PORT = 12_000
 
 
 class Workspace:
-    """A directory for everything that one agent and its parts write, and a cgroup root of its own."""
+    """Hold a directory for all files of one agent and its parts, and a cgroup root of its own."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="kubengine-bench-"))
@@ -38,7 +38,7 @@ class Workspace:
         self.ports: dict[str, int] = dict(zip(("port", "read_only", "healthz"), _free_ports(3), strict=True))
 
     def make_cgroups(self) -> None:
-        """The cgroup root in each hierarchy: a kubelet doesn't make it."""
+        """Create the cgroup root in each hierarchy, which a kubelet does not create."""
         for hierarchy in _hierarchies() if self.cgroup_root else ():
             group = hierarchy / self.cgroup_root.lstrip("/")
             group.mkdir(exist_ok=True)
@@ -47,12 +47,12 @@ class Workspace:
                     (group / file).write_text((hierarchy / file).read_text())
 
     def is_full(self) -> bool:
-        """Whether its file system has no room left."""
+        """Tell whether its file system is full."""
         free = os.statvfs(self.path)
         return free.f_bavail == 0 or (free.f_files > 0 and free.f_favail == 0)
 
     def remove(self) -> list[str]:
-        """Removes all of it; what could not be removed is named."""
+        """Remove all of it; name what could not be removed."""
         left = []
         for hierarchy in _hierarchies() if self.cgroup_root else ():
             group = hierarchy / self.cgroup_root.lstrip("/")
@@ -68,7 +68,7 @@ class Workspace:
         return left
 
     def _remove_log_links(self) -> None:
-        """Those that lead to its logs from where every agent puts such links."""
+        """Remove links to its logs from the directory in which every agent puts them."""
         for link in CONTAINER_LOGS.glob("*.log"):
             with contextlib.suppress(OSError):
                 if link.readlink().is_relative_to(self.logs):
@@ -77,7 +77,7 @@ class Workspace:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Lets a clean-up finish: interrupts that come meanwhile are ignored."""
+    """Ignore interrupts while a clean-up finishes."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -107,7 +107,7 @@ def _rmdir(group: Path) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has, below those that the kernel hands out to whoever connects."""
+    """Return free ports below those that the kernel assigns to outgoing connections."""
     handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []
     for port in random.sample(range(FIRST_PORT, max(handed_out, FIRST_PORT + 2000)), 2000):

@@ -1,10 +1,10 @@
-"""Tools for tests of this package and of those who embed it.
+"""Provide tools for tests of this package and of programs that embed it.
 
 A sample device plugin, a hollow runtime that pretends to run pods, a private containerd that leaves nothing
 behind, image archives written from the host's static busybox, a small API server with faults on demand
-(`apiserver`); `pytest_plugin` offers fixtures. May import anything in `engine`; nothing outside tests,
-benches and commands imports it. Names are loaded when they are first used, so that a test that needs one
-does not pay for all.
+(`apiserver`); `pytest_plugin` offers fixtures. May import anything in `engine`; only tests, benches and
+commands import it. Names are loaded when they are first used, so that a test loads only the tools that it
+needs.
 """
 
 from importlib import import_module

@@ -73,11 +73,11 @@ CONFLIST = """\
 
 
 class Containerd:
-    """A running containerd below `directory`; `socket` is its CRI endpoint's path.
+    """Run a containerd below `directory`; `socket` is its CRI endpoint's path.
 
-    `image_filesystem_mb` puts its root (images, snapshots) on an ext4 of that size of its own, mounted
-    from a file, so that filling it harms nobody. `socket` is at `/run/…` of a short name, because a unix
-    socket's path is limited to 107 bytes and temporary directories are deep. `binaries` is a directory with
+    `image_filesystem_mb` puts its root (images, snapshots) on a separate ext4 of that size, mounted from a
+    file, so that filling it does no harm. `socket` has a short name at `/run/…`, because a unix socket's
+    path is limited to 107 bytes and temporary directories are deep. `binaries` is a directory with
     containerd, ctr and the shim, None for those on the PATH; `oci_runtime` is runc or crun.
     """
 
@@ -120,10 +120,10 @@ class Containerd:
         self.close()
 
     def start(self) -> None:
-        """Start it (again, after `kill`) and wait until its CRI service answers, at most 30 s."""
+        """Start it (or restart it after `kill`) and wait until its CRI service answers, at most 30 s."""
         first = not self.root.exists()
         for path in (self.directory, self.root, self.state, self.directory / "cni"):
-            path.mkdir(mode=0o711, parents=True, exist_ok=True)  # user namespaces pass through
+            path.mkdir(mode=0o711, parents=True, exist_ok=True)  # user namespaces also pass
         if first:
             if self.image_filesystem_mb is not None:
                 self._mount_filesystem(self.image_filesystem_mb)
@@ -135,14 +135,14 @@ class Containerd:
             self.import_image(write_pause(self.directory / "pause.tar"))
 
     def kill(self) -> None:
-        """kill -9 the daemon; containers go on running, `start` brings it back."""
+        """Send SIGKILL to the daemon; containers keep running, and `start` restarts it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def ctr(self, *arguments: str) -> str:
-        """What `ctr -n k8s.io ARGUMENTS` prints."""
+        """Return the output of `ctr -n k8s.io ARGUMENTS`."""
         done = subprocess.run(
             [self._program("ctr"), "-a", str(self.socket), "-n", "k8s.io", *arguments],
             capture_output=True, text=True, check=False, timeout=120, env=self._environment,
@@ -155,7 +155,7 @@ class Containerd:
         self.ctr("images", "import", "--snapshotter", self.snapshotter, str(archive))
 
     def remove_pods(self) -> None:
-        """Stop and remove every pod through the CRI, without grace."""
+        """Stop and remove every pod through the CRI, without a grace period."""
         with grpc.insecure_channel(f"unix://{self.socket}") as channel:
             stub = _runtime(channel)
             for pod in stub.ListPodSandbox(cri.ListPodSandboxRequest(), timeout=10).items:
@@ -192,7 +192,7 @@ class Containerd:
             subprocess.run(["ip", "link", "delete", self.bridge], check=False, capture_output=True)
         for cached in Path("/var/lib/cni/results").glob(f"{self.name}-*"):
             cached.unlink(missing_ok=True)
-        for group in Path("/sys/fs/cgroup").glob("*/k8s.io"):  # pods without a cgroup_parent went there
+        for group in Path("/sys/fs/cgroup").glob("*/k8s.io"):  # parent of pods without a cgroup_parent
             with contextlib.suppress(OSError):
                 group.rmdir()
         shutil.rmtree(self.state, ignore_errors=True)
@@ -205,7 +205,7 @@ class Containerd:
         )  # fmt: skip
 
     def _program(self, name: str) -> str:
-        """Its path: `Popen` searches this process's PATH, not the one that the child gets."""
+        """Return a program's path: `Popen` searches this process's PATH, not the child's."""
         return shutil.which(name, path=self._environment.get("PATH")) or name
 
     def _write_config(self) -> None:
@@ -225,7 +225,7 @@ class Containerd:
     def _wait_until_ready(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + 30
-        # A channel that met no socket backs off for a second, so wait for the socket first.
+        # A channel that found no socket backs off for a second, so wait for the socket first.
         while not self.socket.exists() and time.monotonic() < deadline and self._process.poll() is None:
             time.sleep(0.05)
         while self._process.poll() is None and time.monotonic() < deadline:
@@ -234,7 +234,7 @@ class Containerd:
                 contextlib.suppress(grpc.RpcError),
             ):
                 status = _runtime(channel).Status(cri.StatusRequest(), timeout=2).status
-                # Version 2 adds a condition that deprecation warnings turn false.
+                # Version 2 adds a condition that deprecation warnings set to false.
                 ready = [c.status for c in status.conditions if c.type in ("RuntimeReady", "NetworkReady")]
                 if len(ready) == 2 and all(ready):
                     return
@@ -278,7 +278,9 @@ class Containerd:
 
 
 def containerd_version(binaries: Path | None = None) -> tuple[int, int]:
-    """Major and minor of the containerd in `binaries`, None for the one on the PATH; (0, 0) without one."""
+    """Return major and minor version of the containerd in `binaries`, None for the one on the PATH; (0, 0)
+    without one.
+    """
     try:
         shown = subprocess.run(
             [str(binaries / "containerd") if binaries is not None else "containerd", "--version"],
@@ -295,6 +297,6 @@ def _runtime(channel: grpc.Channel) -> Any:
 
 
 def mounts_below(*directories: Path) -> list[str]:
-    """Mount points of this mount namespace below `directories`, deepest first."""
+    """Return mount points of this mount namespace below `directories`, deepest first."""
     prefixes = tuple(f"{directory}/" for directory in directories)
     return [mount.point for mount in reversed(mounted()) if mount.point.startswith(prefixes)]

@@ -1,7 +1,7 @@
-"""A small storage driver that speaks the public protocol, mounts directories, and fails where it is told to.
+"""Run a small storage driver that implements the public protocol, mounts directories, and fails on demand.
 
-A volume is a directory under `volumes`, named by its handle, or a device node where it is asked for as one.
-Staging and publishing are bind mounts of it, so it needs root. Every call is written down.
+A volume is a directory under `volumes`, named by its handle, or a device node for a block volume. Staging
+and publishing bind-mount it, so the driver needs root. It records every call.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ _NO_DEVICE = os.makedev(0xFF0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """One call: its method's name and its request."""
+    """Record one call: its method's name and its request."""
 
     method: str
     request: Any
 
 
 class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
-    """The driver `name` with its sockets `driver.sock` in `directory` and `<name>-reg.sock` in `registry`.
+    """Run the driver `name` with its sockets `driver.sock` in `directory` and `<name>-reg.sock` in
+    `registry`.
 
-    `capabilities` are those of the node service. `faults` maps a method to the gRPC status that it fails
-    with, having done nothing (`HANGS`: it never answers); `half_done` methods do their work and fail then.
-    `unwell` says by handle what is wrong with a volume.
+    `capabilities` are those of the node service. `faults` maps a method to the gRPC status with which it
+    fails without doing anything (`HANGS`: it never answers); `half_done` methods do their work and then
+    fail. `unwell` maps a volume's handle to its problem.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         self._servers: list[grpc.aio.Server] = []
 
     async def start(self) -> None:
-        """Serve, and wait to be found."""
+        """Serve, and wait for registration."""
         self.volumes.mkdir(parents=True, exist_ok=True)
         self.registration.parent.mkdir(parents=True, exist_ok=True)
         for path, add in (
@@ -102,24 +103,24 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
             self._servers.append(server)
 
     async def stop(self) -> None:
-        """Gone, as after a crash; what is mounted stays."""
+        """Stop as after a crash; what is mounted stays."""
         servers, self._servers = self._servers, []
         self.registration.unlink(missing_ok=True)
         await asyncio.gather(*(server.stop(None) for server in servers))
         self.socket.unlink(missing_ok=True)
 
     def called(self, method: str) -> list[Any]:
-        """The requests of one method, in order."""
+        """Return the requests of one method, in order."""
         return [call.request for call in self.calls if call.method == method]
 
     def volume(self, handle: str) -> Path:
-        """Where the driver has what is in a volume."""
+        """Return where the driver keeps a volume's data."""
         path = self.volumes / handle
         path.mkdir(exist_ok=True)
         return path
 
     def device(self, handle: str) -> Path:
-        """Where the driver has a block volume; one that nobody has put there is of no device that exists."""
+        """Return the path of a block volume; without a test's own node there, its device does not exist."""
         path = self.volumes / handle
         if not path.exists():
             os.mknod(path, stat.S_IFBLK | 0o600, _NO_DEVICE)
@@ -248,7 +249,7 @@ def _is_block(request: Any) -> bool:
 
 
 def _data_of_device(target: Path) -> Path:
-    """Of one that is published at `<devices>/publish/<volume>/<pod>`."""
+    """Return the volume's data for a device published at `<devices>/publish/<volume>/<pod>`."""
     return target.parents[2] / target.parent.name / "data" / DATA
 
 

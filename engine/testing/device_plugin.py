@@ -1,6 +1,6 @@
-"""A sample device plugin that speaks the public protocol, and can be told to fail in each way.
+"""Run a sample device plugin that implements the public protocol, and fails on demand in each way.
 
-Embedded in a test's loop, or as a process: `kubengine device-plugin --resource example.com/gpu --count 8`.
+It runs in a test's loop, or as a process: `kubengine device-plugin --resource example.com/gpu --count 8`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DevicePluginFault(StrEnum):
-    """Ways to fail, by call. A plugin can have several."""
+    """List ways to fail, by call. A plugin can have several."""
 
     OPTIONS_FAIL = "options-fail"
     OPTIONS_HANG = "options-hang"
@@ -54,12 +54,13 @@ class DevicePluginFault(StrEnum):
 
 
 class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
-    """Offers `count` devices `<name>-0…`, spread over `numa` NUMA nodes (0: no topology).
+    """Offer `count` devices `<name>-0…`, spread over `numa` NUMA nodes (0: no topology).
 
-    `socket` is where it listens; `registry_socket` a second socket, in the agent's `plugins_registry`.
-    An allocated container gets the variable `<RESOURCE>=<ids>`, a device node `/dev/<id>` per device
+    `socket` is where it listens; `registry_socket` a second socket, in the agent's `plugins_registry`. An
+    allocated container gets the variable `<RESOURCE>=<ids>`, a device node `/dev/<id>` per device
     (`host_device` on the host), a read-only mount of `mount` at `/<resource's last part>` if given, an
-    annotation, and CDI names `<resource>=<id>` if `cdi`. `prefer` orders what the plugin likes best.
+    annotation, and CDI names `<resource>=<id>` if `cdi`. `prefer` lists the plugin's preferred devices in
+    order.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
         self._servers: list[grpc.aio.Server] = []
         self._following: asyncio.Task[None] | None = None
         self._replacing = asyncio.Lock()
-        """A server that somebody was cancelled while ending cannot be ended again."""
+        """A server cannot be stopped again if a call that was stopping it was cancelled."""
 
     # Life.
 
@@ -124,7 +125,9 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
             self._servers.append(server)
 
     async def register(self, directory: Path, *, version: str = "v1beta1", timeout: float = 30) -> None:
-        """Announce the plugin at the agent's socket in `directory`. Raises `Refused` with its words."""
+        """Register the plugin at the agent's socket in `directory`. Raise `Refused` with the
+        agent's message.
+        """
         target = f"unix:{directory / AGENT_SOCKET}"
         async with grpc.aio.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             request = wire.RegisterRequest(
@@ -138,11 +141,13 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
                 raise kind(error.details() or "", subject=self.resource) from error
 
     def follow(self, directory: Path) -> None:
-        """Register now and whenever the agent makes its socket anew, serving again if ours was removed."""
+        """Register now and whenever the agent creates its socket again, and serve again if the plugin's was
+        removed.
+        """
         self._following = asyncio.create_task(self._follow(directory), name=f"sample plugin {self.resource}")
 
     async def stop(self) -> None:
-        """End all streams and calls at once, as a crash would, and remove the sockets."""
+        """End all streams and calls immediately, as a crash would, and remove the sockets."""
         if self._following is not None:
             async with self._replacing:
                 self._following.cancel()
@@ -179,7 +184,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
         return [device.ID for device in self._devices]
 
     async def set_devices(self, devices: Sequence[wire.Device]) -> None:
-        """Replace the list, as it is: ids may repeat, be empty or have odd health."""
+        """Replace the list without validation: ids may repeat, be empty or have unknown health."""
         self._devices = list(devices)
         await self._tell()
 
@@ -288,7 +293,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
         return bool(self.faults & {DevicePluginFault.LIST_FAILS, DevicePluginFault.LIST_HANGS})
 
     async def fail_with(self, *faults: DevicePluginFault) -> None:
-        """Fail in these ways from now on, an open stream included; no faults: behave."""
+        """Fail in these ways from now on, open streams included; no faults: behave normally."""
         self.faults = set(faults)
         await self._tell()
 
@@ -300,5 +305,5 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
 
 
 def environment_name(resource: str) -> str:
-    """The variable that lists a container's devices: `example.com/gpu` → `EXAMPLE_COM_GPU`."""
+    """Return the variable that lists a container's devices: `example.com/gpu` → `EXAMPLE_COM_GPU`."""
     return "".join(letter if letter.isalnum() else "_" for letter in resource).upper()

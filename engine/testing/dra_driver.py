@@ -1,7 +1,7 @@
-"""A small DRA driver that speaks the public protocol, and fails where it is told to.
+"""Run a small DRA driver that implements the public protocol, and fails on demand.
 
-It keeps which claims it has prepared, and complains of calls that contradict each other: `wrong` lists a
-device that was prepared for two claims at once, and calls for one claim that crossed.
+It tracks the prepared claims and detects contradictory calls: `wrong` lists a device that was prepared for
+two claims at once, and overlapping calls for one claim.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MESSAGES: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """One call: its method, the service, and the uids of the claims."""
+    """Record one call: its method, the service, and the uids of the claims."""
 
     method: str
     service: str
@@ -45,14 +45,14 @@ class Called:
 
 
 class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
-    """The driver `name` with its sockets `<instance>.sock` in `directory` and `<name>-<instance>-reg.sock` in
-    `registry`.
+    """Run the driver `name` with its sockets `<instance>.sock` in `directory` and
+    `<name>-<instance>-reg.sock` in `registry`.
 
-    `devices_of(claim)` says what a claim gets; by default one device `dev-<name of the claim>` with the CDI
-    id `<name>/device=<name of the claim>`. `faults` maps a method to the gRPC status that it fails with,
-    having done nothing (`HANGS`: it never answers), and `half_done` to that with which it fails when it has
-    done its work. `errors` says by the claim's name what is wrong with it, `skips` which claims get no
-    answer, and `strays` adds answers for claims that nobody asked about. `delay` is in seconds.
+    `devices_of(claim)` returns a claim's devices; by default one device `dev-<name of the claim>` with the
+    CDI id `<name>/device=<name of the claim>`. `faults` maps a method to the gRPC status with which it fails
+    without doing anything (`HANGS`: it never answers), and `half_done` to the status with which it fails
+    after doing its work. `errors` maps a claim's name to its error, `skips` names claims that get no answer,
+    and `strays` adds answers for claims that were not requested. `delay` is in seconds.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
         self._servers: list[grpc.aio.Server] = []
 
     async def start(self) -> None:
-        """Serve, and wait to be found."""
+        """Serve, and wait for registration."""
         await self.serve()
         self.registration.parent.mkdir(parents=True, exist_ok=True)
         server = grpc.aio.server()
@@ -96,7 +96,7 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
         await self._listen(server, self.registration)
 
     async def serve(self) -> None:
-        """Answer at the driver's own socket, without registering."""
+        """Serve at the driver's own socket, without registering."""
         self.socket.parent.mkdir(parents=True, exist_ok=True)
         server = grpc.aio.server()
         for service in self.services:
@@ -113,7 +113,7 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
         self._servers.append(server)
 
     async def stop(self) -> None:
-        """Go away, as after a crash; what is prepared stays prepared."""
+        """Stop as after a crash; what is prepared stays prepared."""
         servers, self._servers = self._servers, []
         self.registration.unlink(missing_ok=True)
         await asyncio.gather(*(server.stop(None) for server in servers))
@@ -121,7 +121,7 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
         self._busy.clear()
 
     async def die(self) -> None:
-        """End all connections, with the registration where it is, as after a crash."""
+        """End all connections but keep the registration, as after a crash."""
         server = self._servers.pop(0)
         await server.stop(None)
         self._busy.clear()
@@ -220,7 +220,7 @@ def _key(device: wire.Device) -> tuple[str, str, str]:
 
 
 def _handlers(name: str, service: str, answer: Callable[..., Any]) -> Any:
-    """The two methods of a service, which have the same messages in both versions."""
+    """Return the two methods of a service, which have the same messages in both versions."""
 
     def handler(method: str) -> grpc.RpcMethodHandler[Any, Any]:
         async def call(request: Any, context: Context) -> Any:

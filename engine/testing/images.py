@@ -1,8 +1,8 @@
-"""Image archives made on the spot, for machines without a registry.
+"""Create image archives, for machines without a registry.
 
-`write_image` makes the tar that `docker save` makes, `write_oci_image` an OCI image layout in a tar; both
-are accepted by `ctr images import` and by the embedded runtime. Archives are deterministic: the same
-input gives the same bytes, and so the same image ids.
+`write_image` writes the tar that `docker save` writes, `write_oci_image` an OCI image layout in a tar; `ctr
+images import` and the embedded runtime accept both. Archives are deterministic: the same input gives the
+same bytes, and so the same image ids.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ nogroup:x:65534:
 
 @dataclass(frozen=True, slots=True)
 class ImageEntry:
-    """One path of a layer: a file (`data`), a symbolic link (`link`) or, with neither, a directory."""
+    """Describe one path of a layer: a file (`data`), a symbolic link (`link`) or, with neither, a
+    directory.
+    """
 
     path: str
     data: bytes | None = None
@@ -50,7 +52,7 @@ class ImageEntry:
 
 
 def make_layer(entries: Iterable[ImageEntry]) -> bytes:
-    """An uncompressed layer tar."""
+    """Return an uncompressed layer tar."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for entry in entries:
@@ -70,10 +72,10 @@ def make_layer(entries: Iterable[ImageEntry]) -> bytes:
 
 @lru_cache(maxsize=2)
 def busybox_layer(applets: tuple[str, ...] = ()) -> bytes:
-    """busybox with a link per applet (all, or a few where making links is slow), and the few files that
-    a container expects.
+    """Return a layer of busybox with a link per applet (all, or a few where creating links is slow), and the
+    few files that a container expects.
 
-    Raises FileNotFoundError where no busybox is installed (Debian: busybox-static).
+    Raise FileNotFoundError if busybox is not installed (Debian: busybox-static).
     """
     binary = next((p for p in ("/bin/busybox", "/usr/bin/busybox") if Path(p).exists()), None)
     if binary is None:
@@ -101,7 +103,9 @@ def busybox_layer(applets: tuple[str, ...] = ()) -> bytes:
 
 
 def padding_layer(size: int, name: str = "padding") -> bytes:
-    """A layer with one incompressible file of `size` bytes; `name` tells layers of one size apart."""
+    """Return a layer with one incompressible file of `size` bytes; `name` distinguishes layers of
+    one size.
+    """
     chunk = hashlib.sha256(name.encode()).digest()
     blocks = []
     for _ in range(size // 32 + 1):
@@ -139,10 +143,10 @@ def write_image(
     layers: Sequence[bytes] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A `docker save` archive at `path`.
+    """Write a `docker save` archive at `path`.
 
-    `layers` are uncompressed layer tars (busybox's by default), `config` is the image's own
-    (`Cmd`, `Entrypoint`, `Env`, `User`, `WorkingDir`, `Labels`, `StopSignal`).
+    `layers` are uncompressed layer tars (busybox's by default), `config` is the image's own (`Cmd`,
+    `Entrypoint`, `Env`, `User`, `WorkingDir`, `Labels`, `StopSignal`).
     """
     layers = [busybox_layer()] if layers is None else layers
     raw = _config(layers, {"Cmd": ["/bin/sh"]} if config is None else config, _architecture())
@@ -162,7 +166,7 @@ def write_oci_image(
     layers: Sequence[bytes] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """An OCI image layout in a tar at `path`; the arguments are those of `write_image`."""
+    """Write an OCI image layout in a tar at `path`; the arguments are those of `write_image`."""
     layers = [busybox_layer()] if layers is None else layers
     raw = _config(layers, {"Cmd": ["/bin/sh"]} if config is None else config, _architecture())
     manifest = json.dumps(
@@ -209,12 +213,12 @@ def write_oci_image(
 
 
 def write_busybox(path: Path, tags: Sequence[str] = (BUSYBOX_TAG,)) -> Path:
-    """The busybox image: `/bin/sh` by default, users root, app (1000), nobody."""
+    """Write the busybox image: `/bin/sh` by default, users root, app (1000), nobody."""
     return write_image(path, tags)
 
 
 def write_pause(path: Path, tags: Sequence[str] = (PAUSE_TAG,)) -> Path:
-    """A sandbox image for runtimes that need one: busybox that sleeps."""
+    """Write a sandbox image for runtimes that need one: busybox that sleeps."""
     return write_image(path, tags, config={"Entrypoint": ["/bin/sleep", "infinity"]})
 
 

@@ -1,4 +1,4 @@
-"""pytest fixtures: `containerd`, `containerd2`, `busybox_archive`, `private_cgroup_root`.
+"""Provide pytest fixtures: `containerd`, `containerd2`, `busybox_archive`, `private_cgroup_root`.
 
 Enable them with `pytest_plugins = ["engine.testing.pytest_plugin"]` in the top `conftest.py`.
 """
@@ -25,7 +25,7 @@ CGROUP_MOUNT = Path("/sys/fs/cgroup")
 
 @pytest.fixture(scope="session")
 def busybox_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A `docker save` archive of `docker.io/library/busybox:latest`."""
+    """Return a `docker save` archive of `docker.io/library/busybox:latest`."""
     from engine.testing.images import write_busybox
 
     return write_busybox(tmp_path_factory.mktemp("images") / "busybox.tar")
@@ -33,7 +33,7 @@ def busybox_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def containerd(tmp_path_factory: pytest.TempPathFactory, busybox_archive: Path) -> Iterator[Containerd]:
-    """One private containerd for the session, with busybox; each test removes the pods it made."""
+    """Run one private containerd for the session, with busybox; remove each test's pods after it."""
     from engine.testing.containerd import Containerd
 
     with Containerd(tmp_path_factory.mktemp("containerd")) as running:
@@ -45,9 +45,9 @@ def containerd(tmp_path_factory: pytest.TempPathFactory, busybox_archive: Path) 
 def containerd2(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, busybox_archive: Path
 ) -> Iterator[Containerd]:
-    """The same of containerd 2, once with each OCI runtime.
+    """Run a private containerd 2, once with each OCI runtime.
 
-    Skips without a containerd 2 on the PATH or in the directory that CONTAINERD2_BIN names; a runc or crun in
+    Skip without a containerd 2 on the PATH or in the directory that CONTAINERD2_BIN names; a runc or crun in
     that directory takes precedence over the machine's.
     """
     from engine.testing.containerd import Containerd, containerd_version
@@ -73,10 +73,10 @@ def containerd2(
 
 @pytest.fixture
 def private_cgroup_root() -> Iterator[str]:
-    """A cgroup path (`/kubengine-test-…`) of the test's own.
+    """Return a cgroup path (`/kubengine-test-…`) for this test only.
 
-    The test, or the code under test, makes it in the hierarchies it uses; whatever exists below it in
-    any hierarchy is removed afterwards, its processes killed.
+    The test, or the code under test, creates it in the hierarchies it uses; afterwards everything below it
+    in any hierarchy is removed, its processes killed.
     """
     name = f"/kubengine-test-{secrets.token_hex(4)}"
     yield name
@@ -84,7 +84,7 @@ def private_cgroup_root() -> Iterator[str]:
 
 
 def remove_cgroup(name: str) -> None:
-    """Kill what runs in cgroup `name` and below, and remove it from every mounted hierarchy."""
+    """Kill the processes in cgroup `name` and below, and remove it from every mounted hierarchy."""
     hierarchies = [CGROUP_MOUNT, *(p for p in CGROUP_MOUNT.iterdir() if p.is_dir())]
     tops = [top for top in (h / name.lstrip("/") for h in hierarchies) if top.is_dir()]
     for top in tops:

@@ -96,12 +96,12 @@ def report(value):
 
 
 def available() -> bool:
-    """Whether the kernel is installed (Debian: user-mode-linux)."""
+    """Tell whether the kernel is installed (Debian: user-mode-linux)."""
     return shutil.which(KERNEL) is not None
 
 
 def systemd_available() -> bool:
-    """Whether systemd and a bus are installed (Debian: systemd, dbus)."""
+    """Tell whether systemd and a bus are installed (Debian: systemd, dbus)."""
     return os.access(SYSTEMD, os.X_OK) and os.access(BUS_DAEMON, os.X_OK)
 
 
@@ -113,10 +113,10 @@ def run_in_uml(
     systemd: bool = False,
     disk: Path | None = None,
 ) -> Any:
-    """Boot, run `body`, power off; what the body's last `report(value)` was given (JSON).
+    """Boot, run `body`, power off; return the value (JSON) of the body's last `report(value)`.
 
-    `disk` is a file that the kernel has as a block device, number 98:0; the body makes a node for it.
-    Raises `Unavailable` without the kernel (or systemd, if asked for), `Refused` with the console's last
+    `disk` is a file that the kernel has as a block device, number 98:0; the body creates a node for it.
+    Raise `Unavailable` without the kernel (or systemd, if asked for), `Refused` with the console's last
     lines if the body raised, reported nothing, or took longer than `timeout` seconds.
     """
     kernel = shutil.which(KERNEL)
@@ -191,7 +191,7 @@ def _boot(kernel: str, init: Path, directory: Path, memory: str, timeout: float,
 
 
 def _wide_registers(directory: Path) -> Path:
-    """A library without which the kernel, on a processor with AMX, dies before its first program."""
+    """Return a library without which the kernel, on a processor with AMX, dies before its first program."""
     library = directory / "registers.so"
     compiler = shutil.which("cc")
     if compiler is None:
@@ -201,7 +201,7 @@ def _wide_registers(directory: Path) -> Path:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The kernel runs its processes as its children, in its own session."""
+    """Kill the kernel, whose processes are its children in its own session."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

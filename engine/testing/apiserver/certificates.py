@@ -1,4 +1,4 @@
-"""A throw-away certificate authority, by the `openssl` command."""
+"""Run a throw-away certificate authority with the `openssl` command."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ organizationName = optional
 
 @dataclass(frozen=True, slots=True)
 class CertificatePair:
-    """Files in PEM."""
+    """Hold paths of PEM files."""
 
     certificate: Path
     key: Path
 
 
 class Authority:
-    """Makes its key in `directory` and issues certificates there. Raises CalledProcessError or
-    FileNotFoundError where there is no working `openssl`."""
+    """Create its key in `directory` and issue certificates there. Raise CalledProcessError or
+    FileNotFoundError without a working `openssl`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -67,9 +68,9 @@ class Authority:
     def issue(
         self, common_name: str, *, organization: str = "", alternatives: str = "", expired: bool = False
     ) -> CertificatePair:
-        """A certificate for client and server use, valid for two days (`expired`: until the year 2001).
+        """Issue a certificate for client and server use, valid for two days (`expired`: until the year 2001).
 
-        `alternatives` are subject alternative names in OpenSSL's words: `DNS:localhost,IP:127.0.0.1`.
+        `alternatives` are subject alternative names in OpenSSL's syntax: `DNS:localhost,IP:127.0.0.1`.
         """
         self._issued += 1
         place = self.directory / f"{self._issued}"
@@ -85,8 +86,11 @@ class Authority:
         return pair
 
     def sign(self, request: bytes, begin: float, end: float, *, extensions: str = "") -> bytes:
-        """The certificate for a request (PEM), from `begin` to `end` in Unix seconds, with the names that the
-        request wants. `extensions` are more of them in OpenSSL's words."""
+        """Sign a certificate request (PEM), valid from `begin` to `end` in Unix seconds, with the requested
+        names.
+
+        `extensions` adds further extensions in OpenSSL's syntax.
+        """
         (self.directory / "index.txt").write_text("")
         file, signed = self.directory / "request.csr", self.directory / "signed.crt"
         file.write_bytes(request)

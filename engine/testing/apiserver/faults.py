@@ -1,4 +1,4 @@
-"""What may go wrong with a request on demand."""
+"""Define the faults that a request can meet on demand."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from enum import StrEnum
 
 
 class ApiServerFault(StrEnum):
-    """Ways to fail. A status code with its reason is a fault too: `server.fail(500)`."""
+    """List ways to fail. A status code with its reason is a fault too: `server.fail(500)`."""
 
     DROP = "drop"
-    """The connection breaks off instead of an answer."""
+    """The connection breaks instead of an answer."""
     RESET = "reset"
     """The request's stream is reset."""
     HANG = "hang"
-    """No answer, ever; the connection lives."""
+    """No answer, ever; the connection stays open."""
     LOST = "lost"
-    """What was asked for is done; the connection breaks off instead of the answer."""
+    """The request is carried out; the connection breaks instead of the answer."""
     FREEZE = "freeze"
     """From this request on the server neither reads nor writes on the connection."""
     MALFORMED = "malformed"
     """Status 200 and half an object."""
     TRICKLE = "trickle"
-    """Status 200 and then a byte now and again, without end."""
+    """Status 200 and then a single byte from time to time, without end."""
     ENDLESS = "endless"
     """Status 200 and an object as fast as it is read, without end."""
     GO_AWAY = "go-away"
-    """The answer is given, the connection takes no more requests."""
+    """The answer is sent; the connection accepts no further requests."""
 
 
 @dataclass(slots=True)
 class Planned:
-    """A fault for the next `times` requests that match, None for all, after `skip` that are let through.
+    """Plan a fault for the next `times` matching requests, None for all, after `skip` unaffected ones.
 
     `delay` (seconds) comes first.
     """
@@ -53,7 +53,7 @@ class Planned:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults planned, in order; the first that matches a request is taken."""
+    """Hold the planned faults, in order; the first that matches a request applies."""
 
     planned: list[Planned] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""HTTP/2 from the server's side, over the `h2` library (extra `testing`): one task for each request."""
+"""Serve HTTP/2 with the `h2` library (extra `testing`): one task for each request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ MAX_BODY = 4 << 20
 
 @dataclass(slots=True)
 class Http2Request:
-    """`path` with its query, header names in lower case; `common_name` of the client's certificate."""
+    """Hold a request: `path` with its query, header names in lower case, `common_name` of the client's
+    certificate.
+    """
 
     method: str
     path: str
@@ -31,7 +33,7 @@ class Http2Request:
 
 
 class ConnectionGone(Exception):
-    """The peer will not hear the answer."""
+    """Report that the peer will not receive the answer."""
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ Serve = Callable[[Http2Request, "Http2Answer"], Coroutine[Any, Any, None]]
 
 
 class Http2Answer:
-    """One request's way back: a head, then the body in pieces; each waits for the peer's window."""
+    """Send one request's answer: a head, then the body in pieces; each waits for the peer's window."""
 
     def __init__(self, connection: ServerConnection, stream: int) -> None:
         self._connection = connection
@@ -71,7 +73,7 @@ class Http2Answer:
         self._connection.abort()
 
     def lose(self) -> None:
-        """Break the connection off when there is an answer."""
+        """Break the connection when an answer is sent."""
         self._lost = True
 
     def freeze(self) -> None:
@@ -82,9 +84,10 @@ class Http2Answer:
 
 
 class ServerConnection(asyncio.Protocol):
-    """`serve` answers each request in a task of its own, cancelled when the client lets go.
+    """Answer each request with `serve` in its own task, cancelled when the client cancels the request.
 
-    While it is open it stands in `open_ones`; a connection whose handshake fails never does.
+    While the connection is open, `open_ones` contains it; a connection whose handshake fails never enters
+    it.
     """
 
     def __init__(
@@ -147,7 +150,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def go_away(self) -> None:
-        """GOAWAY: what has begun is answered; h2 itself would send nothing more."""
+        """Send GOAWAY: requests in progress are still answered; h2 itself would send nothing more."""
         if self._transport is not None:
             last = self._h2.highest_inbound_stream_id
             self._transport.write(bytes([0, 0, 8, 7, 0, 0, 0, 0, 0]) + last.to_bytes(4) + bytes(4))
@@ -193,7 +196,7 @@ class ServerConnection(asyncio.Protocol):
         self._open_ones.discard(self)
         self.lost.set()
 
-    # Inside
+    # Internals
 
     def _heed(self, event: h2.events.Event) -> None:
         match event:
@@ -251,7 +254,7 @@ class ServerConnection(asyncio.Protocol):
 
 
 def server_context(certificate: str, key: str, authorities: str) -> ssl.SSLContext:
-    """TLS for HTTP/2 that asks for a client certificate and lives without one."""
+    """Create a TLS context for HTTP/2 that requests a client certificate but does not require one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     context.load_verify_locations(authorities)

@@ -1,7 +1,7 @@
-"""How the API server applies patches: JSON merge patch (RFC 7386) and strategic merge patch.
+"""Apply patches as the API server does: JSON merge patch (RFC 7386) and strategic merge patch.
 
-Pure. A list with a merge key is merged item by item, `$patch: replace` replaces it, `$patch: delete` takes
-an item away, `$setElementOrder/LIST` says the order; every other list is replaced whole.
+Pure. A list with a merge key is merged item by item, `$patch: replace` replaces it, `$patch: delete` removes
+an item, `$setElementOrder/LIST` gives the order; every other list is replaced whole.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _merge_list(key: str, old: list[Any], patch: list[Any], order: list[Any] | N
 
 
 def _in_order(present: list[str], wanted: list[str]) -> list[str]:
-    """What `wanted` names in its order; the server's own stay behind the neighbour they stood behind."""
+    """Order items as in `wanted`; the server's other items stay behind their previous neighbour."""
     ordered = [name for name in wanted if name in present]
     for at, name in enumerate(present):
         if name not in ordered:
@@ -90,7 +90,7 @@ def _in_order(present: list[str], wanted: list[str]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Without directives and nulls, which mean nothing in what is new."""
+    """Remove directives and nulls, which have no meaning in new values."""
     if isinstance(value, Mapping):
         return {
             name: _plain(each)

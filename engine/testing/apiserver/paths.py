@@ -1,4 +1,4 @@
-"""The paths of the API: group, version, namespace, resource, name and subresource."""
+"""Parse paths of the API: group, version, namespace, resource, name and subresource."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _NAMESPACE_ITSELF = re.compile(r"/api/v1/namespaces/(?P<name>[^/]+)(?:/(?P<subre
 
 @dataclass(frozen=True, slots=True)
 class ResourcePath:
-    """`collection` is `/api/v1/pods` whatever the namespace; an empty `name` means all of them."""
+    """Hold a parsed path. `collection` is `/api/v1/pods` whatever the namespace; an empty `name` means all
+    objects.
+    """
 
     collection: str
     resource: str
@@ -29,7 +31,7 @@ class ResourcePath:
 
 
 def parse_path(path: str) -> ResourcePath | None:
-    """None for what is no path of a resource."""
+    """Parse a path; None if it is not the path of a resource."""
     if itself := _NAMESPACE_ITSELF.fullmatch(path):
         return ResourcePath(
             "/api/v1/namespaces", "namespaces", "", itself["name"], itself["subresource"] or ""

@@ -1,4 +1,4 @@
-"""What the API server does with an object that is more than keeping it: subresources, deletion, defaults."""
+"""Implement the API server's behaviour beyond storage: subresources, deletion, defaults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ POD_DEFAULTS: dict[str, Any] = {
 
 
 def update(store: ObjectStore, path: ResourcePath, value: Object) -> Object:
-    """PUT and PATCH: through a subresource only its part changes, without one all but the status."""
+    """Apply PUT and PATCH: through a subresource only its part changes, otherwise everything
+    except the status.
+    """
     before = store.get(path)
     if value.get("metadata", {}).get("name", path.name) != path.name:
         raise StoreError(400, "BadRequest", "the name of the object does not match the name on the URL")
@@ -63,7 +65,7 @@ def update(store: ObjectStore, path: ResourcePath, value: Object) -> Object:
 
 
 def _marks(path: ResourcePath, value: Object) -> Object:
-    """The labels and annotations that a request to the status of a Node or Pod sets."""
+    """Return the labels and annotations that a request to the status of a Node or Pod sets."""
     if path.resource not in ("nodes", "pods"):
         return {}
     metadata = value.get("metadata", {})
@@ -71,7 +73,9 @@ def _marks(path: ResourcePath, value: Object) -> Object:
 
 
 def delete(store: ObjectStore, path: ResourcePath, options: dict[str, Any]) -> Object:
-    """Pods go in two steps, with their grace; what has finalizers waits for them."""
+    """Delete an object. Pods go in two steps, with their grace period; an object with finalizers waits for
+    them.
+    """
     known = store.get(path)
     wanted = options.get("preconditions") or {}
     store.demand(path, wanted.get("uid"), wanted.get("resourceVersion"))
@@ -88,7 +92,7 @@ def delete(store: ObjectStore, path: ResourcePath, options: dict[str, Any]) -> O
 
 
 def _grace(pod: Object, asked: int | None) -> int:
-    """Seconds that a pod has to end; none for one that runs nowhere or has ended."""
+    """Return the seconds that a pod has to terminate; 0 for one that runs on no node or has ended."""
     spec = pod.get("spec", {})
     if not spec.get("nodeName") or pod.get("status", {}).get("phase") in FINAL_PHASES:
         return 0

@@ -1,4 +1,4 @@
-"""TokenReview and SubjectAccessReview: questions that are answered and not kept."""
+"""Answer TokenReview and SubjectAccessReview, which are not stored."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ REVIEWED = ("tokenreviews", "subjectaccessreviews")
 
 @dataclass(slots=True)
 class ReviewEndpoint:
-    """`allowed` are pairs of a user and a subresource of nodes, `"*"` for any of them."""
+    """Answer reviews. `allowed` are pairs of a user and a subresource of nodes, `"*"` for any of them."""
 
     allowed: set[tuple[str, str]] = field(default_factory=set)
 
     def answer(self, resource: str, question: Object, tokens: Mapping[str, str]) -> Object:
-        """The question with its `status`."""
+        """Return the review with its `status`."""
         spec = question.get("spec") or {}
         status = self._token(spec, tokens) if resource == REVIEWED[0] else self._access(spec)
         return {**question, "status": status}

@@ -1,4 +1,4 @@
-"""Field selectors: `metadata.name=x,spec.nodeName!=y`."""
+"""Parse field selectors: `metadata.name=x,spec.nodeName!=y`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ Selector = Callable[[Mapping[str, Any]], bool]
 
 
 def field_selector(text: str) -> Selector:
-    """Raises StoreError (400) for what is no selector. A field that is not there is empty."""
+    """Parse a field selector. A missing field counts as empty. Raise StoreError (400) for an
+    invalid selector.
+    """
     terms: list[tuple[list[str], bool, str]] = []
     for term in filter(None, text.split(",")):
         field, equals, value = term.partition("=")

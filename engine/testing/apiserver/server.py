@@ -1,4 +1,4 @@
-"""The API server: who asks, what, and what is answered."""
+"""Serve requests: authenticate the client, dispatch the request, and answer it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ REASONS = {
 
 @dataclass(slots=True)
 class SeenRequest:
-    """One request as it came: `path` without the query, `user` "" for nobody, `status` 0 while unanswered."""
+    """Record one request as received: `path` without the query, `user` "" for anonymous, `status` 0 while
+    unanswered.
+    """
 
     method: str
     path: str
@@ -61,17 +63,17 @@ class SeenRequest:
 
     @property
     def value(self) -> Any:
-        """The body, decoded."""
+        """Return the decoded body."""
         return json.loads(self.body)
 
 
 class ApiServer:
-    """Listens on a free port of 127.0.0.1 (`async with`, or `start` and `stop`; the port stays).
+    """Listen on a free port of 127.0.0.1 (`async with`, or `start` and `stop`; the port stays the same).
 
-    Keeps keys and kubeconfigs in `directory`. `tokens` are the bearer tokens that are good, with their
-    users; `requests` is what was asked; `objects` is what is there; `reviews` says who may do what.
-    `streaming_lists` off: it refuses `sendInitialEvents` as a server without WatchList does.
-    `bookmark_seconds` is the pace of bookmarks.
+    Keeps keys and kubeconfigs in `directory`. `tokens` maps valid bearer tokens to their users; `requests`
+    records the requests; `objects` stores the objects; `reviews` decides on access reviews. With
+    `streaming_lists` off, it refuses `sendInitialEvents` as a server without WatchList does.
+    `bookmark_seconds` is the interval of bookmarks.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class ApiServer:
         self._server = await loop.create_server(self._connect, sock=self._socket, ssl=self._context())
 
     async def stop(self) -> None:
-        """Close the port and break off every connection; objects stay for the next `start`."""
+        """Close the port and break every connection; objects stay for the next `start`."""
         if self._server is not None:
             self._server.close()
         self._socket.close()
@@ -131,11 +133,11 @@ class ApiServer:
 
     @property
     def open_watches(self) -> list[tuple[str, str]]:
-        """Collection and field selector of each watch that is under way."""
+        """Return collection and field selector of each active watch."""
         return list(self._watching.values())
 
     def disconnect(self, user: str = "") -> None:
-        """Break off every connection, or those by which `user` asked for something."""
+        """Break every connection, or those on which `user` sent a request."""
         of_user = {seen.connection for seen in self.requests if seen.user == user}
         for connection in list(self._connections):
             if not user or connection.number in of_user:
@@ -147,7 +149,7 @@ class ApiServer:
             task.cancel(_END)
 
     async def use_certificate(self, pair: CertificatePair) -> None:
-        """Another certificate of the server's; every connection is broken off."""
+        """Switch to another server certificate; every connection is broken."""
         await self.stop()
         self._pair = pair
         await self.start()
@@ -167,20 +169,20 @@ class ApiServer:
         retry_after: int | None = None,
         reason: str = "",
     ) -> None:
-        """The next `times` requests (None: all) of `user` (empty: anybody's) whose path matches the
-        expression `path` get a fault, after the first `skip` of them.
+        """Apply a fault to the next `times` requests (None: all) of `user` (empty: any user) whose path
+        matches the expression `path`, after the first `skip` of them.
 
-        `kind` is a `ApiServerFault`, an HTTP status, or None for no more than `delay` seconds of waiting.
+        `kind` is an `ApiServerFault`, an HTTP status, or None for a delay of `delay` seconds only.
         """
         self._faults.plan(
             Planned(kind, method, re.compile(path), user, skip, times, delay, retry_after, reason)
         )
 
     def heal(self) -> None:
-        """No more faults."""
+        """Remove all faults."""
         self._faults.clear()
 
-    # Who may come
+    # Authentication
 
     def kubeconfig(
         self,
@@ -190,7 +192,9 @@ class ApiServer:
         token: str = "",
         token_file: Path | None = None,
     ) -> Path:
-        """A file for `user`: with `token` or `token_file`, else with a client certificate of its own."""
+        """Write a kubeconfig for `user`: with `token` or `token_file`, else with a client certificate of its
+        own.
+        """
         who: dict[str, Any] = {}
         if token:
             self.tokens[token] = user
@@ -227,7 +231,7 @@ class ApiServer:
         return self.objects.list(_resource(path))
 
     def create(self, path: str, value: Object) -> Object:
-        """`path` is the collection's, with its namespace."""
+        """Create an object; `path` is the collection's, with its namespace."""
         return resources.create(self.objects, _resource(path), value)
 
     def update(self, path: str, value: Object) -> Object:
@@ -238,8 +242,9 @@ class ApiServer:
         return resources.delete(self.objects, _resource(path), options)
 
     def sign_request(self, name: str, *, begin: float | None = None, end: float | None = None) -> bytes:
-        """Approve a certificate signing request and sign it, for a day from now if nothing else is said
-        (Unix seconds)."""
+        """Approve a certificate signing request and sign it, by default for one day from now
+        (Unix seconds).
+        """
         path = f"{SIGNING_REQUESTS}/{name}"
         value = copy.deepcopy(self.get(path))
         now = time.time()
@@ -298,7 +303,7 @@ class ApiServer:
             answer.go_away()
 
     async def _pass(self, fault: Planned, answer: Http2Answer, seen: SeenRequest) -> bool:
-        """Let a fault happen; whether the request is answered all the same."""
+        """Apply a fault; return whether the request is still answered."""
         await asyncio.sleep(fault.delay)
         match fault.kind:
             case None | ApiServerFault.GO_AWAY:
@@ -491,7 +496,7 @@ def _resource(path: str) -> ResourcePath:
 
 
 def _kind(path: ResourcePath) -> tuple[str, str]:
-    """apiVersion and kind, from the names in the path."""
+    """Return apiVersion and kind, from the names in the path."""
     version = path.collection.split("/", 2)[2].rpartition("/")[0]
     if path.collection.startswith("/api/"):
         version = "v1"

@@ -1,4 +1,4 @@
-"""The objects, their versions, and the changes that watches follow."""
+"""Store the objects, their versions, and the changes that watches follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 
 class StoreError(Exception):
-    """A refusal: HTTP status, Kubernetes' reason, words."""
+    """Report a refusal: HTTP status, Kubernetes' reason, message."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         self.code, self.reason, self.message = code, reason, message
@@ -28,7 +28,7 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happened as `version`; `before` is None for what is new, `after` None for what is gone."""
+    """Record the change of `version`; `before` is None for a new object, `after` None for a removed one."""
 
     version: int
     collection: str
@@ -38,7 +38,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class StoreSnapshot:
-    """All objects as they were at a version."""
+    """Hold all objects as they were at a version."""
 
     version: int
     objects: Mapping[tuple[str, str, str], Object]
@@ -48,10 +48,10 @@ EMPTY = StoreSnapshot(1, {})
 
 
 class ObjectStore:
-    """Objects by collection, namespace and name. Whoever gets an object must not change it.
+    """Store objects by collection, namespace and name. Callers must not change returned objects.
 
-    `clock` is Unix seconds. Versions grow by one with each change; the last `HISTORY` changes can be
-    followed, older ones are Gone.
+    `clock` is Unix seconds. Versions grow by one with each change; watches can follow the last `HISTORY`
+    changes, older ones are Gone.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -75,7 +75,7 @@ class ObjectStore:
         ]
 
     def resources(self, group: str) -> Sequence[str]:
-        """Those of a group and version, such as `/apis/apps/v1`, of which there is an object."""
+        """Return the resources of a group and version, such as `/apis/apps/v1`, that have an object."""
         collections = {collection for collection, _, _ in self._objects}
         return sorted(name for where, _, name in (c.rpartition("/") for c in collections) if where == group)
 
@@ -100,9 +100,9 @@ class ObjectStore:
         return self._put(key, None, made)
 
     def replace(self, path: ResourcePath, value: Object) -> Object:
-        """`value` in the place of what is there; the same again is no change.
+        """Replace the stored object with `value`; an equal value is no change.
 
-        A uid or resourceVersion in `value` must be that of the object there.
+        A uid or resourceVersion in `value` must match the stored object's.
         """
         before = self.get(path)
         after = copy.deepcopy(value)
@@ -120,11 +120,11 @@ class ObjectStore:
         return self._put(path.key, before, after)
 
     def remove(self, path: ResourcePath) -> Object:
-        """Take it away at once; returns its last state."""
+        """Remove it immediately; return its last state."""
         return self._put(path.key, self.get(path), None)
 
     def demand(self, path: ResourcePath, uid: str | None, version: str | None) -> None:
-        """Preconditions: raises StoreError (409) when the object is another or has changed."""
+        """Check preconditions: raise StoreError (409) if the object is a different one or has changed."""
         known = self.get(path)["metadata"]
         if uid and uid != known["uid"]:
             raise StoreError(
@@ -147,15 +147,15 @@ class ObjectStore:
         return StoreSnapshot(self.version, dict(self._objects))
 
     def set_back(self, snapshot: StoreSnapshot) -> None:
-        """What came after `snapshot` has never been, and versions count on from there."""
+        """Undo everything after `snapshot`, and continue counting versions from there."""
         self.version = self.oldest = snapshot.version
         self._objects = dict(snapshot.objects)
         self._changes = []
 
     async def after(self, version: int) -> Change:
-        """The change that follows `version`, which may be one that is yet to come.
+        """Return the change that follows `version`, waiting for it if necessary.
 
-        Raises StoreError (410) when it is forgotten.
+        Raise StoreError (410) if it is forgotten.
         """
         while True:
             if version < self.oldest:

@@ -1,4 +1,4 @@
-"""Watches: the first set where it is asked for, changes, bookmarks."""
+"""Serve watches: the initial set on request, changes, bookmarks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def events(
     params: Mapping[str, str],
     bookmark_seconds: float,
 ) -> AsyncIterator[Event]:
-    """Until the end of `timeoutSeconds`. Raises StoreError (410) when a change is forgotten.
+    """Yield events until the end of `timeoutSeconds`. Raise StoreError (410) if a change is forgotten.
 
     `kind` is apiVersion and kind of a bookmark's object.
     """
@@ -63,7 +63,7 @@ def too_new(version: int, store: ObjectStore) -> StoreError | None:
 
 
 def _event(change: Change, path: ResourcePath, selected: Selector) -> Event | None:
-    """What a change is to one watch: an object may come into its selection and leave it."""
+    """Return a change as one watch sees it: an object may enter its selection and leave it."""
     if change.collection != path.collection:
         return None
     before, after = _seen(change.before, path, selected), _seen(change.after, path, selected)
