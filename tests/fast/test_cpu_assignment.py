@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import ModuleType
 from typing import NamedTuple
 
@@ -107,6 +108,43 @@ def test_distributed(machine: Machine, data: st.DataObject, spread: bool, group:
     assert taken == expected
     assert taken & ~(machine.free & machine.cpus) == 0
     assert taken.bit_count() == min(count, free)
+
+
+def machine_of(free: tuple[int, ...], size: int) -> Machine:
+    """NUMA nodes of `size` CPUs, one per core, two nodes a socket; `free[i]` CPUs of node i are free."""
+    nodes = {node: ((1 << size) - 1) << node * size for node in range(len(free))}
+    sockets: dict[int, int] = {}
+    for node, cpus in nodes.items():
+        sockets[node // 2] = sockets.get(node // 2, 0) | cpus
+    cores = {cpu: 1 << cpu for cpu in range(size * len(free))}
+    wanted = sum(((1 << count) - 1) << node * size for node, count in enumerate(free))
+    return Machine((cores, nodes, sockets, nodes), wanted)
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(2, 6), (3, 4), (4, 3)])
+@pytest.mark.parametrize("group", [1, 2])
+def test_every_distribution_over_few_nodes(nodes: int, size: int, group: int) -> None:
+    for free in product(range(size + 1), repeat=nodes):
+        machine = machine_of(free, size)
+        forms = [(form, form.Layout(*machine.levels)) for form in (compiled, plain)]
+        for count in range(group, sum(free) + 1, group):
+            taken, expected = (
+                form.take_distributed(layout, machine.free, count, group) for form, layout in forms
+            )
+            assert taken == expected, (free, count)
+            assert taken.bit_count() == count
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(4, 12), min_size=5, max_size=12), st.integers(1, 3), st.floats(0.3, 1))
+def test_distributions_over_many_nodes(free: list[int], group: int, part: float) -> None:
+    machine = machine_of(tuple(free), 12)
+    count = int(sum(free) * part) // group * group
+    taken, expected = (
+        form.take_distributed(form.Layout(*machine.levels), machine.free, count, group)
+        for form in (compiled, plain)
+    )
+    assert taken == expected
 
 
 @given(machines)
