@@ -45,7 +45,9 @@ Weights = NDArray[np.uint16]
 
 
 class Rules(NamedTuple):
-    """`quota_period` is the period that quotas are computed with; `reserved_percent` −1 for none."""
+    """Parameters of the formulas: `quota_period` is the period that quotas are computed with;
+    `reserved_percent` is −1 for none.
+    """
 
     enforce_cpu: bool = True
     quota_period: int = 100_000

@@ -1,6 +1,6 @@
-"""The one switch between compiled kernels and their plain-Python twins.
+"""Switch between compiled kernels and their plain-Python twins.
 
-A missing extension is an error, never a silent fallback; `KUBENGINE_PURE=1` asks for the twins.
+A missing extension is an error, never a silent fallback; `KUBENGINE_PURE=1` selects the twins.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Cgroup values of many pods at once: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+"""Compute cgroup values of many pods at once: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
 
 from engine._fast._cgroup_values_py import (
     INIT,

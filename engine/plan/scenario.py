@@ -1,6 +1,7 @@
-"""Scenario files: named questions with parameter sweeps and assertions, so that a plan runs in CI.
+"""Run scenario files: named questions with parameter sweeps and assertions, so that a plan runs in CI.
 
-The format is described in `docs/plan.md`; `scenario_schema` gives its JSON schema. Errors say line and field.
+The format is described in `docs/plan.md`; `scenario_schema` gives its JSON schema. Errors name line and
+field.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Range(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}
 
 
 class Where(msgspec.Struct, forbid_unknown_fields=True):
-    """Rows that an assertion is about; texts are patterns with * and ?."""
+    """Select the rows that an assertion covers; texts are patterns with * and ?."""
 
     decision: str = "*"
     node: str = "*"
@@ -55,7 +56,7 @@ class Where(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FailIf(msgspec.Struct, forbid_unknown_fields=True):
-    """The run fails if the measure is above `more_than` or below `less_than`."""
+    """Fail the run if the measure is above `more_than` or below `less_than`."""
 
     message: Annotated[str, Meta(description="what it means")] = ""
     where: Where = msgspec.field(default_factory=Where)
@@ -68,14 +69,14 @@ class FailIf(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Sides(msgspec.Struct, forbid_unknown_fields=True):
-    """Parameters of both sides of a comparison, laid over `with`."""
+    """Parameters of both sides of a comparison, merged over `with`."""
 
     a: dict[str, Any] = {}
     b: dict[str, Any] = {}
 
 
 class Scenario(msgspec.Struct, forbid_unknown_fields=True, rename={"with_": "with"}):
-    """One named question."""
+    """Describe one named question."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     ask: Annotated[str, Meta(description=f"one of {', '.join(QUESTIONS)}")]
@@ -92,7 +93,7 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, rename={"with_": "wit
 
 
 class Synthetic(msgspec.Struct, forbid_unknown_fields=True):
-    """A made-up cluster instead of a snapshot."""
+    """Describe a generated cluster that replaces a snapshot."""
 
     nodes: Annotated[int, Meta(ge=1)]
     pods_per_node: Annotated[int, Meta(ge=0)] = 100
@@ -113,7 +114,7 @@ class ScenarioFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Failure:
-    """An assertion that did not hold."""
+    """Report an assertion that did not hold."""
 
     scenario: str
     message: str
@@ -121,7 +122,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class ScenarioOutcome:
-    """What a run gave: all answers, the points that were asked, and what failed."""
+    """Hold the result of a run: all answers, the points that were asked, and the failures."""
 
     answer: Answer
     points: tuple[tuple[str, str, dict[str, Any]], ...]
@@ -129,10 +130,10 @@ class ScenarioOutcome:
 
 
 class Plan:
-    """A scenario file, checked: every point of every sweep is typed before the first is asked."""
+    """Hold a validated scenario file: every point of every sweep is typed before the first is asked."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `InvalidInput` with file, line and field."""
+        """Read the file. Raise `InvalidInput` with file, line and field."""
         self._document = YAMLDocument(path)
         self.file = self._document.convert(ScenarioFile)
         if self.file.kind != "Plan":
@@ -149,7 +150,7 @@ class Plan:
         self.points = [list(self._points(index)) for index in range(len(names))]
 
     def _points(self, index: int) -> Iterator[tuple[str, list[msgspec.Struct], dict[str, Any]]]:
-        """(name, parameters of one question or of both sides, as written) of each point of a sweep."""
+        """Yield (name, parameters of one question or of both sides, as written) of each point of a sweep."""
         scenario = self.file.scenarios[index]
         at: tuple[str | int, ...] = ("scenarios", index)
         if scenario.ask not in QUESTIONS:
@@ -200,13 +201,13 @@ class Plan:
 
     @property
     def questions(self) -> int:
-        """How many are asked in all; both sides of a difference count."""
+        """Return the total number of questions; both sides of a difference count."""
         return sum(len(typed) for mine in self.points for _, typed, _ in mine)
 
     def run(
         self, cluster: Cluster, *, shard_pods: int = 0, dask: str = "", step: Step = silent
     ) -> ScenarioOutcome:
-        """Ask everything, in order, then check the assertions; `step` is told of each question."""
+        """Ask everything, in order, then check the assertions; `step` is called for each question."""
         answers: list[Answer] = []
         points: list[tuple[str, str, dict[str, Any]]] = []
         failures: list[Failure] = []
@@ -235,18 +236,18 @@ class Plan:
 
 
 def _located(error: msgspec.ValidationError | InvalidInput) -> tuple[str, tuple[str | int, ...]]:
-    """What is wrong with a parameter, and its path."""
+    """Return a parameter's error, and its path."""
     return (error.message, (error.subject,)) if isinstance(error, InvalidInput) else split_error(error)
 
 
 def expected_fields(name: str, kind: type[msgspec.Struct]) -> str:
-    """What follows "unknown field": the nearest parameter, or all that there are."""
+    """Complete an "unknown field" error with the nearest parameter, or all existing ones."""
     fields = kind.__struct_fields__
     return nearest(name, fields) or f"; expected one of {', '.join(fields)}"
 
 
 def laid_over(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy of `base` with changes; a key with a dot goes inside (`requests.cpu`)."""
+    """Return a copy of `base` with changes; a key with a dot addresses a nested field (`requests.cpu`)."""
     result = deepcopy(base)
     for change in changes:
         for key, value in change.items():
@@ -261,7 +262,7 @@ def laid_over(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def failed(name: str, assertions: list[FailIf], answer: Answer) -> Iterator[Failure]:
-    """Which assertions do not hold for an answer."""
+    """Return which assertions do not hold for an answer."""
     for assertion in assertions:
         table = matching(answer.table, assertion.where)
         if assertion.of == "rows":
@@ -281,7 +282,7 @@ def failed(name: str, assertions: list[FailIf], answer: Answer) -> Iterator[Fail
 
 
 def matching(table: pa.Table, where: Where) -> pa.Table:
-    """Rows whose texts all match."""
+    """Return rows whose texts all match."""
     keep = np.ones(table.num_rows, bool)
     for name in Where.__struct_fields__:
         pattern = getattr(where, name)
@@ -298,7 +299,7 @@ def matching(table: pa.Table, where: Where) -> pa.Table:
 
 
 def scenario_schema() -> dict[str, Any]:
-    """The JSON schema of a scenario file, with each question's parameters under `$defs`."""
+    """Return the JSON schema of a scenario file, with each question's parameters under `$defs`."""
     schema = msgspec.json.schema(ScenarioFile)
     schemas, components = msgspec.json.schema_components(
         [question.parameters for question in QUESTIONS.values()], ref_template="#/$defs/{name}"

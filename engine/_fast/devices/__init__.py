@@ -1,1 +1,1 @@
-"""Kernels for device sets, checksums, device lists and NUMA hints, with their plain twins."""
+"""Provide kernels for device sets, checksums, device lists and NUMA hints, with their plain twins."""

@@ -1,7 +1,7 @@
-"""The rule of the bitset kernels, over plain integers.
+"""State the rule of the bitset kernels over plain integers.
 
-A bitset is a one-dimensional uint64 array; member `i` is bit `i % 64` of word `i // 64`. The two
-operands of a kernel have the same number of words; results are new arrays.
+A bitset is a one-dimensional uint64 array; member `i` is bit `i % 64` of word `i // 64`. The two operands of
+a kernel have the same number of words; results are new arrays.
 """
 
 from __future__ import annotations
@@ -27,37 +27,39 @@ def _same_length(a: Bits, b: Bits) -> None:
 
 
 def difference(a: Bits, b: Bits) -> Bits:
-    """Members of `a` that are not in `b`."""
+    """Return the members of `a` that are not in `b`."""
     _same_length(a, b)
     return np.array([x & ~y & (2**64 - 1) for x, y in zip(a.tolist(), b.tolist(), strict=True)], np.uint64)
 
 
 def intersection(a: Bits, b: Bits) -> Bits:
-    """Members of both."""
+    """Return the members of both."""
     _same_length(a, b)
     return np.array([x & y for x, y in zip(a.tolist(), b.tolist(), strict=True)], np.uint64)
 
 
 def count(a: Bits) -> int:
-    """How many members."""
+    """Return the number of members."""
     return len(_members(a))
 
 
 def count_intersection(a: Bits, b: Bits) -> int:
-    """How many members are in both."""
+    """Return how many members are in both."""
     return count(intersection(a, b))
 
 
 def count_difference(a: Bits, b: Bits) -> int:
-    """How many members of `a` are not in `b`."""
+    """Return how many members of `a` are not in `b`."""
     return count(difference(a, b))
 
 
 def first(a: Bits, n: int) -> Indices:
-    """The `n` lowest members in ascending order, fewer if there are fewer; shape (<= n,), int32."""
+    """Return the `n` lowest members in ascending order, fewer if there are fewer; shape (<= n,), int32."""
     return np.array(_members(a)[: max(n, 0)], np.int32)
 
 
 def first_of_difference(a: Bits, b: Bits, n: int) -> list[int]:
-    """The `n` lowest members of `a` that are not in `b`, in ascending order, fewer if there are fewer."""
+    """Return the `n` lowest members of `a` that are not in `b`, in ascending order, fewer if
+    there are fewer.
+    """
     return _members(difference(a, b))[: max(n, 0)]

@@ -1,7 +1,8 @@
-"""The rule of reading a ListAndWatch message: through the protobuf library, into columns by device index.
+"""State the rule of reading a ListAndWatch message: through the protobuf library, into columns by device
+index.
 
-Device ids are interned: an index maps each known id to a dense number. Reading a message gives, for the
-known ids and then for ids that are new in order of appearance, what the message says of each.
+Device ids are interned: an index maps each known id to a dense number. Reading a message returns its values
+for the known ids, followed by the new ids in order of appearance.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ NodeIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DeviceList:
-    """One message. Columns have a row per known id, then one per id of `new_ids`.
+    """Hold one message. Columns have a row per known id, then one per id of `new_ids`.
 
-    `state`: `ABSENT`, `UNHEALTHY` or `HEALTHY` (exactly the text "Healthy"), uint8. `topology`: a number
-    that the index gave to the device's NUMA nodes (0: it names no topology), int32. The last of several
-    devices with one id counts; `duplicates` says how many were superseded, `nameless` how many had an
-    empty id and were left out, `odd` how many had a health that is neither word.
+    `state`: `ABSENT`, `UNHEALTHY` or `HEALTHY` (exactly the text "Healthy"), uint8. `topology`: the index's
+    number for the device's NUMA nodes (0: it names no topology), int32. The last of several devices with one
+    id counts; `duplicates` is the number of superseded ones, `nameless` the number with an empty id, which
+    are left out, `odd` the number whose health is neither word.
     """
 
     state: NDArray[np.uint8]
@@ -43,7 +44,7 @@ class DeviceList:
 
 
 class DeviceIndex:
-    """Interned ids of one resource, and the topologies that their messages have named."""
+    """Intern the ids of one resource, and the topologies that their messages have named."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         self._index = {id: i for i, id in enumerate(ids)}
@@ -51,11 +52,11 @@ class DeviceIndex:
         self._nodes: list[NodeIds | None] = [None]
 
     def nodes(self, topology: int) -> NodeIds | None:
-        """The NUMA node ids behind a topology number, sorted; None for no topology."""
+        """Return the NUMA node ids of a topology number, sorted; None for no topology."""
         return self._nodes[topology]
 
     def intern(self, nodes: NodeIds | None) -> int:
-        """The number of a set of NUMA nodes."""
+        """Return the number of a set of NUMA nodes."""
         if nodes is None:
             return NO_TOPOLOGY
         number = self._numbers.setdefault(nodes, len(self._nodes))
@@ -64,7 +65,7 @@ class DeviceIndex:
         return number
 
     def read(self, message: bytes) -> DeviceList:
-        """Read a serialized ListAndWatchResponse; `ValueError` if it is not one."""
+        """Read a serialized ListAndWatchResponse. Raise `ValueError` if it is invalid."""
         from engine.wire.deviceplugin_v1beta1_pb2 import ListAndWatchResponse
 
         try:
@@ -95,12 +96,12 @@ class DeviceIndex:
 
 
 def read_topology(message: bytes) -> NodeIds:
-    """The node ids of a serialized TopologyInfo; raises as the protobuf library does."""
+    """Return the node ids of a serialized TopologyInfo. Raise as the protobuf library does."""
     from engine.wire.deviceplugin_v1beta1_pb2 import TopologyInfo
 
     return node_ids(TopologyInfo.FromString(message))
 
 
 def node_ids(topology: TopologyInfo) -> NodeIds:
-    """The distinct NUMA node ids of a message, sorted."""
+    """Return the distinct NUMA node ids of a message, sorted."""
     return tuple(sorted({node.ID for node in topology.nodes}))

@@ -1,8 +1,8 @@
-"""The rule of the NUMA hint kernels (kubelet v1.36, `topologymanager` and the device hint generator).
+"""State the rule of the NUMA hint kernels (kubelet v1.36, `topologymanager` and the device hint generator).
 
-NUMA nodes are positions 0..nodes-1; a set of nodes is an integer mask. The hints of one resource are
-an array of 2^nodes flags indexed by mask, any of `ORDINARY` and `PREFERRED`. A resource that has no
-opinion, or no hint at all, says so beside its array: `ANY_NODE` or `NOWHERE` (`NO_MASK` if neither).
+NUMA nodes are positions 0..nodes-1; a set of nodes is an integer mask. The hints of one resource are an
+array of 2^nodes flags indexed by mask, any of `ORDINARY` and `PREFERRED`. A separate value marks a resource
+without a preference or without any hint: `ANY_NODE` or `NOWHERE` (`NO_MASK` if neither).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def generate(
     reusable: NDArray[np.int64],
     request: int,
 ) -> Flags:
-    """Hints for `request` devices. Group i is the devices attached to exactly the nodes `groups[i]`;
+    """Generate hints for `request` devices. Group i is the devices attached to exactly the nodes `groups[i]`;
     `everything`, `available` and `reusable` count its devices, shape (groups,).
 
-    Only nodes that a device is attached to are in masks, or all nodes if none is. A non-empty mask is a
+    Masks contain only nodes that a device is attached to, or all nodes if none is. A non-empty mask is a
     hint if every reusable device touches it, and reusable and available devices touching it are enough. It
     is preferred if no smaller mask has enough devices of any state. Source: kubelet v1.36.
     """
@@ -64,13 +64,13 @@ def generate(
 
 
 def merge(nodes: int, families: Sequence[Family], distances: Distances | None) -> tuple[int, bool]:
-    """The best of all ways to take one hint per resource: (mask, preferred).
+    """Return the best of all ways to take one hint per resource: (mask, preferred).
 
-    Taking hints means intersecting their masks; it is preferred if each hint is and all masks are
-    equal. Empty intersections do not count. Preferred beats not preferred. Among preferred the
-    fittest wins; else one of as many nodes as the neediest resource's smallest hint, or fewer but as
-    many as possible, or more but as few as possible. Fitter is fewer nodes, then, if `distances` are
-    given, a smaller average distance, then the smaller mask. All nodes, not preferred, if none counts.
+    Taking hints means intersecting their masks; the result is preferred if each hint is and all masks are
+    equal. Empty intersections do not count. Preferred beats not preferred. Among preferred results the
+    fittest wins; otherwise one with as many nodes as the neediest resource's smallest hint, or fewer but as
+    many as possible, or more but as few as possible. Fitter is fewer nodes, then, if `distances` are given,
+    a smaller average distance, then the smaller mask. Returns all nodes, not preferred, if none counts.
     """
     everywhere = (1 << nodes) - 1
 

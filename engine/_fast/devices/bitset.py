@@ -1,4 +1,4 @@
-"""Sets of dense indices as uint64 words: difference, intersection, counts, lowest members."""
+"""Represent sets of dense indices as uint64 words: difference, intersection, counts, lowest members."""
 
 from engine._fast._select import PURE
 

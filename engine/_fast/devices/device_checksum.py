@@ -1,4 +1,4 @@
-"""FNV-1a over bytes, of 32 and of 128 bits: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+"""Compute FNV-1a of bytes, 32 and 128 bits: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
 
 from engine._fast._select import PURE
 

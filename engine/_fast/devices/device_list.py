@@ -1,4 +1,4 @@
-"""ListAndWatch messages read into columns over interned device ids: compiled, or the plain twin."""
+"""Read ListAndWatch messages into columns over interned device ids: compiled, or the plain twin."""
 
 from engine._fast._select import PURE
 from engine._fast.devices._device_list_py import ABSENT, HEALTHY, NO_TOPOLOGY, UNHEALTHY, DeviceList, NodeIds

@@ -1,4 +1,4 @@
-"""NUMA hints and their merge, over sets of nodes as masks: compiled, or the plain twin."""
+"""Generate and merge NUMA hints over sets of nodes as masks: compiled, or the plain twin."""
 
 from engine._fast._select import PURE
 from engine._fast.devices._topology_py import (

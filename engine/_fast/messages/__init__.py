@@ -1,1 +1,1 @@
-"""Kernels that split JSON lists and read protobuf fields, with their plain twins."""
+"""Provide kernels that split JSON lists and read protobuf fields, with their plain twins."""

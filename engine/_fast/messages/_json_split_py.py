@@ -32,7 +32,9 @@ def _skip(data: memoryview, at: int, ignored: bytes) -> int:
 
 
 def _string_end(data: memoryview, at: int) -> int:
-    """Index after the closing quote of the string whose first character is `at`; -1 if cut off."""
+    """Return the index after the closing quote of the string whose first character is `at`; -1 if it is cut
+    off.
+    """
     while at < len(data):
         if data[at] == ord("\\"):
             at += 2
@@ -44,7 +46,7 @@ def _string_end(data: memoryview, at: int) -> int:
 
 
 def _value_end(data: memoryview, at: int, depth: int, max_depth: int) -> tuple[int, int]:
-    """Index after the bracket that brings `depth` to zero."""
+    """Return the index after the bracket that brings `depth` to zero."""
     while at < len(data):
         byte = data[at]
         at += 1
@@ -66,7 +68,9 @@ def _value_end(data: memoryview, at: int, depth: int, max_depth: int) -> tuple[i
 def split_items(
     buffer: memoryview | bytes, start: int, bounds: NDArray[np.int64], max_depth: int
 ) -> tuple[int, int, int]:
-    """Count of objects found (their `[start, end)` are the first rows of `bounds`), index, status."""
+    """Return the count of objects found (their `[start, end)` are the first rows of `bounds`),
+    index, status.
+    """
     data = memoryview(buffer)
     at, count = start, 0
     while at < len(data):
@@ -90,7 +94,9 @@ def split_items(
 
 
 def open_document(buffer: memoryview | bytes, start: int, max_depth: int) -> tuple[int, int, int]:
-    """What the next value is, the index where it begins, and the index as said for each status."""
+    """Return the status of the next value, the index where it begins, and the index described for
+    each status.
+    """
     data = memoryview(buffer)
     at = begin = _skip(data, start, _SPACE + b",")
     if at == len(data):
@@ -126,6 +132,6 @@ def open_document(buffer: memoryview | bytes, start: int, max_depth: int) -> tup
 
 
 def close_document(buffer: memoryview | bytes, start: int, max_depth: int) -> tuple[int, int]:
-    """Status and the index after the document's last bracket."""
+    """Return the status and the index after the document's last bracket."""
     status, end = _value_end(memoryview(buffer), start, 1, max_depth)
     return status, start if status == MORE else end

@@ -1,11 +1,11 @@
-"""The rule of picking fields out of a list that a runtime sends: through the protobuf library.
+"""State the rule of picking fields out of a runtime's list: through the protobuf library.
 
-A message of `engine.wire.cri_v1_pb2` whose field 1 is the list, and columns of its items by name:
-`id`, `metadata.name` (inside a message), `labels[key]` (an entry of a map), `repo_tags` (a list of texts),
-`linux.containers` (a list of messages, each as its bytes) and the empty name for the whole item. What is not
-there is empty, 0 or False, as protobuf has it. `cpu.timestamp?` is a number of 64 bits of which it matters
-whether the message it is in, `cpu`, is there: -2**63 if not, and never more than 2**63 - 1; such a column is
-an array and no list.
+The input is a message of `engine.wire.cri_v1_pb2` whose field 1 is the list, and columns of its items by
+name: `id`, `metadata.name` (inside a message), `labels[key]` (an entry of a map), `repo_tags` (a list of
+texts), `linux.containers` (a list of messages, each as its bytes) and the empty name for the whole item. A
+missing field is empty, 0 or False, as in protobuf. `cpu.timestamp?` is a 64-bit number for which the
+presence of its message `cpu` matters: -2**63 if that is missing, and never more than 2**63 - 1; such a
+column is an array and not a list.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HELD: Final = {"TYPE_INT64": HELD_INT64, "TYPE_UINT64": HELD_UINT64}
 
 
 class Column(NamedTuple):
-    """One column: its kind, the numbers of the fields that lead to it, and an entry's key."""
+    """Describe one column: its kind, the numbers of the fields that lead to it, and an entry's key."""
 
     kind: int
     path: tuple[int, ...]
@@ -44,7 +44,7 @@ class Column(NamedTuple):
 
 
 def resolve(message: str, columns: Sequence[str]) -> list[Column]:
-    """The columns by number. Raises `ValueError` for one that there isn't or that stands twice."""
+    """Resolve columns to field numbers. Raise `ValueError` for an unknown or repeated column."""
     from engine.wire import cri_v1_pb2
 
     if len(columns) > MOST_COLUMNS or len({name.removesuffix("?") for name in columns}) < len(columns):
@@ -80,7 +80,7 @@ def _column(items: Any, name: str) -> Column:
 
 
 class Picker:
-    """Reads `columns` of the items of a `message`. Raises `ValueError` for a column that there isn't."""
+    """Read `columns` of the items of a `message`. Raise `ValueError` for an unknown column."""
 
     def __init__(self, message: str, columns: Sequence[str]) -> None:
         from engine.wire import cri_v1_pb2
@@ -96,18 +96,21 @@ class Picker:
         self._made = [_array if column.kind in _HELD.values() else list for column in kinds]
 
     def pick(self, message: bytes) -> tuple[Any, ...]:
-        """A list or array for each column, with an entry for each item. `ValueError` for bytes of no such
-        message."""
+        """Return a list or array for each column, with an entry for each item. Raise `ValueError` for invalid
+        bytes.
+        """
         return self._picked(lambda: getattr(self._type.FromString(message), self._list))
 
     def pick_items(self, items: list[bytes]) -> tuple[Any, ...]:
-        """The same of items as the column of whole items has them."""
+        """Return the same for items given as in the column of whole items."""
         return self._picked(lambda: [self._item.FromString(item) for item in items])
 
     def digest(self, message: bytes) -> int:
-        """Two lists with the same items, as far as the columns tell them, have the same one in whatever order
-        they stand; others have the same one by a chance of one in 2**64. `ValueError` for bytes of no such
-        message, and for columns that are lists, whole items or end in `?`."""
+        """Return a digest that is equal for two lists whose columns have equal items, in any order.
+
+        Different lists have equal digests with a probability of 2**-64. Raise `ValueError` for invalid
+        bytes, and for columns that are lists, whole items or end in `?`.
+        """
         if not self._single:
             raise ValueError("a digest is made of columns with one text or number each")
         return sum(map(_digest, zip(*self.pick(message), strict=True))) & _WORD
@@ -129,8 +132,10 @@ _FIRST: Final = 0x9E3779B97F4A7C15  # an empty item counts too
 
 
 def _digest(item: tuple[str | int, ...]) -> int:
-    """Of an item's values: texts as their length and eight bytes at a time, numbers as 64 bits. Rounds of
-    multiplication, then the end that MurmurHash3 gives 64 bits, so that sums of digests tell items apart."""
+    """Digest an item's values: texts as their length and eight bytes at a time, numbers as 64 bits. Rounds of
+    multiplication are followed by MurmurHash3's finalizer for 64 bits, so that sums of digests distinguish
+    items.
+    """
     mixed = reduce(_mixed, chain.from_iterable(map(_words, item)), _FIRST)
     for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
         mixed = (mixed ^ mixed >> shift) * factor & _WORD

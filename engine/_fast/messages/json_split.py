@@ -1,4 +1,4 @@
-"""Boundaries of the objects in a JSON list: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+"""Find the boundaries of objects in a JSON list: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
 
 from engine._fast._select import PURE
 from engine._fast.messages._json_split_py import DONE, FULL, ITEMS, MORE, OBJECT, TOO_DEEP, UNEXPECTED

@@ -1,4 +1,4 @@
-"""Chosen fields of a runtime's lists: compiled, or by the protobuf library under `KUBENGINE_PURE=1`."""
+"""Pick chosen fields of a runtime's lists: compiled, or by the protobuf library under `KUBENGINE_PURE=1`."""
 
 from engine._fast._select import PURE
 

@@ -1,1 +1,1 @@
-"""Kernels for predicates, pod requests and preemption victims, with their plain twins."""
+"""Provide kernels for predicates, pod requests and preemption victims, with their plain twins."""

@@ -26,8 +26,9 @@ Int64s: TypeAlias = "NDArray[np.int64]"
 
 
 def request_sums(requests: Int64s, offsets: Int64s, threads: int = 0) -> Int64s:
-    """int64[R, M]: what the pods of each node request together; node i has columns `offsets[i]` to
-    `offsets[i + 1]` of `requests` (int64[R, N], not negative). Raises OverflowError beyond 64 bits."""
+    """Return int64[R, M]: the total requests of each node's pods; node i has columns `offsets[i]` to
+    `offsets[i + 1]` of `requests` (int64[R, N], not negative). Raise OverflowError beyond 64 bits.
+    """
     nodes = len(offsets) - 1
     sums = np.zeros((len(requests), nodes), np.int64)
     for node in range(nodes):
@@ -40,11 +41,11 @@ def request_sums(requests: Int64s, offsets: Int64s, threads: int = 0) -> Int64s:
 
 
 class Ledger:
-    """What rows of `requests` (int64[R, N], not negative) ask for together, beside the most that they may.
+    """Track the total of rows of `requests` (int64[R, N], not negative) against limits.
 
-    `used` (int64[R]) grows and shrinks with the rows that are added and removed; `limits` (int64[R]) are read
-    at each question. Both and `requests` stay the caller's, arrays or other memory of that form. Raises
-    `IndexError` for a row that there isn't.
+    `used` (int64[R]) grows and shrinks with the rows that are added and removed; `limits` (int64[R]) is read
+    at each question. Both and `requests` stay the caller's, arrays or other memory of that format. Raise
+    `IndexError` for a row out of range.
     """
 
     def __init__(self, requests: Any, used: Any, limits: Any) -> None:
@@ -53,7 +54,7 @@ class Ledger:
         self.requests, self.used, self.limits = requests, used, limits
 
     def fits(self, row: int) -> bool:
-        """Whether what a row asks for is left of every resource that it asks for."""
+        """Tell whether enough is left of every resource that a row requests."""
         return all(
             amount == 0 or amount <= limit - used
             for amount, used, limit in zip(
@@ -62,7 +63,7 @@ class Ledger:
         )
 
     def add(self, row: int) -> bool:
-        """Count a row. False, and nothing is changed, where a sum would exceed 64 bits."""
+        """Count a row. Return False and change nothing if a sum would exceed 64 bits."""
         sums = [used + amount for used, amount in zip(self.used.tolist(), self._row(row), strict=True)]
         if max(sums, default=0) > LARGEST:
             return False
@@ -71,7 +72,7 @@ class Ledger:
         return True
 
     def remove(self, row: int) -> None:
-        """Count a row that was added no more."""
+        """Subtract a row that was added."""
         for id, amount in enumerate(self._row(row)):
             self.used[id] -= amount
 
@@ -91,7 +92,7 @@ def short_on_each_node(
     pod_limit: Int64s,
     threads: int = 0,
 ) -> Int64s:
-    """One pod on every node: int64[M, R + 1], a shortage per node."""
+    """Check one pod on every node: return int64[M, R + 1], a shortage per node."""
     shortage = np.zeros((len(pods), len(wanted) + 1), np.int64)
     for node in range(len(pods)):
         shortage[node] = _short(

@@ -1,8 +1,8 @@
-"""The best set of exactly so many candidates: branch and bound; the rule, in plain Python.
+"""Find the best set of exactly this many candidates by branch and bound; the rule, in plain Python.
 
 A set is built one candidate after another in index order. A branch is cut when even the largest amounts
-among the candidates still to come cannot meet what is left, when even the lowest priorities among them
-cannot match the best set so far, and when what is freed beyond need is more than that set's already.
+among the remaining candidates cannot meet what is left, when even the lowest priorities among them cannot
+match the best set so far, and when it already frees more beyond need than that set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLACK = 1e-12
 
 
 class _TimeIsUpError(Exception):
-    """The time limit has passed."""
+    """Report that the time limit has passed."""
 
 
 def best_of_size(
@@ -33,13 +33,14 @@ def best_of_size(
     seconds: float,
     steps: int,
 ) -> tuple[NDArray[np.int32], bool, int]:
-    """Of all sets of `size` candidates that meet `needs` (int64[k], positive) by their `amounts`
+    """Return, of all sets of `size` candidates that meet `needs` (int64[k], positive) by their `amounts`
     (int64[n, k]), the one of least total priority (`priorities` int64[n]), then of least excess: the sum
-    over the needs of (freed - need) / need. With `goals` (int64[k], empty for none) instead the one that
-    comes nearest to them: the greatest sum of min(freed / goal, 1). Column sums of `amounts` stay below 2^62.
+    over the needs of (freed - need) / need.
 
-    `start`, int32[size] or empty, is a set that is known to do. Returns the set, rising, or an empty array if
-    there is none; False if `seconds` passed or `steps` were taken before that was certain; the steps taken.
+    With `goals` (int64[k], empty for none), return instead the set that comes nearest to them: the greatest
+    sum of min(freed / goal, 1). Column sums of `amounts` stay below 2^62. `start`, int32[size] or empty, is
+    a set that is known to meet the needs. Returns the set in ascending order, or an empty array if there is
+    none; False if `seconds` passed or `steps` were taken before that was certain; the number of steps taken.
     """
     if not 0 < size <= len(amounts) or not len(needs):
         return np.empty(0, np.int32), True, 0
@@ -121,7 +122,7 @@ class _Search:
             self.extend((*chosen, index), rest, index + 1, more - 1, priority + self.priorities[index])
 
     def _beyond(self, left: tuple[int, ...], index: int, more: int) -> bool:
-        """Whether every way to go on frees more beyond need than the best set."""
+        """Tell whether every continuation frees more beyond need than the best set."""
         beyond = 0.0
         for need, rest, least in zip(self.needs, left, self.least, strict=True):
             beyond += max(float(least[index][more] - rest), 0.0) / float(need)
@@ -129,7 +130,7 @@ class _Search:
 
 
 def _suffix_sums(values: Sequence[int], size: int) -> list[list[int]]:
-    """`[i][r]`: the sum of the r smallest values from index i on (of all, if there are fewer)."""
+    """Return `[i][r]`: the sum of the r smallest values from index i on (of all, if there are fewer)."""
     smallest: list[int] = []
     sums = [[0] * (size + 1)]
     for value in reversed(values):

@@ -39,10 +39,10 @@ def victims(
     needs: NDArray[np.int64],
     work: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Victims (int32, in the order in which the kubelet returns them) and what stays short (int64[k]).
+    """Return victims (int32, in the kubelet's order) and what stays short (int64[k]).
 
-    `rows` int32 are the node's pods in list order, None all rows. If anything stays short even with all
-    preemptable pods gone there are no victims. `work`, int64[1], counts the distances computed.
+    `rows` int32 are the node's pods in list order, None all rows. If anything stays short even without all
+    preemptable pods, there are no victims. `work`, int64[1], counts the distances computed.
     """
     order = range(len(flags)) if rows is None else rows.tolist()
     classes: list[list[int]] = [[], [], []]
@@ -81,7 +81,7 @@ def victims_by_node(
     needs: NDArray[np.int64],
     threads: int = 0,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
-    """The same for many nodes: node i has rows `offsets[i]` to `offsets[i + 1]` and `needs[i]`
+    """Compute the same for many nodes: node i has rows `offsets[i]` to `offsets[i + 1]` and `needs[i]`
     (int64[nodes, k]).
 
     Returns victim offsets int64[nodes + 1], victim rows int32 and what stays short int64[nodes, k].
@@ -111,7 +111,7 @@ def _amount(ranking: NDArray[np.int64], id: int, row: int) -> int:
 
 
 def _subtract(ranking: NDArray[np.int64], needs: Needs, rows: Sequence[int]) -> Needs:
-    """What remains, resources that are satisfied left out."""
+    """Return the remaining needs without satisfied resources."""
     left = [(id, need - sum(_amount(ranking, id, row) for row in rows)) for id, need in needs]
     return [(id, need) for id, need in left if need > 0]
 
@@ -119,8 +119,11 @@ def _subtract(ranking: NDArray[np.int64], needs: Needs, rows: Sequence[int]) -> 
 def _by_distance(
     ranking: NDArray[np.int64], group: list[int], needs: Needs, work: NDArray[np.int64] | None
 ) -> list[int]:
-    """Greedy: the pod nearest to what remains, until nothing does. Among equally near ones less memory,
-    then less cpu, then the later in the list; the last in the list moves to the chosen one's place."""
+    """Choose greedily the pod nearest to the remaining needs, until nothing remains.
+
+    Among equally near ones, less memory wins, then less cpu, then the later in the list; the last in the
+    list moves to the chosen one's place.
+    """
     group = list(group)
     chosen: list[int] = []
     while needs:
@@ -143,7 +146,7 @@ def _by_distance(
 
 
 def _distance(ranking: NDArray[np.int64], row: int, needs: Needs) -> float:
-    """Sum of squared shares of each need that would remain; in doubles, in order."""
+    """Return the sum of squared shares of each need that would remain; in doubles, in order."""
     distance = 0.0
     for id, need in needs:
         rest = float(need - _amount(ranking, id, row))

@@ -1,9 +1,9 @@
-"""Rows of the pod columns straight from Pod objects; the plain form takes no shortcut.
+"""Fill rows of the pod columns straight from Pod objects; the plain form takes no shortcut.
 
 The rule is `engine.api.resources` (sums), `engine.api.qos` (class, critical) and
-`engine.tables.amounts.pod_entry`, which puts them together. A filler may leave any pod to its caller, who
-then goes by that rule; this one leaves all of them. The compiled one takes ordinary pods and leaves what
-is odd or wrong: negative or enormous amounts, fractions of a byte, pod-level resources, no uid.
+`engine.tables.amounts.pod_entry`, which combines them. A filler may leave any pod to its caller, which then
+applies that rule; this one leaves all of them. The compiled one handles ordinary pods and leaves unusual or
+invalid ones: negative or very large amounts, fractions of a byte, pod-level resources, no uid.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 
 
 class Filler:
-    """Fills rows of the memory of an `engine.tables.PodTable`, or of its columns; made anew when that is
-    replaced."""
+    """Fill rows of the memory of an `engine.tables.PodTable`, or of its columns; create a new filler when
+    that is replaced.
+    """
 
     def __init__(self, cells: Any) -> None:
         self.cells = cells
@@ -27,7 +28,7 @@ class Filler:
         ids: dict[str, int],
         row_of: dict[str, int],
     ) -> int:
-        """Write `pods[start:]` to the rows from `row` on and their uids to `row_of`; returns how many.
+        """Write `pods[start:]` to the rows from `row` on and their uids to `row_of`; return how many.
 
         Stops before a pod that it leaves to the caller, one whose uid is in `row_of`, one that names a
         resource without a column, and at the end of the columns.
@@ -35,7 +36,7 @@ class Filler:
         return 0
 
     def clear(self, row: int) -> None:
-        """Every column of a row becomes 0."""
+        """Set every column of a row to 0."""
         if not 0 <= row < len(self.cells.flags):
             raise IndexError(f"row {row} of {len(self.cells.flags)}")
         for name in ("node", "qos", "flags", "priority", "creation"):
@@ -47,8 +48,9 @@ class Filler:
 
 
 def requests(pod: Any, ids: dict[str, int], names: list[str]) -> dict[str, int] | None:
-    """The pod's scaled requests by name as admission counts them, or None to leave it to the caller: also
-    where it names a resource that is not in `ids`."""
+    """Return the pod's scaled requests by name as admission counts them, or None to leave it to the caller:
+    also if it names a resource that is not in `ids`.
+    """
     return None
 
 
@@ -56,7 +58,10 @@ Amounts = tuple[str, bool, bool, int, int, int, int]
 
 
 def amounts(pod: Any) -> Amounts | None:
-    """The pod's class; whether cpu, and memory, are limited throughout; its requests of cpu (milli) and
-    memory (bytes), and its limits of them. None leaves it to the caller: also where it names another
-    resource, or has init containers and a container without a limit."""
+    """Return the pod's class; whether cpu, and memory, are limited throughout; its requests of cpu (milli)
+    and memory (bytes), and its limits of them.
+
+    None leaves it to the caller: also if it names another resource, or has init containers and a container
+    without a limit.
+    """
     return None

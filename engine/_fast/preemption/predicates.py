@@ -1,4 +1,4 @@
-"""Fit of pods on nodes: the compiled kernels, or their twins with KUBENGINE_PURE=1."""
+"""Fit pods on nodes: the compiled kernels, or their twins with KUBENGINE_PURE=1."""
 
 from engine._fast._select import PURE
 

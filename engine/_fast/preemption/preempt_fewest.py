@@ -1,4 +1,6 @@
-"""The best set of so many candidates: the compiled kernel, or its twin with KUBENGINE_PURE=1."""
+"""Find the best set of a given number of candidates: the compiled kernel, or its twin with
+KUBENGINE_PURE=1.
+"""
 
 from engine._fast._select import PURE
 

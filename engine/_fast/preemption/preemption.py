@@ -1,4 +1,4 @@
-"""Preemption victims: the compiled kernel, or its twin with KUBENGINE_PURE=1."""
+"""Choose preemption victims: the compiled kernel, or its twin with KUBENGINE_PURE=1."""
 
 from engine._fast._select import PURE
 

@@ -1,4 +1,4 @@
-"""Rows from Pod objects: the compiled filler, or its twin with KUBENGINE_PURE=1."""
+"""Fill rows from Pod objects: the compiled filler, or its twin with KUBENGINE_PURE=1."""
 
 from engine._fast._select import PURE
 

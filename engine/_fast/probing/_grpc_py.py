@@ -1,8 +1,8 @@
-"""How a probe reads the answer to a grpc.health.v1 Check, a CRI ExecSync or a GET over HTTP/2.
+"""Read a probe's answer to a grpc.health.v1 Check, a CRI ExecSync or a GET over HTTP/2.
 
-Works on everything that the server sent before it closed; the compiled form takes it in pieces, stops at
-the first verdict and must come to the same one. Only what such an answer needs of RFC 9113 and
-RFC 7541 is understood; anything out of order is a protocol error.
+Works on everything that the server sent before it closed; the compiled form reads it in pieces, stops at the
+first verdict and must reach the same one. Only the parts of RFC 9113 and RFC 7541 that such an answer needs
+are supported; anything out of order is a protocol error.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _STATIC_STATUSES = {8: b"200", 9: b"204", 10: b"206", 11: b"304", 12: b"400", 13
 
 
 def _codes() -> dict[tuple[int, int], int]:
-    """Symbol by (length, code): canonical, so counted up in the order of length and symbol."""
+    """Map (length, code) to symbol: canonical, so codes are counted up in the order of length and symbol."""
     lengths = [ord(letter) - ord("A") + 5 for letter in _HUFFMAN_LENGTHS]
     codes = {}
     code = length = 0
@@ -73,7 +73,7 @@ class _Verdict(Exception):
 
 
 class GrpcAnswer:
-    """What is known of the call so far."""
+    """Hold what is known of the call so far."""
 
     def __init__(self, call: int) -> None:
         self.call = call
@@ -125,7 +125,7 @@ def _frames(answer: GrpcAnswer, data: bytes) -> None:
         if type in (HEADERS, CONTINUATION):
             assert block is not None
             block += payload
-            # What cannot be right is refused before its end is seen.
+            # Refuse what cannot be valid before its end arrives.
             done = whole and bool(flags & END_HEADERS)
             _block(answer, bytes(block), done)
             if done:
@@ -324,7 +324,7 @@ def _conclude(answer: GrpcAnswer) -> None:
         raise _Verdict(HTTP, max(answer.status, 0))
     message = answer.message
     whole = len(message) >= 5 and len(message) == 5 + int.from_bytes(message[1:5], "big")
-    if answer.grpc_status < 0 or not whole or message[0]:  # a compressed one was not asked for
+    if answer.grpc_status < 0 or not whole or message[0]:  # compression was not requested
         raise _Verdict(STATUS, INTERNAL)
     try:
         fields = list(_fields_of(message[5:]))
@@ -339,7 +339,9 @@ def _conclude(answer: GrpcAnswer) -> None:
 
 
 def _fields_of(message: bytes) -> Iterator[tuple[int, int | bytes | None]]:
-    """Numbers of a protobuf message's fields, and what is in varints and strings; IndexError: no message."""
+    """Return the numbers of a protobuf message's fields, and the values of varints and strings. Raise
+    IndexError for invalid bytes.
+    """
     at = 0
     while at < len(message):
         key, at = _varint(message, at)

@@ -26,7 +26,7 @@ _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t\r]*|;.*)\Z", re.DOTALL)
 
 
 class ProbeResponse(NamedTuple):
-    """DONE, MALFORMED or BROKEN; the rest is meaningful for DONE."""
+    """Hold DONE, MALFORMED or BROKEN; the other fields are meaningful only for DONE."""
 
     verdict: int
     status: int = 0
@@ -55,10 +55,10 @@ def parse(data: bytes, *, reset: bool = False) -> ProbeResponse:
 
 
 class HttpResponse:
-    """Reads one response piece by piece: what came is kept, and read again from its beginning.
+    """Read one response piece by piece, keeping all bytes and reading them from the beginning each time.
 
-    `feed` and `eof` return the verdict so far. A head that is not HTTP is told by `eof` only; the compiled
-    form says so at the byte that cannot be.
+    `feed` and `eof` return the verdict so far. Only `eof` reports a head that is not HTTP; the compiled form
+    reports it at the first invalid byte.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ def _trailers(data: bytes) -> int:
 
 
 def resolve(value: str, host: str, base: str) -> tuple[int, int, str]:
-    """Where a Location of a response from `http://host…base` leads: verdict, port (0 if unchanged), path.
+    """Resolve a Location of a response from `http://host…base`: return verdict, port (0 if unchanged), path.
 
     Port and path count only when the verdict is SAME_HOST.
     """

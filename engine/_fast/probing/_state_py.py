@@ -1,12 +1,12 @@
-"""The rule of a probe worker, for reading (kubelet v1.32, `prober`).
+"""State the rule of a probe worker (kubelet v1.32, `prober`).
 
-A tick looks at what is known of the pod and its container, and the first row of `RULES` that matches
-says what is published and whether to probe, wait or end. An outcome lengthens or breaks the run of
-equal results, and a run that reaches its threshold publishes.
+A tick examines what is known of the pod and its container; the first matching row of `RULES` decides what is
+published and whether to probe, wait or end. An outcome lengthens or breaks the run of equal results, and a
+run that reaches its threshold publishes.
 
-Easy to get wrong: a new container resets the hold but not the run; unknown counts as failure and
-warning as success; after three errors in one tick the outcome is dropped and the run kept; a container
-that isn't running publishes failure at once, whatever the thresholds, unless the worker is on hold.
+Easy to get wrong: a new container resets the hold but not the run; unknown counts as failure and warning as
+success; after three errors in one tick the outcome is dropped and the run kept; a container that is not
+running publishes failure immediately, whatever the thresholds, unless the worker is on hold.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ RETRY, DROPPED, COUNTED = range(3)
 
 ATTEMPTS = 3
 INITIAL = {LIVENESS: SUCCESS, READINESS: FAILURE, STARTUP: UNKNOWN}
-"""What a container is worth before its first result."""
+"""A container's result before its first probe."""
 
 
 class ProbeObservation(NamedTuple):
-    """What is known at a tick.
+    """Hold what is known at a tick.
 
-    `container` is a number that names one incarnation of the container (0: no status, or one without an
+    `container` is a number that identifies one incarnation of the container (0: no status, or one without an
     id); `state` is WAITING, RUNNING or TERMINATED; times are Unix milliseconds.
     """
 
@@ -42,7 +42,7 @@ class ProbeObservation(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """`facts` all hold: publish, then act. `adopts` False leaves an unknown container unknown."""
+    """If `facts` all hold: publish, then act. `adopts` False leaves an unknown container unknown."""
 
     facts: dict[str, bool]
     publishes: int
@@ -66,7 +66,7 @@ RULES = (
 
 
 class ProbeState:
-    """One probe of one container; see the module for the rule.
+    """Track one probe of one container; see the module for the rule.
 
     `never_restarts` means a pod whose restart policy is Never and a container that is not a sidecar.
     """
@@ -94,7 +94,7 @@ class ProbeState:
         self.succeeded = False
 
     def tick(self, seen: ProbeObservation, now_ms: int, initial: int = NONE) -> tuple[int, list[int]]:
-        """The action and the results published, in order; `initial` replaces the type's own."""
+        """Return the action and the results published, in order; `initial` replaces the type's own."""
         facts = self._facts(seen, now_ms)
         rule = next(r for r in RULES if all(facts[name] is wanted for name, wanted in r.facts.items()))
         updates: list[int] = []
@@ -109,7 +109,9 @@ class ProbeState:
         return rule.action, updates
 
     def finish(self, outcome: int) -> tuple[int, list[int]]:
-        """Take one attempt's outcome: whether it counted, is to be retried or dropped, and updates."""
+        """Process one attempt's outcome: return whether it counted, is to be retried or dropped,
+        and updates.
+        """
         self.attempt += 1
         if outcome == OUTCOME_ERROR:
             return (RETRY if self.attempt < ATTEMPTS else DROPPED), []
@@ -125,7 +127,7 @@ class ProbeState:
         return COUNTED, updates
 
     def is_starting(self, seen: ProbeObservation) -> bool:
-        """Whether somebody waits for the first success of a running container, to be started or ready."""
+        """Tell whether a running container's first success is awaited, for it to be started or ready."""
         if self.type == LIVENESS or (self.type == STARTUP) == bool(seen.started):
             return False
         if not seen.container or seen.state != RUNNING or seen.deleted or seen.phase_terminal:

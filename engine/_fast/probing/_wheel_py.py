@@ -1,4 +1,4 @@
-"""What the timer wheel promises, for reading: timers by number, on a heap."""
+"""State the rule of the timer wheel: timers by number, on a heap."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import heapq
 
 
 class TimerWheel:
-    """Ticks are whole numbers. A timer armed for the past or the present expires at the next tick."""
+    """Keep timers in ticks, which are whole numbers. A timer armed for the past or the present expires at the
+    next tick.
+    """
 
     def __init__(self, now: int) -> None:
         self.now = now
@@ -22,7 +24,7 @@ class TimerWheel:
         self._expires.pop(timer, None)
 
     def advance(self, now: int) -> set[int]:
-        """Move time on; returns the timers that expired."""
+        """Advance time; return the timers that expired."""
         expired = set()
         while self._heap and self._heap[0][0] <= now:
             at, timer = heapq.heappop(self._heap)
@@ -33,5 +35,5 @@ class TimerWheel:
         return expired
 
     def next(self) -> int | None:
-        """The earliest tick at which a timer expires."""
+        """Return the earliest tick at which a timer expires."""
         return min(self._expires.values(), default=None)

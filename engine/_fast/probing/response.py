@@ -1,4 +1,4 @@
-"""The reader of HTTP responses: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+"""Read HTTP responses: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
 
 from engine._fast._select import PURE
 

@@ -1,1 +1,1 @@
-"""Kernels for the order of eviction and of image garbage collection, with their plain twins."""
+"""Provide kernels for the order of eviction and of image garbage collection, with their plain twins."""

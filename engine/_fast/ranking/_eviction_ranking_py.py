@@ -1,4 +1,4 @@
-"""Which pods are evicted first; the rule, in plain Python.
+"""Rank pods for eviction; the rule, in plain Python.
 
 Source: kubelet v1.36 `eviction/helpers.go` (rankMemoryPressure, rankDiskPressureFunc, rankPIDPressure).
 """
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 def look_up(
     pods: Sequence[Any], usage: dict[str, Any], row_of: dict[str, int], name: str
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint8]]:
-    """Of each pod (`metadata.uid`): its row, -1 for none; the amount `name` of its usage (memory, processes,
-    amount); whether that is known, which it is not where there is no usage or the amount is None.
+    """Return for each pod (`metadata.uid`) its row, -1 for none; the amount `name` of its usage (memory,
+    processes, amount); and whether that is known, which it is not without usage or if the amount is None.
 
     Amounts are not negative. int32[n], int64[n], uint8[n].
     """
@@ -37,12 +37,12 @@ def order_by_excess(
     priority: NDArray[np.int32],
     above_zero: bool = False,
 ) -> NDArray[np.int32]:
-    """Memory and disk: pods without stats first, then those above their request, then lower priority,
-    then the larger excess of usage over request; equal pods keep their order.
+    """Order by memory and disk: pods without stats first, then those above their request, then lower
+    priority, then the larger excess of usage over request; equal pods keep their order.
 
     usage, request int64[n] (same unit, not negative); known uint8[n], 0 = no stats; fraction int32[n] or
     None: by how many billionths `request` was rounded up; priority int32[n]; with `above_zero` (inodes)
-    "above their request" means more than none. Returns int32[n]: positions, first to go first.
+    "above their request" means more than none. Returns int32[n]: positions in order of eviction.
     """
 
     def key(position: int) -> tuple[bool, bool, int, int]:
@@ -59,7 +59,7 @@ def order_by_excess(
 def order_by_count(
     count: NDArray[np.int64], known: NDArray[np.uint8], priority: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """Process ids: lower priority first, within it pods without stats, then the larger count.
+    """Order by process ids: lower priority first, within it pods without stats, then the larger count.
 
     Arguments and result as in `order_by_excess`.
     """

@@ -1,4 +1,4 @@
-"""Which images go, in which order, and which rows a list of names marks: the rules, for reading."""
+"""State the rules of which images are removed in which order, and which rows a list of names marks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Marks: TypeAlias = "bytearray | memoryview | NDArray[np.bool_]"
 
 LARGEST = 2**63 - 1
-"""Sums and targets end here."""
+"""Sums and targets are clamped here."""
 
 
 def order_and_cut(
@@ -20,8 +20,8 @@ def order_and_cut(
     eligible: NDArray[np.bool_],
     target: int,
 ) -> tuple[NDArray[np.int64], int]:
-    """The eligible rows by (`primary`, `secondary`, row), cut after the first one with which the sum of
-    their sizes reaches `target`; and that sum.
+    """Return the eligible rows by (`primary`, `secondary`, row), cut after the first one with which the sum
+    of their sizes reaches `target`; and that sum.
 
     A target of zero or less still takes one row; one out of reach takes all. Keys must not be NaN.
     """
@@ -43,8 +43,9 @@ def match(
     known: list[Any],
     marks: Marks,
 ) -> list[int]:
-    """Mark the row of each of `names`; returns the positions whose name is not in `index`, or whose item is
-    another object than `known[row]`: what has to be looked at."""
+    """Mark the row of each of `names`; return the positions that need examination: the name is not in
+    `index`, or its item is a different object from `known[row]`.
+    """
     changed = []
     for position, name in enumerate(names):
         row = index.get(name)
@@ -56,7 +57,7 @@ def match(
 
 
 def mark(index: dict[str, int], names: list[str], marks: Marks) -> list[str]:
-    """Set `marks[index[name]]` for each of `names`; returns those that are not in `index`."""
+    """Set `marks[index[name]]` for each of `names`; return those that are not in `index`."""
     strangers = []
     for name in names:
         row = index.get(name)

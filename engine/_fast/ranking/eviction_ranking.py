@@ -1,4 +1,4 @@
-"""Eviction order: the compiled kernel, or its twin with KUBENGINE_PURE=1."""
+"""Compute the eviction order: the compiled kernel, or its twin with KUBENGINE_PURE=1."""
 
 from engine._fast._select import PURE
 

@@ -1,4 +1,4 @@
-"""Order and cut of image GC: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+"""Order and cut images for GC: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
 
 from engine._fast._select import PURE
 

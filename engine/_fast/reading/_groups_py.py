@@ -1,12 +1,12 @@
-"""What many cgroups say, as numbers: v1 or v2. What the kernel has not got is `ABSENT`.
+"""Read the numbers of many cgroups, v1 or v2. A number that the kernel does not provide is `ABSENT`.
 
 Files: the kernel's documents cgroup-v1/{cpuacct,memory,blkio,pids} and cgroup-v2. Times are nanoseconds,
 amounts bytes; a file's first 64 KiB count, of cgroup.procs all.
 
-A group rests when it has used no CPU time and holds as much memory as before, nothing of it waits to be
-written and its pressure has faded: nothing ran in it or in groups within it, so all their other files say
-what they said. What somebody sets from outside (limits, weights) may be another all the same, and the kernel
-may have let pages of it grow old: `due` says whose settings and memory.stat are to be looked at.
+A group rests if it has used no CPU time and holds as much memory as before, none of its data waits to be
+written and its pressure has faded: nothing ran in it or in groups below it, so its other files are
+unchanged. Settings made from outside (limits, weights) may still have changed, and the kernel may have aged
+its pages: `due` selects the groups whose settings and memory.stat are read anyway.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ COLUMNS: Final = (
     "writeback",
 )
 PRESSURE: Final = tuple((name, kind) for name in ("cpu", "memory", "io") for kind in ("some", "full"))
-"""After the columns, four for each: microseconds in all, and the averages in hundredths of a percent."""
+"""After the columns, four for each: total microseconds, and the averages in hundredths of a percent."""
 
 _WIDTH: Final = len(COLUMNS) + 4 * len(PRESSURE)
 _TICK: Final = 10**9 // os.sysconf("SC_CLK_TCK")
@@ -65,7 +65,7 @@ Row = dict[str, int | None]
 
 
 IO_COLUMNS: Final = ("row", "major", "minor", "read_bytes", "written_bytes", "reads", "writes")
-"""What one group moved to and from one block device; `row` is the group's."""
+"""One group's transfers to and from one block device; `row` is the group's."""
 
 
 def refresh_groups(
@@ -134,7 +134,7 @@ def refresh_groups(
 
 
 def _settled(known: Mapping[str, int]) -> bool:
-    """Whether nothing of it can go on by itself."""
+    """Tell whether nothing of the group can change by itself."""
     return all(known[name] <= 0 for name in ("dirty", "writeback", *_AVERAGES))
 
 
@@ -161,7 +161,9 @@ class _V1:
         }
 
     def rest(self, known: Mapping[str, int]) -> Row:
-        """`known` is what was read before, empty to read all: what meets no limit is not counted."""
+        """Tell whether the group rests; `known` is what was read before, empty to read all. A count without a
+        limit is not read.
+        """
         ticks = _flat(self._cpuacct / "cpuacct.stat")
         found: Row = {
             **self.memory_stat(),
@@ -262,7 +264,7 @@ class _V2:
 
 
 def _processes_if_others(path: Path, threads: int | None, known: Mapping[str, int]) -> Row:
-    """As many threads as before are the same processes."""
+    """Assume that an equal number of threads means the same processes."""
     now = known.get("threads", ABSENT) if threads is None else threads
     if known and now == known["threads"]:
         return {}
@@ -281,7 +283,7 @@ _AVERAGES: Final = tuple(name for name in _ALL if "-avg" in name)
 
 
 def _pressure(text: str, kind: str) -> tuple[int, int, int, int] | None:
-    """`some avg10=0.00 avg60=0.00 avg300=0.00 total=0` and `full …`; None unless all four are there."""
+    """Parse `some avg10=0.00 avg60=0.00 avg300=0.00 total=0` and `full …`; None unless all four are there."""
     for line in text.split("\n"):
         first, *pairs = line.split(" ")
         if first != kind:
@@ -297,7 +299,7 @@ def _pressure(text: str, kind: str) -> tuple[int, int, int, int] | None:
 
 
 def _io_v1(blkio: Path) -> dict[tuple[int, int], list[int]]:
-    """`8:0 Read 10` lines."""
+    """Parse `8:0 Read 10` lines."""
     moved: dict[tuple[int, int], list[int]] = {}
     for offset, file in ((0, "blkio.throttle.io_service_bytes"), (2, "blkio.throttle.io_serviced")):
         text = _read(blkio / f"{file}_recursive") or _read(blkio / file)
@@ -312,7 +314,9 @@ def _io_v1(blkio: Path) -> dict[tuple[int, int], list[int]]:
 
 
 def _io_v2(text: str) -> dict[tuple[int, int], list[int]]:
-    """`8:0 rbytes=10 wbytes=20 rios=1 wios=2 dbytes=0 dios=0`; a device without the four is left out."""
+    """Parse `8:0 rbytes=10 wbytes=20 rios=1 wios=2 dbytes=0 dios=0`; a device without the four is
+    left out.
+    """
     moved = {}
     for line in text.split("\n"):
         name, *pairs = line.split(" ")
@@ -335,7 +339,7 @@ def _device(text: str) -> tuple[int, int] | None:
 
 
 def _hundredths(text: str) -> int | None:
-    """Two digits after the point, as the kernel has it."""
+    """Parse a number with two digits after the point, as the kernel writes it."""
     whole, _, part = text.partition(".")
     first, second = _integer(whole), _integer(part)
     return None if first is None or second is None or len(part) != 2 else _held(_held(first * 100) + second)
@@ -346,7 +350,7 @@ def _times(value: int | None, factor: int) -> int | None:
 
 
 def _flat(path: Path) -> dict[str, int]:
-    """`NAME NUMBER` lines."""
+    """Parse `NAME NUMBER` lines."""
     found = {}
     for line in _read(path).split("\n"):
         name, _, value = line.partition(" ")
@@ -361,13 +365,13 @@ def _number(path: Path) -> int | None:
 
 
 def _limit(text: str) -> int | None:
-    """None for what is not there and for no limit."""
+    """Parse a limit; None for a missing file and for no limit."""
     value = _integer(text.removesuffix("\n"))
     return None if value is None or value >= _NO_LIMIT else value
 
 
 def _integer(text: str) -> int | None:
-    """Digits, perhaps after a minus; what no 64 bits hold counts as the most that they do."""
+    """Parse digits, optionally after a minus; clamp to 64 bits."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         return None
@@ -380,7 +384,7 @@ def _held(value: int) -> int:
 
 
 def _processes(path: Path) -> tuple[int | None, int | None]:
-    """How many, and the first."""
+    """Return the number of processes, and the first."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -402,7 +406,7 @@ def _processes(path: Path) -> tuple[int | None, int | None]:
 
 
 def _read(path: Path) -> str:
-    """ "" where there is nothing to read."""
+    """Return the text, "" if there is nothing to read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Numbers of many cgroups at once: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+"""Read numbers of many cgroups at once: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
 
 from engine._fast._select import PURE
 from engine._fast.reading._groups_py import ABSENT, COLUMNS, IO_COLUMNS, PRESSURE

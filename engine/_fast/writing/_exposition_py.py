@@ -1,4 +1,6 @@
-"""Many series in Prometheus' text format 0.0.4, exact to the last digit: values are integers with a point."""
+"""Write many series in Prometheus' text format 0.0.4, exact to the last digit: values are integers with a
+point.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ PIECE: Final = 1 << 17
 
 
 class Texts(NamedTuple):
-    """Many short texts as one: each ends at its place in `ends`, where the next begins."""
+    """Hold many short texts as one: each ends at its place in `ends`, where the next begins."""
 
     text: bytes
     ends: NDArray[np.int64]
@@ -36,16 +38,17 @@ class Series(NamedTuple):
 
 
 def joined(pieces: Sequence[bytes]) -> Texts:
-    """The texts of a list, in its order."""
+    """Join the texts of a list, in its order."""
     lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
     return Texts(b"".join(pieces), np.cumsum(lengths))
 
 
 def exposition(series: Sequence[Series], piece: int = PIECE) -> Iterator[bytes]:
-    """The text in pieces of whole lines, each of `piece` bytes or a little more; the last may be shorter.
+    """Yield the text in pieces of whole lines, each of `piece` bytes or a little more; the last may be
+    shorter.
 
-    Raises `ValueError` where labels and values differ in number, labels don't end one after another, one is
-    picked that is not there, or the point is out of range.
+    Raise `ValueError` if labels and values differ in number, labels do not end one after another, a picked
+    label is out of range, or the point is out of range.
     """
     for one in series:
         text, ends = one.labels
@@ -77,7 +80,7 @@ def _pieces(series: Sequence[Series], piece: int) -> Iterator[bytes]:
 
 
 def number(value: int, point: int) -> bytes:
-    """`value / 10**point`, without zeros at its end."""
+    """Format `value / 10**point`, without trailing zeros."""
     digits = str(abs(value)).zfill(point + 1)
     whole, part = digits[: len(digits) - point], digits[len(digits) - point :].rstrip("0")
     return f"{'-' if value < 0 else ''}{whole}{'.' if part else ''}{part}".encode()

@@ -1,4 +1,6 @@
-"""Numbers in the objects of a JSON text, of which only numbers change: exact, as integers with a point."""
+"""Write numbers into the objects of a JSON text in which only numbers change: exact, as integers
+with a point.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def filled(
 
 
 def _rows(steps: Sequence[MemberStep]) -> int:
-    """How many rows a form has."""
+    """Return how many rows a form has."""
     most, depth = (1 << 63) - 1, 0
     for _, values, form in steps:
         depth += (form == OPEN) - (form == CLOSE)

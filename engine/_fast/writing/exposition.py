@@ -1,4 +1,4 @@
-"""Prometheus' text of many series at once: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+"""Write Prometheus' text of many series at once: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
 
 from engine._fast._select import PURE
 from engine._fast.writing._exposition_py import ABSENT, Series, Texts, joined

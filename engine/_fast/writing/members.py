@@ -1,4 +1,4 @@
-"""JSON of many objects at once: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+"""Write JSON of many objects at once: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
 
 from engine._fast._select import PURE
 from engine._fast.writing._members_py import CLOSE, MOMENT, OPEN, MemberStep

@@ -1,4 +1,4 @@
-"""Opening snapshots: whatever the user has, to one `Snapshot`, with a progress bar."""
+"""Open snapshots: read whatever the user has into one `Snapshot`, with a progress bar."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from engine.plan.snapshot.faults import FaultLog
 def load_snapshot(
     paths: list[str], *, strict: bool = False, faults: FaultLog | None = None, advance: Advance | None = None
 ) -> Snapshot:
-    """A snapshot of everything in `paths`: JSON of any shape (gz, tar, folders, `-`, `http://NODE:PORT`) or
-    one columnar file. Raises `InvalidInput` naming the file, with `strict` at the first fault.
+    """Load everything in `paths` into a snapshot: JSON of any shape (gz, tar, folders, `-`,
+    `http://NODE:PORT`) or one columnar file.
+
+    Raise `InvalidInput` naming the file, with `strict` at the first fault.
     """
     faults = faults if faults is not None else FaultLog(strict=strict)
     if len(paths) == 1 and is_snapshot_file(paths[0]):
@@ -39,6 +41,6 @@ def load_snapshot(
 
 
 def load_shown(paths: list[str], *, strict: bool, shown: bool, faults: FaultLog) -> Snapshot:
-    """`load_snapshot` with a progress bar."""
+    """Call `load_snapshot` with a progress bar."""
     with progress("reading", total_size(paths), shown=shown, unit="bytes") as advance:
         return load_snapshot(paths, strict=strict, faults=faults, advance=advance)

@@ -1,4 +1,4 @@
-"""Progress bars on standard error, for people who wait at a terminal."""
+"""Show progress bars on standard error, for people who wait at a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def silent(_: float) -> None:
 def progress(
     label: str, total: float | None, *, shown: bool, unit: Literal["bytes", "questions"]
 ) -> Iterator[Step]:
-    """A bar on standard error while the block runs; nothing if not `shown`."""
+    """Show a bar on standard error while the block runs; nothing if not `shown`."""
     if not shown:
         yield silent
         return

@@ -1,6 +1,6 @@
-"""Reading a stream in a thread, a bounded number of chunks ahead.
+"""Read a stream in a thread, a bounded number of chunks ahead.
 
-Reading, unpacking and hashing leave the interpreter's lock, so they run beside the decoder.
+Reading, unpacking and hashing release the interpreter's lock, so they run in parallel with the decoder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Readable(Protocol):
 
 
 class ReadAhead:
-    """`read` gives the next chunk, empty at the end; what the stream raised is raised there.
+    """Return the next chunk from `read`, empty at the end; `read` raises what the stream raised.
 
     Closing it stops the thread; the stream itself stays open.
     """
@@ -47,7 +47,7 @@ class ReadAhead:
                 return
 
     def _next(self) -> bytes | Exception:
-        """A chunk, or what the stream raised once everything before it was given."""
+        """Return a chunk, or raise what the stream raised once everything before it was returned."""
         parts, size = [], 0
         try:
             while self._failure is None and size < CHUNK and not self._stopping.is_set():

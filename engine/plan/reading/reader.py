@@ -1,4 +1,4 @@
-"""JSON of any origin to a snapshot: documents are told apart, decoded lean, and appended to columns."""
+"""Read JSON of any origin into a snapshot: identify documents, decode the needed fields, append columns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _volume = msgspec.json.Decoder(VolumeDocument)
 
 
 class SnapshotReader:
-    """Feed it sources, then take the `snapshot`. Faulty objects are left out and counted in `faults`."""
+    """Read sources, then return the `snapshot`. Faulty objects are left out and counted in `faults`."""
 
     def __init__(self, faults: FaultLog) -> None:
         self.faults = faults
@@ -64,7 +64,7 @@ class SnapshotReader:
         self._origin = ""
 
     def read(self, source: DocumentSource) -> None:
-        """Everything in one stream."""
+        """Read everything in one stream."""
         self._origin = source.origin
         objects = JSONStream(source.stream, source.origin, self.faults)
         decode, add = _pod.decode, self._pods.add
@@ -82,7 +82,7 @@ class SnapshotReader:
             self._read_other(piece, number)
 
     def _read_other(self, piece: memoryview, number: int) -> None:
-        """Not a pod, or not one that decodes: the kind says which."""
+        """Read a document that is not a decodable pod, by its kind."""
         try:
             head = _head.decode(piece)
             if self._node_documents.add(head, piece.tobytes(), self._origin):
@@ -105,7 +105,7 @@ class SnapshotReader:
         self._nodes.add(_node.decode(data), self._origin)
 
     def snapshot(self, digest: Digest, sources: list[str]) -> Snapshot:
-        """The tables. Raises `InvalidInput` when there is neither a node nor a pod."""
+        """Return the tables. Raise `InvalidInput` if there is neither a node nor a pod."""
         self._node_documents.finish()
         templates = self._templates.table()
         pods, repeated = self._pods.table(templates)
@@ -153,7 +153,7 @@ def _looks_like_node(head: Head) -> bool:
 
 
 def _named(piece: memoryview, number: int) -> str:
-    """How an object is called in a fault, even if most of it doesn't decode."""
+    """Name an object for a fault, even if most of it does not decode."""
     try:
         head = _head.decode(piece)
         name = head.metadata.name

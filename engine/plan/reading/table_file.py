@@ -1,4 +1,4 @@
-"""Tables as users keep them: CSV and Parquet."""
+"""Read tables from CSV and Parquet files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.api.errors import InvalidInput
 
 
 def read_table(path: str) -> pa.Table:
-    """A CSV (`.csv`, `.csv.gz`) or Parquet file. Raises `InvalidInput` with the path."""
+    """Read a CSV (`.csv`, `.csv.gz`) or Parquet file. Raise `InvalidInput` with the path."""
     try:
         if path.endswith((".parquet", ".pq")):
             return pq.read_table(Path(path))

@@ -1,4 +1,4 @@
-"""YAML files of our own formats: decoded into typed structs, with errors that say line and field."""
+"""Decode YAML files of our own formats into typed structs, with errors that give line and field."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Path_ = tuple[str | int, ...]
 
 
 class YAMLDocument:
-    """One document and where each of its fields stands."""
+    """Hold one document and the position of each of its fields."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `InvalidInput` naming the file, and the line of a syntax error."""
+        """Read the document. Raise `InvalidInput` naming the file, and the line of a syntax error."""
         self.path = path
         data = read_text(path)
         found = parse_documents(data, str(path))
@@ -53,7 +53,7 @@ class YAMLDocument:
                 self._mark(value, (*at, index))
 
     def error(self, at: Path_, problem: str) -> InvalidInput:
-        """An error about the field at a path, or about the nearest one above that is written down."""
+        """Return an error about the field at a path, or about the nearest parent that the file contains."""
         known = at
         while known and known not in self._lines:
             known = known[:-1]
@@ -62,7 +62,7 @@ class YAMLDocument:
         return InvalidInput(f"{where}{field + ': ' if field else ''}{problem}", subject=str(self.path))
 
     def convert(self, kind: type[T], value: Any = None, at: Path_ = ()) -> T:
-        """The document, or a part of it that stands at `at`, as a struct. Raises `InvalidInput`."""
+        """Convert the document, or its part at `at`, to a struct. Raise `InvalidInput`."""
         try:
             return msgspec.convert(self.plain if value is None else value, kind)
         except msgspec.ValidationError as error:
@@ -71,7 +71,9 @@ class YAMLDocument:
 
 
 def split_error(error: msgspec.ValidationError) -> tuple[str, Path_]:
-    """The words of a `msgspec` error, and the path of the field; an unknown field is part of the path."""
+    """Split a `msgspec` error into its message and the path of the field; an unknown field is
+    part of the path.
+    """
     match = _MSGSPEC_PATH.fullmatch(str(error))
     text, path = (match[1], match[2] or "") if match else (str(error), "")
     steps: list[str | int] = []

@@ -1,5 +1,6 @@
-"""The HTML report of an answer: one self-contained file with plots. `page` puts it together, `plots` chooses
-what to draw, `svg` draws. Touches only the file that it is told to write.
+"""Write the HTML report of an answer: one self-contained file with plots.
+
+`page` assembles it, `plots` chooses what to draw, `svg` draws. Writes only the requested file.
 """
 
 from engine.plan.report.page import render, write_report

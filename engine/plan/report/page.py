@@ -1,4 +1,6 @@
-"""The report as one HTML file: no script from elsewhere, no font, no image; it opens from a mail."""
+"""Render the report as one HTML file without external scripts, fonts or images, so that it opens
+from a mail.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,12 @@ row.hidden=!row.textContent.toLowerCase().includes(q)});
 
 
 def write_report(answer: Answer, source: Mapping[str, Any], path: Path) -> None:
-    """Atomically. Raises `Refused` with the path if it cannot be written."""
+    """Write the report atomically. Raise `Refused` with the path if it cannot be written."""
     replace_file(path, render(answer, source))
 
 
 def render(answer: Answer, source: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Render the whole page."""
     asked = source.get("asked", {})
     title = str(asked.get("question") or Path(str(asked.get("file", "plan"))).name)
     style = files("engine.plan.report").joinpath("style.css").read_text(encoding="utf-8")

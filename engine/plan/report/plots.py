@@ -1,4 +1,4 @@
-"""Which plots an answer gets: chosen by its decisions, drawn by `svg`."""
+"""Choose an answer's plots by its decisions; `svg` draws them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Plot:
 
 
 def plots(table: pa.Table) -> Iterator[Plot]:
-    """Overview first, then sweeps, comparisons, and how nodes differ."""
+    """Return the plots: overview first, then sweeps, comparisons, and how nodes differ."""
     uses = pc.is_in(table["decision"].cast(pa.string()), pa.array([USED_BEFORE, USED_AFTER]))
     levels, table = table.filter(uses), table.filter(pc.invert(uses))
     kinds = summary(table).to_pylist()
@@ -53,7 +53,7 @@ def plots(table: pa.Table) -> Iterator[Plot]:
 
 
 def _shown_scenarios(kinds: list[dict[str, Any]]) -> list[str]:
-    """The last point of each scenario: amounts of different points must not be added up."""
+    """Return the last point of each scenario: amounts of different points must not be added up."""
     last: dict[str, str] = {}
     for row in kinds:
         match = _POINT.fullmatch(row["scenario"])
@@ -70,7 +70,7 @@ def _overview(kinds: list[dict[str, Any]]) -> Plot:
 
 
 def _sweeps(table: pa.Table) -> Iterator[Plot]:
-    """Curves over each swept parameter whose values are numbers."""
+    """Return curves over each swept parameter whose values are numbers."""
     rows = summary(table).to_pylist()
     curves: dict[tuple[str, str, str], dict[str, dict[float, float]]] = {}
     for row in rows:
@@ -101,7 +101,7 @@ def _sweeps(table: pa.Table) -> Iterator[Plot]:
 
 
 def _before_after(kinds: list[dict[str, Any]]) -> Iterator[Plot]:
-    """Rows that only A or only B has, side by side."""
+    """Return rows that only A or only B has, side by side."""
     sides: dict[str, list[float]] = {}
     for row in kinds:
         side, colon, decision = row["decision"].partition(":")
@@ -114,7 +114,7 @@ def _before_after(kinds: list[dict[str, Any]]) -> Iterator[Plot]:
 
 
 def _used(levels: pa.Table, scenarios: list[str]) -> Iterator[Plot]:
-    """Per resource, what each node uses before and after; where several pods were asked about, their mean."""
+    """Return per resource what each node uses before and after; the mean if several pods were asked about."""
     by_resource: dict[tuple[str, str, str], pa.Table] = {}
     plain = levels.cast(pa.schema([(n, pa.string() if n != "amount" else pa.int64()) for n in COLUMNS]))
     for scenario in scenarios:

@@ -1,4 +1,4 @@
-"""What an answer comes to, in one sentence."""
+"""Summarize an answer in one sentence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _VERBS: Final = {
 
 
 def sentence(table: pa.Table) -> str:
-    """What was decided how often, without what belongs to another decision; empty if nothing is known."""
+    """Count each decision, without rows that belong to another decision; empty if nothing is known."""
     plain = table.cast(
         pa.schema([(f.name, pa.string() if f.name != "amount" else pa.int64()) for f in table.schema])
     )
@@ -69,7 +69,7 @@ def sentence(table: pa.Table) -> str:
 
 
 def _singular(said: str) -> str:
-    """`1 pod moves` for `1 pods move`."""
+    """Turn `1 pods move` into `1 pod moves`."""
     for many, one in _ONE.items():
         said = said.replace(f"1 {many}", f"1 {one}", 1)
     if said.startswith("1 "):
