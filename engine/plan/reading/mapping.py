@@ -38,7 +38,7 @@ _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "h": 3600.0, "d": 86400.0}
 
 
 class ColumnRule(msgspec.Struct, forbid_unknown_fields=True):
-    """Where a value comes from: a column, or one value for all rows."""
+    """Describe where a value comes from: a column, or one value for all rows."""
 
     column: Annotated[str, Meta(description="the column's name in the file")] = ""
     unit: Annotated[
@@ -57,7 +57,7 @@ class TableRule(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Mapping(msgspec.Struct, forbid_unknown_fields=True):
-    """A mapping file."""
+    """Describe a mapping file."""
 
     nodes: TableRule
     pods: TableRule
@@ -67,7 +67,7 @@ class Mapping(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Table:
-    """One file with its rules; errors name the file and the column."""
+    """Read one file with its rules; errors name the file and the column."""
 
     def __init__(self, rule: TableRule, folder: Path, override: str) -> None:
         self.path = override or str(folder / rule.file)
@@ -115,7 +115,7 @@ class _Table:
         return [name for name in self.rules if name not in _POD_FIELDS]
 
     def amounts(self, name: str) -> list[str]:
-        """The amount of a resource in each row, as a quantity's text; empty where the file has none."""
+        """Return the amount of a resource in each row, as a quantity's text; empty if the file has none."""
         rule = self.rules[name]
         texts = self.texts(name)
         known: dict[str, str] = {}
@@ -171,7 +171,7 @@ def load_mapped(path: Path, nodes: str = "", pods: str = "") -> tuple[Snapshot, 
 
 
 def _busiest(pods: pa.Table) -> float:
-    """The first moment at which most pods are there."""
+    """Return the first moment at which most pods exist."""
     created, deleted = pods["created"].to_numpy(), pods["deleted"].to_numpy()
     moments = np.concatenate([created, deleted])
     change = np.concatenate([np.ones(len(created), np.int64), np.full(len(deleted), -1, np.int64)])

@@ -1,7 +1,7 @@
-"""Where a snapshot's bytes come from: files, gzip, tar bundles, standard input, one live node over HTTP.
+"""Open a snapshot's sources: files, gzip, tar bundles, standard input, one live node over HTTP.
 
-A source is opened as a stream and sniffed by its first bytes, never by its name. Hostile archives cost
-nothing: members are read as streams (nothing is unpacked to disk) and only regular files are looked at.
+The type of a source is detected from its first bytes, never from its name. Archives are untrusted: members
+are read as streams (nothing is unpacked to disk) and only regular files are read.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Digest(Protocol):
 
 Stream = io.BufferedReader | gzip.GzipFile
 Advance = Callable[[int], None]
-"""Told how many bytes of input were read since the last call."""
+"""Receives how many bytes of input were read since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSource:
-    """One stream of JSON. `origin` is how faults name it; `is_snapshot` marks a columnar file instead."""
+    """Describe one stream of JSON. Faults name its `origin`; `is_snapshot` marks a columnar file instead."""
 
     origin: str
     stream: Stream
@@ -47,7 +47,7 @@ class DocumentSource:
 
 
 class _Counted(io.RawIOBase):
-    """Counts and hashes the bytes that are read from a file."""
+    """Count and hash the bytes that are read from a file."""
 
     def __init__(self, file: io.BufferedIOBase | io.RawIOBase, digest: Digest, advance: Advance) -> None:
         self._file = file
@@ -70,9 +70,9 @@ class _Counted(io.RawIOBase):
 
 
 def open_sources(paths: list[str], digest: Digest, advance: Advance) -> Iterator[DocumentSource]:
-    """Every stream in `paths`: files, `-` for standard input, `http://…` for a live node.
+    """Yield every stream in `paths`: files, `-` for standard input, `http://…` for a live node.
 
-    A columnar snapshot is yielded unread, with `is_snapshot`. Raises `InvalidInput` naming the path.
+    A columnar snapshot is yielded unread, with `is_snapshot`. Raise `InvalidInput` naming the path.
     """
     for path in paths:
         if is_live(path):
@@ -90,7 +90,7 @@ def is_live(path: str) -> bool:
 
 
 def total_size(paths: list[str]) -> int | None:
-    """Bytes to be read, for the progress bar; None if a path has no size."""
+    """Return the number of bytes to read, for the progress bar; None if a path has no size."""
     try:
         files = [Path(path) for path in paths]
         return sum(
@@ -156,8 +156,9 @@ def _members(stream: Stream, origin: str) -> Iterator[DocumentSource]:
 
 
 def _live(url: str, digest: Digest) -> Iterator[DocumentSource]:
-    """The pods, statistics and configuration of one node, from a kubelet's or Kubengine's HTTP port; its Node
-    object too from Kubengine, which alone hands it out."""
+    """Read the pods, statistics and configuration of one node from the HTTP port of a kubelet or Kubengine;
+    also the Node object, which only Kubengine serves.
+    """
     from urllib.error import HTTPError
     from urllib.request import urlopen
 

@@ -1,7 +1,7 @@
-"""The columnar snapshot file: a stored (uncompressed) zip of Parquet tables and a manifest.
+"""Read and write the columnar snapshot file: a stored (uncompressed) zip of Parquet tables and a manifest.
 
-One file, read by memory map, a member at a time and only the row groups asked for; `unzip` gives plain
-Parquet to any other tool. The format is described in `docs/snapshot-format.md`.
+One file, read by memory map, a member at a time and only the requested row groups; `unzip` extracts plain
+Parquet for any other tool. The format is described in `docs/snapshot-format.md`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAGIC = b"PK\x03\x04"
 MANIFEST = "manifest.json"
 TABLES = ("nodes", "pods", "templates", "images", "devices", "budgets", "priority_classes", "volumes")
 LATER_TABLES = ("volumes",)
-"""Tables that files written before them lack; they are empty then."""
+"""Tables that files in older formats lack; they are empty then."""
 ROW_GROUP = 131_072
 MAX_TABLE = 64 * 2**30
 _LOCAL_HEADER = 30
@@ -47,17 +47,17 @@ _BROKEN = (
     OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError, NotImplementedError,
     MemoryError, struct.error, zipfile.BadZipFile, pa.ArrowException,
 )  # fmt: skip
-"""What the zip and Parquet readers raise over bytes that are not theirs."""
+"""What the zip and Parquet readers raise for invalid bytes."""
 
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
-    """Atomically. Raises `Refused` with the path."""
+    """Write a snapshot atomically. Raise `Refused` with the path."""
     with replacing_file(path) as file:
         write_stream(snapshot, file)
 
 
 def write_stream(snapshot: Snapshot, file: Any) -> None:
-    """To any binary stream; a pipe will do."""
+    """Write a snapshot to any binary stream, including a pipe."""
     manifest = {
         "format": FORMAT,
         "formatVersion": FORMAT_VERSION,
@@ -90,10 +90,12 @@ def write_stream(snapshot: Snapshot, file: Any) -> None:
 
 
 class SnapshotFile:
-    """An open snapshot file. `load` reads it whole, `shards` a bounded number of pods at a time."""
+    """Read an open snapshot file. `load` reads it whole, `shards` a bounded number of pods at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `InvalidInput` naming the path if it is not one, is cut, or of a later format."""
+        """Open the file. Raise `InvalidInput` naming the path if it is not a snapshot, is truncated, or of a
+        later format.
+        """
         self.path = path
         with self._faults_named():
             self._map = pa.memory_map(str(path))
@@ -117,7 +119,7 @@ class SnapshotFile:
 
     @contextmanager
     def _faults_named(self) -> Iterator[None]:
-        """Whatever a broken file makes of reading it is one error that names the file."""
+        """Turn every error from reading a broken file into one that names the file."""
         try:
             yield
         except InvalidInput as error:
@@ -143,7 +145,7 @@ class SnapshotFile:
         return pq.ParquetFile(pa.BufferReader(self._buffer(f"{name}.parquet")), pre_buffer=False)
 
     def _table(self, name: str, groups: Sequence[int] | None = None) -> LazyTable:
-        """A table, or some of its row groups."""
+        """Return a table, or some of its row groups."""
         file = self._files[name]
         chosen = range(file.num_row_groups) if groups is None else groups
 
@@ -167,19 +169,20 @@ class SnapshotFile:
         return int(self._files["pods"].metadata.num_rows)
 
     def load(self) -> Snapshot:
-        """All of it, each column in memory once it was asked for. Raises `InvalidInput` with the file, table
-        and column, as does who asks for a column."""
+        """Load all of it, each column into memory on first use. Raise `InvalidInput` with the file, table and
+        column, also on later use of a column.
+        """
         pods = self._table("pods")
         with self._faults_named():
             check_pods(pods, self._counts, 0, self._small["templates"].num_rows)
         return Snapshot(pods=pods, meta=self.meta, **self._small)
 
     def bounds(self, max_pods: int) -> list[tuple[int, int]]:
-        """Ranges of nodes with about `max_pods` pods each, at least one node."""
+        """Return ranges of nodes with about `max_pods` pods each, at least one node."""
         return node_ranges(self._counts, max_pods)
 
     def shard(self, first: int, last: int) -> Snapshot:
-        """Nodes `first` to `last` (excluded), reading only the row groups that hold their pods."""
+        """Return nodes `first` to `last` (excluded), reading only the row groups that hold their pods."""
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._counts)])
         begin, end = int(offsets[first]), int(offsets[last])
         metadata = self._files["pods"].metadata
@@ -193,13 +196,13 @@ class SnapshotFile:
         return shard
 
     def shards(self, max_pods: int) -> Iterator[Snapshot]:
-        """The cluster node range by node range, in order."""
+        """Yield the cluster node range by node range, in order."""
         for first, last in self.bounds(max_pods):
             yield self.shard(first, last)
 
 
 def node_ranges(counts: NDArray[np.int64], max_pods: int) -> list[tuple[int, int]]:
-    """Consecutive node ranges whose pods add up to at most `max_pods` where one node allows it."""
+    """Return consecutive node ranges whose pods add up to at most `max_pods`, unless one node has more."""
     ends = np.cumsum(counts)
     ranges = []
     first = before = 0
@@ -211,7 +214,7 @@ def node_ranges(counts: NDArray[np.int64], max_pods: int) -> list[tuple[int, int
 
 
 def is_snapshot_file(path: str) -> bool:
-    """By its first bytes."""
+    """Tell whether a file is a snapshot, by its first bytes."""
     try:
         with Path(path).open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -220,7 +223,7 @@ def is_snapshot_file(path: str) -> bool:
 
 
 def spooled(stream: io.BufferedIOBase) -> Path:
-    """A snapshot that comes through a pipe, as a temporary file which the caller unlinks once it is open."""
+    """Copy a snapshot from a pipe to a temporary file, which the caller unlinks once it is open."""
     with tempfile.NamedTemporaryFile(prefix="kubengine-", suffix=SUFFIX, delete=False) as file:
         while chunk := stream.read(1 << 20):
             file.write(chunk)

@@ -1,4 +1,4 @@
-"""What is wrong with a snapshot: reported by object and field, counted, and refused under `--strict`."""
+"""Record faults of a snapshot: reported by object and field, counted, and refused under `--strict`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ MAX_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFault:
-    """One fault. `origin` is the file, `subject` the object (`Pod shop/cart-0`), `field` its path."""
+    """Describe one fault. `origin` is the file, `subject` the object (`Pod shop/cart-0`), `field`
+    its path.
+    """
 
     origin: str
     subject: str
@@ -25,7 +27,7 @@ class SnapshotFault:
 
 
 class FaultLog:
-    """Collects faults. The first thousand are kept whole, the rest are only counted.
+    """Collect faults. The first thousand are kept whole, the rest are only counted.
 
     With `strict` the first fault is raised as `InvalidInput`.
     """
@@ -36,7 +38,7 @@ class FaultLog:
         self.counts: Counter[str] = Counter()
 
     def add(self, origin: str, subject: str, field: str, problem: str, *, kind: str = "") -> None:
-        """Record a fault; `kind` is what it is counted under, the problem's text by default."""
+        """Record a fault; it is counted under `kind`, by default the problem's text."""
         fault = SnapshotFault(origin, subject, field, problem)
         if self.strict:
             where = ": ".join(part for part in (subject, field) if part)
@@ -53,5 +55,5 @@ class FaultLog:
         return self.counts.total()
 
     def summary(self) -> list[str]:
-        """One line per kind of fault, most frequent first."""
+        """Return one line per kind of fault, most frequent first."""
         return [f"{count} × {kind}" for kind, count in self.counts.most_common()]

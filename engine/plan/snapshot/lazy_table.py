@@ -1,4 +1,4 @@
-"""A table of which a column is made when it is first asked for: most questions need a few columns of many."""
+"""Provide tables whose columns are computed on first use: most questions need a few columns of many."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 Columns = Callable[[Sequence[str]], pa.Table]
-"""Makes these columns of a table."""
+"""Compute these columns of a table."""
 
 
 class LazyTable:
-    """What a `pa.Table` is asked for its columns; `whole` makes one of it for all else.
+    """Offer the parts of `pa.Table` that access columns; `whole` returns a real table.
 
-    Whoever asks gets what is wrong with a column, not who opened the table.
+    The first use of a column raises its errors, not the opening of the table.
     """
 
     def __init__(self, column_names: Sequence[str], columns: Columns, rows: Callable[[], int]) -> None:
@@ -29,7 +29,7 @@ class LazyTable:
         return self._rows()
 
     def select(self, names: Sequence[str]) -> pa.Table:
-        """These columns, of which those that are not there yet are made together. Raises `KeyError`."""
+        """Return these columns, computing the missing ones together. Raise `KeyError`."""
         missing = [name for name in names if name not in self._made]
         if unknown := set(missing).difference(self.column_names):
             raise KeyError(min(unknown))
@@ -51,5 +51,5 @@ Table: TypeAlias = pa.Table | LazyTable
 
 
 def whole(table: Table) -> pa.Table:
-    """Every column, as an Arrow table."""
+    """Return every column, as an Arrow table."""
     return table.select(table.column_names)

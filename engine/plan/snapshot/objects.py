@@ -1,4 +1,4 @@
-"""Pods and nodes of a snapshot as typed objects, for decisions that take objects rather than columns."""
+"""Build typed pods and nodes from a snapshot, for decisions that take objects rather than columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _node = msgspec.json.Decoder(Node, dec_hook=decode_hook)
 
 
 def decoded_spec(spec: str) -> Pod:
-    """A pod with a template's `spec` and nothing else. Raises `InvalidInput`."""
+    """Return a pod with a template's `spec` and nothing else. Raise `InvalidInput`."""
     try:
         return _pod.decode(f'{{"spec":{spec}}}')
     except (msgspec.DecodeError, InvalidInput, RecursionError) as error:
@@ -38,14 +38,14 @@ def decoded_spec(spec: str) -> Pod:
 
 
 def template_pod(spec: str, qos: int) -> Pod:
-    """A pod of this template and class; its name and uid are empty."""
+    """Return a pod of this template and class; its name and uid are empty."""
     pod = decoded_spec(spec)
     pod.status.qos_class = QOS_NAMES[qos]
     return pod
 
 
 def pod_object(snapshot: Snapshot, row: int) -> Pod:
-    """What the snapshot knows of one pod: enough for admission, preemption, cgroups and eviction."""
+    """Return what the snapshot knows of one pod: enough for admission, preemption, cgroups and eviction."""
     fields = {name: snapshot.pods[name][row].as_py() for name in _FIELDS}
     pod = decoded_spec(snapshot.templates["spec"][fields["template"]].as_py())
     flags = fields["flags"]
@@ -74,8 +74,11 @@ _CONFIG_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields
 
 
 def configuration_object(text: str, changes: Mapping[str, Any] = NO_CHANGES) -> KubeletConfiguration:
-    """A node's configuration from its JSON, of which fields of other versions are passed over, with `changes`
-    laid over it; the default for no text. Raises `InvalidInput` with the field."""
+    """Decode a node's configuration from its JSON, ignoring fields of other versions, and merge `changes`
+    over it; the default for no text.
+
+    Raise `InvalidInput` with the field.
+    """
     for name in changes:
         if name not in _CONFIG_FIELDS:
             near = nearest(name, _CONFIG_FIELDS)
@@ -97,12 +100,12 @@ def _decoded_node(text: str) -> Node:
 
 
 def node_object(snapshot: Snapshot, node: int) -> Node:
-    """Labels, taints and amounts of a node; shared, so not to be changed."""
+    """Return labels, taints and amounts of a node; the object is shared, so do not change it."""
     text = snapshot.nodes["document"][node].as_py()
     return _decoded_node(text) if text else Node(metadata=ObjectMeta(name=snapshot.node_names[node]))
 
 
 def pods_of_node(snapshot: Snapshot, node: int) -> list[Pod]:
-    """Every pod that counts on a node, in the snapshot's order."""
+    """Return every pod that counts on a node, in the snapshot's order."""
     first, last = int(snapshot.offsets[node]), int(snapshot.offsets[node + 1])
     return [pod_object(snapshot, row) for row in range(first, last)]

@@ -1,4 +1,4 @@
-"""Choosing nodes by name, pattern or label."""
+"""Select nodes by name, pattern or label."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _EXISTS = re.compile(r"\s*(!?)\s*([^\s!=,()]+)\s*")
 
 
 def select_nodes(snapshot: Snapshot, patterns: list[str], selector: str = "") -> NDArray[np.int64]:
-    """Row numbers of nodes that match any pattern and the selector; all without either.
+    """Return row numbers of nodes that match any pattern and the selector; all without either.
 
-    Raises `InvalidInput` for a pattern that matches nothing or a selector that cannot be read.
+    Raise `InvalidInput` for a pattern that matches nothing or an invalid selector.
     """
     chosen = np.ones(snapshot.node_count, bool)
     if patterns:
@@ -43,7 +43,7 @@ def select_nodes(snapshot: Snapshot, patterns: list[str], selector: str = "") ->
 
 
 def label_selector(text: str) -> Matches:
-    """`a=b,c!=d,e in (f,g),h,!i`, as kubectl takes it. Raises `InvalidInput`."""
+    """Parse `a=b,c!=d,e in (f,g),h,!i`, as kubectl does. Raise `InvalidInput`."""
     tests: list[Matches] = []
     at = 0
     while at <= len(text):

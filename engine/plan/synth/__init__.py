@@ -1,4 +1,4 @@
-"""Made-up clusters with realistic distributions, for trying things out and for benches.
+"""Generate clusters with realistic distributions, for experiments and benches.
 
-Entered by `cluster.synthesize`; `nodes`, `images` and `devices` make those parts.
+`cluster.synthesize` is the entry point; `nodes`, `images` and `devices` generate those parts.
 """

@@ -56,7 +56,7 @@ MEMORY_STEPS = np.array(
 
 @dataclass
 class _Workloads:
-    """Columns over workloads; `machine` is the kind of node they run on."""
+    """Hold columns over workloads; `machine` is the kind of node they run on."""
 
     machine: NDArray[np.int64]
     weight: NDArray[np.floating[Any]]
@@ -78,9 +78,9 @@ def synthesize(
     images: bool = True,
     workloads_per_machine: int | None = None,
 ) -> Snapshot:
-    """A cluster of `nodes` nodes with about `pods_per_node` pods each (daemons included).
+    """Generate a cluster of `nodes` nodes with about `pods_per_node` pods each (daemons included).
 
-    Raises `InvalidInput` for a size that makes no sense.
+    Raise `InvalidInput` for an invalid size.
     """
     if not 1 <= nodes <= MAX_NODES:
         raise InvalidInput(f"expected 1 to {MAX_NODES}, got {nodes}", subject="nodes")
@@ -129,7 +129,7 @@ def synthesize(
 
 
 def _step(values: NDArray[np.float64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The nearest amount that people write."""
+    """Round to the nearest amount that people write."""
     nearest: NDArray[np.int64] = steps[
         np.abs(np.log(np.maximum(values, 1e-9)[:, None]) - np.log(steps)[None, :]).argmin(axis=1)
     ]
@@ -194,7 +194,7 @@ def _daemons(templates: Templates, nodes: int) -> list[tuple[str, int, int, int]
 def _assign(
     random: np.random.Generator, workloads: _Workloads, machine: NDArray[np.int64], density: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Node and workload of each pod, node by node, cut where a scheduler would have stopped."""
+    """Return node and workload of each pod, node by node, cut where a scheduler would have stopped."""
     nodes = len(machine)
     wanted = np.maximum(density - len(DAEMONS), 0)
     counts = np.clip(random.normal(wanted, wanted * 0.12, nodes), 0, wanted * 1.2).astype(np.int64)

@@ -1,4 +1,6 @@
-"""GPUs of a synthetic cluster: two NUMA nodes a machine, handed to pods from the first free one on."""
+"""Generate GPUs of a synthetic cluster: two NUMA nodes a machine, assigned to pods from the first
+free one on.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from engine.plan.snapshot.columns import DEVICE_FIELDS, Snapshot
 
 
 def gpu_devices(snapshot: Snapshot, resource: str) -> pa.Table:
-    """One row per GPU with its NUMA node, and the pod that holds it."""
+    """Return one row per GPU with its NUMA node, and the pod that holds it."""
     columns: dict[str, list[Any]] = {name: [] for name in DEVICE_FIELDS}
     capacity = snapshot.allocatable(resource)
     requested = snapshot.per_pod(f"request/{resource}")

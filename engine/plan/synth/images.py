@@ -1,4 +1,4 @@
-"""Images of a synthetic cluster: those that pods use, and old ones that nobody has used for a while."""
+"""Generate images of a synthetic cluster: those that pods use, and old unused ones."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from engine.plan.snapshot.lazy_table import whole
 Mi = 2**20
 LEFTOVERS = 18
 IMAGE_SHARE = 0.5
-"""Of the file system, on average."""
+"""Share of the file system, on average."""
 
 
 def image_sizes(random: np.random.Generator, *, templates: int) -> NDArray[np.int64]:
-    """int64[templates]: bytes of each template's image, most between 60 MiB and 1 GiB."""
+    """Return int64[templates]: bytes of each template's image, most between 60 MiB and 1 GiB."""
     return (random.lognormal(5.2, 0.9, templates) * Mi).astype(np.int64) + 4 * Mi
 
 
 def node_images(
     random: np.random.Generator, snapshot: Snapshot, sizes: NDArray[np.int64], now: float
 ) -> pa.Table:
-    """One image per template on the nodes that run it, and about `LEFTOVERS` unused ones a node."""
+    """Return one image per template on the nodes that run it, and about `LEFTOVERS` unused ones a node."""
     nodes, templates = snapshot.node_count, len(sizes)
     pairs = np.unique(snapshot.column("node").astype(np.int64) * templates + snapshot.column("template"))
     unused_node = np.repeat(np.arange(nodes), random.poisson(LEFTOVERS, nodes))
@@ -62,7 +62,7 @@ def node_images(
 
 
 def with_disk_use(random: np.random.Generator, snapshot: Snapshot) -> Snapshot:
-    """Readings of the file system that hold the images, and as much again of something else, or less."""
+    """Add readings of a file system that holds the images, and at most as much other data."""
     images = snapshot.images
     node, size = images["node"].to_numpy(), images["size"].to_numpy()
     held = np.bincount(node, weights=size, minlength=snapshot.node_count)

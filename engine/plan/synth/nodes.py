@@ -1,4 +1,6 @@
-"""Nodes of a synthetic cluster: machine kinds, amounts left for pods, readings of memory, disk and PIDs."""
+"""Generate nodes of a synthetic cluster: machine kinds, amounts left for pods, readings of memory, disk and
+PIDs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Ki, Mi, Gi = 2**10, 2**20, 2**30
 
 @dataclass(frozen=True)
 class Machine:
-    """One kind of node: its share of the cluster, cores, memory in GiB, GPUs."""
+    """Describe one kind of node: its share of the cluster, cores, memory in GiB, GPUs."""
 
     name: str
     share: float
@@ -46,7 +48,7 @@ def node_table(
     resources: ResourceNames,
     max_pods: int,
 ) -> pa.Table:
-    """One row per node; `machine` indexes `MACHINES`, `used` is the memory that its pods use."""
+    """Return one row per node; `machine` indexes `MACHINES`, `used` is the memory that its pods use."""
     nodes = len(machine)
     cores = np.array([m.cores for m in MACHINES])[machine] * 1000
     memory = np.array([m.memory for m in MACHINES])[machine] * Gi
