@@ -1,4 +1,4 @@
-"""Runs a program for its output, with a deadline and limits on the output."""
+"""Runs a program for its output, whole or while it is printed, with a deadline."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
-from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Mapping, Sequence
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from engine.api.errors import Refused, Unavailable
 
 MOST_SAID = 4096
+PIECE = 64 * 1024
 STDERR = 2
 
 
@@ -67,6 +68,35 @@ async def run_child(
         raise Refused(f"it prints more than {most} bytes", subject=subject)
     said = listener.said.decode(errors="replace").strip()
     return Printed(transport.get_returncode() or 0, bytes(listener.out), said)
+
+
+async def stream_child(
+    command: Sequence[str], *, seconds: float, subject: str
+) -> AsyncGenerator[bytes, None]:
+    """Run `command` and yield what it prints, errors included, in pieces of at most 64 KiB.
+
+    Raises Unavailable if it cannot be started or has not ended within `seconds`. Its process group is killed
+    then, and when the generator is closed.
+    """
+    loop = asyncio.get_running_loop()
+    late = loop.time() + seconds
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True, limit=PIECE
+        )
+    except OSError as error:
+        raise Unavailable(error.strerror or str(error), subject=subject, errno=error.errno) from error
+    assert process.stdout is not None
+    try:
+        while data := await asyncio.wait_for(process.stdout.read(PIECE), max(late - loop.time(), 0)):
+            yield data
+    except TimeoutError:
+        raise Unavailable(f"no end within {seconds:g} s", subject=subject) from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 class _Listener(asyncio.SubprocessProtocol):

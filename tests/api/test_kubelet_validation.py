@@ -62,6 +62,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"logging": {"options": {"text": {"infoBufferSize": "1Ki"}}}},
         "logging.options.text.infoBufferSize: Forbidden: Feature LoggingAlphaOptions is disabled",
     ),
+    (
+        {"enableSystemLogQuery": True, "enableSystemLogHandler": False},
+        "enableSystemLogHandler is required for enableSystemLogQuery",
+    ),
     ({"containerLogMaxWorkers": 0}, "containerLogMaxWorkers must be greater than or equal to 1"),
     (
         {"shutdownGracePeriod": "10s", "shutdownGracePeriodCriticalPods": "20s"},

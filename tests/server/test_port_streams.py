@@ -257,6 +257,18 @@ async def test_a_log_goes_on_until_its_reader_goes(port: Secured, tmp_path: Any)
         assert (await port.ask("GET", path)).status == 404
 
 
+async def test_logs_are_queried_only_where_the_configuration_allows_it(port: Secured) -> None:
+    assert (await port.ask("GET", "/logs/?query=%20")).status == 200
+    port.view.config.enable_system_log_query = True
+    answer = await port.ask("GET", "/logs/?query=%20")
+    assert (answer.status, answer.body) == (400, b'query: Invalid value: [" "]: query cannot be empty\n')
+    assert (await port.ask("GET", "/logs/")).status == 200
+    answer = await port.ask("GET", "/logs/?query=no-such-service")
+    assert (answer.status, answer.body) == (200, b"\nlog not found for no-such-service\n")
+    port.view.config.enable_system_log_handler = False
+    assert (await port.ask("GET", "/logs/?query=no-such-service")).status == 405
+
+
 async def test_no_path_leads_out_of_the_systems_logs(
     port: Secured, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

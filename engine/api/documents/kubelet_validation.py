@@ -87,6 +87,8 @@ def _choices(config: KubeletConfiguration) -> Iterator[str]:
 def _logs(config: KubeletConfiguration) -> Iterator[str]:
     if config.container_log_max_workers < 1:
         yield "containerLogMaxWorkers must be greater than or equal to 1"
+    if config.enable_system_log_query and not config.enable_system_log_handler:
+        yield "enableSystemLogHandler is required for enableSystemLogQuery"
 
 
 def _logging(config: KubeletConfiguration) -> Iterator[str]:

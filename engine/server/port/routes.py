@@ -14,7 +14,7 @@ from engine.node.logs.container_logs import OutOfRange, log_options
 from engine.server.http.exchange import JSON, TEXT, Answer, Request, Response, plain
 from engine.server.interfaces.node import PortNode
 from engine.server.port.streams import NO_UPGRADE, handed_to
-from engine.server.port.system_logs import system_logs
+from engine.server.port.system_logs import query_logs, system_logs
 from engine.server.port.zpages import flagz, statusz
 from engine.server.routes import Routes
 
@@ -132,7 +132,8 @@ async def _logs(view: PortNode, request: Request, _: list[str]) -> Answer:
         return plain(405, "logs endpoint is disabled.\n")
     if request.method != "GET":
         return plain(405, NO_METHOD)
-    return await system_logs(request)
+    serve = query_logs if view.config.enable_system_log_query else system_logs
+    return await serve(request)
 
 
 async def _flagz(view: PortNode, _request: Request, _: list[str]) -> Answer:
