@@ -1,8 +1,8 @@
-"""Objects out of JSON of any size, in bounded memory.
+"""Split JSON of any size into objects, in bounded memory.
 
-Understands what people have: one `List` (however large), several documents one after another, NDJSON, a bare
-array, a single object. Memory is one read chunk plus one object; an object larger than `MAX_OBJECT` or nested
-deeper than `MAX_DEPTH` is a fault and never reaches the decoder.
+Accepts one `List` (however large), several documents one after another, NDJSON, a bare array, or a single
+object. Memory is one read chunk plus one object; an object larger than `MAX_OBJECT` or nested deeper than
+`MAX_DEPTH` is a fault and never reaches the decoder.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Piece = tuple[memoryview, bool]
 
 
 class JSONStream:
-    """Iterates over the objects of one stream.
+    """Iterate over the objects of one stream.
 
-    `position` is how many bytes were read. What cannot be read is a fault of `origin`, and ends the
-    stream there: everything before it has been delivered.
+    `position` is the number of bytes read. Unreadable data is a fault of `origin`, and ends the stream;
+    everything before it has been delivered.
     """
 
     def __init__(self, stream: Readable, origin: str, faults: FaultLog) -> None:
@@ -85,7 +85,7 @@ class JSONStream:
                 return
 
     def _items(self) -> Generator[Piece, None, bool]:
-        """The objects of a list; its value is false when the stream ended within."""
+        """Yield the objects of a list; the generator returns false if the stream ended within it."""
         while True:
             count, at, status = split_items(self._buffer, self._at, self._bounds, MAX_DEPTH)
             view = memoryview(self._buffer)
@@ -129,7 +129,7 @@ class JSONStream:
                 return False
 
     def _grow(self, begin: int, cut_off: str) -> bool:
-        """Read on, keeping the buffer from `begin`; a fault if there is no more or too much."""
+        """Read more, keeping the buffer from `begin`; a fault if there is no more or too much."""
         self._at = begin
         if len(self._buffer) - begin > MAX_OBJECT:
             self._fault(begin, f"holds an object larger than {MAX_OBJECT} bytes")
@@ -146,7 +146,7 @@ class JSONStream:
         self._consumed += self._at
         try:
             data = self._chunks.read()
-            # Doubling what is kept makes a large object cost linear time.
+            # Doubling the buffer makes a large object cost linear time.
             while data and len(data) < len(kept) and (more := self._chunks.read()):
                 data += more
         except (EOFError, OSError, zlib.error) as error:

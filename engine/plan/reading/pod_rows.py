@@ -1,4 +1,4 @@
-"""Pod rows of a snapshot, appended one by one and kept as Arrow chunks."""
+"""Append pod rows of a snapshot one by one, and keep them as Arrow chunks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SPEC_QOS = 255
 _NO_ANNOTATIONS = Annotations()
 USAGE = ("memory", "disk", "inodes", "processes")
 LAYER_USAGE = ("layers", "layer_inodes")
-"""What of disk and inodes is writable layers; columns that a snapshot has where statistics tell."""
+"""The part of disk and inodes in writable layers; a snapshot has these columns if statistics report them."""
 
 
 class PodRows:
-    """Appends pods as columns. `nodes` gives a node's row by name and makes one when it is new."""
+    """Append pods as columns. `nodes` returns a node's row by name and creates it for a new name."""
 
     def __init__(self, templates: Templates, nodes: dict[str, int]) -> None:
         self._templates = templates
@@ -52,7 +52,7 @@ class PodRows:
         self._claims: list[str] = []
 
     def add(self, pod: PodDocument) -> None:
-        """Append a pod. Raises `Unusable` with the field as subject; nothing is appended then."""
+        """Append a pod. Raise `Unusable` with the field as subject; nothing is appended then."""
         meta, spec, status = pod.metadata, pod.spec, pod.status
         if not meta.name:
             raise Unusable("expected a name", subject="metadata.name")
@@ -95,7 +95,7 @@ class PodRows:
             self._flush()
 
     def _label_text(self, raw: bytes) -> str:
-        """Labels as they are written, looked at once. Raises `Unusable`."""
+        """Return labels as text, validated once per distinct text. Raise `Unusable`."""
         found = self._label_texts.get(raw)
         if found is None:
             try:
@@ -132,7 +132,9 @@ class PodRows:
         self._start()
 
     def table(self, templates: pa.Table) -> tuple[pa.Table, list[str]]:
-        """The rows, without those whose namespace and name were there before, and the latter's names."""
+        """Return the rows without repeated pods (same namespace and name), and the names of the
+        repeated ones.
+        """
         self._flush()
         schema = pa.schema([*POD_FIELDS.items(), ("claims", pa.string())])
         table = pa.Table.from_batches([b.cast(schema) for b in self._chunks], schema).unify_dictionaries()
@@ -165,14 +167,14 @@ class PodRows:
 
 
 def _created(moment: datetime | None) -> float:
-    """Unix seconds; without a zone it is UTC."""
+    """Return Unix seconds; a time without a zone is UTC."""
     if moment is None:
         return 0.0
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _claims(volumes: list[PodVolume]) -> str:
-    """The names of the claims that a pod mounts, with spaces between."""
+    """Return the names of the claims that a pod mounts, separated by spaces."""
     claims = (volume.persistent_volume_claim for volume in volumes)
     return " ".join(claim.claim_name for claim in claims if claim is not None)
 

@@ -1,4 +1,4 @@
-"""Claims of storage and the nodes from which their volumes can be reached."""
+"""Collect storage claims and the nodes from which their volumes can be reached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _labels = msgspec.json.Decoder(dict[str, str] | None)
 
 
 class VolumeRows:
-    """Collects PersistentVolumeClaims and PersistentVolumes in any order, and joins them at the end."""
+    """Collect PersistentVolumeClaims and PersistentVolumes in any order, and join them at the end."""
 
     def __init__(self) -> None:
         self._claims: dict[tuple[str, str], str] = {}
@@ -37,7 +37,7 @@ class VolumeRows:
         self._claims[meta.namespace or "default", meta.name] = claim.spec.volume_name
 
     def add_volume(self, volume: VolumeDocument) -> None:
-        """Raise `Unusable` with the faulty field as subject."""
+        """Add a volume. Raise `Unusable` with the faulty field as subject."""
         try:
             spec = _spec.decode(bytes(volume.spec) or b"{}")
         except (msgspec.DecodeError, InvalidInput, RecursionError) as error:
@@ -61,7 +61,7 @@ class VolumeRows:
 
 
 def _with_zones(required: NodeSelector | None, labels: dict[str, str]) -> NodeSelector | None:
-    """The nodes that both a volume's node affinity and its zone labels allow."""
+    """Combine a volume's node affinity and its zone labels into the nodes that both allow."""
     zones = [
         NodeSelectorRequirement(key=name, operator="In", values=labels[name].split("__"))
         for name in ZONE_LABELS

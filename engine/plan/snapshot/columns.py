@@ -78,7 +78,7 @@ VOLUME_FIELDS = {
 PRIORITY_CLASS_FIELDS = {"name": pa.string(), "value": pa.int64(), "preemption_policy": pa.string()}
 
 _TABLE_COLUMNS = ("template", "qos", "flags", "priority", "created")
-"""Of pods, what `Snapshot.tables` is made of."""
+"""Pod columns from which `Snapshot.tables` is computed."""
 
 
 def empty(fields: dict[str, pa.DataType]) -> pa.Table:
@@ -119,13 +119,13 @@ class Snapshot:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """int64[nodes + 1]: pods of node i are rows `offsets[i]` to `offsets[i + 1]`."""
+        """Return int64[nodes + 1]: pods of node i are rows `offsets[i]` to `offsets[i + 1]`."""
         counts = self.nodes["pods"].to_numpy()
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
 
     @property
     def placed(self) -> int:
-        """Pods that count on a node; the rows after them are pending or have ended."""
+        """Return the number of pods that count on a node; the rows after them are pending or have ended."""
         return int(self.offsets[-1])
 
     @cached_property
@@ -136,25 +136,27 @@ class Snapshot:
         return ResourceNames(names)
 
     def column(self, name: str, rows: slice | None = None) -> NDArray[Any]:
-        """A pod column as NumPy, of the placed pods or of `rows`."""
+        """Return a pod column as NumPy, of the placed pods or of `rows`."""
         rows = rows if rows is not None else slice(0, self.placed)
         chunk: NDArray[Any] = self.pods[name].slice(rows.start, rows.stop - rows.start).to_numpy()
         return chunk
 
     def usage(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """int64[placed] of a `usage/…` column, 0 where it is not known, and uint8[placed]: whether it is."""
+        """Return int64[placed] of a `usage/…` column, 0 if it is not known, and uint8[placed]:
+        whether it is.
+        """
         if f"usage/{name}" not in self.pods.column_names:
             return np.zeros(self.placed, np.int64), np.zeros(self.placed, np.uint8)
         column = self.pods[f"usage/{name}"].slice(0, self.placed)
         return column.fill_null(0).to_numpy(), column.is_valid().to_numpy().astype(np.uint8)
 
     def per_pod(self, name: str, rows: slice | None = None) -> NDArray[np.int64]:
-        """A template column spread over pods, for the placed ones or `rows`."""
+        """Expand a template column to pods, for the placed ones or `rows`."""
         spread: NDArray[np.int64] = self.templates[name].to_numpy()[self.column("template", rows)]
         return spread
 
     def _per_pods(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """int64[names, placed]: template columns spread over the placed pods."""
+        """Return int64[names, placed]: template columns expanded to the placed pods."""
         template = self.column("template")
         spread = np.empty((len(names), len(template)), np.int64)
         for row, name in zip(spread, names, strict=True):
@@ -162,7 +164,7 @@ class Snapshot:
         return spread
 
     def allocatable(self, resource: str, of: str = "allocatable") -> NDArray[np.int64]:
-        """int64[nodes]: milli-CPU or base units; -1 where the node does not name it."""
+        """Return int64[nodes]: milli-CPU or base units; -1 if the node does not name it."""
         name = f"{of}/{resource}"
         if name not in self.nodes.column_names:
             return np.full(self.node_count, ABSENT, np.int64)
@@ -170,7 +172,7 @@ class Snapshot:
         return values
 
     def reading(self, *names: str) -> NDArray[np.int64]:
-        """int64[nodes]: a reading, the first of `names` that a node has; -1 where it has none."""
+        """Return int64[nodes]: a reading, the first of `names` that a node has; -1 if it has none."""
         found = np.full(self.node_count, -1, np.int64)
         for name in names:
             if f"reading/{name}" in self.nodes.column_names:
@@ -180,7 +182,7 @@ class Snapshot:
 
     @cached_property
     def tables(self) -> ClusterTables:
-        """The placed pods as kernels read them."""
+        """Return the placed pods as kernels read them."""
         names = self.resources.names
         self.pods.select(_TABLE_COLUMNS)
         requests = self._per_pods([f"request/{name}" for name in names])
@@ -216,11 +218,11 @@ class Snapshot:
                 columns.fractions[row] = (int(parts[0][template[row]]), int(parts[1][template[row]]))
 
     def shard(self, first: int, last: int) -> Snapshot:
-        """Nodes `first` to `last` (excluded) and their pods, as a snapshot of its own."""
+        """Return nodes `first` to `last` (excluded) and their pods, as a separate snapshot."""
         return self.shard_of(first, last, 0)
 
     def shard_of(self, first: int, last: int, skipped: int) -> Snapshot:
-        """As `shard`, where `pods` lacks the first `skipped` rows already."""
+        """Return the same as `shard` if `pods` lacks the first `skipped` rows already."""
         begin, end = int(self.offsets[first]) - skipped, int(self.offsets[last]) - skipped
         images, devices = (_of_nodes(table, first, last) for table in (self.images, self.devices))
         return replace(
@@ -232,7 +234,7 @@ class Snapshot:
         )
 
     def select(self, indices: NDArray[np.int64]) -> Snapshot:
-        """Some nodes, in the order of the snapshot."""
+        """Return some nodes, in the order of the snapshot."""
         keep = np.zeros(self.node_count, bool)
         keep[indices] = True
         number = np.cumsum(keep) - 1
@@ -244,18 +246,18 @@ class Snapshot:
         return replace(self, nodes=nodes, pods=pods, images=images, devices=devices)
 
     def pod_label(self, row: int) -> str:
-        """`namespace/name`."""
+        """Return `namespace/name`."""
         return f"{self.pods['namespace'][row].as_py()}/{self.pods['name'][row].as_py()}"
 
     def pod_labels(self, rows: NDArray[np.int64]) -> pa.Array:
-        """`namespace/name` of many rows, as an Arrow string array."""
+        """Return `namespace/name` of many rows, as an Arrow string array."""
         taken = self.pods.select(["namespace", "name"]).take(pa.array(rows)).combine_chunks()
         namespace = taken["namespace"].cast(pa.large_string())
         joined = pc.binary_join_element_wise(namespace, taken["name"], pa.scalar("/", pa.large_string()))
         return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
     def content_hash(self) -> str:
-        """A digest of the tables' content, for provenance where no input file was hashed."""
+        """Return a digest of the tables' content, for provenance if no input file was hashed."""
         digest = hashlib.blake2b(digest_size=16)
         for table in (self.nodes, self.pods, self.templates):
             for column in whole(table).columns:
@@ -266,7 +268,7 @@ class Snapshot:
 
 
 def _of_nodes(table: Table, first: int, last: int) -> LazyTable:
-    """The rows of a table sorted by node."""
+    """Return the rows of a table sorted by node."""
 
     @cache
     def extent() -> tuple[int, int]:
@@ -277,7 +279,7 @@ def _of_nodes(table: Table, first: int, last: int) -> LazyTable:
 
 
 def _rows(table: Table, extent: Callable[[], tuple[int, int]], first_node: int = 0) -> LazyTable:
-    """The rows from one to another, where a column `node` begins to count at `first_node`."""
+    """Return a range of rows, in which a column `node` begins to count at `first_node`."""
 
     def columns(names: Sequence[str]) -> pa.Table:
         begin, end = extent()
@@ -297,7 +299,7 @@ def _shift_nodes(table: pa.Table, first: int) -> pa.Table:
 
 
 def _renumber(table: pa.Table, keep: NDArray[np.bool_], number: NDArray[np.int64]) -> pa.Table:
-    """The rows of nodes that are kept, under their new numbers."""
+    """Return the rows of the remaining nodes, under their new numbers."""
     node = table["node"].to_numpy()
     table = table.filter(pa.array(keep[node]))
     at = table.schema.get_field_index("node")
@@ -305,7 +307,9 @@ def _renumber(table: pa.Table, keep: NDArray[np.bool_], number: NDArray[np.int64
 
 
 def arranged(nodes: pa.Table, pods: pa.Table, **others: Any) -> Snapshot:
-    """A snapshot from pods in any order: placed ones are sorted by node, keeping their order within one."""
+    """Return a snapshot from pods in any order: placed ones are sorted by node, keeping their
+    order within one.
+    """
     node = pods["node"].to_numpy()
     ended = pc.is_in(pods["phase"].cast(pa.string()), pa.array(TERMINAL)).to_numpy()
     counts = (node >= 0) & ~ended

@@ -1,4 +1,4 @@
-"""Which images a node's pods use: by what the runtime says, else by comparing names."""
+"""Find which images a node's pods use: from the runtime, else by comparing names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.plan.snapshot.columns import Snapshot
 
 
 def normalized(name: str) -> str:
-    """`nginx` → `docker.io/library/nginx:latest`, as the runtime would store it."""
+    """Normalize a name as the runtime would store it: `nginx` → `docker.io/library/nginx:latest`."""
     name, at, digest = name.partition("@")
     head, slash, _ = name.partition("/")
     if not slash:
@@ -23,7 +23,9 @@ def normalized(name: str) -> str:
 
 
 def used_images(snapshot: Snapshot) -> NDArray[np.bool_]:
-    """bool[images]: in use on their node. Known from the runtime or made so; else a pod names it."""
+    """Return bool[images]: in use on their node. Known from the runtime or generated; otherwise because a pod
+    names it.
+    """
     images = snapshot.images
     known = images["in_use"].is_valid().to_numpy()
     used: NDArray[np.bool_] = images["in_use"].fill_null(False).to_numpy()

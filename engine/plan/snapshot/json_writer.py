@@ -1,7 +1,7 @@
-"""A snapshot as `kubectl get … -o json` would have printed it: one List, written as a stream.
+"""Write a snapshot as `kubectl get … -o json` would print it: one List, written as a stream.
 
-Documents hold what a snapshot knows, and around it the fields that real ones carry, so that they are as
-large and as deep as real ones.
+Documents hold what a snapshot knows, and the other fields that real ones have, so that they are as large and
+as deep as real ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONDITIONS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersR
 
 
 def write_list(snapshot: Snapshot, file: BinaryIO, *, pretty: bool = True) -> None:
-    """A `v1` List of the nodes, then the pods, the priority classes, claims and volumes."""
+    """Write a `v1` List of the nodes, then the pods, the priority classes, claims and volumes."""
     file.write(b'{\n    "apiVersion": "v1",\n    "items": [')
     separator = b""
     for document in documents(snapshot):
@@ -42,7 +42,7 @@ def write_list(snapshot: Snapshot, file: BinaryIO, *, pretty: bool = True) -> No
 
 
 def documents(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
-    """Every object as plain data; amounts keep the text they had."""
+    """Yield every object as plain data; amounts keep their original text."""
     for text, name in zip(snapshot.nodes["document"].to_pylist(), snapshot.node_names, strict=True):
         if text:
             plain = msgspec.json.decode(text)
@@ -78,7 +78,7 @@ def documents(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
 
 
 def _storage(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
-    """The claims, and the volumes that are known."""
+    """Yield the claims, and the known volumes."""
     for row in snapshot.volumes.to_pylist():
         meta = {"name": row["claim"], "namespace": row["namespace"]}
         spec = {"volumeName": row["volume"]}

@@ -1,8 +1,8 @@
-"""What the tables of a snapshot file must hold, checked before anything is computed from them.
+"""Validate the tables of a snapshot file before anything is computed from them.
 
-That a table has its columns is looked at when the file is opened; types, nulls, ranges, order and texts of a
-column when it is read. JSON texts that many rows share are decoded once. A node's `document` is decoded where
-it is used (`objects`): there are as many as nodes.
+The columns of a table are checked when the file is opened; types, nulls, ranges, order and texts of a column
+when it is read. JSON texts that many rows share are decoded once. A node's `document` is decoded where it is
+used (`objects`), because there is one per node.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _selector = msgspec.json.Decoder(NodeSelector | None)
 
 
 class Provenance(msgspec.Struct):
-    """The parts of `meta` that are read again."""
+    """Decode the parts of `meta` that are used later."""
 
     input_hash: str = ""
     version: str = ""
@@ -108,7 +108,7 @@ class Manifest(msgspec.Struct, rename="camel"):
 
 
 def checked_manifest(data: bytes) -> Manifest:
-    """Raises `InvalidInput` with the field."""
+    """Validate the manifest. Raise `InvalidInput` with the field."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
         msgspec.convert(manifest.meta, Provenance)
@@ -118,16 +118,17 @@ def checked_manifest(data: bytes) -> Manifest:
 
 
 def checked_names(table: str, names: Sequence[str]) -> None:
-    """Raises `InvalidInput` with the column that a table of these lacks."""
+    """Raise `InvalidInput` with the first missing column of a table with these columns."""
     for field in _fields(table, names):
         if field not in names:
             raise InvalidInput(f"{table}.{field}: the column is missing")
 
 
 def checked_columns(name: str, table: pa.Table, nodes: int) -> pa.Table:
-    """Columns of a table of so many `nodes`, with the types that a snapshot has.
+    """Validate columns of a table of a snapshot with this many `nodes`, and return them with a snapshot's
+    types.
 
-    Raises `InvalidInput` with table and column.
+    Raise `InvalidInput` with table and column.
     """
     fields = _fields(name, table.column_names)
     for field in table.column_names:
@@ -153,7 +154,7 @@ def checked_columns(name: str, table: pa.Table, nodes: int) -> pa.Table:
 
 
 def _fields(name: str, there: Sequence[str]) -> Mapping[str, pa.DataType]:
-    """What a table has whose columns are `there`."""
+    """Return the fields of a table that has the columns `there`."""
     fields = dict(_FIXED[name])
     for column in there:
         group, slash, _ = column.partition("/")
@@ -240,8 +241,11 @@ def _check_selectors(column: pa.ChunkedArray) -> None:
 
 
 def check_pods(pods: Table, counts: NDArray[np.int64], first: int, templates: int) -> None:
-    """Pods of the nodes from `first` on, of which each has as many as `counts` says, and after them those
-    that count nowhere. Raises `InvalidInput` with the column."""
+    """Validate the pods of the nodes from `first` on, of which each has as many as `counts` says, followed by
+    those that count on no node.
+
+    Raise `InvalidInput` with the column.
+    """
     placed = pods.select(("node", "template"))
     node = placed["node"].to_numpy()
     expected = np.repeat(np.arange(first, first + len(counts), dtype=np.int32), counts)
