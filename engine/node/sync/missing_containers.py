@@ -51,6 +51,20 @@ def status_of_unseen(
     return blank
 
 
+def known_last_end(pod: Pod, name: str, container_id: str) -> ContainerStateTerminated | None:
+    """Return how the container before `container_id` ended, as `pod.status` says; None if it says nothing.
+
+    The runtime may not hold that container any longer: only the newest dead ones are kept.
+    """
+    known = _known(pod, name)
+    if known is None:
+        return None
+    for ended in (known.state.terminated, known.last_state.terminated):
+        if ended is not None and ended.container_id != container_id:
+            return ended
+    return None
+
+
 def _known(pod: Pod, name: str) -> ContainerStatus | None:
     status = pod.status
     all_known = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))

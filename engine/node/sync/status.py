@@ -34,7 +34,7 @@ from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.node.nodeinfo.addresses import pod_ips
 from engine.node.pod.waiting import Waiting
 from engine.node.sync.ephemeral_containers import known_begun
-from engine.node.sync.missing_containers import status_of_unseen
+from engine.node.sync.missing_containers import known_last_end, status_of_unseen
 from engine.node.sync.restart_rules import could_restart_all, has_initialized, pod_restarts, should_restart
 
 RESTARTING_ALL = "RestartingAllContainers"
@@ -279,6 +279,8 @@ def _container_status(
         status.last_state.terminated = _reset_end()
     if previous is not None and previous.state == EXITED:
         status.last_state = ContainerState(terminated=_terminated(previous, inputs))
+    elif previous is None and status.last_state.terminated is None:
+        status.last_state.terminated = known_last_end(pod, container.name, status.container_id)
     return status
 
 

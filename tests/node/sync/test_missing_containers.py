@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 
 import pytest
 
-from engine.cri.records import EXITED, RUNNING
+from engine.cri.records import EXITED, RUNNING, ContainerRecord
 from engine.node.pod.waiting import Waiting
 from tests.node.spec.test_cri_config import pod_of
 from tests.node.sync.test_pod_status import condition, container, copy, record, shown
+
+
+def again(made: ContainerRecord) -> ContainerRecord:
+    """Return the next attempt of a container."""
+    return dataclasses.replace(made, id=f"{made.id}-again", attempt=made.attempt + 1)
 
 
 def with_init(**fields: str):
@@ -46,6 +52,26 @@ def test_how_it_ended_stays_known():
     assert after["initContainerStatuses"] == before["initContainerStatuses"]
     assert after["containerStatuses"] == before["containerStatuses"]
     assert after["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
+
+
+def test_how_the_one_before_ended_stays_known():
+    pod = with_init()
+    shown(pod, record(copy("init", EXITED, 1)))
+    both = shown(pod, record(again(copy("init", EXITED)), copy("init", EXITED, 1)))["initContainerStatuses"]
+    assert both[0]["lastState"]["terminated"]["exitCode"] == 1
+    assert both[0]["state"]["terminated"]["exitCode"] == 0
+    alone = record(again(copy("init", EXITED)), copy("c", RUNNING))
+    assert shown(pod, alone)["initContainerStatuses"] == both
+    assert shown(pod, alone)["initContainerStatuses"] == both
+    restarted = shown(pod, record(again(copy("init", EXITED)), again(copy("c", RUNNING))))
+    assert restarted["containerStatuses"][0]["lastState"] == {}, "of one that ran nobody knows the end"
+
+
+def test_a_first_end_is_not_shown_twice():
+    pod = pod_of({})
+    ended = record(copy("c", EXITED, 3))
+    shown(pod, ended, waiting={"c": Waiting("CrashLoopBackOff", "")})
+    assert shown(pod, ended)["containerStatuses"][0]["lastState"] == {}
 
 
 def test_one_that_ran_has_ended_and_its_pod_does_not_go_back_to_pending():
