@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -32,6 +33,9 @@ UNINITIALIZED: Final = Taint(
     key="node.cloudprovider.kubernetes.io/uninitialized", value="true", effect="NoSchedule"
 )
 """Keeps pods away until a cloud's controller has initialized the Node; the controller removes it."""
+IMAGES_SECONDS: Final = 5.0
+"""Seconds for which the Node waits for the runtime's list of images."""
+
 DECLARED_FEATURES: Final = (
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
@@ -121,14 +125,16 @@ class NodeDescription:
         )
 
     async def complete(self) -> Node:
-        """Return the Node with images (unless the runtime does not answer), and search its
-        addresses again.
+        """Return the Node with fresh addresses, and with images if the runtime lists them in time.
+
+        A runtime that hangs must delay neither the node's status nor a reader of `/kubengine/node`.
         """
         await self._addresses.look()
         node = self.own()
         try:
-            node.status.images = node_images(await self._images(), self._config.node_status_max_images)
-        except KubengineError:
+            async with asyncio.timeout(IMAGES_SECONDS):
+                node.status.images = node_images(await self._images(), self._config.node_status_max_images)
+        except (KubengineError, TimeoutError):
             node.status.images = None
         return node
 

@@ -12,6 +12,7 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.node import Node, Taint
 from engine.cli.agent.client import AgentClient
 from engine.cli.agent.places import SOCKET_NAME
+from engine.node.nodeinfo import description
 from engine.node.nodeinfo.description import node_images
 from engine.runtime.hollow import HollowRuntime
 from engine.server import HttpServer
@@ -40,6 +41,19 @@ def described(rig: Rig) -> Rig:
     )
     rig.section = KubengineConfiguration(node_labels={"disk": "ssd"})
     return rig
+
+
+async def test_a_runtime_that_hangs_leaves_the_node_without_images(
+    described: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    node = await described.start()
+    assert (await node.running.description.complete()).status.images is not None
+    monkeypatch.setattr(description, "IMAGES_SECONDS", 0.05)
+    monkeypatch.setattr(node.running.description, "_images", asyncio.Event().wait)
+    complete = asyncio.create_task(node.running.description.complete())
+    await eventually(complete.done)
+    assert complete.result().status.images is None
+    assert complete.result().status.capacity["pods"]
 
 
 async def test_the_node_is_shown_as_kubectl_shows_it(described: Rig, hollow: HollowRuntime):
