@@ -1,7 +1,7 @@
 """KubeletConfiguration (`kubelet.config.k8s.io/v1beta1`): the kubelet's field names and defaults.
 
 Every field of the kubelet's type is known, so that a node's existing file loads unchanged; what a
-field means here is said in `docs/configuration.md`. Differences in defaults are in
+field means here is described in `docs/configuration.md`. Differences in defaults are in
 `docs/differences.md`.
 """
 

@@ -1,4 +1,4 @@
-"""What a caller asks a room for: parameters by name, as they stand behind the `?` of a URL."""
+"""Reads the parameters of a request to a component: by name, as in the query of a URL."""
 
 from __future__ import annotations
 

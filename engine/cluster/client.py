@@ -74,7 +74,7 @@ class ApiClient:
 
     Every method raises `ApiError` when the server refuses and `Unavailable` when it can't be reached in
     time; a server that is busy (429) is asked again when it says, one that answers 401 once more with
-    credentials read anew. `rate` holds back all calls but watches, events and the node's heartbeats
+    credentials that are read again. `rate` holds back all calls but watches, events and the node's heartbeats
     (its Node and lease), as the kubelet's clients do; the wait is no part of a call's deadline.
     """
 

@@ -40,8 +40,10 @@ log = logging.getLogger("kubengine.cluster")
 
 
 class CsiNodeKeeper:
-    """Of the node `name`, whose Node has `node_uid()` once it is `registered`. What is said, is said one
-    after another."""
+    """Maintain the CSINode of the node `name`, whose Node has `node_uid()` once it is `registered`.
+
+    Updates are serialized.
+    """
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class CsiNodeKeeper:
         await self._try(said, "CSINode", lambda: self._put_limit(driver, most_volumes))
 
     async def _put_limit(self, driver: str, most_volumes: int) -> None:
-        """Of what is said of a driver only its limit may be changed in place."""
+        """Change the limit of a driver, which is its only field that may change in place."""
         known = await self._known()
         limit = _limit(most_volumes)
         drivers = [
@@ -151,7 +153,7 @@ class CsiNodeKeeper:
             await self._client.patch(self._node, {"metadata": patch}, Node)
 
     async def _put(self, driver: str, wanted: CSINodeDriver | None) -> None:
-        """A driver that is known otherwise is taken out first: what is said of one cannot be changed."""
+        """Write a driver. A different entry of the driver is removed first, because entries are immutable."""
         known = await self._known()
         drivers = known.spec.drivers or []
         others = [each for each in drivers if each.name != driver]
@@ -179,7 +181,7 @@ class CsiNodeKeeper:
             owners = known.metadata.owner_references or []
             if any(o.kind == "Node" and o.uid == self._node_uid() for o in owners):
                 return known
-            log.info("the CSINode %s belongs to another Node of this name; it is made anew", self._name)
+            log.info("the CSINode %s belongs to another Node of this name; it is created again", self._name)
             await self._client.delete(f"{self._all}/{self._name}", {})
         owner = OwnerReference(api_version="v1", kind="Node", name=self._name, uid=self._node_uid())
         annotations = {MIGRATED: MIGRATED_PLUGINS}

@@ -73,7 +73,7 @@ class EventSeries:
         _remember(self._said, key, said)
         return said if self._may_speak(about, event.at) else None
 
-    def anew(self, said: Said, name: str) -> Said:
+    def recreated(self, said: Said, name: str) -> Said:
         """Create the event again under `name`, because the server has forgotten the one to count up."""
         made = replace(said, name=name, count=1, first=said.event.at)
         _remember(self._said, said.key, made)

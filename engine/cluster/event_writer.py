@@ -122,7 +122,7 @@ class EventWriter:
             except ApiError as error:
                 if error.code != 404:
                     raise
-                value = event_object(self._series.anew(said, self._name(said.event)), self._node)
+                value = event_object(self._series.recreated(said, self._name(said.event)), self._node)
             else:
                 return
         await self._client.create(all_events, value, msgspec.Raw)

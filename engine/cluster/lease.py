@@ -100,7 +100,7 @@ class LeaseKeeper:
         known = await self._read()
         before, self._lease = self._lease, known
         if before is not None and (known is None or is_newer(before.metadata, known.metadata)):
-            log.warning("the server has lost the node's lease: what it knows is heard anew")
+            log.warning("the server has lost the node's lease: all resources are listed again")
             self._lost()
         if known is None:
             return await self._client.create(self._all, self._next(None), Lease)

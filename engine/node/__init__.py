@@ -1,7 +1,7 @@
-"""The node agent: pod sources, workers, status and recovery, and the façade `Node` that joins the components.
+"""The node agent: pod sources, workers, status and recovery, behind the façade `Node`.
 
-Pure files decide (`actions`, `status`, `static_pods`, `environment`, `cri_config`); the
-others act on the runtime, cgroups and the file system. May import every room but `server`, `plan`, `cli`.
+Pure modules decide (`actions`, `status`, `static_pods`, `environment`, `cri_config`); the others act on the
+runtime, cgroups and the file system. The package may import every other one but `server`, `plan` and `cli`.
 """
 
 from engine.node.node import Node

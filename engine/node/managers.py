@@ -188,7 +188,7 @@ class Managers:
         return [BestEffortSqueeze(cgroups, rules, decisions=setting.decisions, tasks=setting.tasks)]
 
     def by_component(self) -> dict[str, object]:
-        """What can be described and told something, by the name of its room."""
+        """Return the components that describe themselves and take actions, by name."""
         return {
             "images": self.images,
             "containers": self.containers,
@@ -203,17 +203,17 @@ class Managers:
 
     async def start_before_pods(self) -> None:
         """Start what pods need for their admission."""
-        for room in self._before_pods:
-            await room.start()
+        for part in self._before_pods:
+            await part.start()
 
     async def start_beside_pods(self) -> None:
         """Start what watches over existing pods."""
-        for room in self._beside_pods:
-            await room.start()
+        for part in self._beside_pods:
+            await part.start()
 
     async def stop(self) -> None:
         """Stop every manager, even if one fails."""
-        await stop_all(room.stop for room in (*self._beside_pods, *self._before_pods))
+        await stop_all(part.stop for part in (*self._beside_pods, *self._before_pods))
 
 
 def refuse_served_sockets(root: Path) -> None:

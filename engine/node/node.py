@@ -213,7 +213,7 @@ class Node:
 
     @property
     def components(self) -> dict[str, object]:
-        """What can be described and told something, by the name of its room."""
+        """Return the components that describe themselves and take actions, by name."""
         return self._running.components() if self._running is not None else {}
 
     @property

@@ -448,7 +448,7 @@ class RunningNode:
         )
 
     def components(self) -> dict[str, object]:
-        """What can be described and told something, by the name of its room."""
+        """Return the components that describe themselves and take actions, by name."""
         return {
             **self.managers.by_component(),
             "cgroups": self._cgroups,

@@ -50,7 +50,7 @@ class RegistrationDeadlines:
 
 
 class PluginHandler(Protocol):
-    """The room for plugins of one kind. `socket` is where a plugin of this `name` answers."""
+    """Handle plugins of one type. `socket` is where a plugin of this `name` answers."""
 
     def check(self, name: str, socket: Path, versions: Sequence[str]) -> None:
         """Raises `InvalidInput` for a plugin that is never taken, `Refused` for one that is not taken now."""

@@ -165,21 +165,21 @@ async def _room(view: ServedNode, request: Request, path: list[str]) -> Response
             JSON,
             to_json({"components": sorted(n for n, r in components.items() if hasattr(r, "describe"))}),
         )
-    room = components.get(path[0])
-    if room is None:
-        return failure(404, f"this agent has no room named {path[0]}; it has {', '.join(sorted(components))}")
+    component = components.get(path[0])
+    if component is None:
+        return failure(404, f"this agent has no component {path[0]}; it has {', '.join(sorted(components))}")
     match request.method, path[1:]:
         case "GET" | "HEAD", []:
-            return await _describe(path[0], room, request)
+            return await _describe(path[0], component, request)
         case "POST", [action]:
-            return await _act(path[0], room, action, request)
+            return await _act(path[0], component, action, request)
         case "GET" | "HEAD", _:
             return failure(404, f"no such page: {request.path}")
     return failure(405, f"{request.method} is not allowed here")
 
 
-async def _describe(name: str, room: object, request: Request) -> Response:
-    describe = getattr(room, "describe", None)
+async def _describe(name: str, component: object, request: Request) -> Response:
+    describe = getattr(component, "describe", None)
     if describe is None:
         return failure(404, f"{name} has nothing to show")
     expect_known(request.query, inspect.signature(describe).parameters, name)
@@ -191,10 +191,10 @@ async def _describe(name: str, room: object, request: Request) -> Response:
     return Response(200, JSON, to_json(result))
 
 
-async def _act(name: str, room: object, action: str, request: Request) -> Response:
+async def _act(name: str, component: object, action: str, request: Request) -> Response:
     if not request.trusted:
         return failure(403, "only the agent's unix socket takes orders")
-    act = getattr(room, "act", None)
+    act = getattr(component, "act", None)
     if act is None:
         return failure(404, f"{name} cannot be told to do anything")
     return Response(200, JSON, to_json(await act(action, dict(request.query))))

@@ -22,8 +22,8 @@ from engine.tables.rows import RowSpace, grown
 class PodTable:
     """Pods by row and by uid. Add, update and remove cost the same however many there are.
 
-    `cells` are replaced when the table grows, and `columns`, the same memory as arrays, with them: take them
-    anew after an `add`; rows keep their numbers.
+    When the table grows, `cells` are replaced, and with them `columns`, the same memory as arrays: read them
+    again after an `add`; rows keep their numbers.
     Every method that raises leaves the table as it was.
     """
 

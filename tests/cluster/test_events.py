@@ -45,10 +45,10 @@ def test_one_object_may_say_so_much_and_others_are_not_held_up():
     assert series.next(said(reason="Later", at=1301.0), "m") is None
 
 
-def test_what_the_server_forgot_is_made_anew():
+def test_an_event_that_the_server_forgot_is_created_again():
     series = EventSeries()
     series.next(said(), "a")
-    anew = series.anew(series.next(said(at=1001.0), "b"), "c")
+    anew = series.recreated(series.next(said(at=1001.0), "b"), "c")
     assert (anew.name, anew.count, anew.first) == ("c", 1, 1001.0)
     assert series.next(said(at=1002.0), "d").name == "c"
 

@@ -111,7 +111,7 @@ class CertificateRotation:
         try:
             facts = await certificate_facts(read_certificates(path))
         except KubengineError as error:
-            log.warning("the certificate is asked for anew: %s", error)
+            log.warning("the certificate is requested again: %s", error)
             return float("-inf")
         self._metrics.ends = facts.not_after
         if self._at_once or misses(facts, wanted):

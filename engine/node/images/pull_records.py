@@ -243,7 +243,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _read(file: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
-    """None for a file that is not there, and for a damaged one, which is said."""
+    """Return the content; None for a missing file, and for a damaged one, which is logged."""
     try:
         return decoder.decode(file.read_bytes())
     except FileNotFoundError:

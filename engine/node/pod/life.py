@@ -8,13 +8,13 @@
     REJECTED                 (any of them) ──remove──▸ LEAVING ──stopped──▸ CLEANING_UP ──freed──┐
                                                      REMOVED ◂──removed── REMOVING ◂──known── REPORTING
 
-A pod that is told again to leave changes nothing, but a grace period that came with it and is shorter holds
-from then on: a grace only shrinks. What the runtime still has of a pod that has stopped is where its last
-status comes from, so it is taken away only once the pod's source knows that status (REPORTING).
+A second REMOVE changes nothing but the grace period, which only shrinks. The last status of a stopped pod
+is computed from what the runtime still holds of it, so that is removed only once the pod's source knows the
+status (REPORTING).
 
-Whoever holds a `PodLife` tells it what happened and does the actions that come back, in their order.
-A pod holds what it was given (amounts, ports, devices) until a `RELEASE`, which comes only when nothing
-of it runs any more. An end is for good: no event leads from FINISHED or FAILED back to work.
+The owner of a `PodLife` reports events to it and carries out the returned actions in their order. A pod
+holds its resources (amounts, ports, devices) until `RELEASE`, which follows only when nothing of it runs. An
+end is final: no event leads from FINISHED or FAILED back to WORKING.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from engine.api.lifecycle import PodEnd
 
 
 class LifeState(Enum):
-    """What the pod is, and what is to be done for it."""
+    """The state of the pod, which determines the work to do for it."""
 
-    ADMITTING = "is being judged, or waits for others to make room"
+    ADMITTING = "is in admission, or waits for others to release resources"
     REJECTED = "does not fit the node as it is"
     WORKING = "runs, or is being brought to run"
     FINISHED = "has ended by itself"
     FAILING = "is being stopped for good by the node"
     FAILED = "was stopped for good by the node"
-    LEAVING = "is wanted no more and is being stopped"
-    CLEANING_UP = "has stopped, and gives back its cgroup and its volumes"
-    REPORTING = "has nothing of the node; its source is still to learn how it ended"
-    REMOVING = "is known to have ended, and what is left of it is being taken away"
-    REMOVED = "has left nothing behind"
+    LEAVING = "is no longer wanted and is being stopped"
+    CLEANING_UP = "has stopped, and its cgroup and volumes are being removed"
+    REPORTING = "holds nothing of the node; its source has not acknowledged its end"
+    REMOVING = "has an acknowledged end, and its remains are being removed"
+    REMOVED = "has been removed completely"
 
 
 class LifeEvent(Enum):
@@ -56,7 +56,7 @@ class LifeEvent(Enum):
 
 
 class Action(Enum):
-    """What is due at once; what takes its time is said by the state."""
+    """An action that is due at once; the state implies the longer work."""
 
     INTERRUPT = "stop doing what is being done for it"
     LEAVE = "let others be judged as if it were not here"

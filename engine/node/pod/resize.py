@@ -84,7 +84,7 @@ class Resize:
 
     @property
     def waiting(self) -> bool:
-        """Whether it can only go on when the node has more room."""
+        """Whether it has to wait until the node has more free resources."""
         return self.state is ResizeState.DEFERRED
 
     def validate(self) -> None:

@@ -244,7 +244,7 @@ class ImageStore:
         """Return bytes and inodes of a complete layer that is stored here."""
         if not (self.layers / name).is_dir():
             return None
-        counted = kept(self.layers / f"{name}{SIZE}", _counted, without="the layer is counted anew")
+        counted = kept(self.layers / f"{name}{SIZE}", _counted, without="the layer is counted again")
         if counted is None:
             counted = disk_usage(self.layers / name)
             with contextlib.suppress(Refused):

@@ -1,4 +1,4 @@
-"""Work for those inside: bounded, with room left for the question whether the agent lives."""
+"""Limits concurrent requests, and reserves a slot for health checks."""
 
 from __future__ import annotations
 

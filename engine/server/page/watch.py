@@ -76,9 +76,9 @@ class PageWatch:
             "probes": ("probes", 3, rows.probe_rows),
         }
         looks: dict[str, tuple[float, Look]] = {"pods": (1, self._pods), "use": (3, self._use)}
-        for name, (room, every, shown) in told.items():
-            if hasattr(self._view.components.get(room), "describe"):
-                looks[name] = every, self._room(room, shown)
+        for name, (component, every, shown) in told.items():
+            if hasattr(self._view.components.get(component), "describe"):
+                looks[name] = every, self._room(component, shown)
         return looks
 
     async def _pods(self) -> rows.Rows:
@@ -110,8 +110,8 @@ class PageWatch:
 
     async def _follow_decisions(self) -> None:
         held: deque[tuple[str, bytes]] = deque(maxlen=DECISIONS)
-        room: Any = self._view.components["decisions"]
-        async with aclosing(room.describe(follow="true")) as news:
+        component: Any = self._view.components["decisions"]
+        async with aclosing(component.describe(follow="true")) as news:
             async for lines in news:
                 for line in lines.splitlines():
                     held.append((str(msgspec.json.decode(line)["number"]), line))
