@@ -6,7 +6,7 @@
 - `kubengine.sock` in the root directory, mode 0600: the same reads, and orders.
 
 Each door holds a bounded number of connections; where it is full, who has been silent longest makes room for
-who comes. Some places of the work behind it are for `/healthz` alone.
+the new peer. Some places of the work behind it are for `/healthz` alone.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ cdef inline int qos_of(const measured *m) noexcept:
 
 
 cdef class Filler:
-    """The columns of a table as typed views; made anew when they are replaced."""
+    """The columns of a table as typed views; created again when they are replaced."""
     cdef int32_t[::1] node
     cdef uint8_t[::1] qos
     cdef uint8_t[::1] flags

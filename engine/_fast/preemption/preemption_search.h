@@ -170,7 +170,7 @@ static void KB_NAME(kb_subtract)(kb_remaining *left, const kb_columns *columns, 
     left->margin = KB_MARGIN_PER_NEED * (double)(kept + 1);
 }
 
-/* The nearest of all by the front, which is chosen anew where it cannot say. One that failed at once is not
+/* The nearest of all by the front, which is chosen again where it cannot tell. One that failed at once is not
    worth its choice: for some rounds all are looked at. */
 static kb_best KB_NAME(kb_next_of_many)(kb_front *front, kb_pool *all, const kb_columns *columns,
                                         const kb_remaining *left, int64_t *touched) {

@@ -1,7 +1,7 @@
 """The port itself: connections, their handshakes, and each request on its way through the two questions.
 
 Nothing is read but a bounded head and body, and nothing is done, before it is known who asks and that they
-may. A bounded number of strangers is inside; who has been silent longest makes room for who comes. Answers
+may. A bounded number of strangers is inside; who has been silent longest makes way for a new one. Answers
 that go on for as long as a user wants (logs, sessions) are counted apart: strangers can't end them.
 
 A connection ends with the certificate that its client showed. It ends too when other authorities vouch for
