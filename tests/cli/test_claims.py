@@ -102,7 +102,7 @@ async def test_a_kubelet_that_comes_while_the_runtime_is_waited_for_keeps_what_i
                 with pytest.raises(Refused, match=f"{path}: another process serves this socket"):
                     await starting
                 await node.stop()
-                assert hollow.counts().keys() == {"Version"}
+                assert hollow.counts().keys() == {"Version", "RuntimeConfig"}
         assert path.lstat().st_ino == before
         assert plugin.exists()
         left = {p.name for p in root.rglob("*") if not p.is_dir()}
