@@ -39,6 +39,8 @@ from engine.cgroups.formulas.values import PodRules, pod_values
 RESIZABLE = (MEMORY, CPU)
 RESTART_CONTAINER = "RestartContainer"
 CONFIG_ANNOTATIONS = "kubernetes.io/config."
+LEAST_SHOWN_MILLI_CPU = 10
+"""At this limit the runtime has the smallest quota that the kernel accepts, which says nothing."""
 PENDING, IN_PROGRESS = "PodResizePending", "PodResizeInProgress"
 DEFERRED, INFEASIBLE, FAILED = "Deferred", "Infeasible", "Error"
 
@@ -361,8 +363,8 @@ def status_resources(allocated: Container, actual: ContainerResources) -> Resour
     """Return `status.containerStatuses[].resources`: the actual resources according to the runtime.
 
     Amounts that survive the conversion to kernel units keep their spelling; others are converted back.
-    Resources other than CPU and memory are as allocated. If all agree, the very dicts of the spec are
-    returned.
+    A container with any limit also shows the CPU and memory limits that it has from its pod. Resources
+    other than CPU and memory are as allocated. If all agree, the very dicts of the spec are returned.
     """
     requests, limits = allocated.requests, allocated.limits
     if CPU in requests and milli_cpu_to_shares(requests[CPU].milli) != actual.cpu_shares:
@@ -372,7 +374,11 @@ def status_resources(allocated: Container, actual: ContainerResources) -> Resour
         if expected != actual.cpu_quota != UNLIMITED_QUOTA:
             amount = Quantity.from_milli(quota_to_milli_cpu(actual.cpu_quota, actual.cpu_period))
             limits = {**limits, CPU: amount}
+    elif limits and actual.cpu_quota > 0 and actual.cpu_period > 0:
+        milli = quota_to_milli_cpu(actual.cpu_quota, actual.cpu_period)
+        if milli > LEAST_SHOWN_MILLI_CPU:
+            limits = {**limits, CPU: Quantity.from_milli(milli)}
     held = actual.memory_limit_in_bytes
-    if MEMORY in limits and held > 0 and limits[MEMORY].value // PAGE != held // PAGE:
+    if limits and held > 0 and (MEMORY not in limits or limits[MEMORY].value // PAGE != held // PAGE):
         limits = {**limits, MEMORY: Quantity.from_value(held, "BinarySI")}
     return ResourceAmounts(requests=requests or None, limits=limits or None)

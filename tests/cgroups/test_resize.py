@@ -294,6 +294,22 @@ def test_status_keeps_the_text_of_amounts_that_hold():
     assert str((other.requests or {})["cpu"]) == "1"
 
 
+def test_status_shows_the_limits_of_the_pod_where_the_container_has_one_of_its_own() -> None:
+    def shown(limits: dict[str, str], quota: int, memory: int) -> dict[str, str]:
+        container = as_pod(document({"resources": {"limits": limits}})).spec.containers[0]
+        actual = ContainerResources(
+            cpu_shares=2, cpu_quota=quota, cpu_period=100_000, memory_limit_in_bytes=memory
+        )
+        amounts = status_resources(container, actual)
+        return {name: str(amount) for name, amount in (amounts.limits or {}).items()}
+
+    assert shown({"memory": "64Mi"}, 20_000, 64 << 20) == {"cpu": "200m", "memory": "64Mi"}
+    assert shown({"cpu": "100m"}, 10_000, 128 << 20) == {"cpu": "100m", "memory": "128Mi"}
+    assert shown({"memory": "64Mi"}, 1000, 64 << 20) == {"memory": "64Mi"}, "the smallest quota says nothing"
+    assert shown({"memory": "64Mi"}, -1, 64 << 20) == {"memory": "64Mi"}
+    assert shown({}, 20_000, 128 << 20) == {}
+
+
 def test_progress_conditions():
     assert (in_progress().type, in_progress().reason) == ("PodResizeInProgress", "")
     assert (in_progress("no").reason, in_progress("no").message) == ("Error", "no")
