@@ -192,7 +192,11 @@ def merge(int nodes, families, distances_array):
         smallest = __builtin_popcountll(best)
         if closest and best:
             for mask in range(best + 1, size):
-                if reach[mask] and __builtin_popcountll(mask) == smallest and _fitter(mask, best, True, distances):
+                if (
+                    reach[mask]
+                    and __builtin_popcountll(mask) == smallest
+                    and _fitter(mask, best, True, distances)
+                ):
                     best = mask
     return (best or full), False
 

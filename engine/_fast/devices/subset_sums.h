@@ -16,46 +16,42 @@
 
 /* Updates every pair of entries (without a node, with it), one node after the other. The low nodes go block by
    block, and the lowest three without an inner loop, which would be shorter than its own cost. */
-#define KB_EACH_PAIR(f, nodes, UPDATE)                                                      \
-    do {                                                                                    \
-        size_t size_ = (size_t)1 << (nodes), block_ = size_ < KB_BLOCK ? size_ : KB_BLOCK;  \
-        size_t first_ = size_ < 8 ? 1 : 8;                                                  \
-        for (size_t start_ = 0; start_ < size_; start_ += block_) {                         \
-            for (size_t i_ = start_; first_ == 8 && i_ < start_ + block_; i_ += 8) {        \
-                UPDATE(f[i_], f[i_ + 1]);                                                   \
-                UPDATE(f[i_ + 2], f[i_ + 3]);                                               \
-                UPDATE(f[i_ + 4], f[i_ + 5]);                                               \
-                UPDATE(f[i_ + 6], f[i_ + 7]);                                               \
-                UPDATE(f[i_], f[i_ + 2]);                                                   \
-                UPDATE(f[i_ + 1], f[i_ + 3]);                                               \
-                UPDATE(f[i_ + 4], f[i_ + 6]);                                               \
-                UPDATE(f[i_ + 5], f[i_ + 7]);                                               \
-                UPDATE(f[i_], f[i_ + 4]);                                                   \
-                UPDATE(f[i_ + 1], f[i_ + 5]);                                               \
-                UPDATE(f[i_ + 2], f[i_ + 6]);                                               \
-                UPDATE(f[i_ + 3], f[i_ + 7]);                                               \
-            }                                                                               \
-            for (size_t half_ = first_; half_ < block_; half_ <<= 1)                        \
-                for (size_t base_ = start_; base_ < start_ + block_; base_ += half_ << 1)   \
-                    for (size_t i_ = base_; i_ < base_ + half_; i_++) UPDATE(f[i_], f[i_ + half_]); \
-        }                                                                                   \
-        for (size_t half_ = block_; half_ < size_; half_ <<= 1)                             \
-            for (size_t base_ = 0; base_ < size_; base_ += half_ << 1)                      \
-                for (size_t i_ = base_; i_ < base_ + half_; i_++) UPDATE(f[i_], f[i_ + half_]); \
+#define KB_EACH_PAIR(f, nodes, UPDATE)                                                                       \
+    do {                                                                                                     \
+        size_t size_ = (size_t)1 << (nodes), block_ = size_ < KB_BLOCK ? size_ : KB_BLOCK;                   \
+        size_t first_ = size_ < 8 ? 1 : 8;                                                                   \
+        for (size_t start_ = 0; start_ < size_; start_ += block_) {                                          \
+            for (size_t i_ = start_; first_ == 8 && i_ < start_ + block_; i_ += 8) {                         \
+                UPDATE(f[i_], f[i_ + 1]);                                                                    \
+                UPDATE(f[i_ + 2], f[i_ + 3]);                                                                \
+                UPDATE(f[i_ + 4], f[i_ + 5]);                                                                \
+                UPDATE(f[i_ + 6], f[i_ + 7]);                                                                \
+                UPDATE(f[i_], f[i_ + 2]);                                                                    \
+                UPDATE(f[i_ + 1], f[i_ + 3]);                                                                \
+                UPDATE(f[i_ + 4], f[i_ + 6]);                                                                \
+                UPDATE(f[i_ + 5], f[i_ + 7]);                                                                \
+                UPDATE(f[i_], f[i_ + 4]);                                                                    \
+                UPDATE(f[i_ + 1], f[i_ + 5]);                                                                \
+                UPDATE(f[i_ + 2], f[i_ + 6]);                                                                \
+                UPDATE(f[i_ + 3], f[i_ + 7]);                                                                \
+            }                                                                                                \
+            for (size_t half_ = first_; half_ < block_; half_ <<= 1)                                         \
+                for (size_t base_ = start_; base_ < start_ + block_; base_ += half_ << 1)                    \
+                    for (size_t i_ = base_; i_ < base_ + half_; i_++) UPDATE(f[i_], f[i_ + half_]);          \
+        }                                                                                                    \
+        for (size_t half_ = block_; half_ < size_; half_ <<= 1)                                              \
+            for (size_t base_ = 0; base_ < size_; base_ += half_ << 1)                                       \
+                for (size_t i_ = base_; i_ < base_ + half_; i_++) UPDATE(f[i_], f[i_ + half_]);              \
     } while (0)
 #define KB_ADD_TO_SUPERSET(without, with) ((with) += (without))
 #define KB_ADD_TO_SUBSET(without, with) ((without) += (with))
 #define KB_TAKE_FROM_SUBSET(without, with) ((without) -= (with))
 
 /* Each entry becomes the sum over the subsets of its mask. */
-KB_WIDE static void kb_subset_sums(int32_t *f, int nodes) {
-    KB_EACH_PAIR(f, nodes, KB_ADD_TO_SUPERSET);
-}
+KB_WIDE static void kb_subset_sums(int32_t *f, int nodes) { KB_EACH_PAIR(f, nodes, KB_ADD_TO_SUPERSET); }
 
 /* Each entry becomes the sum over the supersets of its mask. */
-KB_WIDE static void kb_superset_sums(uint64_t *f, int nodes) {
-    KB_EACH_PAIR(f, nodes, KB_ADD_TO_SUBSET);
-}
+KB_WIDE static void kb_superset_sums(uint64_t *f, int nodes) { KB_EACH_PAIR(f, nodes, KB_ADD_TO_SUBSET); }
 
 /* Undoes kb_superset_sums, modulo 2^64. */
 KB_WIDE static void kb_superset_differences(uint64_t *f, int nodes) {

@@ -104,9 +104,9 @@ cdef class ClientConnection:
     """One connection: requests and received bytes in, events and bytes to be sent out.
 
     `stream_window` and `connection_window` bound what the server may send before somebody has taken it;
-    `header_list` what one header block may hold, with 32 bytes for each field (RFC 9113, 6.5.2). The connection
-    is broken if a server sends more than `idle_frames` frames without data for an open request, between two
-    responses or calls of `calm`.
+    `header_list` what one header block may hold, with 32 bytes for each field (RFC 9113, 6.5.2). The
+    connection is broken if a server sends more than `idle_frames` frames without data for an open request,
+    between two responses or calls of `calm`.
     """
 
     cdef http2 _core

@@ -1,7 +1,7 @@
 """Choice of exclusive CPUs, compiled. The rule is in `_cpu_assignment_py.py`.
 
 A set of CPUs is an array of `words` 64-bit words. Members of a level are in order of id, so that an index
-replaces the id wherever ids are compared. A choice has one workspace from malloc, whatever the machine's size.
+replaces the id wherever ids are compared. A choice allocates one workspace, whatever the machine's size.
 """
 
 from libc.math cimport INFINITY, sqrt
@@ -81,7 +81,7 @@ cdef inline void take(taking *t, const uint64_t *cpus) noexcept nogil:
 
 
 cdef void take_whole(taking *t, int which, const int *members, int count, int only_size) noexcept nogil:
-    """Take each member that is still free and not more than is needed; of `only_size` CPUs, unless it is 0."""
+    """Take each member that is free and not larger than the need; of `only_size` CPUs, unless it is 0."""
     cdef const level *of = &t.layout.levels[which]
     cdef int words = t.layout.words, i, j
     cdef const uint64_t *cpus
@@ -105,7 +105,7 @@ cdef int sort_in(taking *t, int which, int region_level, int region, int *out) n
     cdef int words = t.layout.words, first = 0, last = of.members, side = region_level == SOCKETS
     cdef const uint64_t *cpus
     cdef const uint64_t *place = NULL
-    cdef int i, j, one, free_cpus, most = 0, found = 0, at, count
+    cdef int i, j, one, free_cpus, most = 0, found = 0, at
     cdef uint64_t both
     cdef bint inside
     if region >= 0:
@@ -145,7 +145,9 @@ cdef int sort_all(taking *t, int which, int *out) noexcept nogil:
     return sort_in(t, which, NODES, -1, out)
 
 
-cdef int sort_by(taking *t, int which, int region_level, const int *regions, int count, int *out) noexcept nogil:
+cdef int sort_by(
+    taking *t, int which, int region_level, const int *regions, int count, int *out
+) noexcept nogil:
     """Members region after region, each once."""
     cdef int i, written = 0
     memset(t.seen, 0, t.layout.levels[which].members)
@@ -429,7 +431,8 @@ cdef bint choose_distributed(taking *t, taking *part, split *s, int64_t group, b
     cdef int nodes = sort_nodes(t, s.nodes), size, i
     cdef int64_t count = t.needed, groups = t.needed // group
     cdef int64_t groups_of_machine = (t.layout.cpus + group - 1) // group
-    cdef int64_t in_node = (groups_of_machine + t.layout.levels[NODES].members - 1) // t.layout.levels[NODES].members
+    cdef int64_t members = t.layout.levels[NODES].members
+    cdef int64_t in_node = (groups_of_machine + members - 1) // members
     cdef int64_t fewest = (groups + in_node - 1) // in_node, share, rest
     cdef bint found
     for i in range(nodes):
@@ -565,7 +568,9 @@ cdef void arrange(taking *t, Layout layout, char *memory) noexcept:
     t.seen = <char *>(t.buckets + layout.compiled.cpus + 2)
 
 
-def take_packed(Layout layout not None, available, int64_t count, *, bint spread=False, bint whole_caches=False):
+def take_packed(
+    Layout layout not None, available, int64_t count, *, bint spread=False, bint whole_caches=False
+):
     cdef taking t
     cdef char *memory = <char *>calloc(bytes_of(layout), 1)
     if memory == NULL:
