@@ -1,4 +1,4 @@
-"""The agent under systemd as process 1 on cgroup v2: `make try-vm`, a line of the release list.
+"""The agent under systemd as process 1 on cgroup v2: started by `make try-vm`.
 
 Every test is a part: `make VM_PARTS="reboot or slices" try-vm` runs some of them.
 """
