@@ -125,7 +125,7 @@ def _normal(name: str) -> str:
 def _licenses(name: str) -> dict[str, Any]:
     """The SPDX expression that a distribution gives of itself, if it is installed and gives one."""
     try:
-        said = Distribution.from_name(name).metadata["License-Expression"]
+        said = Distribution.from_name(name).metadata.get("License-Expression")
     except PackageNotFoundError:
         said = None
     return {"licenses": [{"expression": said}]} if said else {}

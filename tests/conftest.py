@@ -17,6 +17,9 @@ hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
+# Workers inherit the width of the terminal; commands under test print to a pipe.
+os.environ.pop("COLUMNS", None)
+
 pytest_plugins = ["engine.testing.pytest_plugin"]
 
 

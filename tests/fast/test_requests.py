@@ -116,7 +116,6 @@ def test_the_kernel_takes_an_ordinary_pod():
         ({"containers": [{"resources": {"requests": {"memory": "8Ei"}}}] * 2}, False),
         ({"containers": [{"resources": {"requests": {"other.com/x": "1"}}}]}, False),
         ({"containers": [], "resources": {"requests": {"cpu": "1"}}}, False),
-        ({"containers": [], "priority": 2**31}, False),
     ],
 )
 def test_odd_pods_are_left_to_the_caller(spec, taken):

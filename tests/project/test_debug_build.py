@@ -24,7 +24,7 @@ def test_kernels_pass_with_bounds_checks(tmp_path: Path) -> None:
     environment = {**os.environ, "KUBENGINE_DEBUG_BUILD": "1", "PYTHONPATH": str(tmp_path)}
     build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "-j", "2"]
     subprocess.run(build, cwd=tmp_path, env=environment, check=True)
-    where = [sys.executable, "-c", "from engine._fast import _bitset_c as k; print(k.__file__)"]
+    where = [sys.executable, "-c", "from engine._fast.devices import _bitset_c as k; print(k.__file__)"]
     loaded = subprocess.run(where, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     assert loaded.stdout.startswith(str(tmp_path)), "the copy's kernels must be the ones under test"
     about = [

@@ -23,6 +23,8 @@ HELD = {
     "git clone <this repository>": "the checkout that is tested has been made",
     "apt install ": "changes the machine; `make system-packages` installs these",
     "kubeadm ": "makes clusters, from images of Kubernetes that tests do not have",
+    "pip install --no-deps dist/": "of a wheel that `make dist` built; test_packages.py installs one",
+    "kubengine plan devices --resource nvidia.com/gpu": "a synthetic cluster has no GPUs",
     "kubectl get nodes -o wide": "of a cluster that kubeadm made",
     "kubectl get pods,resourceclaims": "of a cluster with a scheduler and a DRA driver",
     "kubectl logs trainer -c main": "of a cluster with a scheduler and a DRA driver",
