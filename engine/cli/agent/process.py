@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -74,16 +75,18 @@ class AgentProcess:
 
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
-        endpoint, config, ours = options.runtime, options.config, options.kubengine_config
+        endpoint, ours = options.runtime, options.kubengine_config
+        # `replace` would turn zeros, which close a port, into the defaults of a file; `copy` keeps them.
+        config = copy(options.config)
         if options.port is not None:
-            config = msgspec.structs.replace(config)
-            config.port = options.port  # also for 0, which in a file means the default
+            config.port = options.port
         self._runtime: _OwnRuntime | None = None
         if endpoint is None or endpoint in (EMBEDDED, HOLLOW):
-            config = msgspec.structs.replace(config, image_service_endpoint="")
+            config.image_service_endpoint = ""
             hollow = endpoint == HOLLOW
             if os.geteuid() != 0 and endpoint != EMBEDDED:
-                hollow, config = True, _without_root(config)
+                hollow = True
+                _drop_cgroups(config)
             endpoint = str(options.root_dir / "runtime.sock")
             self._runtime = _own_runtime(endpoint, options.root_dir, config.cgroup_driver, hollow=hollow)
             ours = _with_its_weights(ours)
@@ -198,9 +201,11 @@ async def _as_coroutine(awaitable: Awaitable[None]) -> None:
     await awaitable
 
 
-def _without_root(config: KubeletConfiguration) -> KubeletConfiguration:
+def _drop_cgroups(config: KubeletConfiguration) -> None:
+    """Turn off what needs root, and tell the user."""
     click.echo("not root: without cgroups and namespaces, pods have states but no processes", err=True)
-    return msgspec.structs.replace(config, cgroups_per_qos=False, enforce_node_allocatable=[])
+    config.cgroups_per_qos = False
+    config.enforce_node_allocatable = []
 
 
 def _with_its_weights(config: KubengineConfiguration) -> KubengineConfiguration:
