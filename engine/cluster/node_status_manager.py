@@ -33,6 +33,7 @@ FIRST_DELAY = 0.1
 LAST_DELAY = 7.0
 TRIES = 5
 JITTER = 0.04
+DELETION_SECONDS = 1.0
 
 log = logging.getLogger("kubengine.cluster")
 
@@ -80,7 +81,8 @@ class NodeStatusManager:
         self._clock, self._chance = clock, chance
         self._external_cloud = external_cloud
         self._known: ApiNode | None = None
-        self._removed = self._lost = False
+        self._deleted_uid = ""
+        self._lost = False
         self._told: tuple[ApiNode, NodeStatus] | None = None
         self._ours: set[str] = set()
         self._gone: set[str] = set()
@@ -90,7 +92,7 @@ class NodeStatusManager:
         self._watch = ResourceWatch(
             client,
             WatchedResource("/api/v1/nodes", ApiNode, f"metadata.name={name}"),
-            WatchHandler(self._all_heard, self.heard, self._deleted),
+            WatchHandler(self._all_heard, self.heard, self.deleted),
         )
 
     @property
@@ -172,9 +174,11 @@ class NodeStatusManager:
 
     async def _begin_anew(self) -> None:
         """Register the Node first, because its dependents can only be created after it."""
+        # The watch may report a deletion after the lease that went with the Node is missed.
+        await asyncio.sleep(DELETION_SECONDS)
         self._lost = False
         self._known = None
-        if self._register and not self._removed:
+        if self._register and not self._deleted_uid:
             await self._register_until_it_works()
         self._client.set_back()
 
@@ -209,8 +213,10 @@ class NodeStatusManager:
         """Take a version of the Node, unless it is older than the known one: responses and the watch race."""
         if self._known is not None and not is_newer(known.metadata, self._known.metadata):
             return
+        if known.metadata.uid == self._deleted_uid:
+            return  # the response to a request that the server answered before the deletion
         self._known = known
-        self._removed = False
+        self._deleted_uid = ""
         self.uid = known.metadata.uid
         self.registered.set()
         self._changed(known.metadata, known.spec, known.status)
@@ -218,15 +224,16 @@ class NodeStatusManager:
     def _all_heard(self, nodes: Sequence[ApiNode]) -> None:
         self._known = None
         for node in nodes:
+            self._deleted_uid = ""  # a store that was set back has the Node again
             self._learn(node)
         if not nodes:
             self.uid = ""
 
     def heard(self, node: ApiNode) -> None:
-        """Return the server's Node as last known."""
+        """Handle a version of the Node from the watch."""
         self._learn(node)
 
-    def _deleted(self, node: ApiNode) -> None:
+    def deleted(self, node: ApiNode) -> None:
         """Handle a deletion. The Node is not registered again before a restart: somebody wanted it gone."""
         if node.metadata.uid == self.uid:
-            self._known, self._removed, self.uid = None, True, ""
+            self._known, self._deleted_uid, self.uid = None, self.uid, ""

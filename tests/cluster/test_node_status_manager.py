@@ -1,7 +1,8 @@
-"""What the node's keeper does when answers and the watch overtake each other."""
+"""Reporting the Node's status while responses and the watch overtake each other."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node, NodeStatus
 from engine.api.quantity import Quantity
+from engine.cluster.client import ApiError
 from engine.cluster.node_status_manager import ApiNode, NodeStatusManager
 
 PATCHED = "/api/v1/nodes/n1/status"
@@ -19,14 +21,26 @@ def node(version: int, **status: Any) -> ApiNode:
 
 
 class Server:
-    """Answers a patch with version 2; what the watch tells meanwhile comes before the answer."""
+    """Answer a patch with version 2, after `meanwhile` has delivered the watch's events."""
 
     def __init__(self) -> None:
         self.patches: list[dict[str, Any]] = []
         self.meanwhile: Callable[[], None] = lambda: None
+        self.created = 0
+        self.relisted = asyncio.Event()
+        self.is_deleted = False
 
     async def get(self, path: str, kind: type[ApiNode]) -> ApiNode:
+        if self.is_deleted:
+            raise ApiError("not found", subject=path, code=404, reason="NotFound", retry_after=0.0)
         return node(1)
+
+    async def create(self, path: str, value: Any, kind: type[ApiNode]) -> ApiNode:
+        self.created += 1
+        return node(1)
+
+    def set_back(self) -> None:
+        self.relisted.set()
 
     async def patch(self, path: str, value: dict[str, Any], kind: type[ApiNode]) -> ApiNode:
         assert path == PATCHED
@@ -35,25 +49,28 @@ class Server:
         return node(2, capacity={"cpu": "2"}, allocatable={"cpu": "2"}, conditions=[])
 
 
-async def test_what_the_watch_told_during_a_patch_is_not_forgotten():
-    server = Server()
-
+def manager(server: Server, *, register: bool = False) -> NodeStatusManager:
     async def describe() -> Node:
         amounts = {"cpu": Quantity.parse("2")}
         return Node(status=NodeStatus(capacity=amounts, allocatable=amounts, conditions=[]))
 
-    keeper = NodeStatusManager(
+    return NodeStatusManager(
         server,  # type: ignore[arg-type]
         "n1",
         describe=describe,
         changed=lambda _metadata, _spec, _status: None,
-        register=False,
+        register=register,
         controller_attaches=True,
         update_seconds=10,
         report_seconds=300,
         clock=lambda: 0.0,
         chance=random.Random(1),
     )
+
+
+async def test_a_change_that_the_watch_delivers_during_a_patch_is_kept():
+    server = Server()
+    keeper = manager(server)
     capacity = {"cpu": "2", "example.com/dongle": "4"}
     given = node(3, capacity=capacity, allocatable={"cpu": "2"}, conditions=[])
     server.meanwhile = lambda: keeper.heard(given)
@@ -61,3 +78,23 @@ async def test_what_the_watch_told_during_a_patch_is_not_forgotten():
     server.meanwhile = lambda: None
     assert await keeper.tell()
     assert server.patches[1:] == [{"allocatable": {"example.com/dongle": "4"}}]
+
+
+async def test_a_patch_answered_before_the_deletion_does_not_bring_a_deleted_node_back():
+    """The watch reports the deletion first; then come the response, and the lease that went with the Node."""
+    server = Server()
+    keeper = manager(server, register=True)
+    patched = asyncio.Event()
+
+    def delete() -> None:
+        server.is_deleted = True
+        keeper.deleted(node(1))
+        patched.set()
+
+    server.meanwhile = delete
+    running = asyncio.create_task(keeper.run())
+    await patched.wait()
+    keeper.lost()
+    await server.relisted.wait()
+    running.cancel()
+    assert server.created == 1
