@@ -80,11 +80,6 @@ class Admission:
         self._kill_pod = kill_pod
         self._recorder = recorder
         self._decisions = decisions or Decisions(time.time)
-        self._rejections = registry.counter(
-            "kubelet_admission_rejections_total",
-            "Cumulative number pod admission rejections by the Kubelet.",
-            ["reason"],
-        )
         self._preemptions = registry.counter(
             "kubelet_preemptions",
             "Cumulative number of pod preemptions by preemption resource",
@@ -151,7 +146,6 @@ class Admission:
     def _give_up_waiting(self, pod: Pod) -> None:
         failure = self.admitted.short_while_others_leave(pod)
         self.remove(pod.uid)
-        self._rejections.inc(failure.reason)
         raise AdmissionRejected(failure.reason, f"{failure.message}; pods that end have held it for too long")
 
     def _tell(self) -> None:
@@ -184,12 +178,10 @@ class Admission:
         try:
             verdict = self.check(pod)
         except InvalidInput as error:
-            self._rejections.inc("UnexpectedAdmissionError")
             raise AdmissionRejected("UnexpectedAdmissionError", str(error)) from error
         if verdict.failures:
             self._verdicts.append(verdict.describe(self._names()))
         if not verdict.admit:
-            self._rejections.inc(verdict.reason)
             raise AdmissionRejected(verdict.reason, verdict.message)
         for uid in verdict.victims:
             self.admitted.leave(uid)

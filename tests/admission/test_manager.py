@@ -99,7 +99,6 @@ async def test_an_ordinary_pod_is_rejected():
     assert rejection.value.message == (
         "Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000"
     )
-    assert situation.metric("kubelet_admission_rejections_total") == {("OutOfcpu",): 1}
     assert not situation.killed
 
 
@@ -274,7 +273,6 @@ async def test_a_pod_says_for_whom_it_waits_and_is_refused_when_that_takes_too_l
         "Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000; "
         "pods that end have held it for too long"
     )
-    assert situation.metric("kubelet_admission_rejections_total") == {("OutOfcpu",): 1}
     assert "late" not in admission.admitted
     admission.admitted.validate()
 

@@ -79,5 +79,7 @@ async def test_a_pod_whose_volume_is_one_too_many_is_rejected_where_the_limit_ma
             "unmounted volumes=[v], unattached volumes=[v]"
         )
         await eventually(lambda: limit(csi) == 3)
+        rejections = csi.node.registry.counter("kubelet_admission_rejections_total", "", ["reason"])
+        assert rejections.values == {("VolumeAttachmentLimitExceeded",): 1}
     else:
         assert limit(csi) == 17

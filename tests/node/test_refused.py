@@ -47,11 +47,14 @@ async def counted(rig: DeviceRig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "selector", "reason"),
-    [(3, {}, "UnexpectedAdmissionError"), (1, {"no": "such"}, "NodeAffinity")],
+    ("gpus", "selector", "reason", "label"),
+    [
+        (3, {}, "UnexpectedAdmissionError", "UnexpectedAdmissionError"),
+        (1, {"no": "such"}, "NodeAffinity", "Other"),
+    ],
     ids=["by its devices", "by its node"],
 )
-async def test_a_refused_pod_counts_nowhere(rig, gpus, selector, reason):
+async def test_a_refused_pod_counts_nowhere(rig, gpus, selector, reason, label):
     await rig.plugin(2)
     rig.wants("taken")
     await eventually(lambda: rig.running("taken"))
@@ -62,3 +65,5 @@ async def test_a_refused_pod_counts_nowhere(rig, gpus, selector, reason):
     rig.write("refused", {"containers": [app], "nodeSelector": selector, "volumes": volumes})
     await eventually(lambda: rig.reason("refused") == reason)
     assert await counted(rig) == before
+    rejections = rig.node.registry.counter("kubelet_admission_rejections_total", "", ["reason"])
+    assert rejections.values == {(label,): 1}

@@ -61,6 +61,11 @@ def ready(rig: Rig) -> Any:
     return condition
 
 
+def rejections(rig: Rig) -> dict[tuple[str, ...], float]:
+    assert rig.node is not None
+    return rig.node.registry.counter("kubelet_admission_rejections_total", "", ["reason"]).values
+
+
 def known(rig: Rig, name: str) -> Pod:
     pod = rig.pod(name)
     assert pod is not None
@@ -88,6 +93,7 @@ async def test_pods_have_ended_before_the_machine_goes_down(up: Up):
         "NodeShutdown",
         "Pod was rejected: Pod was rejected as the node is shutting down.",
     )
+    assert rejections(rig) == {("NodeShutdown",): 1}
 
 
 async def test_static_pods_run_again_after_the_reboot(up: Up):

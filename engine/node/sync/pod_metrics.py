@@ -16,8 +16,32 @@ STARTUP_BUCKETS: Final = (
 )
 
 
+_REJECTIONS: Final = frozenset(
+    {
+        *("AppArmor", "Evicted", "InitContainerRestartPolicyForbidden", "InvalidNodeInfo", "NodeShutdown"),
+        *("OutOfcpu", "OutOfephemeral-storage", "OutOfmemory", "OutOfpods", "PodFeatureUnsupported"),
+        *("PodLevelResourcesNotSupported", "PodOSNotSupported", "PodOSSelectorNodeLabelDoesNotMatch"),
+        *("SupplementalGroupsPolicyNotSupported", "SysctlForbidden", "TopologyAffinityError"),
+        *("UnexpectedAdmissionError", "UnexpectedPredicateFailureType", "UnknownReason"),
+        *("VolumeAttachmentLimitExceeded", "node(s) had taints that the pod didn't tolerate"),
+        *("InvalidCgroupAnnotation", "UnsupportedPodFields"),  # reasons that a kubelet does not have
+    }
+)
+
+
+def counted_reason(reason: str) -> str:
+    """Return the label under which a rejection is counted.
+
+    Resources and predicates have any number of names, so that those without a label of their own are counted
+    together (kubelet v1.36, `recordAdmissionRejection`).
+    """
+    if reason in _REJECTIONS:
+        return reason
+    return "OutOfExtendedResources" if reason.startswith("OutOf") else "Other"
+
+
 class PodMetrics:
-    """Record the durations of pods of one node, in seconds."""
+    """Record the rejections of pods of one node, and their durations in seconds."""
 
     def __init__(self, registry: Registry) -> None:
         self._work = registry.histogram(
@@ -44,11 +68,20 @@ class PodMetrics:
             "The same of stateless pods, without the time of image pulls and init containers.",
             buckets=STARTUP_BUCKETS,
         )
+        self._rejections = registry.counter(
+            "kubelet_admission_rejections_total",
+            "Cumulative number pod admission rejections by the Kubelet.",
+            ["reason"],
+        )
         self._retried = registry.counter(
             "kubengine_rejected_pods_retried_total",
             "How often a rejected pod of a manifest was judged again because something had changed.",
         )
         self._starting: dict[str, _Startup] = {}
+
+    def rejected(self, reason: str) -> None:
+        """Count a rejection, whose `reason` is that of the pod's status."""
+        self._rejections.inc(counted_reason(reason))
 
     def retried(self) -> None:
         """Count that a rejected pod goes through admission again."""

@@ -105,6 +105,7 @@ class PodSync:
             await self._prepare()
         except AttachLimitExceeded as refused:
             services.recorder.pod(hand.pod, WARNING, refused.reason, refused.message)
+            services.metrics.rejected(refused.reason)
             end = PodEnd(refused.reason, f"Pod was rejected: {refused.message}")
             return SyncStep(event=LifeEvent.FAIL, end=end)
         await self._prepare_claims(actions)

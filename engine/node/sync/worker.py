@@ -309,6 +309,7 @@ class PodWorker:
             self._tell(LifeEvent.REJECT, PodEnd(rejected.reason, text, rejected=True))
             if rejected.reason != self._said_rejected:
                 self._said_rejected = rejected.reason
+                self._services.metrics.rejected(rejected.reason)
                 self._services.recorder.pod(self.pod, WARNING, rejected.reason, rejected.message)
                 self._decided("refused", f"{rejected.reason}: {rejected.message}")
             await self._publishing.publish()

@@ -21,6 +21,7 @@ from engine.node.spec.environment import (
     field_value,
     resource_value,
 )
+from engine.node.sync.pod_metrics import counted_reason
 from engine.node.sync.status import StatusInputs, pod_status
 
 MANIFEST = b"""
@@ -257,3 +258,18 @@ def test_a_pod_of_the_api_that_the_node_stopped_has_succeeded_whatever_its_polic
     pod.metadata.annotations["kubernetes.io/config.source"] = "api"
     end = PodEnd("Evicted", "low on memory", by_exit_codes=True)
     assert status(pod, record(container(EXITED, 0)), end=end, terminated=True).phase == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("reason", "label"),
+    [
+        ("OutOfcpu", "OutOfcpu"),
+        ("OutOfexample.com/gpu", "OutOfExtendedResources"),
+        ("OutOfhugepages-2Mi", "OutOfExtendedResources"),
+        ("NodeShutdown", "NodeShutdown"),
+        ("NodePorts", "Other"),
+        ("", "Other"),
+    ],
+)
+def test_rejections_are_counted_under_a_bounded_number_of_labels(reason: str, label: str):
+    assert counted_reason(reason) == label
