@@ -11,6 +11,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from functools import cache
+from traceback import clear_frames
 from typing import NamedTuple
 
 from engine._fast.probing import _grpc_py as grpc
@@ -186,13 +187,23 @@ async def _exchange(
 async def _connection(
     host: str, port: int, network: int, tls: ssl.SSLContext | None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Open a connection that is aborted at the end. Raises `OSError`."""
-    reader, writer = await connect(host, port, network, ssl=tls, server_hostname=host if tls else None)
+    """Open a connection that is aborted at the end. Raises `OSError`.
+
+    The frames of a failure are cleared: they and the exception, which the reader keeps, form a cycle that holds
+    OpenSSL's memory, and a container may fail its probe every second.
+    """
+    try:
+        reader, writer = await connect(host, port, network, ssl=tls, server_hostname=host if tls else None)
+    except BaseException as error:
+        clear_frames(error.__traceback__)
+        raise
     try:
         yield reader, writer
     finally:
         with contextlib.suppress(OSError):
             writer.transport.abort()
+        if (failure := reader.exception()) is not None:
+            failure.with_traceback(None)
 
 
 def _judge(spec: ProbeSpec, host: str, port: int, verdict: int, response: HttpResponse) -> ProbeOutcome:

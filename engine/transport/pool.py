@@ -7,6 +7,7 @@ import contextlib
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import clear_frames
 
 from engine.api.errors import Unavailable
 from engine.transport.http2 import Exchange, Headers, Http2Connection, NotBegun
@@ -88,6 +89,18 @@ class Http2Pool:
             return connection
 
     async def _connect(self) -> Http2Connection:
+        """Connect, and clear the frames of a failure.
+
+        They and their exception form a cycle that holds OpenSSL's memory. The garbage collector does not
+        know how large that is, and would find it late.
+        """
+        try:
+            return await self._greeted()
+        except BaseException as error:
+            clear_frames(error.__traceback__)
+            raise
+
+    async def _greeted(self) -> Http2Connection:
         server, context = self.server, self._context()
         loop = asyncio.get_running_loop()
         name = server.name or server.host
