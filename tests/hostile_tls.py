@@ -68,7 +68,7 @@ SERVERS: dict[str, Talk] = {
 
 
 class HostileServer:
-    """Takes one connection after the other in a thread of its own, and treats each as `SERVERS[kind]` does."""
+    """Treats each connection as `SERVERS[kind]` does, one after the other, in a thread of its own."""
 
     def __init__(self, kind: str, authority: Authority) -> None:
         pair = authority.issue("server", alternatives="IP:127.0.0.1")

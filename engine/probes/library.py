@@ -189,8 +189,8 @@ async def _connection(
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Open a connection that is aborted at the end. Raises `OSError`.
 
-    The frames of a failure are cleared: they and the exception, which the reader keeps, form a cycle that holds
-    OpenSSL's memory, and a container may fail its probe every second.
+    The frames of a failure are cleared: they form a cycle with the exception, which the reader keeps, and
+    the cycle holds OpenSSL's memory. A container may fail its probe every second.
     """
     try:
         reader, writer = await connect(host, port, network, ssl=tls, server_hostname=host if tls else None)

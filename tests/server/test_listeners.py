@@ -18,6 +18,7 @@ from engine.api.kubengine_config import KubengineConfiguration, ServerSection
 from engine.server import HttpServer, listeners
 from engine.server.http import connection
 from engine.server.http import scheduling as turns
+from engine.server.http.tcp import bind_tcp
 from tests.ports import free_port
 from tests.server.served import View, parse
 from tests.waiting import PATIENCE, eventually
@@ -244,3 +245,17 @@ async def test_expect_continue(serve: Any) -> None:
     assert b"405" in head
     assert json.loads(await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0])))
     writer.close()
+
+
+async def test_small_writes_do_not_wait_for_acknowledgements() -> None:
+    """Connections of a port have Nagle's algorithm turned off."""
+    accepted: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
+    with bind_tcp("127.0.0.1", 0, "port") as bound:
+        with socket.create_connection(bound.getsockname()):
+            server = await asyncio.start_server(lambda _, writer: accepted.set_result(writer), sock=bound)
+            writer = await accepted
+            peer = writer.get_extra_info("socket")
+            assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+            writer.close()
+            await writer.wait_closed()
+        server.close()

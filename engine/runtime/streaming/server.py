@@ -89,6 +89,7 @@ class StreamingServer:
         """Start listening. Raise Refused if the port is taken."""
         try:
             listener = socket.create_server((ADDRESS, self.port), backlog=BACKLOG)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit it
         except OSError as error:
             raise Refused(error.strerror or str(error), subject=f"streaming port {self.port}") from None
         self.port = listener.getsockname()[1]
