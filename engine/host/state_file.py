@@ -131,6 +131,7 @@ class StateFile:
         text = self._content()
         if text == self.last:
             return
+        self.last = None  # a write that fails may still have replaced the file
         await asyncio.to_thread(self._replace, text)
         self.writes += 1
         self.last = text

@@ -90,7 +90,7 @@ class StaticPolicy:
                 raise AllocationError("[memorymanager] failed to find the default preferred hint")
             mask, preferred = found.mask, found.preferred
         assert mask is not None
-        if not self._has_free(mask, wanted):
+        if not self._has_free(mask, wanted) or self._splits_group(mask):
             found = hints.best(containing=mask)
             if found is None:
                 raise AllocationError(
@@ -170,6 +170,15 @@ class StaticPolicy:
     def _has_free(self, mask: int, wanted: Mapping[str, int]) -> bool:
         nodes = [self.state.nodes[node] for node in self._numa.ids(mask)]
         return all(sum(node.free(kind) for node in nodes) % UNSIGNED >= size for kind, size in wanted.items())
+
+    def _splits_group(self, mask: int) -> bool:
+        """Whether the mask is one node of a group that is in use.
+
+        A merged hint can be, though no hint for memory is. A kubelet gives memory of that node alone, and
+        then frees the wrong node's when the group's containers end.
+        """
+        nodes = self._numa.ids(mask)
+        return len(nodes) == 1 and len(self.state.nodes[nodes[0]].cells) > 1
 
     def _violates_groups(self, nodes: tuple[int, ...]) -> bool:
         """Whether a group of nodes would use one that is in use alone or in another group."""

@@ -1,0 +1,354 @@
+"""A made-up machine whose agents come and go: the managers of CPUs and memory on disk, and a runtime.
+
+`World.check` holds what the managers say, what their files say and what the runtime was told against the
+rules: no CPU belongs to two containers or is exclusive and shared, and no NUMA node gives memory twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engine.api import cpu_set
+from engine.api.config import KubeletConfiguration, MemoryReservation
+from engine.api.decisions import Decisions
+from engine.api.documents import convert
+from engine.api.errors import Refused
+from engine.api.events import EventRecorder
+from engine.api.pod import Container, Pod
+from engine.api.quantity import Quantity
+from engine.cpumanager import checkpoint as cpu_checkpoint
+from engine.cpumanager.manager import FILE_NAME as CPU_FILE
+from engine.cpumanager.manager import CpuManager, RunningContainer
+from engine.cpumanager.topology import CpuTopology, Processor
+from engine.devices.allocation import Allocator, TopologyError
+from engine.devices.state import DeviceState
+from engine.host.state_file import no_fault
+from engine.host.tasks import Tasks
+from engine.memorymanager import checkpoint as memory_checkpoint
+from engine.memorymanager.manager import FILE_NAME as MEMORY_FILE
+from engine.memorymanager.manager import MemoryManager
+from engine.memorymanager.state import Block, NodeMemory
+from engine.metrics import Registry
+from engine.topologymanager.policy import Hint, Numa, TopologyPolicy
+from engine.topologymanager.provider import AllocationError
+
+MIB = 1 << 20
+T = TypeVar("T")
+
+
+def pod_of(uid: str, containers: list[tuple[str, int, int]]) -> Pod:
+    """A Guaranteed pod of containers (kind, CPUs, MiB); 0 CPUs stand for a quarter of one."""
+    init: list[dict[str, Any]] = []
+    main: list[dict[str, Any]] = []
+    for number, (kind, count, mebibytes) in enumerate(containers):
+        amounts = {"cpu": str(count) if count else "250m", "memory": f"{mebibytes}Mi"}
+        resources = {"limits": amounts, "requests": amounts}
+        one: dict[str, Any] = {"name": f"c{number}", "image": "x", "resources": resources}
+        if kind == "sidecar":
+            one["restartPolicy"] = "Always"
+        (main if kind == "main" else init).append(one)
+    spec = {"initContainers": init, "containers": main}
+    return convert({"metadata": {"name": uid, "namespace": "d", "uid": uid}, "spec": spec}, Pod, "pod")
+
+
+def stays(pod: Pod, container: Container) -> bool:
+    """Whether a container runs as long as its pod."""
+    return container not in pod.init_containers or container.is_sidecar
+
+
+class Crash(BaseException):
+    """The agent dies."""
+
+
+@dataclass
+class World:
+    """A machine with its runtime, which outlive the agents: where containers run by what they were told.
+
+    The agent dies after `crash_at` more steps of the state files, and the disk fails at the `fail_at`-th; 0
+    is never.
+    """
+
+    root: Path
+    config: KubeletConfiguration
+    every: list[Processor]
+    memory: list[NodeMemory]
+    offline: set[int] = field(default_factory=set)
+    pods: dict[str, Pod] = field(default_factory=dict)
+    told: dict[str, str] = field(default_factory=dict)
+    crash_at: int = 0
+    fail_at: int = 0
+    steps: int = 0
+    crashes: int = 0
+    """How often the agent died."""
+
+    def __post_init__(self) -> None:
+        self.numa = Numa(tuple(one.node for one in self.memory))
+        self.unclaimed = {one.node: one.memory for one in self.memory}
+
+    @property
+    def topology(self) -> CpuTopology:
+        return CpuTopology([one for one in self.every if one.cpu not in self.offline])
+
+    def running(self) -> list[RunningContainer]:
+        return [
+            RunningContainer(uid, one.name, f"{uid}/{one.name}")
+            for uid, pod in self.pods.items()
+            for one in pod.all_containers
+            if stays(pod, one)
+        ]
+
+    async def move(self, container: str, cpus: str) -> None:
+        self.told[container] = cpus
+
+    def step(self, name: str) -> None:
+        """A step of a state file, in the thread that writes it."""
+        if self._dead.is_set():
+            raise Crash(name)
+        self.steps += 1
+        if self.fail_at:
+            self.fail_at -= 1
+            if not self.fail_at:
+                raise Refused("the disk fails", subject=name)
+        if self.crash_at:
+            self.crash_at -= 1
+            if not self.crash_at:
+                self._loop.call_soon_threadsafe(self._dead.set)
+                raise Crash(name)
+
+    async def unless_dead(self, work: Awaitable[T]) -> T:
+        """The work's result. Raises `Crash` if the agent dies first."""
+        doing = asyncio.ensure_future(work)
+        dying = asyncio.ensure_future(self._dead.wait())
+        await asyncio.wait({doing, dying}, return_when=asyncio.FIRST_COMPLETED)
+        dying.cancel()
+        if not self._dead.is_set():
+            return await doing
+        doing.cancel()
+        await asyncio.wait({doing})
+        raise Crash
+
+    async def start(self) -> None:
+        """Start an agent, again after each death. Raises `InvalidInput` where the machine cannot be used."""
+        while True:
+            self._loop, self._dead = asyncio.get_running_loop(), asyncio.Event()
+            self._make()
+            try:
+                await self.unless_dead(self._begin())
+            except Crash:
+                await self._bury()
+            except Refused:
+                await self.end()
+            else:
+                return
+
+    def _make(self) -> None:
+        common: dict[str, Any] = {
+            "config": self.config,
+            "numa": self.numa,
+            "root": self.root,
+            "registry": Registry(),
+            "recorder": EventRecorder(lambda: 0.0),
+            "decisions": Decisions(lambda: 0.0),
+            "tasks": Tasks(),
+            "fault": self.step,
+        }
+        reservations = self.config.reserved_memory or []
+        held_back = sum(one.limits["memory"].value for one in reservations if one.limits)
+        self.cpus = CpuManager(
+            topology=lambda: self.topology,
+            online=lambda: self.topology.cpus,
+            reserved=Quantity.parse("1"),
+            running=self.running,
+            move=self.move,
+            **common,
+        )
+        self.promised = MemoryManager(
+            machine=lambda: self.memory, reserved={"memory": Quantity.from_value(held_back)}, **common
+        )
+        self.topology_policy = TopologyPolicy.from_config(
+            self.config.topology_manager_policy,
+            self.config.topology_manager_scope,
+            self.config.topology_manager_policy_options,
+            self.numa,
+        )
+        self._allocator = Allocator(
+            state=DeviceState(),
+            endpoints={},
+            policy=self.topology_policy,
+            durable=lambda: asyncio.sleep(0),
+            changed=lambda: None,
+            sources_ready=lambda: True,
+            is_running=lambda uid, container: False,
+            registry=common["registry"],
+            decisions=common["decisions"],
+            fault=no_fault,
+            one_call_per_pod=False,
+            keeps_init_surplus=True,
+            providers=[self.cpus, self.promised],
+        )
+
+    async def _begin(self) -> None:
+        await self.cpus.start()
+        await self.promised.start()
+        for pod in self.pods.values():
+            self.cpus.adopted(pod, self._place)
+            self.promised.adopted(pod, self._place)
+        self.cpus.collect(self.pods)
+        self.promised.collect(self.pods)
+        await self.flush()
+
+    def _place(self, pod: Pod, container: Container) -> Hint:
+        providers = (self.cpus, self.promised)
+        decision = self.topology_policy.decide([one.container_hints(pod, container) for one in providers])
+        return decision.hint if decision.admit else Hint(None, preferred=False)
+
+    async def flush(self) -> None:
+        """Wait until all is on disk, through failures of the disk."""
+        while True:
+            with suppress(Refused):
+                await self.cpus.flush()
+                await self.promised.flush()
+                return
+
+    async def end(self) -> None:
+        """Stop the agent, which may die of it."""
+        try:
+            await self.unless_dead(self._stop())
+        except Crash:
+            await self._bury()
+
+    async def _stop(self) -> None:
+        for manager in (self.cpus, self.promised):
+            with suppress(Refused):
+                await manager.stop()
+
+    async def _bury(self) -> None:
+        """End what is left of a dead agent; its files cannot be written any longer."""
+        self.crashes += 1
+        for task in (self.cpus._mover, self.cpus._file._writer, self.promised._file._writer):
+            await task.stop()
+
+    async def do(self, work: Awaitable[None]) -> bool:
+        """Work of the agent, and wait until all is on disk; False if it dies, and another is started."""
+        try:
+            await self.unless_dead(work)
+            await self.unless_dead(self.flush())
+        except Crash:
+            await self._bury()
+            await self.start()
+            return False
+        return True
+
+    async def admit(self, pod: Pod) -> None:
+        """Admit and run a pod if there is a place for it, again after the agent's death."""
+        admitted = False
+
+        async def judge() -> None:
+            nonlocal admitted
+            try:
+                await self._allocator.pod(pod)
+                admitted = True
+            except (AllocationError, TopologyError, Refused):
+                admitted = False
+
+        while not await self.do(judge()):
+            pass
+        if admitted:
+            self.pods[pod.uid] = pod
+            for container in pod.all_containers:
+                self.told[f"{pod.uid}/{container.name}"] = self.cpus.cpuset(pod, container.name)
+                self.promised.container_started(pod, container)
+            await self.do(asyncio.sleep(0))
+
+    async def remove(self, uid: str) -> None:
+        del self.pods[uid]
+
+        async def release() -> None:
+            self.cpus.release(uid)
+            self.promised.release(uid)
+
+        await self.do(release())
+
+    async def restart(self) -> None:
+        """Stop the agent and start another."""
+        await self.end()
+        await self.start()
+
+    # What has to hold
+
+    def check(self) -> None:
+        """Hold the managers, both files and the runtime against the rules."""
+        self._check_cpus()
+        self._check_memory()
+
+    def _check_cpus(self) -> None:
+        policy = self.cpus.policy
+        assert policy is not None
+        used = 0
+        for one in self.running():
+            pod = self.pods[one.pod_uid]
+            held = policy.state.held(one.pod_uid, one.name)
+            if held is None:
+                assert cpu_set.parse(self.told[one.id]) == (policy.state.shared or policy.reserved)
+                continue
+            assert cpu_set.parse(self.told[one.id]) == held
+            assert held & (used | policy.state.shared | policy.reserved | ~policy.topology.cpus) == 0
+            container = next(c for c in pod.all_containers if c.name == one.name)
+            assert held.bit_count() == container.requests["cpu"].value
+            used |= held
+        checkpoint = cpu_checkpoint.decode((self.root / CPU_FILE).read_bytes())
+        assert cpu_set.parse(checkpoint.default_cpu_set) == policy.state.shared
+        listed = {
+            (uid, name): cpu_set.parse(text)
+            for uid, containers in checkpoint.entries.items()
+            for name, text in containers.items()
+        }
+        assert listed == {(uid, name): cpus for uid, name, cpus in policy.state.entries()}
+        assert {uid for uid, _ in listed} <= self.pods.keys()
+
+    def _blocks(self) -> Iterator[Block]:
+        assert self.promised.policy is not None
+        return chain.from_iterable(blocks for _, _, blocks in self.promised.policy.state.entries())
+
+    def _check_memory(self) -> None:
+        policy = self.promised.policy
+        assert policy is not None
+        nodes = policy.state.nodes
+        for node, state in nodes.items():
+            at = [block for block in self._blocks() if node in block.nodes]
+            assert state.number_of_assignments == len(at)
+            assert all(block.nodes == state.cells for block in at)
+            assert at or state.cells == (node,)
+            table = state.memory_map["memory"]
+            assert table.free >= 0
+            assert table.free + table.reserved == table.allocatable
+            assert table.allocatable == self.unclaimed[node] - table.system_reserved
+        for group in {state.cells for state in nodes.values()}:
+            promised = sum(block.size for block in self._blocks() if block.nodes == group)
+            assert promised == sum(nodes[node].memory_map["memory"].reserved for node in group)
+        for uid, pod in self.pods.items():
+            for container in pod.all_containers:
+                blocks = policy.state.held(uid, container.name)
+                if stays(pod, container) and blocks is not None:
+                    assert sum(block.size for block in blocks) == container.requests["memory"].value
+        checkpoint = memory_checkpoint.decode((self.root / MEMORY_FILE).read_bytes())
+        assert checkpoint.machine_state == nodes
+        listed = {
+            (uid, name): tuple(blocks)
+            for uid, containers in checkpoint.entries.items()
+            for name, blocks in containers.items()
+        }
+        assert listed == {(uid, name): blocks for uid, name, blocks in policy.state.entries()}
+        assert {uid for uid, _ in listed} <= self.pods.keys()
+
+
+def reserve(memory: list[NodeMemory], mebibytes: int) -> list[MemoryReservation]:
+    """A reservation on the first node that has memory."""
+    first = next(one for one in memory if one.memory)
+    return [MemoryReservation(first.node, {"memory": Quantity.from_value(mebibytes * MIB)})]
