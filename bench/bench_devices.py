@@ -17,16 +17,15 @@ import numpy as np
 import pytest
 
 from engine.api.config import KubeletConfiguration
-from engine.api.kubengine_config import DevicesSection
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.devices.checkpoint import encode
 from engine.devices.inventory import Inventory
-from engine.devices.manager import DeviceManager
+from engine.devices.manager import DeviceManager, DevicePods
 from engine.devices.selection import select
 from engine.devices.state import DeviceState, resource_hints
-from engine.metrics import Registry
+from engine.host.node_context import NodeContext
 from engine.topologymanager.policy import Numa, TopologyPolicy
 from engine.topologymanager.search import DeviceCounts
 from engine.wire.deviceplugin_v1beta1_pb2 import Device, ListAndWatchResponse, NUMANode, TopologyInfo
@@ -171,10 +170,8 @@ async def with_plugin(count: int) -> tuple[float, float, float]:
         pods: list[Pod] = []
         told = asyncio.Event()
         manager = DeviceManager(
-            config=KubeletConfiguration(),
-            section=DevicesSection(),
-            active_pods=lambda: pods,
-            registry=Registry(),
+            NodeContext.create(KubeletConfiguration()),
+            DevicePods(active=lambda: pods),
             changed=told.set,
             numa=Numa(),
             plugin_dir=root / "dp",

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.config import KubeletConfiguration
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodResourceClaim, PodSpec
 from engine.cluster.client import ApiClient
@@ -24,8 +25,7 @@ from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.dra.driver_client import DriverClient
 from engine.dra.manager import ClaimManager
-from engine.host.tasks import Tasks
-from engine.metrics import Registry
+from engine.host.node_context import NodeContext
 from engine.node.controlplane.cluster_objects import NoSlices
 from engine.node.controlplane.pod_references import PodReferences
 
@@ -64,18 +64,15 @@ def test_prepare_and_unprepare_agent(benchmark: Any, peers: tuple[Path, Path], p
 async def _manager(directory: Path, kubeconfig: Path) -> tuple[ClaimManager, ApiClient]:
     config = load_kubeconfig(kubeconfig)
     client = ApiClient(config, Credentials(config, clock=time.time), user_agent="bench")
-    registry = Registry()
-    tasks = Tasks(registry)
+    context = NodeContext.create(KubeletConfiguration(), root=directory)
     manager = ClaimManager(
-        directory,
-        claims=PodReferences(client, tasks, time.time),
+        context,
+        claims=PodReferences(client, context.tasks, time.time),
         slices=NoSlices(),
-        connect=lambda name, socket, service: DriverClient(name, socket, service, registry),
+        connect=lambda name, socket, service: DriverClient(name, socket, service, context.registry),
         may_run=lambda uid: True,
         ready=lambda: True,
         changed=lambda uid: None,
-        registry=registry,
-        tasks=tasks,
     )
     await manager.start()
     for number in range(DRIVERS):

@@ -16,7 +16,7 @@ import pytest
 
 from engine._fast.ranking import _image_order_c, _image_order_py
 from engine.api.config import KubeletConfiguration
-from engine.api.events import EventRecorder
+from engine.host.node_context import NodeContext
 from engine.images import records as records_module
 from engine.images import selection
 from engine.images.manager import ImageManager
@@ -159,7 +159,8 @@ class Runtime:
 
 def manager(runtime: Runtime) -> ImageManager:
     return ImageManager(
-        runtime=runtime, config=KubeletConfiguration(), recorder=EventRecorder(lambda: NOW), clock=lambda: NOW
+        NodeContext.create(KubeletConfiguration(), clock=lambda: NOW),
+        runtime=runtime,
     )
 
 

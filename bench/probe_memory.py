@@ -20,13 +20,12 @@ from typing import Any
 
 import msgspec
 
-from engine.api.events import EventRecorder
-from engine.api.kubengine_config import ProbesSection
+from engine.api.config import KubeletConfiguration
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord
+from engine.host.node_context import NodeContext
 from engine.host.tasks import Tasks
-from engine.metrics import Registry
 from engine.node.pod.readiness_record import ReadinessRecords
 from engine.node.sync.probing import Probing
 from engine.probes.manager import ProbeManager
@@ -83,12 +82,8 @@ async def measure(pods: int, probes: int, directory: Path) -> dict[str, float]:
     known = [pod(number, probes) for number in range(pods)]
     for made, _ in known:
         (directory / made.uid).mkdir()
-    recorder = EventRecorder(time.time)
     manager = ProbeManager(
-        section=ProbesSection(),
-        recorder=recorder,
-        registry=Registry(),
-        clock=time.time,
+        NodeContext.create(KubeletConfiguration()),
         on_result=lambda result: None,
         runtime_socket=Path("/nowhere.sock"),
         jitter=lambda: 1.0,

@@ -28,6 +28,7 @@ from engine.cluster.node_object import (
 )
 from engine.cluster.resource_version import is_newer
 from engine.cluster.watching import ResourceWatch, WatchedResource, WatchHandler
+from engine.host.node_context import NodeContext
 
 FIRST_DELAY = 0.1
 LAST_DELAY = 7.0
@@ -57,28 +58,26 @@ class NodeStatusManager:
 
     def __init__(
         self,
+        context: NodeContext,
         client: ApiClient,
-        name: str,
         *,
         describe: Callable[[], Awaitable[Node]],
         changed: Callable[[ObjectMeta, NodeSpec, Mapping[str, Any]], None],
-        register: bool,
-        controller_attaches: bool,
-        update_seconds: float,
-        report_seconds: float,
-        clock: Callable[[], float],
         chance: random.Random,
         external_cloud: bool = False,
     ) -> None:
+        name, config = context.name, context.config
         self.uid = ""
         self.registered = asyncio.Event()
         self._client = client
         self._path = f"/api/v1/nodes/{name}"
         self._describe = describe
         self._changed = changed
-        self._register, self._controller_attaches = register, controller_attaches
-        self._update_seconds, self._report_seconds = update_seconds, report_seconds
-        self._clock, self._chance = clock, chance
+        self._register = config.register_node
+        self._controller_attaches = config.enable_controller_attach_detach
+        self._update_seconds = config.node_status_update_frequency
+        self._report_seconds = config.node_status_report_frequency
+        self._clock, self._chance = context.clock, chance
         self._external_cloud = external_cloud
         self._known: ApiNode | None = None
         self._deleted_uid = ""

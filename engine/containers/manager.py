@@ -6,17 +6,14 @@ import asyncio
 import contextlib
 import glob
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from engine.api.decimal import decimal
-from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError
-from engine.api.events import WARNING, EventRecorder
-from engine.api.kubengine_config import ContainerGCSection
+from engine.api.events import WARNING
 from engine.api.query import expect_known
 from engine.containers.selection import (
     ContainerGCPolicy,
@@ -29,9 +26,9 @@ from engine.containers.selection import (
 )
 from engine.cri import labels
 from engine.cri.client import NotFound, RuntimeClient
-from engine.cri.paths import CONTAINER_LOGS, POD_LOGS, container_of_link, links_of, pod_of_log_directory
+from engine.cri.paths import CONTAINER_LOGS, container_of_link, links_of, pod_of_log_directory
+from engine.host.node_context import NodeContext
 from engine.host.safe_open import opened_parent, same_file
-from engine.host.tasks import Tasks
 from engine.host.trees import remove_tree
 from engine.wire import cri_v1_pb2 as cri
 
@@ -75,29 +72,24 @@ class ContainerGC:
 
     def __init__(
         self,
+        context: NodeContext,
         *,
         runtime: RuntimeClient,
-        recorder: EventRecorder,
-        decisions: Decisions | None = None,
         content_removed: IsRemoved,
         runtime_removed: IsRemoved,
         sources_ready: Callable[[], bool],
-        section: ContainerGCSection | None = None,
-        pod_logs_dir: Path = POD_LOGS,
         container_logs_dir: Path = CONTAINER_LOGS,
-        tasks: Tasks | None = None,
-        clock: Callable[[], float] = time.time,
         period: float = PERIOD,
     ) -> None:
-        self.policy = ContainerGCPolicy.from_section(section or ContainerGCSection())
+        self.policy = ContainerGCPolicy.from_section(context.kubengine_config.container_gc)
         self.last_report: ContainerGCReport | None = None
-        self._runtime, self._recorder, self._clock, self._period = runtime, recorder, clock, period
-        self._decisions = decisions or Decisions(clock)
+        self._runtime, self._period = runtime, period
+        self._recorder, self._clock, self._decisions = context.recorder, context.clock, context.decisions
         self._content_removed, self._runtime_removed = content_removed, runtime_removed
         self._sources_ready = sources_ready
-        self._pod_logs_dir, self._container_logs_dir = pod_logs_dir, container_logs_dir
+        self._pod_logs_dir, self._container_logs_dir = Path(context.config.pod_logs_dir), container_logs_dir
         self._running = asyncio.Lock()
-        self._task = (tasks or Tasks()).task("container-gc")
+        self._task = context.tasks.task("container-gc")
 
     async def start(self) -> None:
         self._task.start(self._loop)

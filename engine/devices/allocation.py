@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from engine.api.decisions import Decisions
 from engine.api.errors import KubengineError, Refused
 from engine.api.pod import Container, Pod
 from engine.devices.checkpoint import CheckpointEntry
+from engine.devices.checkpoint_file import CheckpointFile
 from engine.devices.endpoint import Endpoint
 from engine.devices.selection import DeviceSelection, SelectionError, select
 from engine.devices.state import DeviceState
+from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint
-from engine.metrics import Metric, Registry
+from engine.metrics import Metric
 from engine.topologymanager.alignment_metrics import CONTAINER, NUMA_NODE, POD, AlignmentMetrics
 from engine.topologymanager.policy import Decision, Hint, Hints, TopologyPolicy
 from engine.topologymanager.provider import HintProvider
@@ -81,26 +82,23 @@ class Attempt:
 class Allocator:
     """Allocates from `state` through `endpoints`, and from `providers` with one topology policy for all.
 
-    `durable` returns when the state is on disk; `changed` asks for it to be written some time.
+    `file` writes the state to disk. `is_running(pod uid, container name)` tells whether a container is left
+    from an earlier agent and so keeps its devices.
     """
 
     def __init__(
         self,
-        *,
+        context: NodeContext,
         state: DeviceState,
+        file: CheckpointFile,
+        *,
         endpoints: Mapping[str, Endpoint],
         policy: TopologyPolicy,
-        durable: Callable[[], Awaitable[None]],
-        changed: Callable[[], None],
-        sources_ready: Callable[[], bool],
         is_running: Callable[[str, str], bool],
-        registry: Registry,
-        decisions: Decisions,
         fault: FaultPoint,
-        one_call_per_pod: bool,
-        keeps_init_surplus: bool,
         providers: Sequence[HintProvider] = (),
     ) -> None:
+        section, registry = context.kubengine_config.devices, context.registry
         self._providers = providers
         self._alignment = AlignmentMetrics(registry)
         if policy.name != "none":
@@ -110,14 +108,12 @@ class Allocator:
         self._state = state
         self._endpoints = endpoints
         self._policy = policy
-        self._durable = durable
-        self._changed = changed
-        self._sources_ready = sources_ready
+        self._file = file
         self._is_running = is_running
-        self._decisions = decisions
+        self._decisions = context.decisions
         self._fault = fault
-        self._one_call_per_pod = one_call_per_pod
-        self._keeps_init_surplus = keeps_init_surplus
+        self._one_call_per_pod = section.one_allocate_per_pod
+        self._keeps_init_surplus = not section.release_init_surplus
         self._locks: dict[str, asyncio.Lock] = {}
         self.explanations: deque[Explanation] = deque(maxlen=EXPLANATIONS)
         self._seconds = registry.histogram(
@@ -178,7 +174,7 @@ class Allocator:
             for provider in giving:
                 await provider.flush()
             if attempt.assigned:
-                await self._durable()
+                await self._file.flush()
                 self._fault("durable")
                 for given in attempt.given:
                     self._record(attempt, given)
@@ -192,7 +188,7 @@ class Allocator:
                 if held is entry:
                     self._state.unassign(entry)
             if attempt.assigned:
-                self._changed()
+                self._file.changed()
             raise
 
     def _record(self, attempt: Attempt, given: Chosen) -> None:
@@ -272,7 +268,7 @@ class Allocator:
     async def _choose(self, attempt: Attempt, container: Container, resource: str, required: int) -> None:
         state, uid = self._state, attempt.pod.uid
         needed = state.still_needed(uid, container.name, resource, required)
-        if not self._sources_ready() and self._is_running(uid, container.name):
+        if self._is_running(uid, container.name):
             return
         found = state.check_health(resource, state.held(uid, container.name, resource))
         if needed == 0:

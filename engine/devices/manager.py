@@ -11,15 +11,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from engine.api.config import KubeletConfiguration
-from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError, Unavailable
-from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import AdmissionRejected, TellWaiting, longest_grace, nobody_waits
 from engine.api.pod import Container, Pod, ResourceRequirements
 from engine.api.quantity import Quantity
@@ -40,10 +38,9 @@ from engine.devices.transient_refusals import (
     plugins_to_come,
     why_it_passes,
 )
+from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, no_fault
 from engine.host.stopping import stop_all
-from engine.host.tasks import Tasks
-from engine.metrics import Registry
 from engine.topologymanager.policy import Hint, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError, HintProvider
 
@@ -57,33 +54,37 @@ TOPOLOGY_BUCKETS = tuple(0.05 * 2**i for i in range(15))
 log = logging.getLogger("kubengine.devices")
 
 
-class DeviceManager:
-    """Registers plugins, allocates devices to pods and keeps the checkpoint.
+@dataclass(frozen=True, slots=True)
+class DevicePods:
+    """The pods of a node as the device manager sees them.
 
-    `active_pods` are the pods that the node has accepted and not finished. `sources_ready` says whether
-    all pods are known yet; until then no pod's devices are collected. `may_run(pod uid)` says whether
-    something of a pod, known or not, runs or may run: its devices are kept. `leaves(pod uid)` says that
-    it is to end, so that another pod may wait for its devices. `is_running(pod uid, container name)`
-    says whether a container was found running when the agent started. `changed` is called when
-    capacity may have changed. A directory of None is not served. `providers` give CPUs and memory together
-    with the devices.
+    `active` returns the pods that the node has accepted and not finished. `sources_ready` tells whether all
+    pods are known; until then no pod's devices are collected. `may_run(pod uid)` tells whether something of a
+    pod, known or not, runs or may run: its devices are kept. `leaves(pod uid)` tells that it terminates, so
+    that another pod may wait for its devices. `is_running(pod uid, container name)` tells whether a container
+    was found running when the agent started.
+    """
+
+    active: Callable[[], Sequence[Pod]]
+    sources_ready: Callable[[], bool] = lambda: True
+    may_run: Callable[[str], bool] = lambda pod_uid: False
+    leaves: Callable[[str], bool] = lambda pod_uid: False
+    is_running: Callable[[str, str], bool] = lambda pod_uid, container: False
+
+
+class DeviceManager:
+    """Register plugins, allocate devices to pods and keep the checkpoint.
+
+    `changed` is called when capacity may have changed. A directory of None is not served. `providers` give
+    CPUs and memory together with the devices.
     """
 
     def __init__(
         self,
+        context: NodeContext,
+        pods: DevicePods,
         *,
-        config: KubeletConfiguration,
-        section: DevicesSection,
-        active_pods: Callable[[], Sequence[Pod]],
-        registry: Registry,
-        decisions: Decisions | None = None,
-        tasks: Tasks | None = None,
-        sources_ready: Callable[[], bool] = lambda: True,
-        may_run: Callable[[str], bool] = lambda pod_uid: False,
-        leaves: Callable[[str], bool] = lambda pod_uid: False,
-        is_running: Callable[[str, str], bool] = lambda pod_uid, container: False,
         changed: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.time,
         numa: Numa | None = None,
         plugin_dir: Path = DEVICE_PLUGIN_DIR,
         pod_resources_dir: Path | None = POD_RESOURCES_DIR,
@@ -91,15 +92,16 @@ class DeviceManager:
         fault: FaultPoint = no_fault,
         providers: Sequence[HintProvider] = (),
     ) -> None:
+        config, registry, tasks = context.config, context.registry, context.tasks
         self._providers = list(providers)
         self.plugin_dir = plugin_dir.resolve()
         self.state = DeviceState()
-        self._section = section
-        self._active_pods = active_pods
-        self._sources_ready = sources_ready
-        self._may_run = may_run
-        self._leaves = leaves
-        self._clock = clock
+        self._section = context.kubengine_config.devices
+        self._active_pods = pods.active
+        self._sources_ready = pods.sources_ready
+        self._may_run = pods.may_run
+        self._leaves = pods.leaves
+        self._clock = context.clock
         self._on_change = changed
         self._deadlines = deadlines or DevicePluginDeadlines()
         self._fault = fault
@@ -109,7 +111,6 @@ class DeviceManager:
         self._waiting: dict[tuple[str, str], float] = {}
         """Until when (the loop's time) a pod waits, by uid and reason."""
         self._news = asyncio.Event()
-        tasks = tasks or Tasks(registry)
         self._following = tasks.passing("device-plugin")
         self._closing = tasks.passing("device-plugin-close")
         self._claimed = False
@@ -123,25 +124,20 @@ class DeviceManager:
         )
         self._file = CheckpointFile(self.plugin_dir, self.state.snapshot, tasks=tasks, fault=fault)
         self._allocator = Allocator(
-            state=self.state,
+            context,
+            self.state,
+            self._file,
             endpoints=self._endpoints,
             policy=self.policy,
-            durable=self._file.flush,
-            changed=self._file.changed,
-            sources_ready=sources_ready,
-            is_running=is_running,
-            registry=registry,
-            decisions=decisions or Decisions(clock),
+            is_running=lambda uid, name: not pods.sources_ready() and pods.is_running(uid, name),
             fault=fault,
-            one_call_per_pod=section.one_allocate_per_pod,
-            keeps_init_surplus=not section.release_init_surplus,
             providers=self._providers,
         )
         self._registration = RegistrationServer(self.plugin_dir, self.connect, registry, tasks)
         self.found_plugins = FoundDevicePlugins(self.connect, self.disconnect)
         self._pod_resources = (
             PodResourcesServer(
-                pod_resources_dir.resolve(), self.state, active_pods, self.collect, registry, tasks
+                pod_resources_dir.resolve(), self.state, pods.active, self.collect, registry, tasks
             )
             if pod_resources_dir is not None
             else None

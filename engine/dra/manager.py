@@ -24,7 +24,6 @@ from collections.abc import (
 )
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -38,10 +37,9 @@ from engine.dra.driver_calls import DriverFailed
 from engine.dra.drivers import Connect, Drivers, NodeSlices
 from engine.dra.health import DeviceHealth, DeviceKey, HealthTable
 from engine.dra.table import ClaimKey, ClaimState, ClaimTable, PreparedDevice
+from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, StateFile, no_fault
 from engine.host.stopping import stop_all
-from engine.host.tasks import Tasks
-from engine.metrics import Registry
 
 STATE_FILE: Final = "dra_manager_state"
 HEALTH_FILE: Final = "dra_health_state"
@@ -70,7 +68,7 @@ class ClaimManager:
 
     def __init__(
         self,
-        root: Path,
+        context: NodeContext,
         *,
         claims: Claims,
         slices: NodeSlices,
@@ -78,19 +76,16 @@ class ClaimManager:
         may_run: Callable[[str], bool],
         ready: Callable[[], bool],
         changed: Callable[[str], None],
-        registry: Registry,
-        tasks: Tasks,
-        clock: Callable[[], float] = time.time,
-        shows_messages: bool = True,
         fault: FaultPoint = no_fault,
     ) -> None:
+        root, tasks, registry = context.root, context.tasks, context.registry
         self.table = ClaimTable()
         self._claims = claims
         self._may_run = may_run
         self._ready = ready
         self._changed = changed
-        self._clock = clock
-        self._shows_messages = shows_messages
+        self._clock = context.clock
+        self._shows_messages = context.config.gate("ResourceHealthStatusMessage", True)
         self._fault = fault
         self._health = HealthTable()
         self._file = StateFile(

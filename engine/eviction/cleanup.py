@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.api.decisions import Decisions
-from engine.api.kubengine_config import EvictionSection
 from engine.containers.manager import ContainerGC
 from engine.eviction.layout import reclaims
 from engine.eviction.pressure import PressureTracker
 from engine.eviction.readings import SignalReader
 from engine.eviction.settling import Settling
+from engine.host.node_context import NodeContext
 from engine.images.manager import ImageManager
-from engine.metrics import Registry
 
 TIMEOUT: Final = 300.0
 SETTLE_POLL: Final = 1.0
@@ -25,26 +24,34 @@ ENOUGH, SHORT = "enough", "short"
 log = logging.getLogger("kubengine.eviction")
 
 
+@dataclass(frozen=True, slots=True)
+class GarbageCollectors:
+    """The collectors that eviction calls before it ends a pod; None for those that a node does not have."""
+
+    images: ImageManager | None = None
+    containers: ContainerGC | None = None
+
+
+NO_COLLECTORS: Final = GarbageCollectors()
+
+
 class Cleanup:
     """Remove dead containers and unused images, and tell whether that was enough."""
 
     def __init__(
         self,
-        section: EvictionSection,
+        context: NodeContext,
         reader: SignalReader,
         tracker: PressureTracker,
         *,
-        images: ImageManager | None,
-        containers: ContainerGC | None,
-        decisions: Decisions,
-        registry: Registry,
+        collectors: GarbageCollectors,
         monotonic: Callable[[], float],
     ) -> None:
-        self.section = section
+        self.section = context.kubengine_config.eviction
         self._reader, self._tracker = reader, tracker
-        self._images, self._containers = images, containers
-        self._decisions, self._monotonic = decisions, monotonic
-        self._results = registry.counter(
+        self._images, self._containers = collectors.images, collectors.containers
+        self._decisions, self._monotonic = context.decisions, monotonic
+        self._results = context.registry.counter(
             "kubengine_eviction_reclaims_total",
             "Clean-ups before an eviction, by whether they were enough.",
             ["eviction_signal", "result"],

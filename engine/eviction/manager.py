@@ -12,26 +12,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from engine.api.config import ROOT_DIR, KubeletConfiguration
-from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError
-from engine.api.events import WARNING, EventRecorder
-from engine.api.kubengine_config import EvictionSection
+from engine.api.events import WARNING
 from engine.api.lifecycle import KillPod, PodEnd
 from engine.api.node import NodeCondition
 from engine.api.pod import Pod
 from engine.api.qos import is_critical, qos_class
 from engine.api.query import is_set
 from engine.api.resources import ranking_request
-from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pod_directory
 from engine.eviction import admission, local_storage, message, pressure
 from engine.eviction.cgroup_usage import memory_directory
-from engine.eviction.cleanup import Cleanup
+from engine.eviction.cleanup import NO_COLLECTORS, Cleanup, GarbageCollectors
 from engine.eviction.contention import FILES, StallReader, contentions, most_waiting
 from engine.eviction.explain import explain
 from engine.eviction.layout import is_disk, measured_parts, with_container_filesystem
@@ -44,9 +41,8 @@ from engine.eviction.signals import MEMORY_STALL, RESOURCE_OF, Observations
 from engine.eviction.stall import WHOLE, causes, pod_stalls, stall_thresholds
 from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.eviction.usage import PodUsage, Ranking, rank
-from engine.host.tasks import Tasks
+from engine.host.node_context import NodeContext
 from engine.images.filesystem import runtime_filesystems, same_device
-from engine.images.manager import ImageManager
 from engine.metrics import Registry, Sample
 from engine.tables.pods import PodTable
 
@@ -70,82 +66,86 @@ UNKILLED: Final = "Container runtime did not kill the pod within specified grace
 log = logging.getLogger("kubengine.eviction")
 
 
+@dataclass(frozen=True, slots=True)
+class EvictablePods:
+    """The pods of a node as eviction reaches them.
+
+    `kill` ends a pod for good; `cgroup(uid)` returns the path of its cgroup; `cleaned_up(uid)` tells that
+    nothing of it is left (by default: cgroup and volumes are gone). `swap_limit`, on cgroup v2, returns how
+    many bytes a pod may swap.
+    """
+
+    active: Callable[[], Sequence[Pod]]
+    kill: KillPod
+    cgroup: PodCgroup
+    cleaned_up: Callable[[str], bool] | None = None
+    swap_limit: Callable[[Pod], int] | None = None
+
+
 class EvictionManager:
     """Keep memory, disk and process ids above their thresholds.
 
-    `table` has the rows of admitted pods; pods without a row are ranked by their specs. `kill_pod` ends a
-    pod for good; `pod_cgroup(uid)` is the path of its cgroup; `pod_cleaned_up(uid)` tells that nothing of it
-    is left (by default: cgroup and volumes are gone); `view` tells what counts as the node. `images` and
-    `containers` are reclaimed first. `conditions_changed` is called when a node condition appears or clears.
-    `swap_limit`, on cgroup v2, is how much a pod may swap. Raises `InvalidInput` for contradictory
-    thresholds.
+    `table` has the rows of admitted pods; pods without a row are ranked by their specs. `view` tells what
+    counts as the node. `collectors` run before a pod is evicted. `conditions_changed` is called when a node
+    condition appears or clears. Raises `InvalidInput` for contradictory thresholds.
     """
 
     def __init__(
         self,
+        context: NodeContext,
+        pods: EvictablePods,
         *,
-        config: KubeletConfiguration,
-        recorder: EventRecorder,
-        decisions: Decisions | None = None,
-        active_pods: Callable[[], Sequence[Pod]],
-        kill_pod: KillPod,
-        pod_cgroup: PodCgroup,
         table: PodTable | None = None,
-        section: EvictionSection | None = None,
-        registry: Registry | None = None,
-        tasks: Tasks | None = None,
         runtime: RuntimeClient | None = None,
-        images: ImageManager | None = None,
-        containers: ContainerGC | None = None,
-        pod_cleaned_up: Callable[[str], bool] | None = None,
-        root_dir: Path = Path(ROOT_DIR),
+        collectors: GarbageCollectors = NO_COLLECTORS,
         view: NodeView | None = None,
-        clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         conditions_changed: Callable[[], None] | None = None,
-        swap_limit: Callable[[Pod], int] | None = None,
     ) -> None:
-        self.section = section or EvictionSection()
+        self.section = section = context.kubengine_config.eviction
         view = view or NodeView()
-        self._config = config
-        stall = stall_thresholds(self.section, view.mount)
+        self._config = config = context.config
+        stall = stall_thresholds(section, view.mount)
         self._configured = [*thresholds_from_config(config), *stall]
-        self._recorder, self._active_pods, self._kill_pod = recorder, active_pods, kill_pod
+        self._recorder, self._decisions, self._clock = context.recorder, context.decisions, context.clock
+        self._active_pods, self._kill_pod, self._pod_cgroup = pods.active, pods.kill, pods.cgroup
+        self._pod_cleaned_up = pods.cleaned_up or self._has_let_go
         self._table = table if table is not None else PodTable()
-        self._pod_cgroup, self._pod_cleaned_up = pod_cgroup, pod_cleaned_up or self._has_let_go
-        self._runtime, self._root_dir = runtime, root_dir
-        self._clock, self._monotonic = clock, monotonic
-        self._decisions = decisions or Decisions(clock)
+        self._runtime, self._root_dir, self._monotonic = runtime, context.root, monotonic
         self._conditions_changed = conditions_changed
-        self._contention = contentions(self.section)
-        self._stalls = StallReader(
-            [one.name for one in self._contention], view.mount, view.pods_cgroup or view.cgroup
-        )
+        self._contention = contentions(section)
+        names = [one.name for one in self._contention]
+        self._stalls = StallReader(names, view.mount, view.pods_cgroup or view.cgroup)
+        swap = self._swap_allowed(pods.swap_limit)
         self.reader = SignalReader(
             view,
-            nodefs=root_dir,
-            memory_signal=self.section.memory_signal,
+            nodefs=context.root,
+            memory_signal=section.memory_signal,
             stall=bool(stall),
-            swap_allowed=self._swap_allowed(swap_limit),
+            swap_allowed=swap,
         )
         self.meter = PodMeter(
-            pod_cgroup=pod_cgroup,
+            pod_cgroup=pods.cgroup,
             runtime=runtime,
             pod_logs_dir=Path(config.pod_logs_dir),
-            root_dir=root_dir,
+            root_dir=context.root,
             mount=view.mount,
-            count_swap=self.section.count_swap,
+            count_swap=section.count_swap,
         )
         self.tracker = PressureTracker(self._configured, float(config.eviction_pressure_transition_period))
-        names = (*CONDITIONS, *(one.name for one in self._contention))
-        self._since: dict[str, float] = dict.fromkeys(names, clock())
+        self._since: dict[str, float] = dict.fromkeys((*CONDITIONS, *names), self._clock())
         self._layout_known = False
         self._ask_layout_at = self._limits_checked = float("-inf")
         self._wake = asyncio.Event()
         self._notifiers = MemoryNotifiers(self.reader, self._configured, self._wake.set)
-        self._task = (tasks or Tasks()).task("eviction")
+        self._task = context.tasks.task("eviction")
         self._kills: set[asyncio.Task[None]] = set()
-        registry = registry or Registry()
+        self._cleanup = Cleanup(
+            context, self.reader, self.tracker, collectors=collectors, monotonic=monotonic
+        )
+        self._create_metrics(context.registry)
+
+    def _create_metrics(self, registry: Registry) -> None:
         registry.collected(
             "gauge",
             "kubengine_pods_stall_ratio",
@@ -161,16 +161,6 @@ class EvictionManager:
                 (),
                 self._swap_left,
             )
-        self._cleanup = Cleanup(
-            self.section,
-            self.reader,
-            self.tracker,
-            images=images,
-            containers=containers,
-            decisions=self._decisions,
-            registry=registry,
-            monotonic=monotonic,
-        )
         self._evictions = registry.counter(
             "kubelet_evictions", "Pods evicted, by the signal that was met.", ["eviction_signal"]
         )

@@ -12,15 +12,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from engine.api.config import KubeletConfiguration
-from engine.api.decisions import Decisions, Taken
+from engine.api.decisions import Taken
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
-from engine.api.events import WARNING, EventRecorder
-from engine.api.kubengine_config import ImagesSection
+from engine.api.events import WARNING
 from engine.api.pod import Pod
 from engine.api.query import expect_known, is_set
 from engine.cri.client import RuntimeClient
-from engine.host.tasks import Tasks
+from engine.host.node_context import NodeContext
 from engine.images import records_file, selection
 from engine.images.collection import Collection, nothing_protects
 from engine.images.disk_usage_report import what_else_fills
@@ -34,7 +32,6 @@ from engine.images.records import ImageRecords, SeenImage
 from engine.images.report import REMOVED, ImageGCFailure, ImageGCReport
 from engine.images.runtime_store import RuntimeStore
 from engine.images.steady_clock import SteadyClock
-from engine.metrics import Registry
 from engine.tables import NEVER
 from engine.wire import cri_v1_pb2 as cri
 
@@ -57,30 +54,25 @@ class ImageManager:
 
     def __init__(
         self,
+        context: NodeContext,
         *,
         runtime: RuntimeClient,
-        config: KubeletConfiguration,
-        recorder: EventRecorder,
-        decisions: Decisions | None = None,
-        section: ImagesSection | None = None,
-        registry: Registry | None = None,
-        tasks: Tasks | None = None,
         active_pods: Callable[[], Sequence[Pod]] = tuple,
         looked_at: Callable[[Sequence[str], float], Awaitable[None]] | None = None,
         pull: PullImage | None = None,
         state_dir: Path | None = None,
-        clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         period: float = PERIOD,
     ) -> None:
-        self.section = section or ImagesSection()
+        config, registry = context.config, context.registry
+        self.section = context.kubengine_config.images
         self.policy = ImageGCPolicy.from_config(config, self.section)
         self._by_handler = config.gate("RuntimeClassInImageCriApi", False)
         self.records = ImageRecords(by_handler=self._by_handler)
         self.last_report: ImageGCReport | None = None
-        self._runtime, self._recorder, self._active_pods = runtime, recorder, active_pods
-        self._decisions = decisions or Decisions(clock)
-        self._now = SteadyClock(clock, monotonic)
+        self._runtime, self._recorder, self._active_pods = runtime, context.recorder, active_pods
+        self._decisions = context.decisions
+        self._now = SteadyClock(context.clock, monotonic)
         self._began = self._now()
         self._period = period
         self._looked_at = looked_at
@@ -97,15 +89,14 @@ class ImageManager:
         self._listed: tuple[float, list[cri.Image]] = (float("-inf"), [])
         self._containers = b""
         self._running = asyncio.Lock()
-        tasks, registry = tasks or Tasks(), registry or Registry()
-        self._task = tasks.task("image-gc")
+        self._task = context.tasks.task("image-gc")
         self._prepull = Prepull(
             self.section.prepull if pull is not None else [],
             pull or _nobody_pulls,
             at_once=self.section.prepull_at_once,
             decisions=self._decisions,
             registry=registry,
-            tasks=tasks,
+            tasks=context.tasks,
         )
         self._collected = registry.counter(
             "kubelet_image_garbage_collected_total", "Images removed, by reason.", ["reason"]

@@ -6,30 +6,33 @@ Each manager receives what it needs from the node, and knows the others only thr
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import Protocol
 
 from engine.admission.manager import Admission
 from engine.api.errors import Refused
+from engine.api.lifecycle import PodEnd
 from engine.api.node import Node
+from engine.api.pod import Pod
 from engine.cgroups.best_effort_limiter import BestEffortSqueeze
 from engine.cgroups.manager import CgroupManager
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
-from engine.devices.manager import DeviceManager
+from engine.devices.manager import DeviceManager, DevicePods
 from engine.devices.pod_resources import SOCKET_NAME as POD_RESOURCES_SOCKET
 from engine.devices.registration import SOCKET_NAME as REGISTRATION_SOCKET
-from engine.eviction.manager import EvictionManager
+from engine.eviction.cleanup import GarbageCollectors
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView
+from engine.host.node_context import NodeContext
 from engine.host.sockets import is_served
 from engine.host.stopping import stop_all
 from engine.images.manager import ImageManager
 from engine.node.logs.log_rotation import LogRotation
-from engine.node.nodeinfo.context import NodeContext
 from engine.node.pinning import Pinning
-from engine.node.pods import PodManager
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.probes.command_costs import CommandCosts
 from engine.probes.manager import ProbeManager
@@ -45,147 +48,157 @@ class Managed(Protocol):
     async def stop(self) -> None: ...
 
 
+class NodePods(Protocol):
+    """The pods of a node as its managers see them; `engine.node.pods.PodManager` implements it."""
+
+    @property
+    def known(self) -> bool:
+        """Tell whether all pods are known."""
+
+    def active(self) -> Sequence[Pod]: ...
+
+    async def kill(self, pod: Pod, end: PodEnd) -> None: ...
+
+    def notify(self, uid: str) -> None: ...
+
+    def is_gone(self, uid: str) -> bool: ...
+
+    def is_over(self, uid: str) -> bool: ...
+
+    def may_run(self, uid: str) -> bool: ...
+
+    def leaves(self, uid: str) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerListeners:
+    """The functions of a running node that its managers call.
+
+    `images_looked_at` receives the images that are present; `pull_image` pulls one, as in `ImageManager`.
+    """
+
+    images_looked_at: Callable[[Sequence[str], float], Awaitable[None]]
+    pull_image: Callable[[str], Awaitable[None]]
+    capacity_changed: Callable[[], None]
+    conditions_changed: Callable[[], None]
+
+
 class Managers:
     """Image GC, container GC, eviction, devices, probes and admission of one node.
 
     `pods()` returns the node's pods. They are created after the managers, which do not call it before
-    `start_before_pods`. `images_looked_at` receives the images that are present; `pull_image` pulls one, as
-    in `ImageManager`.
+    `start_before_pods`. `view` tells what counts as the node for eviction, by default the whole machine.
     """
 
     def __init__(
         self,
+        context: NodeContext,
         *,
-        setting: NodeContext,
         runtime: RuntimeClient,
         cgroups: NodeCgroups,
         watch: RuntimeWatch,
-        pods: Callable[[], PodManager],
-        images_looked_at: Callable[[Sequence[str], float], Awaitable[None]],
-        pull_image: Callable[[str], Awaitable[None]],
-        capacity_changed: Callable[[], None],
-        conditions_changed: Callable[[], None],
+        pods: Callable[[], NodePods],
+        view: NodeView | None,
+        notify: ManagerListeners,
     ) -> None:
-        config, section = setting.config, setting.kubengine_config
-        recorder, registry, tasks = setting.recorder, setting.registry, setting.tasks
-        decisions = setting.decisions
-        root, clock = setting.root, setting.clock
-        self.images = ImageManager(
-            runtime=runtime,
-            config=config,
-            recorder=recorder,
-            decisions=decisions,
-            section=section.images,
-            registry=registry,
-            tasks=tasks,
-            active_pods=lambda: pods().active(),
-            looked_at=images_looked_at,
-            pull=pull_image,
-            state_dir=root,
-            clock=clock,
+        self._context, self._runtime, self._cgroups, self._watch = context, runtime, cgroups, watch
+        self._pods, self._notify = pods, notify
+        self.images, self.containers = self._garbage_collectors()
+        self.admission = Admission(
+            node=Node(),
+            kill_pod=self._kill_pod,
+            recorder=context.recorder,
+            decisions=context.decisions,
+            registry=context.registry,
+            section=context.kubengine_config.preemption,
+            admission_section=context.kubengine_config.admission,
         )
-        self.containers = ContainerGC(
-            runtime=runtime,
-            recorder=recorder,
-            decisions=decisions,
-            section=section.container_gc,
-            tasks=tasks,
+        self.eviction = self._eviction(view)
+        numa = Numa.of_machine()
+        self.pinning = Pinning(context, numa=numa, cgroups=cgroups, runtime=runtime, watch=watch)
+        self.devices = self._devices(numa)
+        self.devices.show_pinned(self.pinning)
+        self.probes = ProbeManager(
+            context,
+            on_result=lambda result: pods().notify(result.pod_uid),
+            runtime_socket=runtime.socket,
+            networks=PodNetworks(runtime),
+        )
+        self._commands = CommandCosts(self.probes, runtime)
+        logs = LogRotation(
+            context, runtime, lambda: [c for record in watch.pods.values() for c in record.may_run]
+        )
+        self._before_pods: list[Managed] = [self.pinning.cpus, self.pinning.memory, self.devices, self.probes]
+        self._beside_pods: list[Managed] = [self.images, self.containers, self.eviction, logs]
+        self._beside_pods += self._best_effort_limit()
+
+    async def _kill_pod(self, pod: Pod, end: PodEnd) -> None:
+        await self._pods().kill(pod, end)
+
+    def _active_pods(self) -> Sequence[Pod]:
+        return self._pods().active()
+
+    def _garbage_collectors(self) -> tuple[ImageManager, ContainerGC]:
+        pods = self._pods
+        images = ImageManager(
+            self._context,
+            runtime=self._runtime,
+            active_pods=self._active_pods,
+            looked_at=self._notify.images_looked_at,
+            pull=self._notify.pull_image,
+            state_dir=self._context.root,
+        )
+        containers = ContainerGC(
+            self._context,
+            runtime=self._runtime,
             content_removed=lambda uid: pods().is_gone(uid),
             runtime_removed=lambda uid: pods().is_over(uid),
             sources_ready=lambda: pods().known,
-            pod_logs_dir=Path(config.pod_logs_dir),
-            clock=clock,
         )
-        self.admission = Admission(
-            node=Node(),
-            kill_pod=lambda pod, end: pods().kill(pod, end),
-            recorder=recorder,
-            decisions=decisions,
-            registry=registry,
-            section=section.preemption,
-            admission_section=section.admission,
-        )
+        return images, containers
+
+    def _eviction(self, view: NodeView | None) -> EvictionManager:
+        cgroups = self._cgroups
         pods_cgroup = cgroups.root_path() if cgroups.enabled else None
-        self.eviction = EvictionManager(
-            config=config,
-            recorder=recorder,
-            decisions=decisions,
-            active_pods=lambda: pods().active(),
-            kill_pod=lambda pod, end: pods().kill(pod, end),
-            pod_cgroup=cgroups.pod_path,
+        return EvictionManager(
+            self._context,
+            EvictablePods(
+                active=self._active_pods,
+                kill=self._kill_pod,
+                cgroup=cgroups.pod_path,
+                swap_limit=cgroups.swap_limit if cgroups.settings.containers.cgroup_v2 else None,
+            ),
             table=self.admission.admitted.table,
-            section=section.eviction,
-            registry=registry,
-            tasks=tasks,
-            runtime=runtime,
-            images=self.images,
-            containers=self.containers,
-            conditions_changed=conditions_changed,
-            swap_limit=cgroups.swap_limit if cgroups.settings.containers.cgroup_v2 else None,
-            root_dir=root,
-            view=setting.view or NodeView(pods_cgroup=pods_cgroup),
-            clock=clock,
+            runtime=self._runtime,
+            collectors=GarbageCollectors(self.images, self.containers),
+            conditions_changed=self._notify.conditions_changed,
+            view=view or NodeView(pods_cgroup=pods_cgroup),
         )
-        numa = Numa.of_machine()
-        self.pinning = Pinning(setting, numa=numa, cgroups=cgroups, runtime=runtime, watch=watch)
-        self.devices = DeviceManager(
-            config=config,
-            section=section.devices,
-            active_pods=lambda: pods().active(),
-            decisions=decisions,
-            registry=registry,
-            tasks=tasks,
-            sources_ready=lambda: pods().known,
-            may_run=lambda uid: pods().may_run(uid),
-            leaves=lambda uid: pods().leaves(uid),
-            is_running=watch.runs,
-            changed=capacity_changed,
-            clock=clock,
+
+    def _devices(self, numa: Numa) -> DeviceManager:
+        pods, root = self._pods, self._context.root
+        return DeviceManager(
+            self._context,
+            DevicePods(
+                active=self._active_pods,
+                sources_ready=lambda: pods().known,
+                may_run=lambda uid: pods().may_run(uid),
+                leaves=lambda uid: pods().leaves(uid),
+                is_running=self._watch.runs,
+            ),
+            changed=self._notify.capacity_changed,
             plugin_dir=root / PLUGINS,
             pod_resources_dir=root / POD_RESOURCES,
             numa=numa,
             providers=[self.pinning.cpus, self.pinning.memory],
         )
-        self.devices.show_pinned(self.pinning)
-        self.probes = ProbeManager(
-            section=section.probes,
-            recorder=recorder,
-            registry=registry,
-            clock=clock,
-            on_result=lambda result: pods().notify(result.pod_uid),
-            runtime_socket=runtime.socket,
-            networks=PodNetworks(runtime),
-            decisions=decisions,
-            tasks=tasks,
-        )
-        self._commands = CommandCosts(self.probes, runtime)
-        self._logs = LogRotation(
-            config=config,
-            runtime=runtime,
-            running=lambda: [c for record in watch.pods.values() for c in record.may_run],
-            clock=clock,
-            tasks=tasks,
-        )
-        self._before_pods: tuple[Managed, ...] = (
-            self.pinning.cpus,
-            self.pinning.memory,
-            self.devices,
-            self.probes,
-        )
-        self._beside_pods: tuple[Managed, ...] = (
-            self.images,
-            self.containers,
-            self.eviction,
-            self._logs,
-            *self._squeeze(setting, cgroups),
-        )
 
-    @staticmethod
-    def _squeeze(setting: NodeContext, cgroups: NodeCgroups) -> list[Managed]:
-        rules = cgroups.settings.squeeze
-        if rules is None or not isinstance(cgroups, CgroupManager):
+    def _best_effort_limit(self) -> list[Managed]:
+        rules = self._cgroups.settings.squeeze
+        if rules is None or not isinstance(self._cgroups, CgroupManager):
             return []
-        return [BestEffortSqueeze(cgroups, rules, decisions=setting.decisions, tasks=setting.tasks)]
+        decisions, tasks = self._context.decisions, self._context.tasks
+        return [BestEffortSqueeze(self._cgroups, rules, decisions=decisions, tasks=tasks)]
 
     def by_component(self) -> dict[str, object]:
         """Return the components that describe themselves and take actions, by name."""

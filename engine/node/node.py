@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.api.config import KubeletConfiguration
-from engine.api.decisions import Decisions
 from engine.api.errors import Bug, Refused
-from engine.api.events import EventRecorder
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.lifecycle import PodEnd
 from engine.api.node import Node as NodeObject
@@ -27,17 +25,16 @@ from engine.cluster.certificates.serving import ServingCertificate
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
 from engine.eviction.readings import NodeView
+from engine.host.node_context import NodeContext
 from engine.host.stopping import stop_all
-from engine.host.tasks import Tasks
 from engine.hostsetup.host_places import HostPlaces
-from engine.metrics import Registry
 from engine.node.cgroup_driver import cgroup_driver
 from engine.node.controlplane.control_plane import Api
 from engine.node.images.access import CredentialPrograms
 from engine.node.logs.container_access import ContainerAccess
 from engine.node.managers import refuse_served_sockets
 from engine.node.nodeinfo import addresses, machine
-from engine.node.nodeinfo.context import NodeContext
+from engine.node.nodeinfo.options import NodeOptions
 from engine.node.running_node import RunningNode
 from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
 from engine.node.stats.runtime_use import RuntimeUse
@@ -83,10 +80,13 @@ class Node:
         self.kubengine_config = kubengine_config or KubengineConfiguration()
         self.name = name or socket.gethostname().lower()
         self.root = root
-        self.registry = Registry()
-        self.tasks = Tasks(self.registry)
-        self.recorder = EventRecorder(clock)
-        self.decisions = Decisions(clock)
+        self._context = NodeContext.create(
+            config, self.kubengine_config, name=self.name, root=root, clock=clock
+        )
+        self.registry = self._context.registry
+        self.tasks = self._context.tasks
+        self.recorder = self._context.recorder
+        self.decisions = self._context.decisions
         cert_dir = cert_dir or root / "pki"
         self.serving_certificate = ServingCertificate(config, cert_dir, self.name, clock=clock)
         self._host = self._host_setup(host) if host is not None else None
@@ -94,16 +94,7 @@ class Node:
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
         self._running: RunningNode | None = None
-        self._setting = NodeContext(
-            config=config,
-            kubengine_config=self.kubengine_config,
-            name=self.name,
-            root=root,
-            clock=clock,
-            registry=self.registry,
-            tasks=self.tasks,
-            recorder=self.recorder,
-            decisions=self.decisions,
+        self._options = NodeOptions(
             serving=self.serving_certificate,
             cert_dir=cert_dir,
             view=view,
@@ -141,11 +132,12 @@ class Node:
         try:
             version = await wait_for_runtime(runtime.version)
             self.config.cgroup_driver = await cgroup_driver(runtime, self.config.cgroup_driver, self.registry)
-            ips = await addresses.node_ips(self.name, self._setting.node_ips)
+            ips = await addresses.node_ips(self.name, self._options.node_ips)
             cgroups = self._make_cgroups(capacity)
             pods_directory(self.root).mkdir(mode=0o750, exist_ok=True)
             self._running = RunningNode(
-                self._setting,
+                self._context,
+                self._options,
                 capacity=capacity,
                 runtime=runtime,
                 version=version,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.node.nodeinfo.context import NodeContext
+from engine.host.node_context import NodeContext
+from engine.hostsetup.host_places import HostPlaces
 from engine.node.pods import PodManager
 from engine.shutdown.groups import shutdown_periods
 from engine.shutdown.metrics import ShutdownMetrics
@@ -15,28 +16,25 @@ if TYPE_CHECKING:
 
 
 def shutdown_manager(
-    node: NodeContext, pods: PodManager, changed: Callable[[], None]
+    context: NodeContext, host: HostPlaces | None, pods: PodManager, changed: Callable[[], None]
 ) -> ShutdownManager | None:
     """Return the manager of a node that has a machine, and pods that a shutdown waits for.
 
     `changed()` is called when the node is shutting down, or no longer is.
     """
-    metrics = ShutdownMetrics(node.registry)
-    periods = shutdown_periods(node.config)
-    if not periods or node.host is None:
+    metrics = ShutdownMetrics(context.registry)
+    periods = shutdown_periods(context.config)
+    if not periods or host is None:
         return None
-    from engine.shutdown.manager import STATE_FILE, LogindPlaces, ShutdownManager
+    from engine.shutdown.manager import LogindPlaces, ShutdownManager
 
     return ShutdownManager(
+        context,
         periods,
-        LogindPlaces(node.host.system_bus, node.host.logind_drop_ins),
+        LogindPlaces(host.system_bus, host.logind_drop_ins),
         active_pods=pods.active,
         kill_pod=pods.kill,
         volumes_left=pods.wait_volumes_left,
         changed=changed,
-        state_file=node.root / STATE_FILE,
-        recorder=node.recorder,
         metrics=metrics,
-        tasks=node.tasks,
-        clock=node.clock,
     )

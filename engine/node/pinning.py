@@ -14,9 +14,9 @@ from engine.cpumanager.machine import online_cpus, read_topology
 from engine.cpumanager.manager import CpuManager, RunningContainer
 from engine.cri.client import RuntimeClient
 from engine.devices.pod_resources import MemoryBlock
+from engine.host.node_context import NodeContext
 from engine.memorymanager.machine import read_nodes
 from engine.memorymanager.manager import MemoryManager
-from engine.node.nodeinfo.context import NodeContext
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.topologymanager.policy import Numa
 from engine.wire import cri_v1_pb2 as cri

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from engine.admission.manager import Admission
 from engine.admission.verdict import Verdict
 from engine.api.errors import InvalidInput
 from engine.api.lifecycle import AdmissionRejected, TellWaiting
@@ -23,15 +22,13 @@ from engine.api.quantity import BINARY_SI, DECIMAL_SI, Quantity
 from engine.api.resources import CPU, MEMORY, pod_requests
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.records import ContainerRecord, PodRecord
-from engine.devices.manager import DeviceManager
 from engine.dra.claims import without_claimed
 from engine.dra.locator import ClaimLocator
-from engine.eviction.manager import EvictionManager
 from engine.metrics import Registry
+from engine.node.managers import Managers
 from engine.node.nodeinfo.machine_faults import MachineWait
 from engine.node.nodeinfo.node_resources import NodeResources
 from engine.node.spec.host_support import HostSupport
-from engine.probes.manager import ProbeManager
 
 TOPOLOGY_AFFINITY: Final = "TopologyAffinityError"
 INVALID_ANNOTATION: Final = "InvalidCgroupAnnotation"
@@ -47,29 +44,26 @@ class PodAdmission:
 
     def __init__(
         self,
+        managers: Managers,
         *,
-        eviction: EvictionManager,
-        devices: DeviceManager,
         locator: ClaimLocator,
-        admission: Admission,
         support: HostSupport,
         node: Callable[[], Node],
         resources: NodeResources,
         cgroups: NodeCgroups,
-        probes: ProbeManager,
         shutting_down: Callable[[], None],
         registry: Registry,
     ) -> None:
         self._shutting_down = shutting_down
-        self._eviction = eviction
-        self._devices = devices
+        self._eviction = managers.eviction
+        self._devices = managers.devices
         self._locator = locator
-        self._admission = admission
+        self._admission = managers.admission
         self._support = support
         self._node = node
         self._resources = resources
         self._cgroups = cgroups
-        self._probes = probes
+        self._probes = managers.probes
         self._waits = registry.counter(
             "kubengine_admission_waits_total",
             "How often a pod had to wait for something that passes before it could start.",

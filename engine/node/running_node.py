@@ -28,6 +28,7 @@ from engine.dra.driver_calls import Driver
 from engine.dra.drivers import DRA_PLUGIN
 from engine.dra.locator import ClaimLocator
 from engine.dra.manager import ClaimManager
+from engine.host.node_context import NodeContext
 from engine.host.stopping import stop_all
 from engine.node.controlplane.control_plane import Api, ControlPlane, NoControlPlane, NodeHeard
 from engine.node.decisions.endpoint import DecisionsEndpoint
@@ -37,16 +38,16 @@ from engine.node.images.docker_config import NodeCredentials
 from engine.node.images.pull import ImagePuller
 from engine.node.images.pull_records import PullRecords
 from engine.node.logs.container_access import ContainerAccess
-from engine.node.managers import Managers
+from engine.node.managers import ManagerListeners, Managers
 from engine.node.node_shutdown import shutdown_manager
 from engine.node.nodeinfo import machine
 from engine.node.nodeinfo.addresses import HostAddresses
-from engine.node.nodeinfo.context import NodeContext
-from engine.node.nodeinfo.description import NodeDescription
+from engine.node.nodeinfo.description import NodeDescription, NodeParts
 from engine.node.nodeinfo.machine import runtime_of
 from engine.node.nodeinfo.node_events import NodeEvents
 from engine.node.nodeinfo.node_metrics import count_node, count_pods
 from engine.node.nodeinfo.node_resources import NodeResources
+from engine.node.nodeinfo.options import NodeOptions
 from engine.node.nodeinfo.pod_cidr import PodCidr
 from engine.node.pod.accepted_spec import AcceptedSpecs
 from engine.node.pod.backoff import Backoff
@@ -87,7 +88,8 @@ class RunningNode:
 
     def __init__(
         self,
-        setting: NodeContext,
+        context: NodeContext,
+        options: NodeOptions,
         *,
         capacity: Mapping[str, Quantity],
         runtime: RuntimeClient,
@@ -95,182 +97,198 @@ class RunningNode:
         ips: Sequence[str],
         cgroups: NodeCgroups,
     ) -> None:
-        config = setting.config
-        clock, tasks, recorder = setting.clock, setting.tasks, setting.recorder
-        self._setting = setting
-        self._began = clock()
+        self._context, self._options = context, options
+        self._began = context.clock()
         self._runtime = runtime
+        self._version = version
         self._cgroups = cgroups
-        self._events = NodeEvents(recorder, setting.name, setting.root / "boot_id")
-        self._reconciler = tasks.task("cgroup-reconcile")
-        self._pod_cidr = PodCidr(runtime, tasks, config.pod_cidr)
-        section = setting.kubengine_config.decisions
-        self._decision_file = DecisionFile(section, setting.decisions, tasks) if section.file else None
-        self.watch = watch = RuntimeWatch(
-            runtime,
-            on_change=self._runtime_changed,
-            on_trouble=self._runtime_doubted,
-            clock=clock,
-            registry=setting.registry,
-            tasks=tasks,
+        self._events = NodeEvents(context.recorder, context.name, context.root / "boot_id")
+        self._reconciler = context.tasks.task("cgroup-reconcile")
+        self._pod_cidr = PodCidr(runtime, context.tasks, context.config.pod_cidr)
+        section = context.kubengine_config.decisions
+        self._decision_file = (
+            DecisionFile(section, context.decisions, context.tasks) if section.file else None
         )
-        count_node(setting.registry, setting.name, lambda: list(watch.pods.values()))
-        self.runtime_health = runtime_health = RuntimeHealth(
-            runtime,
-            last_contact=watch.last_contact,
-            on_change=self._conditions_changed,
-            clock=clock,
-            tasks=tasks,
-        )
-        self.managers = managers = Managers(
-            setting=setting,
-            runtime=runtime,
-            cgroups=cgroups,
-            watch=watch,
-            pods=lambda: self.pods,
-            images_looked_at=self._images_looked_at,
-            pull_image=self._pull_image,
-            capacity_changed=self._capacity_changed,
-            conditions_changed=self._conditions_changed,
-        )
-        self.attachments = Attachments(self._attachments_changed)
-        resources = NodeResources(capacity, cgroups, managers.devices)
-        self._addresses = addresses = HostAddresses(
-            setting.name,
-            setting.node_ips,
+        self._addresses = HostAddresses(
+            context.name,
+            options.node_ips,
             ips,
             self._addresses_changed,
-            external_cloud=setting.external_cloud,
+            external_cloud=options.external_cloud,
         )
-        facts = NodeFacts(
-            config, setting.root, addresses, version.runtime_name, version.runtime_version, clock
+        self._create_runtime_view()
+        self.managers = self._create_managers()
+        self._resources = NodeResources(capacity, cgroups, self.managers.devices)
+        self._create_control_plane()
+        self._create_volumes()
+        self._create_pods()
+
+    def _create_runtime_view(self) -> None:
+        context = self._context
+        self.watch = RuntimeWatch(
+            self._runtime,
+            on_change=self._runtime_changed,
+            on_trouble=self._runtime_doubted,
+            clock=context.clock,
+            registry=context.registry,
+            tasks=context.tasks,
         )
+        count_node(context.registry, context.name, lambda: list(self.watch.pods.values()))
+        self.runtime_health = RuntimeHealth(
+            self._runtime,
+            last_contact=self.watch.last_contact,
+            on_change=self._conditions_changed,
+            clock=context.clock,
+            tasks=context.tasks,
+        )
+
+    def _create_managers(self) -> Managers:
+        return Managers(
+            self._context,
+            runtime=self._runtime,
+            cgroups=self._cgroups,
+            watch=self.watch,
+            pods=lambda: self.pods,
+            view=self._options.view,
+            notify=ManagerListeners(
+                images_looked_at=self._images_looked_at,
+                pull_image=self._pull_image,
+                capacity_changed=self._capacity_changed,
+                conditions_changed=self._conditions_changed,
+            ),
+        )
+
+    def _create_control_plane(self) -> None:
+        context, managers = self._context, self.managers
+        self.attachments = Attachments(self._attachments_changed)
         self.description = NodeDescription(
-            name=setting.name,
-            config=config,
-            labels=setting.kubengine_config.node_labels or {},
-            resources=resources,
-            addresses=addresses,
-            runtime=runtime_of(version.runtime_name, version.runtime_version),
-            clock=clock,
-            pressures=managers.eviction.conditions,
-            problems=self._problems,
-            images=managers.images.images,
-            features=lambda: runtime_health.shown,
-            volumes_in_use=lambda: self.attachments.in_use,
-            external_cloud=setting.external_cloud,
+            context,
+            NodeParts(
+                addresses=self._addresses,
+                runtime=runtime_of(self._version.runtime_name, self._version.runtime_version),
+                pressures=managers.eviction.conditions,
+                problems=self._problems,
+                images=managers.images.images,
+                features=lambda: self.runtime_health.shown,
+                volumes_in_use=lambda: self.attachments.in_use,
+            ),
+            self._resources,
+            external_cloud=self._options.external_cloud,
         )
-        volumes = _pod_volumes(setting)
-        accepted = AcceptedSpecs(volumes.pod_directory)
-        self._belonging = _belong(setting, self.description, self._node_changed, self._runtime_classes)
-        self._locator = locator = ClaimLocator(
-            self._belonging.objects, self._belonging.slices, managers.devices.numa
+        self._control_plane = _control_plane(
+            context, self._options, self.description, self._node_changed, self._runtime_classes
         )
-        managers.devices.add_provider(locator)
-        gatekeeper = PodAdmission(
-            eviction=managers.eviction,
-            devices=managers.devices,
+        self._locator = ClaimLocator(
+            self._control_plane.objects, self._control_plane.slices, managers.devices.numa
+        )
+        managers.devices.add_provider(self._locator)
+        self._admission = PodAdmission(
+            managers,
             locator=self._locator,
-            admission=managers.admission,
-            support=_host_support(config, runtime_health),
+            support=_host_support(context.config, self.runtime_health),
             node=self.description.judging,
-            resources=resources,
-            cgroups=cgroups,
-            probes=managers.probes,
+            resources=self._resources,
+            cgroups=self._cgroups,
             shutting_down=self._refuse_at_shutdown,
-            registry=setting.registry,
+            registry=context.registry,
         )
         self._access = ImageAccess(
-            config,
-            records=PullRecords(setting.root, clock),
-            node=NodeCredentials(setting.root, clock),
-            programs=setting.credential_programs,
-            objects=self._belonging.objects,
-            recorder=recorder,
+            context.config,
+            records=PullRecords(context.root, context.clock),
+            node=NodeCredentials(context.root, context.clock),
+            programs=self._options.credential_programs,
+            objects=self._control_plane.objects,
+            recorder=context.recorder,
         )
-        self._csi = csi = CsiStorage(
-            setting.root,
-            setting.name,
-            self._belonging.objects,
-            self._belonging.drivers,
+
+    def _create_volumes(self) -> None:
+        context, plane, managers = self._context, self._control_plane, self.managers
+        self._volumes = _pod_volumes(context)
+        self._accepted = AcceptedSpecs(self._volumes.pod_directory)
+        self._csi = CsiStorage(
+            context,
+            plane.objects,
+            plane.drivers,
             self.attachments,
-            registry=setting.registry,
-            tasks=tasks,
-            clock=clock,
-            usage_seconds=max(config.volume_stats_agg_period, FILES_SECONDS),
+            usage_seconds=max(context.config.volume_stats_agg_period, FILES_SECONDS),
         )
-        self._claims = claims = ClaimManager(
-            setting.root,
-            claims=self._belonging.objects,
-            slices=self._belonging.slices,
+        self._claims = ClaimManager(
+            context,
+            claims=plane.objects,
+            slices=plane.slices,
             connect=self._connect_driver,
             may_run=self._pod_may_run,
             ready=lambda: self.pods.known,
             changed=self._devices_changed,
-            registry=setting.registry,
-            tasks=tasks,
-            clock=clock,
-            shows_messages=config.gate("ResourceHealthStatusMessage", True),
         )
-        managers.devices.show_claims(claims.container_claims, self._described_claims)
+        managers.devices.show_claims(self._claims.container_claims, self._described_claims)
         handlers: dict[str, PluginHandler] = {
             DEVICE_PLUGIN: managers.devices.found_plugins,
-            CSI_PLUGIN: csi,
-            DRA_PLUGIN: claims.drivers,
+            CSI_PLUGIN: self._csi,
+            DRA_PLUGIN: self._claims.drivers,
         }
-        self._plugins = PluginWatcher(setting.root / PLUGINS_REGISTRY, handlers, tasks)
-        self._keeper = VolumeManager(
-            volumes,
-            self._belonging.objects,
-            csi,
-            LocalDevices(setting.root, recorder),
-            host_ips=lambda: addresses.ips,
+        self._plugins = PluginWatcher(context.root / PLUGINS_REGISTRY, handlers, context.tasks)
+        self._volume_manager = VolumeManager(
+            context,
+            self._volumes,
+            plane.objects,
+            self._csi,
+            LocalDevices(context.root, context.recorder),
+            host_ips=lambda: self._addresses.ips,
             node=self.description.current,
-            allocatable=gatekeeper.allocatable,
-            recorder=recorder,
-            registry=setting.registry,
-            tasks=tasks,
-            clock=clock,
+            allocatable=self._admission.allocatable,
         )
-        self._probing = probing = Probing(managers.probes, ReadinessRecords(volumes.pod_directory, tasks))
+
+    def _create_pods(self) -> None:
+        context, managers, volumes = self._context, self.managers, self._volumes
+        self._probing = Probing(managers.probes, ReadinessRecords(volumes.pod_directory, context.tasks))
         lease = managers.images.lease
-        self._puller = ImagePuller(runtime, config, recorder, clock, lease, self._access)
-        self._users = UserNamespaces(pods_directory(setting.root), _ids_per_pod(config))
+        self._puller = ImagePuller(
+            self._runtime, context.config, context.recorder, context.clock, lease, self._access
+        )
+        self._users = UserNamespaces(pods_directory(context.root), _ids_per_pod(context.config))
         services = Services(
-            node=facts,
-            runtime=runtime,
-            watch=watch,
-            runtime_health=runtime_health,
+            node=NodeFacts(
+                context.config,
+                context.root,
+                self._addresses,
+                self._version.runtime_name,
+                self._version.runtime_version,
+                context.clock,
+            ),
+            runtime=self._runtime,
+            watch=self.watch,
+            runtime_health=self.runtime_health,
             images=self._puller,
-            cgroups=cgroups,
+            cgroups=self._cgroups,
             volumes=volumes,
-            volume_keeper=self._keeper,
+            volume_keeper=self._volume_manager,
             users=self._users,
-            accepted=accepted,
+            accepted=self._accepted,
             ends=TerminationRecords(volumes.pod_directory),
-            accounts=gatekeeper,
-            probes=probing,
+            accounts=self._admission,
+            probes=self._probing,
             devices=managers.devices,
-            claims=claims,
+            claims=self._claims,
             placement=managers.pinning,
-            belonging=self._belonging,
-            recorder=recorder,
-            decisions=setting.decisions,
-            metrics=PodMetrics(setting.registry),
-            starts=StartCounts(setting.registry),
-            tasks=tasks,
-            backoff=_restart_backoff(config),
+            belonging=self._control_plane,
+            recorder=context.recorder,
+            decisions=context.decisions,
+            metrics=PodMetrics(context.registry),
+            starts=StartCounts(context.registry),
+            tasks=context.tasks,
+            backoff=_restart_backoff(context.config),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
         )
-        self.pods = PodManager(services, gatekeeper)
-        count_pods(setting.registry, known=self.pods.all, active=self.pods.active)
-        self._shutdown = shutdown_manager(setting, self.pods, self._conditions_changed)
+        self.pods = PodManager(services, self._admission)
+        count_pods(context.registry, known=self.pods.all, active=self.pods.active)
+        self._shutdown = shutdown_manager(context, self._options.host, self.pods, self._conditions_changed)
         self._static = StaticSources(
-            setting,
-            records=watch.pods.values,
-            accepted=accepted,
+            context,
+            records=self.watch.pods.values,
+            accepted=self._accepted,
             desired=self.pods.set_desired,
-            mirrored=self._belonging.manifests_changed,
+            mirrored=self._control_plane.manifests_changed,
         )
 
     def _problems(self) -> list[str]:
@@ -288,14 +306,14 @@ class RunningNode:
         """Start all parts. If it raises, call `stop` to end the parts that have started."""
         self.managers.devices.claim()
         if (ids := await subordinate_ids()) is not None:
-            self._users.take_from(ids, self._setting.config.max_pods)
+            self._users.take_from(ids, self._context.config.max_pods)
         if self._decision_file is not None:
             await self._decision_file.start()
         self._cgroups.start()
         self._pod_cidr.start()
-        self._belonging.start()
+        self._control_plane.start()
         await self.managers.start_before_pods()
-        await self._keeper.start()
+        await self._volume_manager.start()
         await self._claims.start()
         await self._plugins.start()
         await wait_for_runtime(self.watch.start)
@@ -308,7 +326,7 @@ class RunningNode:
         if self._shutdown is not None:
             await self._shutdown.start()
         await self._static.start()
-        self._belonging.follow_pods(self.pods)
+        self._control_plane.follow_pods(self.pods)
         await self.managers.start_beside_pods()
         self._reconciler.start(self._reconcile_cgroups)
 
@@ -324,8 +342,8 @@ class RunningNode:
                 self._pod_cidr.stop,
                 self._plugins.stop,
                 self.pods.stop,
-                self._belonging.stop,
-                self._keeper.stop,
+                self._control_plane.stop,
+                self._volume_manager.stop,
                 self._claims.stop,
                 self._probing.stop,
                 self.runtime_health.stop,
@@ -343,13 +361,13 @@ class RunningNode:
     async def remove_all_pods(self) -> None:
         """End every pod, remove its cgroups and files, and return when nothing is left."""
         await self._stop_sources()
-        self._belonging.stop_waiting()
+        self._control_plane.stop_waiting()
         await self.pods.remove_all()
         self._cgroups.remove_all(kill=True, wait=2.0)
 
     async def _stop_sources(self) -> None:
         await self._static.stop()
-        await self._belonging.unfollow_pods()
+        await self._control_plane.unfollow_pods()
 
     async def _reconcile_cgroups(self) -> None:
         while True:
@@ -362,7 +380,7 @@ class RunningNode:
     def _connect_driver(self, name: str, socket: Path, service: str) -> Driver:
         from engine.dra.driver_client import DriverClient  # a node without drivers has no use for it
 
-        return DriverClient(name, socket, service, self._setting.registry)
+        return DriverClient(name, socket, service, self._context.registry)
 
     async def _pull_image(self, image: str) -> None:
         await self._puller.pull_for_node(image)
@@ -376,7 +394,7 @@ class RunningNode:
 
     def _conditions_changed(self) -> None:
         self._events.look(self.description.current().status.conditions or ())
-        self._belonging.conditions_changed()
+        self._control_plane.conditions_changed()
         self.pods.something_changed()
 
     def _node_changed(self, metadata: ObjectMeta, spec: NodeSpec, status: Mapping[str, Any]) -> None:
@@ -392,12 +410,12 @@ class RunningNode:
 
     def _addresses_changed(self) -> None:
         """Update the statuses of the pods, which show the node's addresses."""
-        self._belonging.conditions_changed()
+        self._control_plane.conditions_changed()
         for pod in self.pods.all():
             self.pods.notify(pod.uid)
 
     def _capacity_changed(self) -> None:
-        self._belonging.conditions_changed()
+        self._control_plane.conditions_changed()
         self.managers.admission.set_node(self.description.judging())
         self.pods.something_changed()
         for uid in self.managers.devices.state.pods:
@@ -419,14 +437,14 @@ class RunningNode:
         await self._access.looked_at(present, at)
 
     def _attachments_changed(self) -> None:
-        self._belonging.conditions_changed()
+        self._control_plane.conditions_changed()
 
     def _runtime_classes(self) -> dict[str, str]:
         """Return the RuntimeClasses of a standalone node: those configured, and each handler under its own
         name.
         """
         handlers = self.runtime_health.features.handlers
-        configured = self._setting.kubengine_config.runtime_classes or {}
+        configured = self._context.kubengine_config.runtime_classes or {}
         return {**{name: name for name in handlers if name}, **configured}
 
     # What it shows
@@ -434,7 +452,7 @@ class RunningNode:
     @property
     def api(self) -> Api | None:
         """The API server of the node's cluster."""
-        return self._belonging.api
+        return self._control_plane.api
 
     @cached_property
     def containers(self) -> ContainerAccess:
@@ -443,8 +461,8 @@ class RunningNode:
             self._runtime,
             pods=self.pods.all,
             held=self.watch.pod,
-            pod_logs=Path(self._setting.config.pod_logs_dir),
-            checkpoints=self._setting.root / "checkpoints",
+            pod_logs=Path(self._context.config.pod_logs_dir),
+            checkpoints=self._context.root / "checkpoints",
         )
 
     def components(self) -> dict[str, object]:
@@ -452,7 +470,7 @@ class RunningNode:
         return {
             **self.managers.by_component(),
             "cgroups": self._cgroups,
-            "decisions": DecisionsEndpoint(self._setting.decisions),
+            "decisions": DecisionsEndpoint(self._context.decisions),
             "node": self.description,
         }
 
@@ -471,7 +489,7 @@ class RunningNode:
 
     def healthz(self) -> list[tuple[str, str | None]]:
         """Return each part that can fail, with its problem, or None if it is healthy."""
-        tasks = self._setting.tasks.health()
+        tasks = self._context.tasks.health()
         failing = "; ".join(f"{name}: {trouble}" for name, trouble in tasks if trouble)
         return [
             ("ping", None),
@@ -504,7 +522,7 @@ class RunningNode:
             pod_cgroup=self._cgroups.pod_path,
             pods_root=self._cgroups.root_path,
             runtime=self._runtime.socket,
-            clock=self._setting.clock,
+            clock=self._context.clock,
         )
 
     async def claims_usage(self) -> list[dict[str, Any]]:
@@ -513,30 +531,25 @@ class RunningNode:
 
     @cached_property
     def _volume_figures(self) -> VolumeFigures:
-        setting = self._setting
-        return VolumeFigures(self._keeper.made, self._csi, setting.recorder, setting.clock)
+        context = self._context
+        return VolumeFigures(self._volume_manager.made, self._csi, context.recorder, context.clock)
 
     @cached_property
     def _summaries(self) -> Summaries:
-        setting = self._setting
         return Summaries(
-            name=setting.name,
-            root=setting.root,
-            pod_logs=Path(setting.config.pod_logs_dir),
+            self._context,
             began=self._began,
-            files_seconds=setting.config.volume_stats_agg_period,
             runtime=self._runtime,
             sampler=self._sampler,
             volumes=self._volume_figures,
             held=lambda: list(self.watch.pods.values()),
             known=self.pods.get,
-            clock=setting.clock,
         )
 
 
-def _pod_volumes(setting: NodeContext) -> PodVolumes:
-    section = setting.kubengine_config.eviction
-    return PodVolumes(setting.root, project_quotas=section.project_quotas, registry=setting.registry)
+def _pod_volumes(context: NodeContext) -> PodVolumes:
+    section = context.kubengine_config.eviction
+    return PodVolumes(context.root, project_quotas=section.project_quotas, registry=context.registry)
 
 
 def _host_support(config: KubeletConfiguration, runtime_health: RuntimeHealth) -> HostSupport:
@@ -560,17 +573,18 @@ def _restart_backoff(config: KubeletConfiguration) -> Backoff:
     return Backoff()
 
 
-def _belong(
-    setting: NodeContext,
+def _control_plane(
+    context: NodeContext,
+    options: NodeOptions,
     description: NodeDescription,
     node_changed: NodeHeard,
     runtime_classes: Callable[[], Mapping[str, str]],
 ) -> ControlPlane:
     """Create the control plane. The cluster code is imported only here: HTTP/2 and TLS cost memory."""
-    if setting.kubeconfig is None:
+    if options.kubeconfig is None:
         return NoControlPlane(runtime_classes)
     from engine.node.controlplane.cluster_control_plane import ClusterControlPlane
 
-    membership = ClusterControlPlane(setting.kubeconfig, setting, description, node_changed)
-    setting.recorder.listen(membership.tell)
-    return membership
+    connected = ClusterControlPlane(options.kubeconfig, context, options, description, node_changed)
+    context.recorder.listen(connected.tell)
+    return connected

@@ -21,14 +21,11 @@ from engine._fast.probing._state_py import (
     WAITING,
     ProbeObservation,
 )
-from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError
-from engine.api.events import WARNING, EventRecorder
-from engine.api.kubengine_config import ProbesSection
+from engine.api.events import WARNING
 from engine.api.pod import Pod
 from engine.api.status import PodStatus
-from engine.host.tasks import Tasks
-from engine.metrics import Registry
+from engine.host.node_context import NodeContext
 from engine.probes.beyond import beyond
 from engine.probes.exec_tree import Leftovers
 from engine.probes.kills import KillBudget, owner_of
@@ -73,18 +70,14 @@ class ProbeManager:
 
     def __init__(
         self,
+        context: NodeContext,
         *,
-        section: ProbesSection,
-        recorder: EventRecorder,
-        registry: Registry,
-        clock: Callable[[], float],
         on_result: Callable[[ProbeResult], None],
         runtime_socket: Path | None = None,
         networks: PodNetworks | None = None,
-        decisions: Decisions | None = None,
-        tasks: Tasks | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        section, registry = context.kubengine_config.probes, context.registry
         if section.metrics not in ("container", "pod", "none"):
             raise InvalidInput(f"{section.metrics!r} is not container, pod or none", subject="probes.metrics")
         if section.max_connections < 1 or section.library_concurrency < 1:
@@ -92,7 +85,7 @@ class ProbeManager:
         check_section(section)
         self._section = section
         self._kills = KillBudget(section)
-        self._decisions = decisions or Decisions(clock)
+        self._decisions = context.decisions
         self._withheld = registry.counter(
             "kubengine_liveness_kills_withheld_total", "Containers that failed liveness and were not ended."
         )
@@ -101,13 +94,13 @@ class ProbeManager:
             "Containers that an earlier agent had probed, by what it knew of them: ready or waiting.",
             ("as",),
         )
-        self._recorder = recorder
-        self._clock = clock
+        self._recorder = context.recorder
+        self._clock = context.clock
         self._on_result = on_result
         self._has_runtime = runtime_socket is not None
         self._networks = networks
         self._jitter = jitter
-        self._began = clock()
+        self._began = context.clock()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._native = ProbeLoop(
             max_connections=max(1, min(section.max_connections, descriptors // 2)),
@@ -122,7 +115,7 @@ class ProbeManager:
         """Workers by key; the native loop numbers keys from 0 and reuses them."""
         self._numbers = 0
         self._library = asyncio.Semaphore(section.library_concurrency)
-        self._work = (tasks or Tasks(registry)).passing("probe-work")
+        self._work = context.tasks.passing("probe-work")
         self._leftovers = Leftovers()
         self.entries = 0
         """How often the native loop has called Python."""

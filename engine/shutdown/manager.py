@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from engine.api.errors import KubengineError, Refused, Unavailable
-from engine.api.events import NORMAL, EventRecorder
+from engine.api.events import NORMAL
 from engine.api.lifecycle import AdmissionRejected, KillPod, PodEnd
 from engine.api.pod import Pod
-from engine.host.tasks import Tasks
+from engine.host.node_context import NodeContext
 from engine.shutdown.groups import Group, Period, by_priority, grace_seconds, whole_time
 from engine.shutdown.logind import Logind, write_inhibit_delay
 from engine.shutdown.metrics import ShutdownMetrics
@@ -53,6 +53,7 @@ class ShutdownManager:
 
     def __init__(
         self,
+        context: NodeContext,
         periods: Sequence[Period],
         places: LogindPlaces,
         *,
@@ -60,23 +61,19 @@ class ShutdownManager:
         kill_pod: KillPod,
         volumes_left: Callable[[Pod], Awaitable[None]],
         changed: Callable[[], None],
-        state_file: Path,
-        recorder: EventRecorder,
         metrics: ShutdownMetrics,
-        tasks: Tasks,
-        clock: Callable[[], float],
     ) -> None:
         self.shutting_down = False
         self._periods = periods
         self._places = places
         self._active_pods, self._kill_pod, self._volumes_left = active_pods, kill_pod, volumes_left
         self._changed = changed
-        self._state_file = state_file
-        self._recorder = recorder
-        self._clock = clock
+        self._state_file = context.root / STATE_FILE
+        self._recorder = context.recorder
+        self._clock = context.clock
         self._metrics = metrics
-        self._watching = tasks.task("node-shutdown")
-        self._ending = tasks.passing("shutdown")
+        self._watching = context.tasks.task("node-shutdown")
+        self._ending = context.tasks.passing("shutdown")
         self._shutdown: asyncio.Task[None] | None = None
         self._lock: int | None = None
         self._trouble = ""

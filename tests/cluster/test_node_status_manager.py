@@ -7,11 +7,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from engine.api.config import KubeletConfiguration
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node, NodeStatus
 from engine.api.quantity import Quantity
 from engine.cluster.client import ApiError
 from engine.cluster.node_status_manager import ApiNode, NodeStatusManager
+from tests.contexts import node_context
 
 PATCHED = "/api/v1/nodes/n1/status"
 
@@ -54,16 +56,12 @@ def manager(server: Server, *, register: bool = False) -> NodeStatusManager:
         amounts = {"cpu": Quantity.parse("2")}
         return Node(status=NodeStatus(capacity=amounts, allocatable=amounts, conditions=[]))
 
+    config = KubeletConfiguration(register_node=register)
     return NodeStatusManager(
+        node_context(config, name="n1", clock=lambda: 0.0),
         server,  # type: ignore[arg-type]
-        "n1",
         describe=describe,
         changed=lambda _metadata, _spec, _status: None,
-        register=register,
-        controller_attaches=True,
-        update_seconds=10,
-        report_seconds=300,
-        clock=lambda: 0.0,
         chance=random.Random(1),
     )
 

@@ -37,6 +37,7 @@ from engine.metrics import Registry
 from engine.topologymanager.policy import Hints, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError
 from engine.topologymanager.search import DeviceCounts
+from tests.contexts import node_context
 
 
 def pod_of(given: dict[str, Any]) -> Pod:
@@ -52,6 +53,16 @@ def pod_of(given: dict[str, Any]) -> Pod:
     meta = {"name": given["uid"], "namespace": "default", "uid": given["uid"]}
     spec = {"initContainers": init, "containers": main}
     return convert({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}, Pod, "pod")
+
+
+class NotKept:
+    """A checkpoint file that nothing is written to."""
+
+    def changed(self) -> None:
+        pass
+
+    async def flush(self) -> None:
+        pass
 
 
 class Refused(Exception):
@@ -114,18 +125,13 @@ class Machine:
         except InvalidInput as error:
             raise Refused(f"memory: {error.message}") from error
         self.allocator = Allocator(
-            state=DeviceState(),
+            node_context(registry=common["registry"], decisions=common["decisions"]),
+            DeviceState(),
+            NotKept(),  # type: ignore[arg-type]
             endpoints={},
             policy=self.policy,
-            durable=lambda: asyncio.sleep(0),
-            changed=lambda: None,
-            sources_ready=lambda: True,
             is_running=lambda uid, container: False,
-            registry=common["registry"],
-            decisions=common["decisions"],
             fault=no_fault,
-            one_call_per_pod=False,
-            keeps_init_surplus=True,
             providers=[self.cpus, self.memory],
         )
 

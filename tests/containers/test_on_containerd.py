@@ -8,12 +8,14 @@ from collections import Counter
 
 import pytest
 
+from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ContainerGCSection
 from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.testing.images import BUSYBOX_TAG
 from engine.wire import cri_v1_pb2 as cri
+from tests.contexts import node_context
 from tests.images.pods_on_containerd import PodOnContainerd
 from tests.waiting import eventually
 
@@ -31,13 +33,15 @@ class World:
 
     def gc(self, **section):
         return ContainerGC(
+            node_context(
+                KubeletConfiguration(pod_logs_dir=str(self.logs)),
+                recorder=self.recorder,
+                container_gc=ContainerGCSection(**section),
+            ),
             runtime=self.client,
-            recorder=self.recorder,
             content_removed=lambda uid: uid in self.deleted,
             runtime_removed=lambda uid: uid in self.deleted | self.terminated,
             sources_ready=lambda: True,
-            section=ContainerGCSection(**section),
-            pod_logs_dir=self.logs,
             container_logs_dir=self.links,
         )
 
@@ -151,10 +155,14 @@ async def test_a_runtime_that_is_away_is_an_event(tmp_path):
     recorder = EventRecorder(time.time)
     client = RuntimeClient(str(tmp_path / "none.sock"), timeout=0.2)
     gc = ContainerGC(
-        runtime=client, recorder=recorder, content_removed=lambda _uid: True,
-        runtime_removed=lambda _uid: True, sources_ready=lambda: True,
-        pod_logs_dir=tmp_path / "logs", container_logs_dir=tmp_path / "links", period=0.05,
-    )  # fmt: skip
+        node_context(KubeletConfiguration(pod_logs_dir=str(tmp_path / "logs")), recorder=recorder),
+        runtime=client,
+        content_removed=lambda _uid: True,
+        runtime_removed=lambda _uid: True,
+        sources_ready=lambda: True,
+        container_logs_dir=tmp_path / "links",
+        period=0.05,
+    )
     await gc.start()
     await eventually(lambda: list(recorder))
     await gc.stop()

@@ -14,12 +14,13 @@ from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.devices.endpoint import DevicePluginDeadlines
 from engine.devices.found_plugins import DEVICE_PLUGIN
-from engine.devices.manager import DeviceManager
+from engine.devices.manager import DeviceManager, DevicePods
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.plugins.watcher import PluginWatcher
 from engine.testing.device_plugin import SampleDevicePlugin
 from engine.topologymanager.policy import Numa
+from tests.contexts import node_context
 from tests.waiting import eventually
 
 GPU = "example.com/gpu"
@@ -70,13 +71,18 @@ class Agent:
         """A new manager over the same directories, as after a restart of the agent."""
         policy = {key: options.pop(key) for key in list(options) if key.startswith("topology_")}
         manager = DeviceManager(
-            config=KubeletConfiguration(**policy),
-            section=section or DevicesSection(admission_retry=0),
-            active_pods=lambda: self.pods,
-            registry=self.registry,
-            sources_ready=lambda: self.ready,
-            is_running=lambda uid, name: (uid, name) in self.running,
-            clock=lambda: self.now,
+            node_context(
+                KubeletConfiguration(**policy),
+                devices=section or DevicesSection(admission_retry=0),
+                registry=self.registry,
+                clock=lambda: self.now,
+            ),
+            DevicePods(
+                active=lambda: self.pods,
+                sources_ready=lambda: self.ready,
+                is_running=lambda uid, name: (uid, name) in self.running,
+                leaves=options.pop("leaves", lambda uid: False),
+            ),
             numa=options.pop("numa", Numa((0, 1))),
             plugin_dir=self.plugin_dir,
             pod_resources_dir=self.pod_resources_dir,

@@ -13,12 +13,11 @@ import sys
 from pathlib import Path
 
 from engine.api.config import KubeletConfiguration
-from engine.api.kubengine_config import DevicesSection
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
-from engine.devices.manager import DeviceManager
-from engine.metrics import Registry
+from engine.devices.manager import DeviceManager, DevicePods
+from engine.host.node_context import NodeContext
 from engine.topologymanager.policy import Numa
 
 GPU = "example.com/gpu"
@@ -41,10 +40,8 @@ async def main(directory: Path, step: str) -> None:
 
     holder, victim = pod("holder"), pod("victim")
     manager = DeviceManager(
-        config=KubeletConfiguration(),
-        section=DevicesSection(),
-        active_pods=lambda: [holder, victim],
-        registry=Registry(),
+        NodeContext.create(KubeletConfiguration()),
+        DevicePods(active=lambda: [holder, victim]),
         numa=Numa(),
         plugin_dir=directory / "dp",
         pod_resources_dir=None,

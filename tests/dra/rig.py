@@ -23,6 +23,7 @@ from engine.host.state_file import FaultPoint, no_fault
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.testing.dra_driver import SampleDraDriver
+from tests.contexts import node_context
 from tests.waiting import eventually
 
 DRIVER = "dra.example.com"
@@ -48,7 +49,9 @@ class DraRig:
 
     async def start(self) -> ClaimManager:
         self.manager = ClaimManager(
-            self.root,
+            node_context(
+                root=self.root, registry=self.registry, tasks=Tasks(self.registry), clock=lambda: self.now
+            ),
             claims=self,
             slices=self,
             connect=lambda name, socket, service: DriverClient(
@@ -57,9 +60,6 @@ class DraRig:
             may_run=lambda uid: uid in self.running,
             ready=lambda: self.known,
             changed=self.changed.append,
-            registry=self.registry,
-            tasks=Tasks(self.registry),
-            clock=lambda: self.now,
             fault=self.fault,
         )
         await self.manager.start()

@@ -18,11 +18,12 @@ from engine.api.kubengine_config import EvictionSection
 from engine.api.pod import Container, EmptyDirVolume, Pod, Volume, VolumeMount
 from engine.api.quantity import Quantity
 from engine.cri.paths import project_record
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.host.project_quota import kept_project, volume_usage
 from engine.host.trees import disk_usage
 from engine.metrics import Registry
 from engine.node.volumes.pod_volumes import PodVolumes
+from tests.contexts import node_context
 from tests.eviction.private_node import MIB, make_pod
 
 _FINIT_MODULE = 313
@@ -77,15 +78,16 @@ async def counted_and_evicted_for(scratch: Path, kind: str) -> dict[str, Any]:
             ended.append(one)
 
         manager = EvictionManager(
-            config=KubeletConfiguration(eviction_hard={}, pod_logs_dir=str(root / "logs")),
-            section=EvictionSection(),
-            recorder=EventRecorder(time.time),
-            decisions=decisions,
-            active_pods=lambda: [hog, calm],
-            kill_pod=kill,
-            pod_cgroup=lambda _uid: None,
-            pod_cleaned_up=lambda _uid: True,
-            root_dir=root,
+            node_context(
+                KubeletConfiguration(eviction_hard={}, pod_logs_dir=str(root / "logs")),
+                eviction=EvictionSection(),
+                recorder=EventRecorder(time.time),
+                decisions=decisions,
+                root=root,
+            ),
+            EvictablePods(
+                active=lambda: [hog, calm], kill=kill, cgroup=lambda _uid: None, cleaned_up=lambda _uid: True
+            ),
         )
         await manager.synchronize()
         await manager.stop()

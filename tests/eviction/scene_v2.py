@@ -11,8 +11,9 @@ from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView
+from tests.contexts import node_context
 from tests.eviction.private_node import MIB, PrivateNode, make_pod
 from tests.waiting import eventually
 
@@ -25,16 +26,16 @@ async def pressure_on_v2(mount: Path, directory: Path) -> dict[str, Any]:
     node.run(make_pod("small"), mib=20)
     node.run(make_pod("large"), mib=60)
     manager = EvictionManager(
-        config=KubeletConfiguration(
-            eviction_hard={"memory.available": "130Mi", "pid.available": "5"},
-            eviction_pressure_transition_period=Duration(1e-9),
+        node_context(
+            KubeletConfiguration(
+                eviction_hard={"memory.available": "130Mi", "pid.available": "5"},
+                eviction_pressure_transition_period=Duration(1e-9),
+            ),
+            eviction=EvictionSection(interval=Duration(600)),
+            recorder=EventRecorder(time.time),
+            root=directory,
         ),
-        section=EvictionSection(interval=Duration(600)),
-        recorder=EventRecorder(time.time),
-        active_pods=node.active_pods,
-        kill_pod=node.kill_pod,
-        pod_cgroup=node.pod_cgroup,
-        root_dir=directory,
+        EvictablePods(active=node.active_pods, kill=node.kill_pod, cgroup=node.pod_cgroup),
         view=NodeView("/eviction", memory_capacity=200 * MIB, pid_capacity=100, mount=mount),
     )
     before = manager.reader.read(0.0)

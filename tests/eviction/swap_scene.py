@@ -14,9 +14,10 @@ from engine.api.decisions import Decisions
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.pod import Pod
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView
 from engine.metrics import Registry
+from tests.contexts import node_context
 from tests.eviction.private_node import MIB, PrivateNode, make_pod
 from tests.waiting import eventually
 
@@ -46,17 +47,21 @@ async def counted(mount: Path, scratch: Path) -> dict[str, Any]:
 
     def manager(count: bool) -> EvictionManager:
         return EvictionManager(
-            config=KubeletConfiguration(eviction_hard={"memory.available": "150Mi"}),
-            section=EvictionSection(count_swap=count),
-            recorder=EventRecorder(time.time),
-            active_pods=node.active_pods,
-            kill_pod=node.kill_pod,
-            pod_cgroup=node.pod_cgroup,
-            root_dir=scratch,
+            node_context(
+                KubeletConfiguration(eviction_hard={"memory.available": "150Mi"}),
+                eviction=EvictionSection(count_swap=count),
+                recorder=EventRecorder(time.time),
+                root=scratch,
+                registry=registry if count else None,
+                decisions=decisions,
+            ),
+            EvictablePods(
+                active=node.active_pods,
+                kill=node.kill_pod,
+                cgroup=node.pod_cgroup,
+                swap_limit=lambda pod: limits[pod.metadata.name],
+            ),
             view=NodeView("/swap", memory_capacity=CAPACITY, pid_capacity=1000, mount=mount),
-            registry=registry if count else None,
-            decisions=decisions,
-            swap_limit=lambda pod: limits[pod.metadata.name],
         )
 
     def names(ranked: list[tuple[Pod, int | None]]) -> list[str]:

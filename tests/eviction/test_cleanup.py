@@ -22,12 +22,14 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Pod
+from engine.eviction.cleanup import GarbageCollectors
 from engine.eviction.layout import reclaims
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.settling import QUIET_LOOKS, Settling
 from engine.images.manager import ImageManager
 from engine.metrics import Registry
 from engine.wire import cri_v1_pb2 as cri
+from tests.contexts import node_context
 from tests.eviction.private_node import MIB, make_pod
 
 CAPACITY = 1000
@@ -89,19 +91,21 @@ class Node:
         )
         config.image_minimum_gc_age = Duration(0)
         recorder = EventRecorder(time.time)
-        images = ImageManager(runtime=disk, config=config, recorder=recorder)
+        images = ImageManager(node_context(config, recorder=recorder), runtime=disk)
         self.manager = EvictionManager(
-            config=config,
-            section=EvictionSection(reclaim_settle=Duration(settle)),
-            recorder=recorder,
-            decisions=self.decisions,
-            registry=self.registry,
-            active_pods=lambda: [] if self.evicted else [self.pod],
-            kill_pod=self._kill,
-            pod_cgroup=lambda _uid: None,
+            node_context(
+                config,
+                eviction=EvictionSection(reclaim_settle=Duration(settle)),
+                recorder=recorder,
+                decisions=self.decisions,
+                registry=self.registry,
+                root=Path("/"),
+            ),
+            EvictablePods(
+                active=lambda: [] if self.evicted else [self.pod], kill=self._kill, cgroup=lambda _uid: None
+            ),
+            collectors=GarbageCollectors(images=images),
             runtime=disk,
-            images=images,
-            root_dir=Path("/"),
         )
 
     async def _kill(self, _pod: Pod, _end: PodEnd) -> None:

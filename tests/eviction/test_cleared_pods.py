@@ -10,8 +10,9 @@ from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Pod
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.images.filesystem import read_filesystem
+from tests.contexts import node_context
 from tests.eviction.private_node import make_pod
 from tests.waiting import eventually
 
@@ -33,14 +34,16 @@ async def test_nobody_is_evicted_while_the_volumes_of_the_last_one_are_going(tmp
 
     more_than_there_is = str(read_filesystem(tmp_path).capacity * 2)
     manager = EvictionManager(
-        config=KubeletConfiguration(
-            eviction_hard={"nodefs.available": more_than_there_is}, pod_logs_dir=str(tmp_path / "logs")
+        node_context(
+            KubeletConfiguration(
+                eviction_hard={"nodefs.available": more_than_there_is}, pod_logs_dir=str(tmp_path / "logs")
+            ),
+            recorder=EventRecorder(time.time),
+            root=tmp_path,
         ),
-        recorder=EventRecorder(time.time),
-        active_pods=lambda: [pod for pod in pods if pod.uid not in ended],
-        kill_pod=kill,
-        pod_cgroup=pod_cgroup,
-        root_dir=tmp_path,
+        EvictablePods(
+            active=lambda: [pod for pod in pods if pod.uid not in ended], kill=kill, cgroup=pod_cgroup
+        ),
     )
     await manager.start()
     try:

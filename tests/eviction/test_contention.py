@@ -26,11 +26,12 @@ from engine.eviction.contention import (
     contentions,
     most_waiting,
 )
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView
 from engine.eviction.stall import stalled
 from engine.metrics import Registry
 from tests.cgroups.cgroup_scenes import end, spin
+from tests.contexts import node_context
 from tests.eviction.private_node import make_pod
 from tests.eviction.test_pressure_events import UNIFIED, group, needs_pressure  # noqa: F401
 from tests.waiting import eventually
@@ -148,15 +149,19 @@ async def test_pods_that_wait_raise_the_condition_and_are_named(
         told[0] += 1
 
     manager = EvictionManager(
-        config=KubeletConfiguration(eviction_hard={}),
-        section=section,
-        recorder=EventRecorder(time.time),
-        decisions=decisions,
-        registry=registry,
-        active_pods=lambda: [calm, busy],
-        kill_pod=lambda *_: pytest.fail("nobody is ended for it"),
-        pod_cgroup=lambda uid: f"{private_cgroup_root}/{uid}",
-        root_dir=tmp_path,
+        node_context(
+            KubeletConfiguration(eviction_hard={}),
+            eviction=section,
+            recorder=EventRecorder(time.time),
+            decisions=decisions,
+            registry=registry,
+            root=tmp_path,
+        ),
+        EvictablePods(
+            active=lambda: [calm, busy],
+            kill=lambda *_: pytest.fail("nobody is ended for it"),
+            cgroup=lambda uid: f"{private_cgroup_root}/{uid}",
+        ),
         view=NodeView(private_cgroup_root, memory_capacity=1 << 30, mount=UNIFIED),
         conditions_changed=changed,
         monotonic=lambda: now[0],

@@ -15,12 +15,14 @@ from engine.api.pod import EmptyDirVolume, Volume
 from engine.api.quantity import Quantity
 from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
-from engine.eviction.manager import EvictionManager
+from engine.eviction.cleanup import GarbageCollectors
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView
 from engine.images.filesystem import read_filesystem
 from engine.images.manager import ImageManager
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
+from tests.contexts import node_context
 from tests.eviction.private_node import MIB, make_pod
 from tests.frozen import frozen
 from tests.images.pods_on_containerd import PodOnContainerd, add_image
@@ -50,20 +52,29 @@ class World:
         kubelet = KubeletConfiguration(pod_logs_dir=str(self.root / "logs"), **config)
         kubelet.image_minimum_gc_age = Duration(0)  # a file cannot say it: there 0 is the default
         images = ImageManager(
-            runtime=self.client, config=kubelet, recorder=self.recorder,
-            section=ImagesSection(protect_sandbox_image=True),
-        )  # fmt: skip
+            node_context(kubelet, recorder=self.recorder, images=ImagesSection(protect_sandbox_image=True)),
+            runtime=self.client,
+        )
         containers = ContainerGC(
-            runtime=self.client, recorder=self.recorder, content_removed=lambda _uid: False,
-            runtime_removed=lambda _uid: False, sources_ready=lambda: True,
-            pod_logs_dir=self.root / "logs", container_logs_dir=self.tmp_path / "links",
-        )  # fmt: skip
+            node_context(kubelet, recorder=self.recorder),
+            runtime=self.client,
+            content_removed=lambda _uid: False,
+            runtime_removed=lambda _uid: False,
+            sources_ready=lambda: True,
+            container_logs_dir=self.tmp_path / "links",
+        )
         return EvictionManager(
-            config=kubelet, section=EvictionSection(interval=Duration(0.2)), recorder=self.recorder,
-            active_pods=self.node.active_pods, kill_pod=self.node.kill_pod, pod_cgroup=self.node.pod_cgroup,
-            runtime=self.client, images=images, containers=containers, root_dir=self.root,
+            node_context(
+                kubelet,
+                eviction=EvictionSection(interval=Duration(0.2)),
+                recorder=self.recorder,
+                root=self.root,
+            ),
+            EvictablePods(active=self.node.active_pods, kill=self.node.kill_pod, cgroup=self.node.pod_cgroup),
+            collectors=GarbageCollectors(images=images, containers=containers),
+            runtime=self.client,
             view=NodeView(self.node.cgroup, memory_capacity=1024 * MIB),
-        )  # fmt: skip
+        )
 
     def available_mib(self):
         return read_filesystem(self.containerd.root).available // MIB
@@ -160,11 +171,15 @@ async def test_a_runtime_that_is_away_stops_neither_memory_nor_the_loop(tmp_path
     pod = make_pod("eater")
     node.run(pod, mib=60)
     manager = EvictionManager(
-        config=KubeletConfiguration(eviction_hard={"memory.available": "50Mi"}),
-        recorder=EventRecorder(time.time), active_pods=node.active_pods, kill_pod=node.kill_pod,
-        pod_cgroup=node.pod_cgroup, runtime=RuntimeClient(str(tmp_path / "none.sock"), timeout=0.3),
-        root_dir=tmp_path, view=NodeView(node.cgroup, memory_capacity=100 * MIB),
-    )  # fmt: skip
+        node_context(
+            KubeletConfiguration(eviction_hard={"memory.available": "50Mi"}),
+            recorder=EventRecorder(time.time),
+            root=tmp_path,
+        ),
+        EvictablePods(active=node.active_pods, kill=node.kill_pod, cgroup=node.pod_cgroup),
+        runtime=RuntimeClient(str(tmp_path / "none.sock"), timeout=0.3),
+        view=NodeView(node.cgroup, memory_capacity=100 * MIB),
+    )
     assert await manager.synchronize() == [pod]
     await manager.stop()
 

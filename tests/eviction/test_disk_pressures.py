@@ -23,10 +23,12 @@ from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import EmptyDirVolume, Pod, Volume
 from engine.cri.paths import EMPTY_DIR
-from engine.eviction.manager import EvictionManager
+from engine.eviction.cleanup import GarbageCollectors
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.images.filesystem import read_filesystem
 from engine.images.manager import ImageManager
 from engine.testing.images import padding_layer, write_image
+from tests.contexts import node_context
 from tests.disks import disk, run
 from tests.eviction.private_node import MIB, make_pod
 from tests.runtime.pods import BUSYBOX, Pods, embedded_runtime
@@ -98,17 +100,23 @@ class FullNode:
         )
         config.image_minimum_gc_age = Duration(0)
         manager = EvictionManager(
-            config=config,
-            section=EvictionSection(reclaim_settle=Duration(settle)),
-            recorder=recorder,
-            decisions=self.decisions,
-            active_pods=self.active_pods,
-            kill_pod=self.kill,
-            pod_cgroup=lambda _uid: None,
-            pod_cleaned_up=lambda _uid: True,
+            node_context(
+                config,
+                eviction=EvictionSection(reclaim_settle=Duration(settle)),
+                recorder=recorder,
+                decisions=self.decisions,
+                root=self.root,
+            ),
+            EvictablePods(
+                active=self.active_pods,
+                kill=self.kill,
+                cgroup=lambda _uid: None,
+                cleaned_up=lambda _uid: True,
+            ),
+            collectors=GarbageCollectors(
+                images=ImageManager(node_context(config, recorder=recorder), runtime=self.pods.client)
+            ),
             runtime=self.pods.client,
-            images=ImageManager(runtime=self.pods.client, config=config, recorder=recorder),
-            root_dir=self.root,
         )
         for _ in range(LOOKS):
             await manager.synchronize()

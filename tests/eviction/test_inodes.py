@@ -13,10 +13,11 @@ from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
 from engine.api.pod import EmptyDirVolume, Volume
 from engine.cri.client import RuntimeClient
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView
 from engine.host.trees import disk_usage
 from engine.images.filesystem import read_filesystem
+from tests.contexts import node_context
 from tests.eviction.private_node import MIB, make_pod
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
@@ -39,11 +40,15 @@ async def manage(containerd, nodefs, node):
 
     def make(**config):
         manager = EvictionManager(
-            config=KubeletConfiguration(pod_logs_dir=str(nodefs / "logs"), **config),
-            recorder=EventRecorder(time.time), active_pods=node.active_pods, kill_pod=node.kill_pod,
-            pod_cgroup=node.pod_cgroup, runtime=client, root_dir=nodefs,
+            node_context(
+                KubeletConfiguration(pod_logs_dir=str(nodefs / "logs"), **config),
+                recorder=EventRecorder(time.time),
+                root=nodefs,
+            ),
+            EvictablePods(active=node.active_pods, kill=node.kill_pod, cgroup=node.pod_cgroup),
+            runtime=client,
             view=NodeView(node.cgroup, memory_capacity=1024 * MIB),
-        )  # fmt: skip
+        )
         managers.append(manager)
         return manager
 

@@ -15,9 +15,10 @@ from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import AdmissionRejected
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView, SignalReader
 from engine.metrics import Registry
+from tests.contexts import node_context
 from tests.eviction.private_node import MIB, PrivateNode, make_pod
 from tests.waiting import eventually
 
@@ -29,14 +30,14 @@ async def managed(node: PrivateNode, tmp_path: Path, *, capacity_mib=200, pids=N
     config.setdefault("eviction_pressure_transition_period", Duration(0.3))
     registry, recorder = Registry(), EventRecorder(time.time)
     manager = EvictionManager(
-        config=KubeletConfiguration(pod_logs_dir=str(tmp_path / "logs"), **config),
-        section=section or EvictionSection(interval=Duration(0.2)),
-        recorder=recorder,
-        registry=registry,
-        active_pods=node.active_pods,
-        kill_pod=node.kill_pod,
-        pod_cgroup=node.pod_cgroup,
-        root_dir=tmp_path,
+        node_context(
+            KubeletConfiguration(pod_logs_dir=str(tmp_path / "logs"), **config),
+            eviction=section or EvictionSection(interval=Duration(0.2)),
+            recorder=recorder,
+            registry=registry,
+            root=tmp_path,
+        ),
+        EvictablePods(active=node.active_pods, kill=node.kill_pod, cgroup=node.pod_cgroup),
         view=NodeView(node.cgroup, memory_capacity=capacity_mib * MIB, pid_capacity=pids),
     )
     manager.events = recorder

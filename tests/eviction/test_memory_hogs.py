@@ -22,8 +22,9 @@ from engine.api.pod import Pod, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.cgroups.formulas.containers import oom_score_adj
 from engine.eviction.cgroup_usage import CGROUP_MOUNT, is_v1, memory_directory
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView
+from tests.contexts import node_context
 from tests.eviction.private_node import MIB, PrivateNode, make_pod
 from tests.waiting import eventually
 
@@ -99,14 +100,14 @@ async def one_run(number: int, cgroup: str, directory: Path) -> str:
     hog = make_pod("hog", memory_request=chance.choice(["", "", "8Mi"]), priority=chance.choice([None, 2000]))
     decisions = Decisions(time.time)
     manager = EvictionManager(
-        config=KubeletConfiguration(eviction_hard={"memory.available": str(THRESHOLD)}),
-        section=EvictionSection(),
-        recorder=EventRecorder(time.time),
-        decisions=decisions,
-        active_pods=node.active_pods,
-        kill_pod=node.kill_pod,
-        pod_cgroup=node.pod_cgroup,
-        root_dir=directory,
+        node_context(
+            KubeletConfiguration(eviction_hard={"memory.available": str(THRESHOLD)}),
+            eviction=EvictionSection(),
+            recorder=EventRecorder(time.time),
+            decisions=decisions,
+            root=directory,
+        ),
+        EvictablePods(active=node.active_pods, kill=node.kill_pod, cgroup=node.pod_cgroup),
         view=NodeView(cgroup, memory_capacity=CAPACITY, pid_capacity=10_000),
     )
     await manager.start()

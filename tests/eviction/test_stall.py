@@ -15,13 +15,14 @@ from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.eviction.cgroup_usage import memory_directory
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.pressure import PressureTracker
 from engine.eviction.readings import NodeView
 from engine.eviction.signals import MEMORY_STALL, SignalObservation
 from engine.eviction.stall import causes, pod_stalls, stall_thresholds, stalled
 from engine.eviction.thresholds import parse_thresholds
 from engine.metrics import Registry
+from tests.contexts import node_context
 from tests.eviction.private_node import make_pod
 from tests.eviction.test_pressure_events import MOUNT, UNIFIED, group, needs_pressure, thrash  # noqa: F401
 from tests.waiting import eventually
@@ -96,15 +97,17 @@ async def test_the_pod_that_thrashes_goes_and_no_other(
 
     now = [0.0]
     manager = EvictionManager(
-        config=KubeletConfiguration(eviction_hard={}),
-        section=EvictionSection(memory_stall=1, memory_stall_for=Duration(30)),
-        recorder=EventRecorder(time.time),
-        decisions=decisions,
-        registry=registry,
-        active_pods=lambda: list(pods),
-        kill_pod=kill,
-        pod_cgroup=lambda uid: f"{private_cgroup_root}/{uid}",
-        root_dir=tmp_path,
+        node_context(
+            KubeletConfiguration(eviction_hard={}),
+            eviction=EvictionSection(memory_stall=1, memory_stall_for=Duration(30)),
+            recorder=EventRecorder(time.time),
+            decisions=decisions,
+            registry=registry,
+            root=tmp_path,
+        ),
+        EvictablePods(
+            active=lambda: list(pods), kill=kill, cgroup=lambda uid: f"{private_cgroup_root}/{uid}"
+        ),
         view=NodeView(private_cgroup_root, memory_capacity=1 << 30, mount=UNIFIED),
         monotonic=lambda: now[0],
     )

@@ -14,8 +14,9 @@ from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.cgroups.formulas.containers import ContainerRules, pod_swap_limit
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.testing.uml import run_in_uml
+from tests.contexts import node_context
 from tests.eviction.private_node import MIB
 
 TESTS = Path(__file__).parents[1]
@@ -24,12 +25,12 @@ TESTS = Path(__file__).parents[1]
 def test_a_node_whose_pods_cannot_be_kept_from_swapping_is_refused():
     with pytest.raises(InvalidInput, match=r"^eviction\.countSwap: needs cgroup v2"):
         EvictionManager(
-            config=KubeletConfiguration(eviction_hard={}),
-            section=EvictionSection(count_swap=True),
-            recorder=EventRecorder(time.time),
-            active_pods=list,
-            kill_pod=lambda *_: pytest.fail("nobody is there"),
-            pod_cgroup=lambda _: None,
+            node_context(
+                KubeletConfiguration(eviction_hard={}),
+                eviction=EvictionSection(count_swap=True),
+                recorder=EventRecorder(time.time),
+            ),
+            EvictablePods(active=list, kill=lambda *_: pytest.fail("nobody is there"), cgroup=lambda _: None),
         )
 
 

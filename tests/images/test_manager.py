@@ -21,6 +21,7 @@ from engine.images.manager import ImageManager
 from engine.images.steady_clock import SteadyClock
 from engine.metrics import Registry
 from engine.wire import cri_v1_pb2 as cri
+from tests.contexts import node_context
 from tests.waiting import eventually
 
 GIB = 1 << 30
@@ -107,9 +108,19 @@ def make(runtime, section=None, pull=None, **config):
     recorder = EventRecorder(time.time)
     decisions, registry = Decisions(wall), Registry()
     manager = ImageManager(
-        runtime=runtime, config=without_minimum_age(**config), section=section, recorder=recorder,
-        pull=pull, decisions=decisions, registry=registry, clock=wall, monotonic=elapsed, period=0.01,
-    )  # fmt: skip
+        node_context(
+            without_minimum_age(**config),
+            images=section,
+            recorder=recorder,
+            decisions=decisions,
+            registry=registry,
+            clock=wall,
+        ),
+        runtime=runtime,
+        pull=pull,
+        monotonic=elapsed,
+        period=0.01,
+    )
     return SimpleNamespace(
         manager=manager,
         elapsed=elapsed,
@@ -389,9 +400,10 @@ async def test_a_broken_records_file_is_said_and_left(tmp_path, disk, caplog):
     (tmp_path / "image_gc_records.json").write_text("{")
     section = ImagesSection(keep_records=True)
     manager = ImageManager(
-        runtime=Runtime(), config=KubeletConfiguration(), section=section,
-        recorder=EventRecorder(time.time), state_dir=tmp_path,
-    )  # fmt: skip
+        node_context(KubeletConfiguration(), images=section, recorder=EventRecorder(time.time)),
+        runtime=Runtime(),
+        state_dir=tmp_path,
+    )
     assert len(manager.records) == 0
     assert "image_gc_records.json" in caplog.text
 

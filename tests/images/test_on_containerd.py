@@ -18,6 +18,7 @@ from engine.images.manager import ImageManager
 from engine.metrics import Registry
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG, PAUSE_TAG, padding_layer
+from tests.contexts import node_context
 from tests.frozen import frozen
 from tests.images.pods_on_containerd import PodOnContainerd, add_image
 
@@ -65,13 +66,11 @@ class World:
         if "image_minimum_gc_age" not in config:
             kubelet.image_minimum_gc_age = Duration(0)
         return ImageManager(
+            node_context(
+                kubelet, images=section, recorder=self.recorder, registry=self.registry, clock=self.clock
+            ),
             runtime=self.client,
-            config=kubelet,
-            section=section,
-            recorder=self.recorder,
-            registry=self.registry,
             state_dir=self.tmp_path / "state",
-            clock=self.clock,
             monotonic=self.clock,
         )
 

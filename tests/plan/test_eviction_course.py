@@ -17,14 +17,16 @@ from engine.api.events import EventRecorder
 from engine.api.pod import Pod
 from engine.api.struct import decode_hook
 from engine.cgroups.formulas.settings import CgroupSettings
+from engine.eviction.cleanup import GarbageCollectors
 from engine.eviction.layout import is_disk, measured_parts, with_container_filesystem
-from engine.eviction.manager import EvictionManager
+from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.signals import INODES, RESOURCE_OF, Observations, SignalObservation
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage
 from engine.plan import Snapshot
 from engine.plan.questions.evict import EvictParameters, evict
 from engine.plan.snapshot.objects import pods_of_node
+from tests.contexts import node_context
 
 LOOK = 10.0
 SIGNALS = {
@@ -85,13 +87,13 @@ class Machine:
 async def acted(machine: Machine, config: KubeletConfiguration) -> tuple[str, EvictionManager]:
     """The manager's looks until nothing is met (`relieved`), or it finds nobody to evict (`stuck`)."""
     manager = EvictionManager(
-        config=msgspec.structs.replace(config, local_storage_capacity_isolation=False),
-        recorder=EventRecorder(lambda: 0.0),
-        active_pods=lambda: machine.pods,
-        kill_pod=machine.kill,
-        pod_cgroup=lambda uid: None,
+        node_context(
+            msgspec.structs.replace(config, local_storage_capacity_isolation=False),
+            recorder=EventRecorder(lambda: 0.0),
+        ),
+        EvictablePods(active=lambda: machine.pods, kill=machine.kill, cgroup=lambda uid: None),
+        collectors=GarbageCollectors(images=machine),
         monotonic=lambda: machine.now,
-        images=machine,
     )
     manager.reader.close()
     manager.reader = manager.meter = manager._cleanup._reader = machine

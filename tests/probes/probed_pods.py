@@ -15,6 +15,7 @@ from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Pod
 from engine.metrics import Registry
 from engine.probes.manager import ProbeManager, ProbeResult
+from tests.contexts import node_context
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -27,10 +28,12 @@ class Rig:
         self.recorder = EventRecorder(time.time)
         self.registry = Registry()
         self.manager = ProbeManager(
-            section=section,
-            recorder=self.recorder,
-            registry=self.registry,
-            clock=time.time,
+            node_context(
+                probes=section,
+                recorder=self.recorder,
+                registry=self.registry,
+                decisions=more.pop("decisions", None),
+            ),
             on_result=self.results.append,
             jitter=lambda: 0.0,
             **more,

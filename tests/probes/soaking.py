@@ -30,6 +30,7 @@ from engine.metrics import Registry
 from engine.probes.manager import ProbeManager, ProbeResult
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
+from tests.contexts import node_context
 from tests.waiting import PATIENCE, eventually
 
 PROBES = {
@@ -119,10 +120,7 @@ async def soak(kind: str, containers: int, probes: int, timeout: int) -> dict[st
             node = Containers(client, timeout)
             recorder = EventRecorder(time.time)
             node.manager = ProbeManager(
-                section=ProbesSection(),
-                recorder=recorder,
-                registry=Registry(),
-                clock=time.time,
+                node_context(probes=ProbesSection(), recorder=recorder, registry=Registry(), clock=time.time),
                 on_result=node.on_result,
                 runtime_socket=client.socket,
             )

@@ -107,16 +107,13 @@ async def test_an_exec_probe_without_a_runtime_errs(rig):
 
 
 AGENT = """
-import asyncio, json, sys, time
-from engine.api.events import EventRecorder
-from engine.api.kubengine_config import ProbesSection
-from engine.metrics import Registry
+import asyncio, json, sys
 from engine.probes.manager import ProbeManager
+from tests.contexts import node_context
 from tests.probes.probed_pods import http, pod_with
 
 async def main():
-    manager = ProbeManager(section=ProbesSection(), recorder=EventRecorder(time.time), registry=Registry(),
-                           clock=time.time, on_result=lambda result: None, jitter=lambda: 0.0)
+    manager = ProbeManager(node_context(), on_result=lambda result: None, jitter=lambda: 0.0)
     await manager.start()
     times = {"periodMilliseconds": 100, "timeoutMilliseconds": 500}
     pod = pod_with(liveness=http(int(sys.argv[1]), ms=times))

@@ -16,6 +16,7 @@ from engine.metrics import Registry
 from engine.probes import probe_specs
 from engine.probes.manager import ProbeManager
 from engine.server.metrics_text import exposition
+from tests.contexts import node_context
 from tests.probes.probed_pods import OK, Rig, http, pod_with, replying, serving
 from tests.waiting import eventually
 
@@ -293,10 +294,12 @@ def test_sections_are_checked():
     for section in (ProbesSection(metrics="some"), ProbesSection(max_connections=0)):
         with pytest.raises(InvalidInput, match="probes"):
             ProbeManager(
-                section=section,
-                recorder=EventRecorder(lambda: 0.0),
-                registry=Registry(),
-                clock=lambda: 0.0,
+                node_context(
+                    probes=section,
+                    recorder=EventRecorder(lambda: 0.0),
+                    registry=Registry(),
+                    clock=lambda: 0.0,
+                ),
                 on_result=lambda result: None,
             )
 

@@ -209,6 +209,7 @@ HOST_FILES = {
     "mountinfo": "reads the mount table",
     "mounts": "mounts and unmounts",
     "network_namespace": "opens sockets in other network namespaces",
+    "node_context": "holds what every part of a node works with",
     "notify": "talks to the service manager",
     "project_quota": "reads and sets project quotas",
     "safe_open": "opens and replaces files below a directory without following links",

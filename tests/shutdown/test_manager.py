@@ -21,6 +21,7 @@ from engine.shutdown import manager as module
 from engine.shutdown.groups import Period
 from engine.shutdown.manager import LogindPlaces, ShutdownManager
 from engine.shutdown.metrics import ShutdownMetrics
+from tests.contexts import node_context
 from tests.shutdown.logind import StandInLogind
 from tests.waiting import eventually
 
@@ -68,17 +69,16 @@ class Shutdowns:
 
     async def start(self, pods: Pods, *periods: Period) -> ShutdownManager:
         manager = ShutdownManager(
+            node_context(
+                root=self.directory, recorder=self.recorder, tasks=Tasks(self.registry), clock=lambda: NOW
+            ),
             periods or (Period(0, 20), Period(CRITICAL, 10)),
             LogindPlaces(self.bus, self.directory / "logind.conf.d"),
             active_pods=lambda: pods.pods,
             kill_pod=pods.kill,
             volumes_left=pods.volumes_left,
             changed=self._changed,
-            state_file=self.directory / "graceful_node_shutdown_state",
-            recorder=self.recorder,
             metrics=ShutdownMetrics(self.registry),
-            tasks=Tasks(self.registry),
-            clock=lambda: NOW,
         )
         self.managers.append(manager)
         await manager.start()

@@ -26,7 +26,7 @@ from engine.cluster.certificates.store import CertificateStore, read_certificate
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials, client_pair
 from engine.cluster.kubeconfig import Kubeconfig, load_kubeconfig
-from engine.metrics import Registry
+from engine.host.node_context import NodeContext
 
 PREFIX: Final = "kubelet-client"
 
@@ -42,29 +42,26 @@ class NodeIdentity:
 
     def __init__(
         self,
+        context: NodeContext,
         kubeconfig: Path,
         bootstrap: Path | None,
         directory: Path,
-        node: str,
         *,
         user_agent: str,
-        rotate: bool,
-        clock: Callable[[], float],
         chance: random.Random,
-        registry: Registry,
     ) -> None:
         """Raises InvalidInput, naming the file, where neither kubeconfig can be used."""
         self.ready = asyncio.Event()
-        self._node = node
+        self._node = context.name
         self._agent = user_agent
         self._directory = directory
-        self._clock, self._chance = clock, chance
-        self._registry = registry
+        self._clock, self._chance = context.clock, chance
+        self._registry = context.registry
         self._store = CertificateStore(directory, PREFIX)
         self._bootstrap = bootstrap
         self.config = self._usable(kubeconfig)
-        self._rotate = rotate
-        self.credentials = Credentials(self.config, clock=clock, pair=self._pair)
+        self._rotate = context.config.rotate_certificates
+        self.credentials = Credentials(self.config, clock=context.clock, pair=self._pair)
 
     def _usable(self, kubeconfig: Path) -> Kubeconfig:
         try:

@@ -32,12 +32,13 @@ from engine.cluster.lease import LeaseKeeper
 from engine.cluster.node_status_manager import NodeStatusManager
 from engine.cluster.resource_slices import ResourceSlices
 from engine.csi.records import DriverRecords
+from engine.host.node_context import NodeContext
 from engine.host.tasks import Work
 from engine.node.controlplane.cluster_objects import ClusterObjects, NodeSlices
 from engine.node.controlplane.control_plane import NodeHeard
 from engine.node.controlplane.pod_references import PodReferences
-from engine.node.nodeinfo.context import NodeContext
 from engine.node.nodeinfo.description import NodeDescription
+from engine.node.nodeinfo.options import NodeOptions
 from engine.node.sources.api_pods import ApiPods
 from engine.node.sources.pod_sink import API, MANIFESTS, PodSink
 
@@ -54,44 +55,37 @@ class ClusterControlPlane:
     def __init__(
         self,
         kubeconfig: Path,
-        setting: NodeContext,
+        context: NodeContext,
+        options: NodeOptions,
         description: NodeDescription,
         node_changed: NodeHeard,
     ) -> None:
         """Read the kubeconfig. Raises InvalidInput naming the file if it cannot be used."""
-        name, config, clock, tasks = setting.name, setting.config, setting.clock, setting.tasks
+        name, config, clock, tasks = context.name, context.config, context.clock, context.tasks
         chance, user_agent = random.Random(), f"kubengine/{engine_version()}"
         self._identity = NodeIdentity(
+            context,
             kubeconfig,
-            setting.bootstrap_kubeconfig,
-            setting.cert_dir,
-            name,
+            options.bootstrap_kubeconfig,
+            options.cert_dir,
             user_agent=user_agent,
-            rotate=config.rotate_certificates,
-            clock=clock,
             chance=chance,
-            registry=setting.registry,
         )
         self._client = ApiClient(
             self._identity.config,
             self._identity.credentials,
             user_agent=user_agent,
             timeout=HEARTBEAT_SECONDS,
-            registry=setting.registry,
+            registry=context.registry,
             rate=api_rate(config.kube_api_qps, config.kube_api_burst),
         )
         self._node = NodeStatusManager(
+            context,
             self._client,
-            name,
             describe=description.complete,
             changed=node_changed,
-            register=config.register_node,
-            controller_attaches=config.enable_controller_attach_detach,
-            update_seconds=config.node_status_update_frequency,
-            report_seconds=config.node_status_report_frequency,
-            clock=clock,
             chance=chance,
-            external_cloud=setting.external_cloud,
+            external_cloud=options.external_cloud,
         )
         self._lease = LeaseKeeper(
             self._client,
@@ -127,24 +121,26 @@ class ClusterControlPlane:
         ]
         self._serving: CertificateRotation | None = None
         if config.enable_server and config.server_tls_bootstrap:
-            self._serving = self._serving_rotation(setting, description)
+            self._serving = self._serving_rotation(context, options, description)
             self._tasks.append((tasks.task("serving-certificate"), self._serving.run))
 
-    def _serving_rotation(self, setting: NodeContext, description: NodeDescription) -> CertificateRotation:
+    def _serving_rotation(
+        self, context: NodeContext, options: NodeOptions, description: NodeDescription
+    ) -> CertificateRotation:
         def wanted() -> Wanted | None:
             names = serving_names(description.current().status.addresses or ())
-            return serving_certificate(setting.name, names) if names else None
+            return serving_certificate(context.name, names) if names else None
 
         async def sign(wanted: Wanted) -> tuple[bytes, bytes]:
             key = await new_key()
             return await request_certificate(self._client, wanted, key), key
 
         return CertificateRotation(
-            setting.serving.store,
+            options.serving.store,
             wanted=wanted,
             sign=sign,
-            metrics=CertificateMetrics(setting.registry, "server", setting.clock),
-            clock=setting.clock,
+            metrics=CertificateMetrics(context.registry, "server", context.clock),
+            clock=context.clock,
             chance=random.Random(),
         )
 

@@ -22,8 +22,8 @@ from engine.api.quantity import Quantity
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord
 from engine.host.files import remove_unfinished, replacing_file
+from engine.host.node_context import NodeContext
 from engine.host.safe_open import open_regular, opened, opened_parent, same_file
-from engine.host.tasks import Tasks
 from engine.host.trees import remove_tree
 
 log = logging.getLogger("kubengine.logs")
@@ -68,21 +68,19 @@ class LogRotation:
 
     def __init__(
         self,
-        *,
-        config: KubeletConfiguration,
+        context: NodeContext,
         runtime: RuntimeClient,
         running: Callable[[], Iterable[ContainerRecord]],
-        clock: Callable[[], float],
-        tasks: Tasks | None = None,
     ) -> None:
+        config = context.config
         self._max_size, self._max_files = log_limits(config)
         self._interval = float(config.container_log_monitor_interval)
         self._workers = config.container_log_max_workers
         self._logs = config.pod_logs_dir
         self._runtime = runtime
         self._running = running
-        self._clock = clock
-        self._task = (tasks or Tasks()).task("log-rotation")
+        self._clock = context.clock
+        self._task = context.tasks.task("log-rotation")
 
     async def start(self) -> None:
         if self._max_size >= 0:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from engine.api.config import KubeletConfiguration
 from engine.api.errors import KubengineError
 from engine.api.meta import ObjectMeta
 from engine.api.moments import whole_second
@@ -22,6 +22,7 @@ from engine.api.node import (
     Taint,
 )
 from engine.api.struct import to_builtins
+from engine.host.node_context import NodeContext
 from engine.node.nodeinfo import machine
 from engine.node.nodeinfo.addresses import HostAddresses
 from engine.node.nodeinfo.node_resources import NodeResources
@@ -44,36 +45,43 @@ DECLARED_FEATURES: Final = (
 """Features that the control plane may use on this node beyond those of every node (KEP-5328)."""
 
 
-class NodeDescription:
-    """Describe the node.
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """The parts of a running node that its description asks.
 
-    `pressures()` returns the pressure conditions, `problems()` what keeps the node from being ready, and
-    `images()` the images of the runtime. The clock returns Unix seconds.
+    `runtime` is the runtime's name and version. `pressures()` returns the pressure conditions, `problems()`
+    the reasons why the node is not ready, `images()` the images of the runtime, and `volumes_in_use()` the
+    names of the volumes that must not be detached.
     """
+
+    addresses: HostAddresses
+    runtime: str
+    pressures: Callable[[], list[NodeCondition]]
+    problems: Callable[[], list[str]]
+    images: Callable[[], Awaitable[Sequence[cri.Image]]]
+    features: Callable[[], ShownFeatures]
+    volumes_in_use: Callable[[], list[str] | None]
+
+
+class NodeDescription:
+    """Describe the node as a v1 Node."""
 
     def __init__(
         self,
-        *,
-        name: str,
-        config: KubeletConfiguration,
-        labels: Mapping[str, str],
+        context: NodeContext,
+        parts: NodeParts,
         resources: NodeResources,
-        addresses: HostAddresses,
-        runtime: str,
-        clock: Callable[[], float],
-        pressures: Callable[[], list[NodeCondition]],
-        problems: Callable[[], list[str]],
-        images: Callable[[], Awaitable[Sequence[cri.Image]]],
-        features: Callable[[], ShownFeatures],
-        volumes_in_use: Callable[[], list[str] | None],
+        *,
         external_cloud: bool = False,
     ) -> None:
+        config, name = context.config, context.name
+        addresses = parts.addresses
+        labels = context.kubengine_config.node_labels or {}
         self._config = config
+        self._parts = parts
         self._port = config.port if config.enable_server else 0
         self._resources = resources
-        self._clock = clock
-        self._pressures, self._problems, self._images = pressures, problems, images
-        self._features, self._volumes_in_use = features, volumes_in_use
+        self._clock = context.clock
         self._ready_before: NodeCondition | None = None
         annotations = {PROVIDED_IP: addresses.provided()} if addresses.provided() else None
         own_labels = {**machine.node_labels(name), **labels}
@@ -82,7 +90,7 @@ class NodeDescription:
         self._spec = NodeSpec(provider_id=config.provider_id, taints=taints or None)
         self._known: tuple[ObjectMeta, NodeSpec] | None = None
         self._addresses = addresses
-        self._info = machine.node_info(runtime)
+        self._info = machine.node_info(parts.runtime)
 
     def learn(self, metadata: ObjectMeta, spec: NodeSpec) -> bool:
         """Adopt the labels and taints of the API server's Node; return whether they changed."""
@@ -99,7 +107,7 @@ class NodeDescription:
     def current(self) -> Node:
         """Return the Node with its current capacity, allocatable and conditions, without images."""
         metadata, spec = self._known or (self._metadata, self._spec)
-        shown = self._features()
+        shown = self._parts.features()
         return Node(
             metadata=metadata,
             spec=spec,
@@ -107,13 +115,13 @@ class NodeDescription:
                 capacity=self._resources.capacity(),
                 allocatable=self._resources.allocatable(),
                 addresses=self._addresses.listed(),
-                conditions=[*self._pressures(), self._ready()],
+                conditions=[*self._parts.pressures(), self._ready()],
                 node_info=self._info,
                 daemon_endpoints={"kubeletEndpoint": {"Port": self._port}},
                 runtime_handlers=shown.handlers,
                 features=shown.features,
                 declared_features=[*DECLARED_FEATURES],
-                volumes_in_use=self._volumes_in_use(),
+                volumes_in_use=self._parts.volumes_in_use(),
             ),
         )
 
@@ -133,7 +141,9 @@ class NodeDescription:
         node = self.own()
         try:
             async with asyncio.timeout(IMAGES_SECONDS):
-                node.status.images = node_images(await self._images(), self._config.node_status_max_images)
+                node.status.images = node_images(
+                    await self._parts.images(), self._config.node_status_max_images
+                )
         except (KubengineError, TimeoutError):
             node.status.images = None
         return node
@@ -144,7 +154,7 @@ class NodeDescription:
         return {"apiVersion": node.api_version, "kind": node.kind, **to_builtins(node)}
 
     def _ready(self) -> NodeCondition:
-        wrong = list(dict.fromkeys(self._problems()))
+        wrong = list(dict.fromkeys(self._parts.problems()))
         now = whole_second(self._clock())
         status, before = "False" if wrong else "True", self._ready_before
         same = before is not None and before.status == status

@@ -16,7 +16,7 @@ from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.api.pod import Pod
 from engine.api.qos import SOURCE_HTTP
 from engine.cri.records import PodRecord
-from engine.host.tasks import Tasks
+from engine.host.node_context import NodeContext
 from engine.node.sources.static_pods import static_pod
 from engine.node.sources.static_uids import StaticUids
 
@@ -67,24 +67,20 @@ class ManifestUrl:
 
     def __init__(
         self,
+        context: NodeContext,
         url: str,
-        headers: Headers,
         *,
-        node_name: str,
-        period: float,
-        clock: Callable[[], float],
         uids: StaticUids,
         on_change: Callable[[list[Pod]], None],
         on_fault: Callable[[KubengineError], None],
-        tasks: Tasks,
     ) -> None:
-        self._url, self._headers = url, headers
-        self._node_name = node_name
-        self._period = period
-        self._clock = clock
+        self._url, self._headers = url, context.config.static_pod_url_header or {}
+        self._node_name = context.name
+        self._period = context.config.http_check_frequency
+        self._clock = context.clock
         self._uids = uids
         self._on_change, self._on_fault = on_change, on_fault
-        self._task = tasks.task("manifest-url")
+        self._task = context.tasks.task("manifest-url")
         self._data: bytes | None = None
         self._fault = ""
 

@@ -10,8 +10,8 @@ from engine.api.errors import KubengineError
 from engine.api.events import WARNING
 from engine.api.pod import Pod
 from engine.cri.records import PodRecord
+from engine.host.node_context import NodeContext
 from engine.host.stopping import stop_all
-from engine.node.nodeinfo.context import NodeContext
 from engine.node.pod.accepted_spec import AcceptedSpecs
 from engine.node.sources.manifests import ManifestDirectory
 from engine.node.sources.pod_sink import MANIFEST_URL, MANIFESTS
@@ -27,15 +27,15 @@ class StaticSources:
 
     def __init__(
         self,
-        node: NodeContext,
+        context: NodeContext,
         *,
         records: Callable[[], Iterable[PodRecord]],
         accepted: AcceptedSpecs,
         desired: Callable[[list[Pod], str], None],
         mirrored: Callable[[list[Pod]], None],
     ) -> None:
-        config = node.config
-        self._recorder = node.recorder
+        config = context.config
+        self._recorder = context.recorder
         self._desired, self._mirrored = desired, mirrored
         self._pods: dict[str, list[Pod]] = {}
         self._directory: ManifestDirectory | None = None
@@ -43,27 +43,23 @@ class StaticSources:
         if config.static_pod_path:
             self._directory = ManifestDirectory(
                 Path(config.static_pod_path),
-                node_name=node.name,
+                node_name=context.name,
                 period=config.file_check_frequency,
-                clock=node.clock,
+                clock=context.clock,
                 uids=StaticUids(records, accepted),
                 on_change=lambda pods: self._changed(pods, MANIFESTS),
                 on_fault=self._fault,
-                tasks=node.tasks,
+                tasks=context.tasks,
             )
         if config.static_pod_url:
             from engine.node.sources.manifest_url import ManifestUrl
 
             self._url = ManifestUrl(
+                context,
                 config.static_pod_url,
-                config.static_pod_url_header or {},
-                node_name=node.name,
-                period=config.http_check_frequency,
-                clock=node.clock,
                 uids=StaticUids(records, accepted),
                 on_change=lambda pods: self._changed(pods, MANIFEST_URL),
                 on_fault=self._fault,
-                tasks=node.tasks,
             )
 
     async def start(self) -> None:

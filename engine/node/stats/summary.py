@@ -18,6 +18,7 @@ from engine.cri.client import RuntimeClient
 from engine.cri.paths import hosts_path, pod_directory, pod_log_directory
 from engine.cri.records import PodRecord
 from engine.eviction.local_storage import is_local_ephemeral
+from engine.host.node_context import NodeContext
 from engine.host.trees import disk_usage
 from engine.node.nodeinfo import machine
 from engine.node.stats import runtime_numbers, shown
@@ -40,23 +41,20 @@ class Summaries:
 
     def __init__(
         self,
+        context: NodeContext,
         *,
-        name: str,
-        root: Path,
-        pod_logs: Path,
         began: float,
-        files_seconds: float,
         runtime: RuntimeClient,
         sampler: UsageSampler,
         volumes: VolumeFigures,
         held: Callable[[], Sequence[PodRecord]],
         known: Callable[[str], Pod | None],
-        clock: Callable[[], float],
     ) -> None:
-        self._name, self._root, self._pod_logs, self._began = name, root, pod_logs, began
-        self._files_seconds = max(files_seconds, FILES_SECONDS)
+        self._name, self._root, self._began = context.name, context.root, began
+        self._pod_logs = Path(context.config.pod_logs_dir)
+        self._files_seconds = max(context.config.volume_stats_agg_period, FILES_SECONDS)
         self._runtime, self._sampler, self._volumes = runtime, sampler, volumes
-        self._held, self._known, self._clock = held, known, clock
+        self._held, self._known, self._clock = held, known, context.clock
         self._files: dict[str, tuple[float, PodFiles]] = {}
         self._pods, self._pods_use = SummaryPods(), SummaryPods(whole=False)
 

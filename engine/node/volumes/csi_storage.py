@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from engine.api.pod import Pod, Volume
 from engine.csi import places
 from engine.csi.records import DriverRecords
-from engine.host.tasks import Tasks
-from engine.metrics import Registry
+from engine.host.node_context import NodeContext
 from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
@@ -40,24 +39,20 @@ class CsiStorage:
 
     def __init__(
         self,
-        root: Path,
-        node: str,
+        context: NodeContext,
         objects: ClusterObjects,
         records: DriverRecords,
         attachments: Attachments,
         *,
-        registry: Registry,
-        tasks: Tasks,
-        clock: Callable[[], float],
         usage_seconds: float,
     ) -> None:
-        self._clock, self._usage_seconds = clock, usage_seconds
-        self._root = root
-        self._node = node
+        self._clock, self._usage_seconds = context.clock, usage_seconds
+        self._root = context.root
+        self._node = context.name
         self._objects = objects
         self._records = records
-        self._registry = registry
-        self._tasks = tasks
+        self._registry = context.registry
+        self._tasks = context.tasks
         self._attachments = attachments
 
     @cached_property

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Final
 
 from engine.api.duration import doubled
 from engine.api.errors import Missing, Refused
-from engine.api.events import WARNING, EventRecorder
+from engine.api.events import WARNING
 from engine.api.node import Node
 from engine.api.objects.storage import LocalVolume
 from engine.api.pod import Pod, Volume
 from engine.api.quantity import Quantity
-from engine.host.tasks import Tasks
-from engine.metrics import Registry
+from engine.host.node_context import NodeContext
 from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.claims import (
@@ -60,6 +59,7 @@ class VolumeManager:
 
     def __init__(
         self,
+        context: NodeContext,
         volumes: PodVolumes,
         objects: ClusterObjects,
         csi: CsiStorage,
@@ -68,10 +68,6 @@ class VolumeManager:
         host_ips: Callable[[], tuple[str, ...]],
         node: Callable[[], Node],
         allocatable: Callable[[], Mapping[str, Quantity]],
-        recorder: EventRecorder,
-        registry: Registry,
-        tasks: Tasks,
-        clock: Callable[[], float],
     ) -> None:
         self._volumes = volumes
         self._objects = objects
@@ -80,11 +76,11 @@ class VolumeManager:
         self._host_ips = host_ips
         self._node = node
         self._allocatable = allocatable
-        self._recorder = recorder
-        self._clock = clock
-        self._working = tasks.passing("volumes")
+        self._recorder = context.recorder
+        self._clock = context.clock
+        self._working = context.tasks.passing("volumes")
         self._kept: dict[str, _Kept] = {}
-        self._counts = VolumeCounts(registry, self._kept.values)
+        self._counts = VolumeCounts(context.registry, self._kept.values)
         objects.on_change(self._changed)
 
     async def start(self) -> None:

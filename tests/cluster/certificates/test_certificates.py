@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.node import NodeAddress
 from engine.cluster.certificates import rotation as certificate_rotation
@@ -44,6 +45,7 @@ from engine.server.metrics_text import exposition
 from engine.testing.apiserver import ApiServer
 from engine.testing.apiserver.paths import parse_path
 from tests.cluster.conftest import Connect
+from tests.contexts import node_context
 from tests.waiting import eventually
 
 DAY = 86400.0
@@ -329,16 +331,14 @@ async def test_another_name_is_asked_for_at_once(server: ApiServer, tmp_path: Pa
 
 
 def _identity(directory: Path, kubeconfig: Path, bootstrap: Path | None, **options: Any) -> NodeIdentity:
+    config = KubeletConfiguration(rotate_certificates=options.get("rotate", True))
     return NodeIdentity(
+        node_context(config, name="n1", clock=options.get("clock", time.time), registry=Registry()),
         kubeconfig,
         bootstrap,
         directory / "pki",
-        "n1",
         user_agent="test",
-        rotate=options.get("rotate", True),
-        clock=options.get("clock", time.time),
         chance=random.Random(1),
-        registry=Registry(),
     )
 
 

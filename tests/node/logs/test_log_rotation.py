@@ -13,6 +13,7 @@ from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
 from engine.cri.records import RUNNING, ContainerRecord
 from engine.node.logs.log_rotation import LogRotation, log_limits, surplus
+from tests.contexts import node_context
 from tests.waiting import eventually
 
 
@@ -58,7 +59,9 @@ async def test_a_large_log_is_moved_and_the_runtime_opens_another(tmp_path: Path
         container_log_max_size="1Ki", container_log_max_files=3, container_log_monitor_interval=Duration(0.02)
     )
     container = ContainerRecord("id", "c", "s", RUNNING, 0, 1.0, log_path=str(path))
-    rotation = LogRotation(config=config, runtime=runtime, running=lambda: [container], clock=lambda: 1e9)
+    rotation = LogRotation(
+        node_context(config, clock=lambda: 1e9), runtime=runtime, running=lambda: [container]
+    )
     await rotation.start()
     await eventually(lambda: runtime.calls and path.exists())
     await rotation.stop()
@@ -91,7 +94,9 @@ async def test_what_a_container_put_among_its_logs_is_not_followed(tmp_path: Pat
         ContainerRecord("elsewhere", "d", "s", RUNNING, 0, 1.0, log_path=str(swapped / "0.log")),
         ContainerRecord("id", "c", "s", RUNNING, 0, 1.0, log_path=str(path)),
     ]
-    rotation = LogRotation(config=config, runtime=runtime, running=lambda: containers, clock=lambda: 1e9)
+    rotation = LogRotation(
+        node_context(config, clock=lambda: 1e9), runtime=runtime, running=lambda: containers
+    )
     await rotation.start()
     await eventually(lambda: runtime.calls and path.exists())
     await rotation.stop()
@@ -124,7 +129,9 @@ async def test_so_many_logs_are_rotated_at_once_as_there_are_workers(tmp_path: P
     containers = [
         ContainerRecord(f"id{path.name}", "c", "s", RUNNING, 0, 1.0, log_path=str(path)) for path in paths
     ]
-    rotation = LogRotation(config=config, runtime=runtime, running=lambda: containers, clock=lambda: 1e9)
+    rotation = LogRotation(
+        node_context(config, clock=lambda: 1e9), runtime=runtime, running=lambda: containers
+    )
     await rotation.start()
     await eventually(lambda: runtime.now == 3)
     assert sum(path.exists() for path in paths) == 2

@@ -42,6 +42,7 @@ from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.contents import Contents
 from engine.node.volumes.csi_storage import CsiStorage
 from engine.node.volumes.local_devices import LocalDevices
+from tests.contexts import node_context
 from tests.waiting import eventually
 
 NOW = 1_700_000_000.0
@@ -177,17 +178,16 @@ def keep(
 ) -> Callable[[Objects], VolumeManager]:
     def made(objects: Objects) -> VolumeManager:
         csi = CsiStorage(
-            tmp_path / "root",
-            "n1",
+            node_context(
+                root=tmp_path / "root", name="n1", registry=registry, tasks=Tasks(), clock=lambda: NOW
+            ),
             objects,
             NoRecords(),
             Attachments(lambda: None),
-            registry=registry,
-            tasks=Tasks(),
-            clock=lambda: NOW,
             usage_seconds=60.0,
         )
         return VolumeManager(
+            node_context(recorder=recorder, registry=registry, tasks=Tasks(), clock=lambda: NOW),
             volumes,
             objects,
             csi,
@@ -195,10 +195,6 @@ def keep(
             host_ips=lambda: ("192.0.2.1",),
             node=Node,
             allocatable=dict,
-            recorder=recorder,
-            registry=registry,
-            tasks=Tasks(),
-            clock=lambda: NOW,
         )
 
     return made

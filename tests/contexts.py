@@ -1,0 +1,45 @@
+"""Builds the context that the parts of a node share, with what a test does not name left at its default."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.api.config import ROOT_DIR, KubeletConfiguration
+from engine.api.decisions import Decisions
+from engine.api.events import EventRecorder
+from engine.api.kubengine_config import KubengineConfiguration
+from engine.host.node_context import NodeContext
+from engine.host.tasks import Tasks
+from engine.metrics import Registry
+
+
+def node_context(
+    config: KubeletConfiguration | None = None,
+    *,
+    name: str = "node",
+    root: Path = Path(ROOT_DIR),
+    clock: Callable[[], float] = time.time,
+    registry: Registry | None = None,
+    tasks: Tasks | None = None,
+    recorder: EventRecorder | None = None,
+    decisions: Decisions | None = None,
+    **sections: Any,
+) -> NodeContext:
+    """Return a context; `sections` are those of the KubengineConfiguration by name, None for the default."""
+    given = {name: section for name, section in sections.items() if section is not None}
+    settings = KubengineConfiguration(**given)
+    context = NodeContext.create(
+        config or KubeletConfiguration(), settings, name=name, root=root, clock=clock
+    )
+    registry = registry or context.registry
+    return replace(
+        context,
+        registry=registry,
+        tasks=tasks or Tasks(registry),
+        recorder=recorder or context.recorder,
+        decisions=decisions or context.decisions,
+    )
