@@ -7,7 +7,7 @@ text is written while it is sent, because it is far larger than its inputs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from engine._fast.reading.groups import IO_COLUMNS
 from engine._fast.writing.exposition import ABSENT, Series, Texts, exposition, joined
 from engine.node.nodeinfo.machine import device_name, memory_total, swap
+from engine.node.stats.filesystems import DISK_COUNTS, Filesystem
 from engine.node.stats.group import GroupTable
 from engine.node.stats.used import NodeUsage
 from engine.server.group_labels import Places, Shown
-from engine.server.metrics_text import MICRO, NANO, head, labelled
+from engine.server.metrics_text import MICRO, MILLI, NANO, head, labelled
 
 Numbers: TypeAlias = "NDArray[np.int64]"
 Column = Callable[[GroupTable], tuple[Numbers, int]]
@@ -28,6 +29,10 @@ Column = Callable[[GroupTable], tuple[Numbers, int]]
 
 def _column(name: str, point: int = 0) -> Column:
     return lambda table: (table.column(name), point)
+
+
+def _opened(name: str) -> Column:
+    return lambda table: (table.opened(name), 0)
 
 
 def _limit(name: str) -> Column:
@@ -51,6 +56,8 @@ _SERIES: tuple[tuple[str, str, str, str, Column], ...] = (
     ("cpu_cfs_periods_total", "counter", "Periods of the CPU limit", "", _column("periods")),
     ("cpu_cfs_throttled_periods_total", "counter", "Periods cut short", "", _column("throttled_periods")),
     ("cpu_cfs_throttled_seconds_total", "counter", "Time held back", "", _column("throttled", NANO)),
+    ("cpu_cfs_burst_periods_total", "counter", "Periods with a burst", "", _column("bursts")),
+    ("cpu_cfs_burst_seconds_total", "counter", "Time used in bursts", "", _column("burst", NANO)),
     (
         "memory_working_set_bytes",
         "gauge",
@@ -63,10 +70,21 @@ _SERIES: tuple[tuple[str, str, str, str, Column], ...] = (
     ("memory_rss", "gauge", "Anonymous memory", "", _column("rss")),
     ("memory_cache", "gauge", "Page cache", "", _column("cache")),
     ("memory_mapped_file", "gauge", "Mapped files", "", _column("mapped")),
+    ("memory_total_active_file_bytes", "gauge", "Active page cache", "", _column("active_file")),
+    ("memory_total_inactive_file_bytes", "gauge", "Inactive page cache", "", _column("inactive_file")),
     ("memory_swap", "gauge", "Swap in use", "", _column("swap")),
     ("memory_failcnt", "counter", "Times that the limit was met", "", _column("memory_failures")),
     ("oom_events_total", "counter", "Processes killed for memory", "", _column("oom_kills")),
     ("processes", "gauge", "Processes", "", _column("processes")),
+    ("file_descriptors", "gauge", "Open file descriptors", "", _opened("descriptors")),
+    ("sockets", "gauge", "Open sockets", "", _opened("sockets")),
+    (
+        "ulimits_soft",
+        "gauge",
+        "Soft limit of the first process, -1 for none",
+        'ulimit="max_open_files"',
+        _opened("open_files_limit"),
+    ),
     ("threads", "gauge", "Threads", "", _column("threads")),
     ("threads_max", "gauge", "Most threads, 0 for any number", "", _limit("threads_limit")),
     ("spec_cpu_shares", "gauge", "CPU shares", "", _column("shares")),
@@ -118,6 +136,25 @@ _IO = (
 )
 
 
+_FILESYSTEMS = (
+    ("fs_limit_bytes", "Size of the filesystem", "limit"),
+    ("fs_usage_bytes", "Bytes in use", "usage"),
+    ("fs_inodes_total", "Inodes", "inodes"),
+    ("fs_inodes_free", "Free inodes", "inodes_free"),
+)
+_DISKS = (
+    ("fs_reads_merged_total", "counter", "Reads merged", "reads_merged", 0),
+    ("fs_sector_reads_total", "counter", "Sectors read", "sectors_read", 0),
+    ("fs_read_seconds_total", "counter", "Time spent reading", "read_milliseconds", MILLI),
+    ("fs_writes_merged_total", "counter", "Writes merged", "writes_merged", 0),
+    ("fs_sector_writes_total", "counter", "Sectors written", "sectors_written", 0),
+    ("fs_write_seconds_total", "counter", "Time spent writing", "write_milliseconds", MILLI),
+    ("fs_io_current", "gauge", "Requests in progress", "in_progress", 0),
+    ("fs_io_time_seconds_total", "counter", "Time with requests in progress", "io_milliseconds", MILLI),
+    ("fs_io_time_weighted_seconds_total", "counter", "Weighted time", "weighted_milliseconds", MILLI),
+)
+
+
 class CadvisorPage:
     """The page of one node; keeps the labels of the cgroups."""
 
@@ -145,6 +182,7 @@ def _page(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
     )
     yield from _failures(table, shown)
     yield from _devices(table, shown)
+    yield from _filesystems(usage.filesystems, shown.labels)
     yield from _networks(usage, shown)
     yield _family(
         "container_start_time_seconds", "Start in Unix seconds", "gauge", labels, shown.started, MICRO
@@ -173,12 +211,17 @@ def _plain(name: str, help: str, value: int) -> Series:
 
 
 def _parts(
-    name: str, help: str, labels: Texts, parts: Iterable[tuple[str, Numbers, Numbers | None]]
+    name: str,
+    help: str,
+    labels: Texts,
+    parts: Iterable[tuple[str, Numbers, Numbers | None]],
+    kind: str = "counter",
+    point: int = 0,
 ) -> Iterator[Series]:
-    """Write a counter with further labels: each part has the text of these, the values, and the rows."""
-    heading = head(name, help, "counter").encode()
+    """Write a metric with further labels: each part has the text of these, the values, and the rows."""
+    heading = head(name, help, kind).encode()
     for further, values, picked in parts:
-        yield Series(heading, f"{name}{{{further},".encode(), labels, values, picked=picked)
+        yield Series(heading, f"{name}{{{further},".encode(), labels, values, point, picked=picked)
         heading = b""
 
 
@@ -221,6 +264,25 @@ def _devices(table: GroupTable, shown: Shown) -> Iterator[Series]:
             for device, _, _, rows in moved
         ]
         yield from _parts(f"container_{name}", help, shown.labels, parts)
+
+
+def _filesystems(filesystems: Sequence[Filesystem], labels: Texts) -> Iterator[Series]:
+    """Write the machine's filesystems and disks, which are of the root cgroup."""
+    root = np.zeros(1, np.int64)
+
+    def family(name: str, kind: str, help: str, values: dict[str, int], point: int = 0) -> Iterator[Series]:
+        parts = [
+            (labelled(("device",), (device,)), np.array([value], np.int64), root)
+            for device, value in values.items()
+        ]
+        yield from _parts(f"container_{name}", help, labels, parts, kind, point)
+
+    for name, help, field in _FILESYSTEMS:
+        yield from family(name, "gauge", help, {each.device: getattr(each, field) for each in filesystems})
+    for name, kind, help, count, point in _DISKS:
+        at = DISK_COUNTS.index(count)
+        values = {each.device: each.disk[at] for each in filesystems if each.disk}
+        yield from family(name, kind, help, values, point)
 
 
 def _networks(usage: NodeUsage, shown: Shown) -> Iterator[Series]:

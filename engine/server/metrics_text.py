@@ -15,7 +15,7 @@ from pathlib import Path
 
 from engine.metrics import Collected, Histogram, Registry
 
-NANO, MICRO = 9, 6
+NANO, MICRO, MILLI = 9, 6, 3
 """Decimal digits of values that are read in fractions of a unit."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})

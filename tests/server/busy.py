@@ -21,6 +21,17 @@ from engine.node.stats.used import NodeUsage
 from tests.server.secured import SecuredView
 
 
+def _proc(top: Path) -> Path:
+    """What the kernel tells of this process, and of a machine with one disk."""
+    (top / "self").mkdir(parents=True, exist_ok=True)
+    (top / "self/mountinfo").write_text(f"1 1 8:1 / {top} rw - ext4 /dev/sda1 rw\n")
+    (top / "diskstats").write_text("8 1 sda1 1 2 3 4 5 6 7 8 9 10 11\n")
+    own = top / str(os.getpid())
+    if not own.is_symlink():
+        own.symlink_to(f"/proc/{os.getpid()}")
+    return top
+
+
 @dataclass
 class BusyView(SecuredView):
     """A node with one pod that works: its numbers rise from one reading to the next."""
@@ -40,6 +51,7 @@ class BusyView(SecuredView):
             runtime=self.tree / "none.sock",
             clock=time.time,
             mount=self.tree,
+            proc=_proc(self.tree / "proc"),
         )
         count_node(self.registry, self.name, self.records.values)
         self.relists = self.registry.histogram("kubelet_pleg_relist_duration_seconds", "Relists.")
@@ -52,13 +64,14 @@ class BusyView(SecuredView):
             (self.tree / group).mkdir(parents=True, exist_ok=True)
             for name, text in {
                 "cpu.stat": f"usage_usec {n}000000\nuser_usec {n}00\nsystem_usec {n}00\nnr_periods {n}00\n"
-                f"nr_throttled {n}0\nthrottled_usec {n}00\n",
+                f"nr_throttled {n}0\nthrottled_usec {n}00\nnr_bursts {n}\nburst_usec {n}\n",
                 "cpu.max": "50000 100000\n",
                 "cpu.weight": "39\n",
                 "memory.current": "9000000\n",
                 "memory.peak": "9900000\n",
                 "memory.swap.current": "0\n",
-                "memory.stat": "anon 5000000\nfile 4000000\nfile_mapped 2\ninactive_file 1\npgfault 3\n",
+                "memory.stat": "anon 5000000\nfile 4000000\nfile_mapped 2\ninactive_file 1\nactive_file 1\n"
+                "pgfault 3\n",
                 "io.stat": f"8:0 rbytes={n}000 wbytes={n}000 rios={n} wios={n}\n",
                 "pids.current": "3\n",
                 "cgroup.procs": f"{os.getpid()}\n",

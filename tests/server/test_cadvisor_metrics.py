@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
+from engine.node.stats.filesystems import Filesystem
 from engine.node.stats.group import Groups
 from engine.node.stats.network import Interface
 from engine.node.stats.used import NodeUsage, UsedGroup, UsedPod
@@ -17,10 +18,11 @@ from engine.server.cadvisor_metrics import CadvisorPage
 EVERYWHERE = {
     "cpu.stat": "usage_usec 2500000\n",
     "memory.current": "100\n",
-    "memory.stat": "inactive_file 30\nanon 60\n",
+    "memory.stat": "inactive_file 30\nactive_file 20\nanon 60\n",
 }
 LIMITED = {
     "cpu.max": "50000 100000\n",
+    "cgroup.procs": "77\n",
     "memory.max": "4096\n",
     "memory.stat": "inactive_file 30\nanon 60\npgfault 3\npgmajfault 0\n",
     "io.stat": "8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n",
@@ -52,18 +54,52 @@ def test_series_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (root,), (pods,) = used("/"), used("/kubepods")
     gone = UsedGroup("/gone", groups.add(["/gone"]))
     network = {"u": [Interface("eth0", 1, 2, 3, 4, 5, 6, 7, 8)]}
-    table = groups.read(tmp_path)
-    usage = NodeUsage(1000.9, table, root, {"pods": pods, "runtime": gone}, [pod], [], network)
+    process = tmp_path / "proc/77"
+    (process / "fd").mkdir(parents=True)
+    (process / "fd/0").symlink_to("socket:[1]")
+    (process / "limits").write_text(
+        "Max open files            unlimited            unlimited            files\n"
+    )
+    table = groups.read(tmp_path, proc=tmp_path / "proc")
+    usage = NodeUsage(
+        1000.9,
+        table,
+        root,
+        {"pods": pods, "runtime": gone},
+        [pod],
+        [],
+        network,
+        filesystems=[
+            Filesystem("/dev/sda1", 4096, 1024, 70, 60, tuple(range(1500, 1511))),
+            Filesystem("/dev/mapper/x", 1 << 40, 7, 0, 0),
+        ],
+    )
+    disks: dict[tuple[str, str], float] = {}
     found: dict[tuple[str, str, str], float] = {}
     for family in text_string_to_metric_families(b"".join(CadvisorPage().text(usage)).decode()):
         for sample in family.samples:
             found[sample.name, sample.labels.get("id", ""), sample.labels.get("interface", "")] = sample.value
+            if sample.labels.get("device", "/dev/sd80") != "/dev/sd80":
+                assert (sample.labels["id"], sample.labels["pod"]) == ("/", "")
+                disks[sample.name, sample.labels["device"]] = sample.value
             if sample.labels.get("id") == "/kubepods/podu/id":
                 assert sample.labels["container"] == "c"
                 assert sample.labels["image"] == 'i"mage'
                 assert (sample.labels["namespace"], sample.labels["pod"]) == ("n", "p")
                 assert sample.labels.get("device", "/dev/sd80") == "/dev/sd80"
+    assert disks["container_fs_limit_bytes", "/dev/sda1"] == 4096
+    assert disks["container_fs_usage_bytes", "/dev/sda1"] == 1024
+    assert disks["container_fs_inodes_total", "/dev/sda1"] == 70
+    assert disks["container_fs_inodes_free", "/dev/sda1"] == 60
+    assert disks["container_fs_usage_bytes", "/dev/mapper/x"] == 7
+    assert disks["container_fs_read_seconds_total", "/dev/sda1"] == 1.503
+    assert disks["container_fs_io_current", "/dev/sda1"] == 1508
+    assert disks["container_fs_io_time_weighted_seconds_total", "/dev/sda1"] == 1.51
+    assert ("container_fs_io_current", "/dev/mapper/x") not in disks
     own = "/kubepods/podu/id"
+    assert found["container_file_descriptors", own, ""] == 1
+    assert found["container_sockets", own, ""] == 1
+    assert found["container_ulimits_soft", own, ""] == -1
     assert found["container_cpu_usage_seconds_total", own, ""] == 2.5
     assert found["container_memory_working_set_bytes", own, ""] == 70
     assert found["container_spec_cpu_quota", own, ""] == 50_000

@@ -27,6 +27,8 @@ COLUMNS: Final = (
     "periods",
     "throttled_periods",
     "throttled",
+    "bursts",
+    "burst",
     "shares",
     "quota",
     "period",
@@ -36,6 +38,7 @@ COLUMNS: Final = (
     "memory_failures",
     "swap_limit",
     "inactive_file",
+    "active_file",
     "rss",
     "cache",
     "mapped",
@@ -179,6 +182,8 @@ class _V1:
                 "periods": bandwidth.get("nr_periods"),
                 "throttled_periods": bandwidth.get("nr_throttled"),
                 "throttled": bandwidth.get("throttled_time"),
+                "bursts": bandwidth.get("nr_bursts"),
+                "burst": bandwidth.get("burst_time"),
             }
         if not known or known["memory_limit"] > 0:
             found["memory_failures"] = _number(self._memory / "memory.failcnt")
@@ -188,6 +193,7 @@ class _V1:
         stat = _flat(self._memory / "memory.stat")
         return {
             "inactive_file": stat.get("total_inactive_file"),
+            "active_file": stat.get("total_active_file"),
             "rss": stat.get("total_rss"),
             "cache": stat.get("total_cache"),
             "mapped": stat.get("total_mapped_file"),
@@ -215,6 +221,8 @@ class _V2:
             "periods": cpu.get("nr_periods"),
             "throttled_periods": cpu.get("nr_throttled"),
             "throttled": _times(cpu.get("throttled_usec"), 1000),
+            "bursts": cpu.get("nr_bursts"),
+            "burst": _times(cpu.get("burst_usec"), 1000),
             "memory": _number(self._group / "memory.current"),
         }
 
@@ -250,6 +258,7 @@ class _V2:
         stat = _flat(self._group / "memory.stat")
         return {
             "inactive_file": stat.get("inactive_file"),
+            "active_file": stat.get("active_file"),
             "rss": stat.get("anon"),
             "cache": stat.get("file"),
             "mapped": stat.get("file_mapped"),

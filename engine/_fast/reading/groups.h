@@ -16,7 +16,7 @@ enum {
     G_MOST = 1 << 16,
     G_MOST_READS = 64,
     G_CONTROLLERS = 5,
-    G_PRESSURE = 28,
+    G_PRESSURE = 31,
     G_WIDTH = G_PRESSURE + 24,
     G_PATH = 4096
 };
@@ -31,6 +31,8 @@ enum {
     PERIODS,
     THROTTLED_PERIODS,
     THROTTLED,
+    BURSTS,
+    BURST,
     SHARES,
     QUOTA,
     PERIOD,
@@ -40,6 +42,7 @@ enum {
     MEMORY_FAILURES,
     SWAP_LIMIT,
     INACTIVE_FILE,
+    ACTIVE_FILE,
     RSS,
     CACHE,
     MAPPED,
@@ -263,11 +266,11 @@ static void g_processes(int top, const char *path, char *buffer, int64_t *row) {
 }
 
 static const g_wanted g_v1_ticks[] = {{"user", CPU_USER, G_TICK}, {"system", CPU_SYSTEM, G_TICK}, {0}};
-static const g_wanted g_v1_cpu[] = {{"nr_periods", PERIODS, 1},
-                                    {"nr_throttled", THROTTLED_PERIODS, 1},
-                                    {"throttled_time", THROTTLED, 1},
-                                    {0}};
+static const g_wanted g_v1_cpu[] = {{"nr_periods", PERIODS, 1},       {"nr_throttled", THROTTLED_PERIODS, 1},
+                                    {"throttled_time", THROTTLED, 1}, {"nr_bursts", BURSTS, 1},
+                                    {"burst_time", BURST, 1},         {0}};
 static const g_wanted g_v1_memory[] = {{"total_inactive_file", INACTIVE_FILE, 1},
+                                       {"total_active_file", ACTIVE_FILE, 1},
                                        {"total_rss", RSS, 1},
                                        {"total_cache", CACHE, 1},
                                        {"total_mapped_file", MAPPED, 1},
@@ -284,8 +287,11 @@ static const g_wanted g_v2_cpu[] = {{"usage_usec", CPU, 1000},
                                     {"nr_periods", PERIODS, 1},
                                     {"nr_throttled", THROTTLED_PERIODS, 1},
                                     {"throttled_usec", THROTTLED, 1000},
+                                    {"nr_bursts", BURSTS, 1},
+                                    {"burst_usec", BURST, 1000},
                                     {0}};
 static const g_wanted g_v2_memory[] = {{"inactive_file", INACTIVE_FILE, 1},
+                                       {"active_file", ACTIVE_FILE, 1},
                                        {"anon", RSS, 1},
                                        {"file", CACHE, 1},
                                        {"file_mapped", MAPPED, 1},

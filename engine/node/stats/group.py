@@ -15,13 +15,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from engine._fast.reading.descriptors import DESCRIPTOR_COLUMNS, count_descriptors
 from engine._fast.reading.groups import ABSENT, COLUMNS, PRESSURE, refresh_groups
 
 MOUNT: Final = Path("/sys/fs/cgroup")
+PROC: Final = Path("/proc")
 WIDTH: Final = len(COLUMNS) + 4 * len(PRESSURE)
 SETTINGS_SECONDS: Final = 600.0
 SPREAD: Final = 100
 """Spread, in readings, of the times at which groups that appeared together are read again."""
+MOST_COUNTED: Final = 256
+"""Groups whose descriptors are counted in one reading; the others keep theirs until it is their turn."""
+COUNTING_NANOSECONDS: Final = 50_000_000
 SHORTEST_RATE, LONGEST_RATE = 0.5, 600.0
 _FASTEST: Final = 2.0**62
 _COLUMN: Final = {name: at for at, name in enumerate(COLUMNS)}
@@ -49,7 +54,8 @@ class GroupTable:
 
     `numbers` has a row for each group, `io` rows of `IO_COLUMNS`. `looked_at` are the groups in which
     something ran since the last reading, and those whose turn it was. `rates` are nanoseconds of CPU per
-    second, `ABSENT` without an earlier reading. `time` is a Unix time.
+    second, `ABSENT` without an earlier reading. `descriptors` has `DESCRIPTOR_COLUMNS` for each group.
+    `time` is a Unix time.
     """
 
     def __init__(
@@ -59,13 +65,18 @@ class GroupTable:
         looked_at: NDArray[np.bool_],
         io: NDArray[np.int64],
         rates: NDArray[np.int64],
+        descriptors: NDArray[np.int64],
     ) -> None:
         self.time, self.numbers, self.looked_at = time, numbers, looked_at
-        self.io, self.rates = io, rates
+        self.io, self.rates, self._descriptors = io, rates, descriptors
 
     def column(self, name: str) -> NDArray[np.int64]:
         """Return one number of each group, `ABSENT` where it has none."""
         return self.numbers[:, _COLUMN[name]]
+
+    def opened(self, name: str) -> NDArray[np.int64]:
+        """Return one of `DESCRIPTOR_COLUMNS` of each group, `ABSENT` where it has none."""
+        return self._descriptors[:, DESCRIPTOR_COLUMNS.index(name)]
 
     def stalled(self, resource: str, kind: str) -> NDArray[np.int64]:
         """Return the PSI total of each group in microseconds."""
@@ -91,8 +102,9 @@ class Groups:
     """A set of groups that are read repeatedly; each keeps its row while it is in the set.
 
     A group is read again only if something ran in it; values set from outside, and memory that the kernel
-    reclaims, are refreshed every `SETTINGS_SECONDS`. `borrowed` names, as (row, other, controller), rows
-    whose v1 controller keeps its numbers in another row.
+    reclaims, are refreshed every `SETTINGS_SECONDS`. The descriptors of its processes are counted again then
+    too, but only of `MOST_COUNTED` groups per reading, in turn. `borrowed` names, as (row, other,
+    controller), rows whose v1 controller keeps its numbers in another row.
     """
 
     def __init__(self) -> None:
@@ -104,6 +116,9 @@ class Groups:
         self.borrowed: list[tuple[int, int, str]] = []
         self._last: GroupTable | None = None
         self._read: NDArray[np.int64] = np.empty((0, WIDTH), np.int64)
+        self._descriptors: NDArray[np.int64] = np.empty((0, len(DESCRIPTOR_COLUMNS)), np.int64)
+        self._uncounted: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._counted_up_to = 0
 
     def add(self, cgroups: Sequence[str], known: Mapping[str, int] | None = None, within: bool = True) -> int:
         """Add consecutive rows and return the first.
@@ -129,17 +144,16 @@ class Groups:
         self._new |= dict.fromkeys(range(first, first + count), -1)
         self._free.setdefault(count, []).append(first)
 
-    def read(self, mount: Path = MOUNT, time: float = 0.0) -> GroupTable:
+    def read(self, mount: Path = MOUNT, time: float = 0.0, proc: Path = PROC) -> GroupTable:
         """Read everything that can be read now; a group that is gone has no numbers."""
         last, count = self._last, len(self._names)
         now_at = self._take_in(count)
         numbers = self._read
         used = numbers[:, _COLUMN["cpu"]].copy()
         due = ~(np.abs(time - self._settings_read) < SETTINGS_SECONDS)
-        parents = np.array(self._parents, np.int64)
-        moved, io = refresh_groups(
-            str(mount), self._names, parents, due.astype(np.uint8), numbers, is_v1(mount)
-        )
+        parents, v1 = np.array(self._parents, np.int64), is_v1(mount)
+        moved, io = refresh_groups(str(mount), self._names, parents, due.astype(np.uint8), numbers, v1)
+        self._count_descriptors(mount, proc, v1, moved > 0)
         spread = (np.arange(count) % SPREAD) * (SETTINGS_SECONDS / SPREAD)
         self._settings_read[due] = time - np.where(np.isfinite(self._settings_read[due]), 0.0, spread[due])
         if last is not None:
@@ -151,20 +165,40 @@ class Groups:
             shown[row, columns] = numbers[other, columns]
             if controller == "cpuacct":
                 rates[row] = rates[other]
-        self._last = GroupTable(time, shown, due | (moved > 0), io, rates)
+        self._last = GroupTable(time, shown, due | (moved > 0), io, rates, self._descriptors.copy())
         return self._last
+
+    def _count_descriptors(self, mount: Path, proc: Path, v1: bool, moved: NDArray[np.bool_]) -> None:
+        """Count those of groups in which something ran, for a limited time; the rest has its turn next."""
+        self._uncounted |= moved
+        without = self._read[:, _COLUMN["processes"]] == ABSENT
+        self._descriptors[without] = ABSENT
+        self._uncounted[without] = False
+        rows = np.flatnonzero(self._uncounted)
+        rows = np.roll(rows, -int(np.searchsorted(rows, self._counted_up_to)))[:MOST_COUNTED]
+        names = self._names
+        done = count_descriptors(
+            str(proc), str(mount), names, rows, self._descriptors, v1, COUNTING_NANOSECONDS
+        )
+        self._uncounted[rows[:done]] = False
+        self._counted_up_to = int(rows[done - 1]) + 1 if done else 0
 
     def _take_in(self, count: int) -> NDArray[np.intp]:
         """Create the rows of new groups; return the new position of each row of the last reading, -1 if it is
         gone.
         """
         before, looked_at = self._read, self._settings_read
+        opened, uncounted = self._descriptors, self._uncounted
         if not self._new and len(before) == count:
             return np.arange(count)
         self._read = np.full((count, WIDTH), ABSENT, np.int64)
         self._read[: len(before)] = before
         self._settings_read = np.full(count, -np.inf)
         self._settings_read[: len(looked_at)] = looked_at
+        self._descriptors = np.full((count, len(DESCRIPTOR_COLUMNS)), ABSENT, np.int64)
+        self._descriptors[: len(before)] = opened
+        self._uncounted = np.ones(count, np.bool_)
+        self._uncounted[: len(before)] = uncounted
         now_at = np.arange(len(before))
         if self._new:
             rows, known = np.array(list(self._new.items()), np.intp).T
@@ -174,6 +208,8 @@ class Groups:
             self._read[rows] = ABSENT
             self._settings_read[rows] = -np.inf
             self._read[rows[carried]] = before[known[carried]]
+            self._descriptors[rows], self._uncounted[rows] = ABSENT, True
+            self._descriptors[rows[carried]] = opened[known[carried]]
             self._new.clear()
         return now_at
 
@@ -227,6 +263,8 @@ class GroupSample:
     periods = _Column("periods")
     throttled_periods = _Column("throttled_periods")
     throttled = _Column("throttled")
+    bursts = _Column("bursts")
+    burst = _Column("burst")
     shares = _Column("shares")
     quota = _Column("quota")
     period = _Column("period")
@@ -236,6 +274,7 @@ class GroupSample:
     memory_failures = _Column("memory_failures")
     swap_limit = _Column("swap_limit")
     inactive_file = _Column("inactive_file")
+    active_file = _Column("active_file")
     rss = _Column("rss")
     cache = _Column("cache")
     mapped = _Column("mapped")

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from engine._fast.reading.groups import ABSENT
 from engine.cri.records import PodRecord
-from engine.node.stats.group import MOUNT, Groups, GroupTable, children
+from engine.node.stats.filesystems import Filesystems
+from engine.node.stats.group import MOUNT, PROC, Groups, GroupTable, children
 from engine.node.stats.network import Interface, interfaces_of
 from engine.node.stats.system import SystemGroups
 from engine.node.stats.used import NodeUsage, UsedGroup, UsedPod
@@ -38,11 +39,13 @@ class UsageSampler:
         runtime: Path,
         clock: Callable[[], float],
         mount: Path = MOUNT,
+        proc: Path = PROC,
     ) -> None:
         self._pods, self._pod_cgroup, self._pods_root = pods, pod_cgroup, pods_root
         self._runtime = runtime
         self._clock = clock
-        self._mount = mount
+        self._mount, self._proc = mount, proc
+        self._filesystems = Filesystems(proc)
         self._groups = Groups()
         self._root = UsedGroup("/", self._groups.add(["/"]))
         self._system = SystemGroups(self._groups)
@@ -91,7 +94,7 @@ class UsageSampler:
         now = self._clock()
         self._system.look(self._runtime, pods_root)
         pods = self._place(held)
-        table = self._groups.read(self._mount, now)
+        table = self._groups.read(self._mount, now, self._proc)
         without_memory, without_cpu = (
             table.column(name)[self._inner] == ABSENT for name in ("memory", "cpu")
         )
@@ -105,6 +108,7 @@ class UsageSampler:
             interfaces_of("self"),
             self._networks(table),
             apart or bool((without_memory | without_cpu).any()) or not all(pod.complete for pod in pods),
+            self._filesystems.read(now),
         )
 
     def _place(self, held: Sequence[_Held]) -> tuple[UsedPod, ...]:

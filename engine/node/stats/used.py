@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.cri.records import ContainerRecord, PodRecord
+from engine.node.stats.filesystems import Filesystem
 from engine.node.stats.group import GroupSample, GroupTable
 from engine.node.stats.network import Interface
 
@@ -61,8 +62,8 @@ class NodeUsage:
 
     `time` is a Unix time; `table` has all cgroups; `system` are the cgroups of the agent (`kubelet`), the
     runtime and all pods. `pods` is the same object while the pods are the same. `network` are the host's
-    devices, `networks` by uid those of each pod with its own network. `lacking` is true if something may run
-    that has no numbers here.
+    devices, `networks` by uid those of each pod with its own network. `filesystems` are the machine's.
+    `lacking` is true if something may run that has no numbers here.
     """
 
     time: float
@@ -73,6 +74,7 @@ class NodeUsage:
     network: Sequence[Interface]
     networks: Mapping[str, Sequence[Interface]] = field(default_factory=dict)
     lacking: bool = False
+    filesystems: Sequence[Filesystem] = ()
 
     def sample(self, group: UsedGroup) -> GroupSample:
         return self.table.sample(group.row)

@@ -18,7 +18,8 @@ FLAT = """
 usage_usec user_usec file_dirty total_dirty
  system_usec nr_periods nr_throttled throttled_usec anon file inactive_file
 file_mapped pgfault pgmajfault max oom_kill user system throttled_time total_rss total_cache total_swap
-total_inactive_file total_mapped_file total_pgfault total_pgmajfault"""
+total_inactive_file total_mapped_file total_pgfault total_pgmajfault
+active_file total_active_file nr_bursts burst_usec burst_time"""
 LINES = ["8:0 Read {}", "8:0 Write {}", "253:1 Read {}", "Total {}", "8:0 Sync {}", "x:1 Read {}",
          "8:0 rbytes={} wbytes=2 rios=3 wios=4 dbytes=0 dios=0", "8:16", "8:0 rbytes=1 wbytes={}",
          "259:3 rbytes=1 rbytes={} wbytes=1 rios=1 wios=1",
@@ -109,7 +110,7 @@ def test_both_forms_read_the_same(tmp_path: Path, v1: bool) -> None:
 CALM = {
     "cpuacct.usage": "7\n", "memory.usage_in_bytes": "7\n", "memory.current": "7\n",
     "cpu.stat": "usage_usec 7\nuser_usec 3\nsystem_usec 4\nnr_periods 7\nnr_throttled 7\n"
-    "throttled_usec 7\nthrottled_time 7\n",
+    "throttled_usec 7\nthrottled_time 7\nnr_bursts 7\nburst_usec 7\nburst_time 7\n",
     "memory.stat": "".join(f"{name} 7\n" for name in FLAT.split() if "dirty" not in name)
     + "total_writeback 0\nfile_writeback 0\n",
     "cpu.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n",

@@ -1,0 +1,112 @@
+"""Reads the size and use of the machine's filesystems, and what its disks did, as cAdvisor shows them.
+
+Only filesystems on block devices: a kubelet's page has them in the root cgroup alone, as containerd's
+containers have none of their own there. The table of mounts is long on a full node, so it is read seldom.
+Files: proc(5) for mountinfo, the kernel's iostats document for diskstats.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MOUNTS_SECONDS: Final = 600.0
+MOST_FILESYSTEMS: Final = 128
+DISK_COUNTS: Final = (
+    *("reads", "reads_merged", "sectors_read", "read_milliseconds"),
+    *("writes", "writes_merged", "sectors_written", "write_milliseconds"),
+    *("in_progress", "io_milliseconds", "weighted_milliseconds"),
+)
+"""What /proc/diskstats counts of a device, in its order."""
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+Device = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Filesystem:
+    """One filesystem: sizes in bytes; `disk` are `DISK_COUNTS`, empty if the kernel has none."""
+
+    device: str
+    limit: int
+    usage: int
+    inodes: int
+    inodes_free: int
+    disk: tuple[int, ...] = ()
+
+
+def devices_of(mountinfo: str) -> dict[str, tuple[str, Device]]:
+    """Return the first mount point and the number of each mounted block device, by its path."""
+    found: dict[str, tuple[str, Device]] = {}
+    for line in mountinfo.splitlines():
+        words, _, source_words = line.partition(" - ")
+        fields, source = words.split(" "), source_words.split(" ")
+        if len(fields) < 6 or len(source) < 2 or not source[1].startswith("/dev/"):
+            continue
+        major, _, minor = fields[2].partition(":")
+        if major.isdigit() and minor.isdigit():
+            found.setdefault(_plain(source[1]), (_plain(fields[4]), (int(major), int(minor))))
+    return found
+
+
+def disk_counts(diskstats: str) -> dict[Device, tuple[int, ...]]:
+    """Return `DISK_COUNTS` of each device; lines that are shorter or no numbers are left out."""
+    found = {}
+    for line in diskstats.splitlines():
+        words = line.split()
+        numbers = [*words[:2], *words[3 : 3 + len(DISK_COUNTS)]]
+        if len(numbers) == 2 + len(DISK_COUNTS) and "".join(numbers).isdecimal():
+            major, minor, *counts = map(int, numbers)
+            found[major, minor] = tuple(counts)
+    return found
+
+
+def _plain(text: str) -> str:
+    """Undo the escapes of mountinfo: `\\040` is a blank."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+class Filesystems:
+    """The filesystems of the machine; `proc` is where its tables are."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._mounts: Mapping[str, tuple[str, Device]] = {}
+        self._read_at = -MOUNTS_SECONDS
+
+    def read(self, now: float) -> list[Filesystem]:
+        """Return what can be read now, by the path of the device; `now` is a Unix time."""
+        if not 0 <= now - self._read_at < MOUNTS_SECONDS:
+            self._mounts, self._read_at = devices_of(_text(self._proc / "self/mountinfo")), now
+        counts = disk_counts(_text(self._proc / "diskstats")) if self._mounts else {}
+        found = []
+        for device, (mount_point, number) in sorted(self._mounts.items())[:MOST_FILESYSTEMS]:
+            try:
+                has = os.statvfs(mount_point)
+            except OSError:
+                continue
+            limit = has.f_blocks * has.f_frsize
+            disk = counts.get(number) or counts.get(_number_of(device), ())
+            usage = limit - has.f_bfree * has.f_frsize
+            found.append(Filesystem(device, limit, usage, has.f_files, has.f_ffree, disk))
+        return found
+
+
+def _number_of(device: str) -> Device:
+    """Return the number of the device itself: btrfs mounts have one that is no device's."""
+    try:
+        number = Path(device).stat().st_rdev
+    except OSError:
+        return -1, -1
+    return os.major(number), os.minor(number)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="surrogateescape")
+    except OSError:
+        return ""
