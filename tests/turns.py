@@ -1,4 +1,4 @@
-"""A measure of who holds the event loop, that is the same on every machine: calls in each of its turns."""
+"""Measures of the work in each turn of the event loop, which are equal on every machine."""
 
 from __future__ import annotations
 
@@ -33,3 +33,29 @@ class TurnGauge:
         elif event in _BEGINS:
             self._calls += 1
             self.most = max(self.most, self._calls)
+
+
+class TurnMeter:
+    """Sums what `add` is given in each turn of the running loop; `most` is the largest sum."""
+
+    def __init__(self) -> None:
+        self.most = self.total = 0
+        self._now = 0
+        self._handle: asyncio.Handle | None = None
+
+    def __enter__(self) -> TurnMeter:
+        self._next()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._handle is not None
+        self._handle.cancel()
+
+    def add(self, amount: int = 1) -> None:
+        self._now += amount
+        self.total += amount
+        self.most = max(self.most, self._now)
+
+    def _next(self) -> None:
+        self._now = 0
+        self._handle = asyncio.get_running_loop().call_soon(self._next)

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -32,6 +32,7 @@ FORGET_AFTER = 120.0
 LEAST_SECONDS = 300
 GRACE = 60.0
 SHORT = 1.0
+BYTES_IN_A_TURN = 64 * 1024
 KNOWS_NO_STREAMS = (400, 422)
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
@@ -159,8 +160,20 @@ class ResourceWatch(Generic[T]):
             if not _is_expired(error):
                 raise
             listed = await self.client.get(self.resource.path, _List, self.resource.params())
-        known = [self._object(item) for item in listed.items or ()]
-        self._heard_all([each for each in known if each is not None], listed.metadata.resource_version)
+        known = [each async for each in self._objects(listed.items or ())]
+        self._heard_all(known, listed.metadata.resource_version)
+
+    async def _objects(self, items: Sequence[msgspec.Raw]) -> AsyncIterator[T]:
+        """Decode a list's objects, about BYTES_IN_A_TURN of the event loop."""
+        decoded = 0
+        for item in items:
+            known = self._object(item)
+            if known is not None:
+                yield known
+            decoded += memoryview(item).nbytes
+            if decoded >= BYTES_IN_A_TURN:
+                decoded = 0
+                await asyncio.sleep(0)
 
     def _heard_all(self, items: Sequence[T], version: str) -> None:
         self.heard.replaced(items)

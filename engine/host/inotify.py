@@ -26,6 +26,9 @@ IN_IGNORED = 0x8000
 
 FILES_CHANGED = IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE
 
+EVENTS_READ = 4096
+"""Bytes of events in one turn of the event loop: at most 256 events, at least one with the longest name."""
+
 _EVENT = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -62,7 +65,7 @@ class InotifyWatch:
 
     def _read(self) -> None:
         try:
-            data = os.read(self._fd, 65536)
+            data = os.read(self._fd, EVENTS_READ)
         except BlockingIOError:
             return
         offset = 0

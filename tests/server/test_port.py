@@ -212,6 +212,19 @@ async def test_a_node_of_no_cluster_shows_its_configuration_there(open_port: Ope
     assert json.loads(answer.body)["kubeletconfig"]["maxPods"] == 110
 
 
+async def test_anonymous_users_have_one_refusal_for_each_connection(
+    server: ApiServer, open_port: Open
+) -> None:
+    """A stranger who is refused pays for another handshake; a known user keeps the connection."""
+    port = await open_port(authentication={"anonymous": {"enabled": True}, "webhook": {"enabled": True}})
+    request = "GET /pods HTTP/1.1\r\nHost: n\r\n{}\r\n"
+    refused = await port.raw(2 * request.format("").encode())
+    assert refused.count(b"HTTP/1.1 403 ") == 1
+    last = "Authorization: Bearer good\r\nConnection: close\r\n"
+    known = request.format("Authorization: Bearer good\r\n") + request.format(last)
+    assert (await port.raw(known.encode())).count(b"HTTP/1.1 403 ") == 2
+
+
 async def test_debugging_can_be_off(server: ApiServer, open_port: Open) -> None:
     port = await open_port(enableDebuggingHandlers=False)
     server.reviews.allowed = {(READER, "*")}

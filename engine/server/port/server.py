@@ -32,7 +32,7 @@ from engine.server.http.write_timeout import CLOSE_SECONDS, part
 from engine.server.interfaces.node import PortNode
 from engine.server.port import routes
 from engine.server.port.access import needs, no_answer, refusal
-from engine.server.port.authentication import Authentication
+from engine.server.port.authentication import ANONYMOUS, Authentication
 from engine.server.port.authorization import Authorization, NoReview
 from engine.server.port.client_certificate import Presented, presented
 from engine.server.port.serving_tls import ServingTLS
@@ -232,8 +232,9 @@ class SecurePort:
         session: ssl.SSLObject,
         request: Request,
     ) -> Answer:
-        """The answer to what was asked for; in the kubelet's words 401, which ends the connection, where the
-        user is not known, and 403 where the user may not."""
+        """Return the response: in the kubelet's words, 401 for an unknown user and 403 for a user without the
+        right. Both end the connection of a stranger, who gets one answer per handshake.
+        """
         try:
             user = await authentication.user(session, request)
         except KubengineError as error:
@@ -248,7 +249,7 @@ class SecurePort:
             log.error("access was not reviewed: %s", error.__cause__)
             return plain(500, no_answer(user, needed, error.subresource))
         if not allowed:
-            return plain(403, refusal(user, needed))
+            return replace(plain(403, refusal(user, needed)), last=user is ANONYMOUS)
         return await routes.answer(self._view, self._shared, request)
 
 
