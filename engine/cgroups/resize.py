@@ -69,12 +69,13 @@ class PodResize:
 @dataclass(frozen=True, slots=True)
 class ResizeDecision:
     """Whether a resize goes ahead, waits, or is impossible on this node, and why; `short` is the missing
-    resource.
+    resource, `detail` the label of an impossible one in metrics.
     """
 
     verdict: Verdict
     message: str = ""
     short: str = ""
+    detail: str = ""
 
     def condition(self, generation: int = 0) -> PodCondition | None:
         """Return the PodResizePending condition; None if the resize proceeds."""
@@ -208,19 +209,22 @@ def decide_resize(
     """
     if compute_qos_class(new) == GUARANTEED:
         for policy, manager in (
-            (config.cpu_manager_policy == "static", "CPU Manager"),
-            (config.memory_manager_policy == "Static", "Memory Manager"),
+            (config.cpu_manager_policy == "static", "CPU"),
+            (config.memory_manager_policy == "Static", "Memory"),
         ):
             if policy:
                 return ResizeDecision(
                     "Infeasible",
-                    f"Resize is infeasible for Guaranteed Pods alongside {manager} static policy",
+                    f"Resize is infeasible for Guaranteed Pods alongside {manager} Manager static policy",
+                    detail=f"guaranteed_pod_{manager.lower()}_manager_static_policy",
                 )
     swap = config.memory_swap.swap_behavior if config.memory_swap else ""
     wanted, current = pod_requests(new), pod_requests(old)
     if swap == LIMITED_SWAP and wanted.get(MEMORY, ZERO) != current.get(MEMORY, ZERO):
         return ResizeDecision(
-            "Infeasible", "In-place resize of memory is infeasible for containers with swap"
+            "Infeasible",
+            "In-place resize of memory is infeasible for containers with swap",
+            detail="swap_limitation",
         )
     for name in (CPU, MEMORY):
         request, capacity = wanted.get(name, ZERO), allocatable.get(name, ZERO)
@@ -229,6 +233,7 @@ def decide_resize(
                 "Infeasible",
                 f"Node didn't have enough capacity: {name}, requested: {_number(name, request)}, "
                 f"capacity: {_number(name, capacity)}",
+                detail="insufficient_node_allocatable",
             )
     for name in (CPU, MEMORY):
         request, capacity = wanted.get(name, ZERO), allocatable.get(name, ZERO)

@@ -29,6 +29,7 @@ from engine.node.pod.life import STOPPING, LifeState, PodLife
 from engine.node.pod_admission import PodAdmission
 from engine.node.sources.pod_sink import LEAST_GRACE_SECONDS, MANIFEST_URL, MANIFESTS
 from engine.node.sync.actions import pod_is_finished
+from engine.node.sync.resize_metrics import Trigger
 from engine.node.sync.services import Services
 from engine.node.sync.status import FAILED, SUCCEEDED
 from engine.node.sync.worker import PodWorker
@@ -165,11 +166,12 @@ class PodManager:
         if worker is not None:
             worker.notify()
 
-    def something_changed(self) -> None:
+    def something_changed(self, trigger: Trigger = "periodic_retry") -> None:
         """Retry waiting resizes and rejected pods, because something changed; many changes cause
-        one retry.
+        one retry, counted under the first.
         """
         if self._retrying is None:
+            self._services.metrics.resizes.trigger = trigger
             self._retrying = asyncio.get_running_loop().call_soon(self._try_again)
 
     def _try_again_later(self) -> None:
@@ -357,7 +359,8 @@ class PodManager:
 
     def _on_transition(self, worker: PodWorker) -> None:
         self._unaccounted.discard(worker)
-        self.something_changed()
+        over: Trigger = "pods_removed" if worker.gone else "pod_terminated"
+        self.something_changed("pod_resized" if worker.life.holds else over)
         self._services.belonging.pod_changed(worker.pod, may_run=worker.life.holds)
         if not worker.gone:
             return
@@ -370,6 +373,7 @@ class PodManager:
             del self._namesakes[name]
         back = self._returning.pop(uid, None)
         if back is not None:
+            self._services.metrics.restarted(static=is_static(back))
             self._start_worker(back, PodLife(), worker.past)
 
     # Orphaned pods
@@ -400,6 +404,8 @@ class PodManager:
         uid = record.uid
         if uid in self._workers or (record.empty and not record.name and not self._has_leftovers(uid)):
             return
+        if not record.empty:
+            self._services.metrics.orphaned()
         log.info("pod %s (%s) is not wanted here any more; ending it", record.full_name, uid)
         found = self._found.pop(uid, None) if self._found is not None else None
         accepted = found or self._services.accepted.read(uid)

@@ -35,6 +35,7 @@ from engine.node.decisions.endpoint import DecisionsEndpoint
 from engine.node.decisions.file import DecisionFile
 from engine.node.images.access import ImageAccess
 from engine.node.images.docker_config import NodeCredentials
+from engine.node.images.metrics import ImageMetrics
 from engine.node.images.pull import ImagePuller
 from engine.node.images.pull_records import PullRecords
 from engine.node.logs.container_access import ContainerAccess
@@ -192,6 +193,7 @@ class RunningNode:
             shutting_down=self._refuse_at_shutdown,
             registry=context.registry,
         )
+        self._image_metrics = ImageMetrics(context.registry)
         self._access = ImageAccess(
             context.config,
             records=PullRecords(context.root, context.clock),
@@ -199,6 +201,7 @@ class RunningNode:
             programs=self._options.credential_programs,
             objects=self._control_plane.objects,
             recorder=context.recorder,
+            metrics=self._image_metrics,
         )
 
     def _create_volumes(self) -> None:
@@ -244,7 +247,13 @@ class RunningNode:
         self._probing = Probing(managers.probes, ReadinessRecords(volumes.pod_directory, context.tasks))
         lease = managers.images.lease
         self._puller = ImagePuller(
-            self._runtime, context.config, context.recorder, context.clock, lease, self._access
+            self._runtime,
+            context.config,
+            context.recorder,
+            context.clock,
+            lease,
+            self._access,
+            self._image_metrics,
         )
         self._users = UserNamespaces(pods_directory(context.root), _ids_per_pod(context.config))
         services = Services(

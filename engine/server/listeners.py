@@ -23,6 +23,7 @@ from engine.host.loop_share import LoopShare
 from engine.host.sockets import Claim, claim
 from engine.server.http.connection import WRITE_DEADLINE, Connection, Handler
 from engine.server.http.exchange import Answer, Request, failure
+from engine.server.http.request_metrics import RequestMetrics
 from engine.server.http.scheduling import in_turn
 from engine.server.http.tcp import BACKLOG, bind_tcp
 from engine.server.http.write_timeout import part
@@ -41,6 +42,7 @@ class _Door:
     socket: socket.socket
     handler: Handler
     trusted: bool
+    metrics: RequestMetrics | None = None
     crowd: ConnectionLimiter = field(default_factory=lambda: ConnectionLimiter(MAX_CONNECTIONS))
     share: LoopShare = field(default_factory=lambda: LoopShare(STEPS_IN_A_TURN))
     connections: set[asyncio.Task[None]] = field(default_factory=set)
@@ -103,8 +105,9 @@ class HttpServer:
             if self._socket_path is not None:
                 bound = self._bind_unix(self._socket_path)
                 await self._open(bound, self._routes.answer, trusted=True)
+            metrics = RequestMetrics(self._view.registry, "readonly")
             while self._ports:
-                await self._open(*self._ports.pop(0), trusted=False)
+                await self._open(*self._ports.pop(0), trusted=False, metrics=metrics)
             if self._own_port is not None:
                 await self._own_port.start()
         except BaseException:
@@ -136,8 +139,15 @@ class HttpServer:
             self._claim.release()
             self._claim = None
 
-    async def _open(self, bound: socket.socket, handler: Handler, *, trusted: bool) -> None:
-        door = _Door(bound, handler, trusted)
+    async def _open(
+        self,
+        bound: socket.socket,
+        handler: Handler,
+        *,
+        trusted: bool,
+        metrics: RequestMetrics | None = None,
+    ) -> None:
+        door = _Door(bound, handler, trusted, metrics)
         self._doors.append(door)
         self._servers.append(
             await asyncio.start_server(partial(self._accept, door), sock=bound, backlog=ACCEPTED_AT_ONCE)
@@ -183,7 +193,13 @@ async def _converse(
         return await in_turn(door.crowd, place, request, door.handler, failure)
 
     connection = Connection(
-        reader, writer, handler=answered, trusted=door.trusted, place=place, share=door.share
+        reader,
+        writer,
+        handler=answered,
+        trusted=door.trusted,
+        place=place,
+        share=door.share,
+        metrics=door.metrics,
     )
     await connection.serve()
     await part(writer, WRITE_DEADLINE)

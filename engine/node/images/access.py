@@ -18,6 +18,7 @@ from engine.api.pod import Pod
 from engine.cri.client import RuntimeClient
 from engine.node.images.docker_config import NodeCredentials
 from engine.node.images.keyring import Credential, Credentials, SecretSource, docker_config, keyring
+from engine.node.images.metrics import ImageMetrics
 from engine.node.images.name import repository_of
 from engine.node.images.providers import ServiceAccounts
 from engine.node.images.pull_records import (
@@ -63,6 +64,7 @@ class ImageAccess:
         programs: CredentialPrograms | None,
         objects: PodCredentials,
         recorder: EventRecorder,
+        metrics: ImageMetrics,
     ) -> None:
         """Raises `InvalidInput` for an unknown policy or a bad pattern."""
         self._policy = config.image_pull_credentials_verification_policy or PRELOADED
@@ -72,7 +74,7 @@ class ImageAccess:
         self._node = node
         self._programs = programs
         self._objects = objects
-        self._recorder = recorder
+        self._recorder, self._metrics = recorder, metrics
         self._accounts: dict[tuple[str, str], tuple[object, _Account]] = {}
         """By image and reference: the edition of the records at the time of reading, and what they said."""
 
@@ -101,18 +103,22 @@ class ImageAccess:
             must_show, known = await self._account(image, reference)
         except OSError as error:
             log.error("image %s: who may use it cannot be read, it is pulled again: %s", image, error)
+            self._metrics.checked("error")
             return False
         if not must_show:
+            self._metrics.checked("credentialPolicyAllowed")
             return True
-        if known is None:
-            return False
+        allowed = known is not None and await self._is_recorded(pod, image, reference, known)
+        self._metrics.checked("credentialRecordFound" if allowed else "mustAuthenticate")
+        return allowed
+
+    async def _is_recorded(self, pod: Pod, image: str, reference: str, known: PullCredentials) -> bool:
+        """Tell whether a credential of the pod's is one that the image was pulled with."""
         if known.node_pods_accessible:
             return True
         if known.kubernetes_service_accounts and await self._is_one_of(pod, known):
             return True
-        if not known.kubernetes_secrets:
-            return False
-        return await self._has_one_of(pod, image, reference, known)
+        return bool(known.kubernetes_secrets) and await self._has_one_of(pod, image, reference, known)
 
     async def _is_one_of(self, pod: Pod, known: PullCredentials) -> bool:
         """Tell whether the image was pulled with a token of the pod's service account."""

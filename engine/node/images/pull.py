@@ -17,6 +17,7 @@ from engine.api.token_bucket import TokenBucket
 from engine.cri.client import RuntimeClient
 from engine.node.images.access import ImageAccess
 from engine.node.images.keyring import Credential
+from engine.node.images.metrics import ImageMetrics
 from engine.node.images.name import fault_of_name
 from engine.node.pod.backoff import Backoff
 from engine.node.pod.waiting import Waiting
@@ -118,9 +119,10 @@ class ImagePuller:
         clock: Callable[[], float],
         lease: Lease,
         access: ImageAccess,
+        metrics: ImageMetrics,
     ) -> None:
         self.lease = lease
-        self._access = access
+        self._access, self._metrics = access, metrics
         self._runtime = runtime
         self._recorder = recorder
         self._clock = clock
@@ -142,8 +144,17 @@ class ImagePuller:
             text = f"Failed to apply default image tag {name}: couldn't parse image name {name}: {fault}"
             raise StartRefused(Waiting("InvalidImageName", text), event="InspectFailed")
         if wanted.policy == "Always":
+            self._metrics.ensured(wanted.policy, present=None, pull=True)
             return None
-        found = await self._usable(pod, wanted)
+        present: bool | None = None
+        pull: bool | None = None
+        try:
+            there = await self._look(wanted)
+            present = there is not None
+            found = await self._if_usable(pod, wanted, there)
+            pull = found is None if present or wanted.policy != "Never" else None
+        finally:
+            self._metrics.ensured(wanted.policy, present=present, pull=pull)
         if found is None and wanted.policy == "Never":
             text = f"Container {wanted.named} is not present with pull policy of Never"
             raise StartRefused(Waiting("ErrImageNeverPull", text), event="ErrImageNeverPull")
@@ -195,6 +206,7 @@ class ImagePuller:
         size = f"Image size: {found.size} bytes"
         text = f"Successfully pulled {wanted.named} in {took} ({with_waiting} including waiting). {size}."
         self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
+        self._metrics.pulled(pulled_at - waited_from, found.size)
         return found
 
     async def pull_for_node(self, image: str) -> None:
@@ -227,7 +239,11 @@ class ImagePuller:
 
     async def _usable(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
         """The image if it is there and the pod may use it as it is: others do not learn that it is there."""
-        found = await self._look(wanted)
+        return await self._if_usable(pod, wanted, await self._look(wanted))
+
+    async def _if_usable(
+        self, pod: Pod, wanted: WantedImage, found: PresentImage | None
+    ) -> PresentImage | None:
         if found is None or await self._access.may_use(pod, wanted.image, found.reference):
             return found
         return None

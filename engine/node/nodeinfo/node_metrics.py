@@ -67,6 +67,35 @@ def count_pods(
         counts = Counter(is_static(pod) for pod in pods())
         yield from [(("true",), counts[True]), (("",), counts[False])]
 
+    def conditions(type: str) -> Counter[str]:
+        return Counter(
+            condition.reason.lower()
+            for pod in known()
+            for condition in pod.status.conditions or ()
+            if condition.type == type
+        )
+
+    registry.collected(
+        "gauge",
+        "kubelet_pod_pending_resizes",
+        "Resizes that wait or are impossible.",
+        ["reason"],
+        lambda: [((reason,), count) for reason, count in conditions("PodResizePending").items()],
+    )
+    registry.collected(
+        "gauge",
+        "kubelet_pod_in_progress_resizes",
+        "Resizes under way.",
+        [],
+        lambda: [((), conditions("PodResizeInProgress").total())],
+    )
+    registry.collected(
+        "gauge",
+        "kubelet_managed_ephemeral_containers",
+        "Ephemeral containers of the node's pods.",
+        [],
+        lambda: [((), sum(len(pod.spec.ephemeral_containers or ()) for pod in known()))],
+    )
     for name, help, pods in (
         ("desired", "Pods that the node was asked for; static are those that are not of the API.", known),
         ("active", "Pods that hold resources of the node, or are to.", active),

@@ -8,6 +8,7 @@ from typing import Final
 from engine.api.pod import Pod
 from engine.api.qos import is_static
 from engine.metrics import Registry
+from engine.node.sync.resize_metrics import ResizeMetrics
 from engine.node.sync.status import RUNNING_PHASE
 
 STARTUP_BUCKETS: Final = (
@@ -77,11 +78,31 @@ class PodMetrics:
             "kubengine_rejected_pods_retried_total",
             "How often a rejected pod of a manifest was judged again because something had changed.",
         )
+        self.resizes = ResizeMetrics(registry)
+        self._restarted = registry.counter(
+            "kubelet_restarted_pods_total",
+            "Pods that were deleted and created again with the same uid.",
+            ["static"],
+        )
+        self._orphans = registry.counter(
+            "kubelet_orphaned_runtime_pods_total", "Pods that the runtime had and no source wanted."
+        )
+        self._containers = registry.histogram(
+            "kubelet_containers_per_pod_count", "Containers of each pod.", buckets=(1, 2, 4, 8, 16)
+        )
         self._starting: dict[str, _Startup] = {}
 
     def rejected(self, reason: str) -> None:
         """Count a rejection, whose `reason` is that of the pod's status."""
         self._rejections.inc(counted_reason(reason))
+
+    def restarted(self, *, static: bool) -> None:
+        """Count a pod that was deleted and created again with the same uid."""
+        self._restarted.inc("true" if static else "")
+
+    def orphaned(self) -> None:
+        """Count a pod of the runtime that no source wants and the agent did not know."""
+        self._orphans.inc()
 
     def retried(self) -> None:
         """Count that a rejected pod goes through admission again."""
@@ -95,9 +116,10 @@ class PodMetrics:
         """Record the time between the first sight of a pod and the first work on it."""
         self._worker_start.observe(seconds)
 
-    def seen(self, uid: str, at: float) -> None:
+    def seen(self, uid: str, at: float, containers: int) -> None:
         """Note that a pod that has not started was seen for the first time, at Unix time `at`."""
         self._starting[uid] = _Startup(at)
+        self._containers.observe(containers)
 
     def pulled(self, uid: str, seconds: float) -> None:
         """Add the time spent on pulling an image."""

@@ -18,7 +18,7 @@ from engine.api.resources import pod_requests
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.resize import decide_resize, in_progress, resize_of, resize_text
 from engine.cri.records import ContainerRecord
-from engine.node.pod.resize import Resize, ResizeEvent
+from engine.node.pod.resize import Resize, ResizeEvent, ResizeState
 from engine.node.sync.services import Services
 from engine.node.sync.starting import cri_resources
 from engine.node.sync.stopping import grace_seconds, stop_container
@@ -42,9 +42,11 @@ async def carry_out(
         return None
     services.accounts.resized(wanted)
     await publish()
+    clock, began = services.node.clock, services.node.clock()
     try:
         await _apply(pod, wanted, services)
     except Refused as error:
+        services.metrics.resizes.carried_out(clock() - began, success=False)
         text = str(error)
         failed = in_progress(text)
         if resize.condition != failed:
@@ -52,6 +54,7 @@ async def carry_out(
             services.decisions.pod(pod, "resize", "failed", text, _inputs(pod, wanted))
         resize.tell(ResizeEvent.FAIL, failed)
         raise
+    services.metrics.resizes.carried_out(clock() - began, success=True)
     resize.tell(ResizeEvent.COMPLETE)
     services.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
     services.decisions.pod(pod, "resize", "resized", "", _inputs(pod, wanted))
@@ -81,8 +84,12 @@ def _begins(pod: Pod, resize: Resize, services: Services) -> bool:
             why = f"OutOf{decision.short}" if decision.short else pending.reason
             text = resize_text(why, wanted, pending.message)
             services.recorder.pod(pod, WARNING, f"Resize{pending.reason}", text)
+            if decision.verdict == "Infeasible":
+                services.metrics.resizes.infeasible(decision.detail)
             services.decisions.pod(pod, "resize", pending.reason.lower(), pending.message, inputs)
         return False
+    if before is ResizeState.DEFERRED:
+        services.metrics.resizes.accepted_after_waiting()
     resize.tell(ResizeEvent.BEGIN, in_progress())
     services.recorder.pod(pod, NORMAL, "ResizeStarted", resize_text("started", wanted))
     services.decisions.pod(pod, "resize", "started", "", inputs)

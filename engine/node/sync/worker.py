@@ -59,7 +59,7 @@ class PodWorker:
         self._seen = now = services.node.clock()
         known_start = _known_start(pod, services)
         if known_start is None and life.state is LifeState.ADMITTING:
-            services.metrics.seen(pod.uid, now)
+            services.metrics.seen(pod.uid, now, len(pod.spec.containers))
         self._hand = PodState(pod, life, known_start or now, past=dict(past))
         self._services = services
         self._enter = enter
@@ -117,7 +117,10 @@ class PodWorker:
         if self._next_work != "create":
             self._next_work = "update"
         added = with_ephemeral_containers_of(pod, hand.pod)
+        before = hand.wanted
         hand.resize = Resize(pod) if can_resize(added, pod) else None
+        if hand.resize is not None:
+            self._services.metrics.resizes.requested(before, pod)
         if hand.resize is not None and added is not hand.pod:
             hand.pod = added
             self._services.volume_keeper.described(added)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from http import HTTPStatus
 
 import h11
@@ -21,6 +21,7 @@ from engine.api.errors import InvalidInput
 from engine.host.connection_limiter import ConnectionSlot
 from engine.host.loop_share import LoopShare
 from engine.server.http.exchange import Answer, Request, Response, Takeover, failure
+from engine.server.http.request_metrics import RequestMetrics
 from engine.server.http.write_timeout import while_it_takes
 
 MAX_HEAD = 16 * 1024
@@ -45,7 +46,8 @@ class Connection:
     """Serves requests from one peer until it goes, errs or idles too long.
 
     Deadlines are seconds; `live_deadline` is how long nothing need be taken of an answer that comes bit by
-    bit. `share` is the part of the event loop that the listener's connections have together.
+    bit. `share` is the part of the event loop that the listener's connections have together. `metrics` count
+    the requests.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Connection:
         trusted: bool,
         place: ConnectionSlot,
         share: LoopShare,
+        metrics: RequestMetrics | None = None,
         request_deadline: float = REQUEST_DEADLINE,
         idle_deadline: float = IDLE_DEADLINE,
         live_deadline: float = WRITE_DEADLINE,
@@ -69,6 +72,7 @@ class Connection:
         self._trusted = trusted
         self._place = place
         self._share = share
+        self._metrics = metrics
         self._events = 0
         self._request_deadline = request_deadline
         self._idle_deadline = idle_deadline
@@ -119,13 +123,20 @@ class Connection:
         except InvalidInput as error:
             await self._send(failure(400, str(error)))
         else:
-            answer = await self._handler(request)
-            if isinstance(answer, Takeover):
-                await self._hand_over(answer)
-                return False
-            refused_upgrade = bool(request.header("upgrade"))
-            await self._send(answer, head=request.method == "HEAD", close=refused_upgrade or answer.last)
+            with self._metrics.serving(request.method, request.path) if self._metrics else nullcontext():
+                if not await self._answer(request):
+                    return False
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
+
+    async def _answer(self, request: Request) -> bool:
+        """Answer one request; false if the connection has become something else meanwhile."""
+        answer = await self._handler(request)
+        if isinstance(answer, Takeover):
+            await self._hand_over(answer)
+            return False
+        refused_upgrade = bool(request.header("upgrade"))
+        await self._send(answer, head=request.method == "HEAD", close=refused_upgrade or answer.last)
+        return True
 
     async def _first_bytes(self) -> bool:
         """Waits, longer than for a request under way, until the peer begins to say something."""

@@ -14,6 +14,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused
 from engine.api.events import EventRecorder
 from engine.api.pod import Pod, PodSpec
+from engine.metrics import Registry as Metrics
 from engine.node.controlplane.cluster_objects import NoCluster
 from engine.node.images.access import (
     ALLOWED,
@@ -26,6 +27,7 @@ from engine.node.images.access import (
 )
 from engine.node.images.docker_config import NodeCredentials
 from engine.node.images.keyring import Credential, SecretSource, docker_config, keyring, matches
+from engine.node.images.metrics import ImageMetrics
 from engine.node.images.name import repository_of
 from engine.node.images.providers import load_programs
 from engine.node.images.pull_records import PullRecords
@@ -316,6 +318,7 @@ async def test_who_may_use_an_image_is_read_again_after_each_change_and_only_the
         programs=None,
         objects=NoCluster(dict),
         recorder=EventRecorder(lambda: NOW),
+        metrics=ImageMetrics(Metrics()),
     )
     is_ours = records.is_ours
 

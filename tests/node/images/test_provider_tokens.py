@@ -16,9 +16,11 @@ from engine.api.events import EventRecorder
 from engine.api.meta import ObjectMeta
 from engine.api.objects.cluster_objects import Secret, ServiceAccount
 from engine.api.pod import Pod, PodSpec
+from engine.metrics import Registry
 from engine.node.images.access import ImageAccess
 from engine.node.images.docker_config import NodeCredentials
 from engine.node.images.keyring import AccountSource, Credential, SecretSource
+from engine.node.images.metrics import ImageMetrics
 from engine.node.images.providers import CredentialProviders, load_programs
 from engine.node.images.pull_records import PullRecords
 
@@ -223,6 +225,7 @@ async def test_an_image_pulled_with_a_token_is_for_pods_of_that_account(tmp_path
         programs=None,
         objects=accounts,
         recorder=EventRecorder(lambda: 0.0),
+        metrics=ImageMetrics(Registry()),
     )
     await access.begins(IMAGE)
     account = AccountSource("team", "builder", "account-uid")

@@ -153,7 +153,7 @@ def a_pod(*states: ContainerState, **spec: Any) -> Pod:
 
 def test_pulls_and_init_containers_are_left_out_of_the_time_that_is_promised() -> None:
     metrics = PodMetrics(registry := Registry())
-    metrics.seen("u", CREATED.timestamp() + 1.0)
+    metrics.seen("u", CREATED.timestamp() + 1.0, 1)
     metrics.pulled("u", 20.0)
     metrics.pulled("u", 5.0)
     metrics.pulled("other", 50.0)
@@ -171,7 +171,7 @@ def test_pulls_and_init_containers_are_left_out_of_the_time_that_is_promised() -
 
 def test_every_container_has_to_start() -> None:
     metrics = PodMetrics(registry := Registry())
-    metrics.seen("u", CREATED.timestamp())
+    metrics.seen("u", CREATED.timestamp(), 1)
     metrics.looked_at(a_pod(RUNS, WAITS), NOW)
     counts = values_of(registry)
     assert counts("kubelet_pod_start_duration_seconds_count") == 1
@@ -191,7 +191,7 @@ def test_every_container_has_to_start() -> None:
 )
 def test_nothing_is_promised_of_pods_with_state(volume: Volume, promised: int) -> None:
     metrics = PodMetrics(registry := Registry())
-    metrics.seen("u", CREATED.timestamp())
+    metrics.seen("u", CREATED.timestamp(), 1)
     metrics.looked_at(a_pod(RUNS, volumes=[volume]), NOW)
     counts = values_of(registry)
     assert counts("kubelet_pod_start_sli_duration_seconds_count") == promised

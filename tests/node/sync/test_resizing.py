@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
+from engine.api.documents import parse_pods
 from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.cri.client import RuntimeClient
+from engine.metrics import Collected, Metric
+from engine.node.sync.resize_metrics import requested_resizes
 from engine.node.sync.worker import PodWorker
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
@@ -27,6 +31,14 @@ def requested(rig: Rig, name: str) -> int:
 def condition(rig: Rig, name: str) -> str:
     conditions = rig.pod(name).status.conditions or []
     return next((c.reason for c in conditions if c.type == "PodResizePending"), "")
+
+
+def series(rig: Rig, name: str) -> dict[tuple[str, ...], float]:
+    assert rig.node is not None
+    metric: Any = rig.node.registry.metrics[f"kubelet_{name}"]
+    if isinstance(metric, Collected):
+        return dict(metric.collect())
+    return metric.values if isinstance(metric, Metric) else {k: sum(v) for k, v in metric.counts.items()}
 
 
 @pytest.fixture
@@ -60,9 +72,58 @@ async def test_a_deferred_resize_goes_ahead_when_another_pod_shrinks(rig: Rig, h
     write(rig, "b", half + 100)
     await eventually(lambda: condition(rig, "b") == "Deferred")
     assert requested(rig, "b") == 100
+    assert series(rig, "pod_pending_resizes") == {("deferred",): 1}
     write(rig, "a", 100)
     await eventually(lambda: requested(rig, "b") == half + 100)
     assert condition(rig, "b") == ""
+    assert series(rig, "pod_pending_resizes") == {}
+    assert series(rig, "pod_deferred_accepted_resizes_total") == {("pod_resized",): 1}
+    assert series(rig, "container_requested_resizes_total") == {
+        ("cpu", "requests", "increase"): 2,
+        ("cpu", "requests", "decrease"): 1,
+    }
+    await eventually(lambda: series(rig, "pod_resize_duration_milliseconds") == {("true",): 3})
+    assert series(rig, "pod_in_progress_resizes") == {(): 0}
+
+
+async def test_an_infeasible_resize_is_counted_with_its_reason(rig: Rig, half: int):
+    write(rig, "a", 2 * half + 1000)
+    await eventually(lambda: condition(rig, "a") == "Infeasible")
+    assert series(rig, "pod_infeasible_resizes_total") == {("insufficient_node_allocatable",): 1}
+    assert series(rig, "pod_pending_resizes") == {("infeasible",): 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "counted"),
+    [
+        ({}, {"requests": {"cpu": "1"}}, [("cpu", "requests", "add")]),
+        ({"limits": {"memory": "1Gi"}}, {}, [("memory", "limits", "remove")]),
+        (
+            {"limits": {"memory": "1Gi", "cpu": "1"}},
+            {"limits": {"memory": "2Gi", "cpu": "500m"}},
+            [("memory", "limits", "increase"), ("cpu", "limits", "decrease")],
+        ),
+        ({"requests": {"cpu": "1"}}, {"requests": {"cpu": "1000m"}}, []),
+    ],
+)
+def test_each_changed_amount_is_one_requested_resize(
+    before: dict[str, Any], after: dict[str, Any], counted: list[tuple[str, str, str]]
+):
+    old, new = (
+        parse_pods(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "metadata": {"name": "p"},
+                    "spec": {"containers": [{"name": "c", "image": "i", "resources": resources}]},
+                }
+            ).encode(),
+            "p",
+        )[0][0]
+        for resources in (before, after)
+    )
+    assert list(requested_resizes(old, new)) == counted
 
 
 async def test_two_resizes_do_not_get_the_same_room(
