@@ -53,7 +53,7 @@ help:
 	@echo 'make dist-pythons     wheels for further Pythons beside them, which make try-dist tries, too'
 	@echo 'make dist-arm64       a wheel for arm64 beside them; make try-arm64 tries it under qemu'
 	@echo 'make deb              the Debian packages in dist/: a node, and the planner; make try-deb upgrades it under systemd'
-	@echo 'make try-vm           the agent in a Debian machine under QEMU: systemd as process 1, cgroup v2; VM_PARTS=reboot for one part'
+	@echo 'make try-vm           the agent in Debian machines under QEMU: systemd as process 1, cgroup v2; VM_PARTS=reboot for one part'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
 
@@ -167,12 +167,12 @@ deb: dist
 	$(BIN)/python package/deb.py dist/*-$$($(BIN)/python -c '$(TAG)')-*_$$(uname -m).whl dist
 	$(BIN)/python package/sbom.py dist/*.deb
 
-# In a Debian machine under QEMU; VM_PARTS="reboot or slices" runs some parts, which pytest's -k chooses.
+# In Debian machines under QEMU; VM_PARTS="reboot or slices" runs some parts, which pytest's -k chooses.
 VM_PARTS ?= test
 VM_PACKAGES := debootstrap e2fsprogs qemu-utils qemu-system-x86
 try-vm: build
 	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(VM_PACKAGES)); fi
-	KUBENGINE_VM=$(CURDIR)/build/vm $(PYTEST) --timeout 0 -v -k "$(VM_PARTS)" tests/system/vm
+	KUBENGINE_VM=$(CURDIR)/build/vm $(PYTEST) --timeout 0 -v -s -k "$(VM_PARTS)" tests/system/vm
 
 try-deb: build
 	KUBENGINE_PACKAGE=$$(realpath dist/kubengine_*.deb) $(PYTEST) --timeout 0 tests/system/test_package.py

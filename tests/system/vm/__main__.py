@@ -45,14 +45,14 @@ def main() -> int:
 def _do(asked: argparse.Namespace) -> int:
     made = image.locate(asked.directory)
     if asked.doing in ("image", "start"):
-        image.make(asked.directory, lambda text: _write(f"{text}\n", sys.stderr))
+        image.make(asked.directory, _report)
     if asked.doing == "image":
         return 0
     place = asked.directory / "machines" / asked.name
     if asked.doing == "start":
         mounts = {"checkout": ROOT} | ({"python": python} if (python := interpreter()) else {})
         mounts |= {tag: Path(path) for tag, _, path in (text.partition("=") for text in asked.mount)}
-        Machine(made, place, Size(asked.cpus, asked.nodes, asked.memory), mounts).start()
+        Machine(made, place, Size(asked.cpus, asked.nodes, asked.memory), mounts, _report).start()
         return 0
     machine = Machine(made, place)
     if asked.doing == "run":
@@ -62,6 +62,10 @@ def _do(asked: argparse.Namespace) -> int:
     else:
         machine.remove()
     return 0
+
+
+def _report(text: str) -> None:
+    _write(f"{text}\n", sys.stderr)
 
 
 def _write(text: str, stream: TextIO = sys.stdout) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,9 +17,9 @@ from pathlib import Path
 from engine.api.errors import Unavailable
 from tests.system.vm.image import Image
 
-BOOT_SECONDS = 600.0
+BOOT_SECONDS = 1800.0
 KVM = "/dev/kvm"
-KERNEL_OPTIONS = "root=/dev/vda rw console=ttyS0 quiet mitigations=off psi=1"
+KERNEL_OPTIONS = "root=/dev/vda rw console=ttyS0 quiet mitigations=off psi=1 no_timer_check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +42,40 @@ class Done:
 class Machine:
     """Keeps everything in `directory`: a disk that holds what differs from the image's, the console's text,
     QEMU's pid, and `share`, which the machine sees as /run/host. `mounts` are further directories of this
-    machine, by the tag under which it can mount them with 9p, read only."""
+    machine, by the tag under which it can mount them with 9p, read only. `report` gets a line
+    for each step."""
 
     def __init__(
-        self, image: Image, directory: Path, size: Size | None = None, mounts: dict[str, Path] | None = None
+        self,
+        image: Image,
+        directory: Path,
+        size: Size | None = None,
+        mounts: dict[str, Path] | None = None,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.directory = directory
         self.share = directory / "share"
         self._image = image
         self._size = size or Size()
         self._mounts = mounts or {}
+        self.report = report
         self._requests = time.time_ns()
 
     # Life
 
     def start(self) -> None:
         """Start it, on the disk that it left if there is one. Raises `Unavailable` with QEMU's words."""
+        size = self._size
+        self.report(f"start a machine: {size.cpus} CPUs, {size.nodes} NUMA nodes, {size.memory} MiB")
         self.share.mkdir(parents=True, exist_ok=True)
         shutil.copy(Path(__file__).with_name("guest.py"), self.share)
         disk = self.directory / "disk.qcow2"
         if not disk.exists():
             base = ["-f", "qcow2", "-F", "raw", "-b", str(self._image.disk)]
             subprocess.run(["qemu-img", "create", "-q", *base, str(disk)], check=True)
-        with (self.directory / "qemu.log").open("wb") as log:
-            subprocess.Popen(
-                self._command(disk),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.until(lambda: self.running and (self.directory / "commands").exists(), 30, "QEMU did not start")
+        done = subprocess.run(self._command(disk), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Unavailable(f"QEMU did not start: {done.stderr.strip()}", subject=str(self.directory))
         self.wait_until_up()
 
     def _command(self, disk: Path) -> list[str]:
@@ -97,47 +101,54 @@ class Machine:
         command += ["-chardev", f"socket,id=commands,path={self.directory}/commands,server=on,wait=off"]
         command += ["-device", "virtserialport,chardev=commands,name=commands"]
         command += ["-serial", f"file:{self.directory}/console", "-display", "none", "-monitor", "none"]
-        return [*command, "-pidfile", str(self.directory / "pid")]
+        return [*command, "-daemonize", "-pidfile", str(self._pid)]
+
+    @property
+    def _pid(self) -> Path:
+        return self.directory / "pid"
 
     @property
     def running(self) -> bool:
+        """Whether its QEMU lives: a process that ended, reaped or not, has no command line."""
         try:
-            pid = int((self.directory / "pid").read_text())
-            os.kill(pid, 0)
+            command = Path(f"/proc/{int(self._pid.read_text())}/cmdline").read_text()
         except (OSError, ValueError):
             return False
-        return True
+        return str(self._pid) in command
 
     def wait_until_up(self, boot: str = "") -> None:
         """Wait for a shell and the end of systemd's start; with `boot`, for another boot than that one."""
 
         def up() -> bool:
             if not self.running:
-                raise Unavailable(f"QEMU ended: {self._last('qemu.log')}", subject=str(self.directory))
+                raise Unavailable(f"QEMU ended: {self._last('console')}", subject=str(self.directory))
             try:
-                return self.run(_BOOT_ID, 20).output.strip() != boot
+                return self.run(_BOOT_ID, 60).output.strip() != boot
             except Unavailable:
                 return False
 
-        self.until(up, BOOT_SECONDS, "the machine did not come up")
+        self.until(up, BOOT_SECONDS, "a shell")
+        self.report("wait for the end of systemd's start")
         self.run("systemctl is-system-running --wait", BOOT_SECONDS)
 
     def reboot(self) -> None:
         """Restart its system as an administrator does, and wait for the new one."""
+        self.report("reboot")
         boot = self.check(_BOOT_ID).strip()
         self.run("systemctl reboot --no-block")
         self.wait_until_up(boot)
 
-    def power_off(self, seconds: float = 300.0) -> None:
+    def power_off(self, seconds: float = BOOT_SECONDS) -> None:
         """Switch it off as an administrator does, and wait for its end."""
+        self.report("switch it off")
         self.run("systemctl poweroff --no-block")
-        self.until(lambda: not self.running, seconds, "the machine did not switch itself off")
+        self.until(lambda: not self.running, seconds, "the machine to switch itself off")
 
     def stop(self) -> None:
         """Take its power away, if it is running."""
         if self.running:
-            os.kill(int((self.directory / "pid").read_text()), 9)
-            self.until(lambda: not self.running, 30, "QEMU did not end")
+            os.kill(int(self._pid.read_text()), signal.SIGKILL)
+            self.until(lambda: not self.running, 60, "QEMU to end")
 
     def remove(self) -> None:
         """Take its power and all that it kept away."""
@@ -189,12 +200,13 @@ class Machine:
             raise Unavailable(f"exit code {done.code}: {done.output[-4000:]}", subject=command)
         return done.output
 
-    def until(self, holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
+    def until(self, holds: Callable[[], bool], seconds: float, awaited: str) -> None:
         """Wait until something holds. Raises `Unavailable` with the console's last lines."""
+        self.report(f"wait for {awaited}")
         deadline = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > deadline:
-                text = f"{otherwise} in {seconds:g} s; {self._last('qemu.log')} {self._last('console')}"
+                text = f"waited {seconds:g} s for {awaited}; the console's end: {self._last('console')}"
                 raise Unavailable(text, subject=str(self.directory))
             time.sleep(0.3)
 

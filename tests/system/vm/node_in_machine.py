@@ -1,41 +1,28 @@
-"""The checkout's agent in a machine: on containerd under the systemd cgroup driver, as a service."""
+"""A node in a machine: containerd under the systemd cgroup driver, and the checkout's agent as a service."""
 
 from __future__ import annotations
 
 import json
 import sys
-import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.testing.images import BUSYBOX_TAG, PAUSE_TAG, write_busybox, write_pause
+from engine.testing.images import PAUSE_TAG, write_busybox, write_pause
 from tests.system.vm.image import SHARE
 from tests.system.vm.machine import Machine
 
 ROOT = Path(__file__).parents[3]
 PYTHON = f"{ROOT}/.venv/bin/python"
-SOCKET = "/var/lib/kubelet/kubengine.sock"
+AGENT = f"{ROOT}/.venv/bin/kubengine"
 MANIFESTS = "/etc/kubernetes/manifests"
+CONFIG = "/etc/kubernetes/node.yaml"
 UNIT = "agent.service"
-RESOURCES = {
-    "guaranteed": {
-        "requests": {"cpu": "100m", "memory": "32Mi"},
-        "limits": {"cpu": "100m", "memory": "32Mi"},
-    },
-    "burstable": {"requests": {"cpu": "100m", "memory": "32Mi"}},
-    "besteffort": {},
-}
-CONTAINERD = f"""
-version = 2
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{PAUSE_TAG}"
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-      SystemdCgroup = true
-"""
+STATE = "/var/lib/kubelet"
+PORT = 10255
+LONG = 1800.0
+"""Seconds for what takes a minute on an idle host: without KVM on a busy one it takes many."""
+
 NETWORK = {
     "cniVersion": "0.4.0",
     "name": "pods",
@@ -48,27 +35,52 @@ NETWORK = {
         }
     ],
 }
-CONFIG = """
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-staticPodPath: /etc/kubernetes/manifests
-containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
-cgroupDriver: systemd
+FIELDS: dict[str, Any] = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    "staticPodPath": MANIFESTS,
+    "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+    "cgroupDriver": "systemd",
+    "readOnlyPort": PORT,
+    "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
+    "authorization": {"mode": "AlwaysAllow"},
+}
+"""What the agent and a kubelet both read."""
+
+NINE_P = "trans=virtio,version=9p2000.L,msize=512000,ro,cache=loose"
+
+
+def containerd_config(runtime: str = "runc") -> str:
+    """Return the configuration of containerd 1.6 and 2.x with this OCI runtime (a name or a path)."""
+    plugin = "io.containerd.grpc.v1.cri"
+    return f"""
+version = 2
+[plugins."{plugin}"]
+  sandbox_image = "{PAUSE_TAG}"
+  [plugins."{plugin}".cni]
+    bin_dir = "/usr/lib/cni"
+  [plugins."{plugin}".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."{plugin}".containerd.runtimes.runc.options]
+      SystemdCgroup = true
+      BinaryName = "{runtime}"
 """
-SERVICE = f"""[Unit]
+
+
+def unit(command: str) -> str:
+    """Return a service that runs an agent. Its pods outlive it, and it has started when it says so."""
+    return f"""[Unit]
 After=containerd.service checkout.service
-Requires=checkout.service
+Wants=checkout.service
 [Service]
 Type=notify
-WorkingDirectory={ROOT}
-ExecStart={ROOT}/.venv/bin/kubengine run --config /etc/kubengine.yaml
-TimeoutStartSec=10min
+ExecStart={command}
+TimeoutStartSec={LONG:.0f}
 KillMode=process
 Delegate=yes
 [Install]
 WantedBy=multi-user.target
 """
-NINE_P = "trans=virtio,version=9p2000.L,msize=512000,ro,cache=loose"
 
 
 def checkout_unit() -> str:
@@ -89,19 +101,43 @@ def checkout_unit() -> str:
     return f"[Service]\nType=oneshot\nRemainAfterExit=yes\n{starts}"
 
 
+def mount(machine: Machine, tag: str) -> str:
+    """Mount a directory that the machine was started with, until its next boot. Return where."""
+    path = f"/run/{tag}"
+    machine.check(f"mkdir -p {path}; mountpoint -q {path} || mount -t 9p -o {NINE_P} {tag} {path}")
+    return path
+
+
 def install(machine: Machine) -> None:
-    """Containerd with busybox and a network, and the agent's unit, which is not started."""
+    """Start containerd with busybox and a network; write the agent's unit, which is not started."""
+    machine.report("install containerd, a network, images and the agent's unit")
     write_pause(machine.share / "pause.tar")
     write_busybox(machine.share / "busybox.tar")
-    put(machine, "/etc/containerd/config.toml", CONTAINERD)
+    put(machine, "/etc/containerd/config.toml", containerd_config())
     put(machine, "/etc/cni/net.d/10-pods.conflist", json.dumps(NETWORK))
-    put(machine, "/etc/kubengine.yaml", textwrap.dedent(CONFIG))
     put(machine, "/etc/systemd/system/checkout.service", checkout_unit())
-    put(machine, f"/etc/systemd/system/{UNIT}", SERVICE)
-    machine.check(f"mkdir -p {MANIFESTS}; systemctl daemon-reload")
-    machine.check("systemctl enable --now containerd; systemctl start checkout")
+    put(machine, f"/etc/systemd/system/{UNIT}", unit(f"{AGENT} run --config {CONFIG}"))
+    configure(machine)
+    machine.check(f"mkdir -p {MANIFESTS}; systemctl daemon-reload", LONG)
+    machine.check("systemctl enable --now containerd; systemctl start checkout", LONG)
+    import_images(machine)
+
+
+def import_images(machine: Machine, ctr: str = "ctr") -> None:
+    """Give containerd the two images that pods use."""
     for name in ("pause", "busybox"):
-        machine.check(f"ctr -n k8s.io images import {SHARE}/{name}.tar")
+        machine.check(f"{ctr} -n k8s.io images import {SHARE}/{name}.tar", LONG)
+
+
+def configure(machine: Machine, more: Mapping[str, Any] | None = None) -> bool:
+    """Write the configuration of both agents, with these fields in place of the usual ones or beside them; a
+    field that is None is left out. Return whether that changed it."""
+    fields = {name: value for name, value in {**FIELDS, **(more or {})}.items() if value is not None}
+    text = json.dumps(fields, indent=1)
+    changed = machine.run(f"cat {CONFIG}").output != text
+    if changed:
+        put(machine, CONFIG, text)
+    return changed
 
 
 def put(machine: Machine, path: str, text: str) -> None:
@@ -110,54 +146,18 @@ def put(machine: Machine, path: str, text: str) -> None:
     machine.check(f"mkdir -p $(dirname {path}); cp {SHARE}/put {path}")
 
 
-def write_pods(machine: Machine) -> None:
-    """A pod of each QoS class."""
-    for name, resources in RESOURCES.items():
-        container = {
-            "name": "c",
-            "image": BUSYBOX_TAG,
-            "imagePullPolicy": "Never",
-            "command": ["sh", "-c", "trap 'exit 0' TERM; while true; do sleep 1; done"],
-            "resources": resources,
-        }
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name},
-            "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]},
-        }
-        put(machine, f"{MANIFESTS}/{name}.yaml", json.dumps(pod))
+def start_agent(machine: Machine) -> None:
+    """Start the agent's service, now and at each boot, or restart it, and wait until it has started."""
+    machine.report("start the agent")
+    restart = f"systemctl restart {UNIT} || {{ journalctl -n 40 -u {UNIT}; exit 1; }}"
+    machine.check(f"systemctl enable {UNIT}; {restart}", LONG)
 
 
-def pods(machine: Machine) -> list[dict[str, Any]]:
-    """The agent's pods; none while it does not answer."""
-    answer = machine.run(f"curl -s --max-time 20 --unix-socket {SOCKET} http://agent/pods")
-    return json.loads(answer.output)["items"] or [] if answer.code == 0 else []
-
-
-def containers(machine: Machine) -> dict[str, str]:
-    """By pod, the id of its running container."""
-    return {
-        pod["metadata"]["name"].removesuffix("-vm"): status["containerID"]
-        for pod in pods(machine)
-        for status in pod["status"].get("containerStatuses", [])
-        if "running" in status["state"]
-    }
-
-
-def wait_for_pods(
-    machine: Machine, *, other_than: dict[str, str] | None = None, seconds: float = 600
-) -> None:
-    """Wait until each of `write_pods` runs, in other containers than these where some are given."""
-    before = other_than or {}
-
-    def run() -> bool:
-        now = containers(machine)
-        return now.keys() == RESOURCES.keys() and all(before.get(name) != now[name] for name in now)
-
-    machine.until(run, seconds, "not every pod runs")
+def stop_agent(machine: Machine) -> None:
+    """Stop the agent's service, now and at each boot; its pods go on."""
+    machine.check(f"systemctl disable --now {UNIT}", LONG)
 
 
 def faults(machine: Machine) -> str:
-    """What `kubengine cgroups check` says."""
-    return machine.check(f"{ROOT}/.venv/bin/kubengine cgroups check").strip()
+    """Return what `kubengine cgroups check` prints."""
+    return machine.run(f"{AGENT} cgroups check --config {CONFIG}", LONG).output.strip()

@@ -1,0 +1,103 @@
+"""A fresh machine for each file of parts, lines of progress, and a table of the parts at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.vm import image, node_in_machine, pods_in_machine
+from tests.system.vm.machine import Machine, Size, interpreter
+from tests.system.vm.node_in_machine import ROOT
+
+FOLDERS = {"kube": "KUBE_BIN", "containerd2": "CONTAINERD2_BIN"}
+"""Folders with binaries of the user's own, which the machine can mount under these tags."""
+
+PLACE = Path(os.environ["KUBENGINE_VM"]) if "KUBENGINE_VM" in os.environ else None
+"""Where the image and the machines are kept."""
+
+began = time.monotonic()
+rows: dict[str, list[pytest.TestReport]] = {}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    marks = [
+        pytest.mark.root,
+        pytest.mark.slow,
+        pytest.mark.skipif(PLACE is None, reason="starts a virtual machine: `make try-vm`"),
+        pytest.mark.skipif(bool(image.missing()), reason=f"a virtual machine needs {image.missing()}"),
+    ]
+    for item in items:
+        if item.path.is_relative_to(here):
+            for mark in marks:
+                item.add_marker(mark)
+
+
+@pytest.fixture(scope="module")
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """A machine of the module's `SIZE` in which a node is installed and nothing of it runs but containerd."""
+    assert PLACE is not None
+    name = request.module.__name__.rpartition(".")[2].removeprefix("test_")
+    mounts = {"checkout": ROOT} | ({"python": python} if (python := interpreter()) else {})
+    mounts |= {tag: Path(os.environ[name]) for tag, name in FOLDERS.items() if name in os.environ}
+    size = getattr(request.module, "SIZE", Size(cpus=2, memory=3072))
+    made = image.make(PLACE, lambda text: say("image", text))
+    machine = Machine(made, PLACE / "machines" / name, size, mounts, lambda text: say(name, text))
+    machine.remove()
+    try:
+        machine.start()
+        node_in_machine.install(machine)
+        yield machine
+    finally:
+        machine.remove()
+
+
+@pytest.fixture
+def node(machine: Machine) -> Machine:
+    """The machine with an agent that runs as usual, and a ready pod of each class."""
+    changed = node_in_machine.configure(machine)
+    pods_in_machine.write_pods(machine)
+    if changed or machine.run(f"systemctl -q is-active {node_in_machine.UNIT}").code:
+        node_in_machine.start_agent(machine)
+    pods_in_machine.wait_for_pods(machine)
+    return machine
+
+
+def say(subject: str, text: str) -> None:
+    """Write one line of progress, with the seconds since the start, unless pytest captures it."""
+    os.write(2, f"{time.monotonic() - began:6.0f} s  {subject}: {text}\n".encode())
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if "tests/system/vm/" in report.nodeid:
+        rows.setdefault(report.nodeid, []).append(report)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write the table; `make try-vm` runs nothing else."""
+    if PLACE is None:
+        return
+    terminalreporter.section("parts")
+    for name, reports in rows.items():
+        part = name.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+        took = sum(report.duration for report in reports)
+        terminalreporter.line(f"{outcome(reports):8}{took:7.0f} s  {part}{reason(reports)}")
+
+
+def outcome(reports: list[pytest.TestReport]) -> str:
+    for word in ("failed", "skipped"):
+        if any(report.outcome == word for report in reports):
+            return word
+    return "passed"
+
+
+def reason(reports: list[pytest.TestReport]) -> str:
+    """Why a part was skipped, with a separator in front."""
+    for report in reports:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            return f": {report.longrepr[2].removeprefix('Skipped: ')}"
+    return ""

@@ -1,0 +1,86 @@
+"""The agent under systemd as process 1 on cgroup v2: starts, restarts, reboots, shutdowns, lost slices."""
+
+from __future__ import annotations
+
+import json
+
+from tests.system.vm.machine import Machine
+from tests.system.vm.node_in_machine import STATE, UNIT, configure, faults, start_agent
+from tests.system.vm.pods_in_machine import (
+    USUAL,
+    containers,
+    group,
+    pod,
+    value,
+    wait_for_pods,
+    write_pods,
+)
+
+
+def test_first_start(node: Machine) -> None:
+    assert node.check(f"systemctl show {UNIT} -p NRestarts --value").strip() == "0"
+    assert faults(node) == "no faults"
+    ids = containers(node)
+    above = {name: group(node, container).split("/")[4:-1] for name, container in ids.items()}
+    assert [part.partition("-pod")[0] for part in above["guaranteed"]] == ["kubepods.slice", "kubepods"]
+    assert above["burstable"][1] == "kubepods-burstable.slice"
+    assert above["besteffort"][1] == "kubepods-besteffort.slice"
+    assert value(node, ids["guaranteed"], "memory.max") == str(32 << 20)
+    assert value(node, ids["guaranteed"], "cpu.max") == "10000 100000"
+
+
+def test_daemon_reload_keeps_values_and_containers(node: Machine) -> None:
+    before = containers(node)
+    node.check("systemctl daemon-reload")
+    assert faults(node) == "no faults"
+    assert wait_for_pods(node) == before
+
+
+def test_stopped_slices_come_back_with_their_pods(node: Machine) -> None:
+    before = containers(node)
+    node.check("systemctl stop kubepods-burstable.slice")
+    after = wait_for_pods(node, other_than={"burstable": before["burstable"]})
+    assert {name for name in before if after[name] != before[name]} == {"burstable"}
+    assert faults(node) == "no faults"
+    node.check("systemctl stop kubepods.slice")
+    wait_for_pods(node, other_than=after)
+    assert faults(node) == "no faults"
+
+
+def test_restart_of_the_agent_keeps_containers(node: Machine) -> None:
+    before = containers(node)
+    start_agent(node)
+    assert wait_for_pods(node) == before
+
+
+def test_reboot_starts_every_pod_again(node: Machine) -> None:
+    before = containers(node)
+    node.reboot()
+    wait_for_pods(node, other_than=before)
+    assert faults(node) == "no faults"
+
+
+def test_shutdown_ends_pods_by_priority(node: Machine) -> None:
+    """systemd would end both at once; the critical pod, which is quicker, is the second to end."""
+    write = "echo {0} >> /host/ends; sync; exit 0"
+    wait = "trap '{0}' TERM; while true; do sleep 1; done"
+    usual = pod("usual", script=wait.format("sleep 3; " + write.format("usual")))
+    critical = pod(
+        "critical", script=wait.format(write.format("critical")), priorityClassName="system-node-critical"
+    )
+    for manifest in (usual, critical):
+        manifest["spec"]["terminationGracePeriodSeconds"] = 100
+    node.run("rm -f /var/tmp/ends")
+    configure(node, {"shutdownGracePeriod": "200s", "shutdownGracePeriodCriticalPods": "100s"})
+    write_pods(node, (usual, critical))
+    start_agent(node)
+    before = wait_for_pods(node, (usual, critical))
+    assert "delay" in node.check("systemd-inhibit --list --no-legend")
+    node.power_off()
+    node.start()
+    assert node.check("cat /var/tmp/ends").split() == ["usual", "critical"]
+    times = json.loads(node.check(f"cat {STATE}/graceful_node_shutdown_state"))
+    assert not times["endTime"].startswith("0001")
+    wait_for_pods(node, (usual, critical), other_than=before)
+    write_pods(node, USUAL)
+    wait_for_pods(node)

@@ -1,0 +1,88 @@
+"""Other runtimes than containerd 1.6 with runc: crun, and containerd 2, which tells its cgroup driver."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.system.vm.machine import Machine
+from tests.system.vm.node_in_machine import (
+    LONG,
+    UNIT,
+    configure,
+    containerd_config,
+    faults,
+    import_images,
+    mount,
+    put,
+    start_agent,
+    stop_agent,
+)
+from tests.system.vm.pods_in_machine import GUARANTEED, USUAL, group, value, wait_for_pods, write_pods
+
+STATES = "/run/containerd/runc/k8s.io"
+PROBED = {
+    **GUARANTEED,
+    "metadata": {"name": "probed"},
+    "spec": GUARANTEED["spec"]
+    | {
+        "containers": [
+            GUARANTEED["spec"]["containers"][0]
+            | {"readinessProbe": {"exec": {"command": ["true"]}, "timeoutSeconds": 60, "periodSeconds": 1}}
+        ]
+    },
+}
+PODS = (*USUAL, PROBED)
+
+
+def test_crun(machine: Machine) -> None:
+    put(machine, "/etc/containerd/config.toml", containerd_config("/usr/bin/crun"))
+    machine.check("systemctl restart containerd", LONG)
+    configure(machine)
+    write_pods(machine, PODS)
+    start_agent(machine)
+    ids = wait_for_pods(machine, PODS)
+    machine.check(f"test -e {STATES}/{ids['probed']}/status")  # crun's; runc's is state.json
+    held_to_its_resources(machine, ids)
+    start_agent(machine)
+    assert wait_for_pods(machine, PODS) == ids
+    write_pods(machine, ())
+    wait_for_pods(machine, ())
+    stop_agent(machine)
+
+
+@pytest.mark.skipif(
+    "CONTAINERD2_BIN" not in os.environ,
+    reason="needs CONTAINERD2_BIN: a folder with containerd 2, its shim, ctr and runc",
+)
+def test_containerd_2(machine: Machine) -> None:
+    folder = mount(machine, "containerd2")
+    path = f"[Service]\nEnvironment=PATH={folder}:/usr/sbin:/usr/bin:/sbin:/bin\n"
+    put(machine, "/etc/containerd/config.toml", containerd_config())
+    command = f"ExecStart=\nExecStart={folder}/containerd\n"
+    put(machine, "/etc/systemd/system/containerd.service.d/two.conf", path + command)
+    put(machine, f"/etc/systemd/system/{UNIT}.d/two.conf", path)
+    machine.check("systemctl daemon-reload; systemctl restart containerd", LONG)
+    import_images(machine, f"{folder}/ctr")
+    configure(
+        machine, {"cgroupDriver": None}
+    )  # the kubelet's default, cgroupfs, is not what this runtime uses
+    write_pods(machine, PODS)
+    start_agent(machine)
+    ids = wait_for_pods(machine, PODS)
+    said = machine.check(f"journalctl -b -u {UNIT} --no-pager")
+    assert "does not implement RuntimeConfig" not in said.rpartition("Starting ")[2]
+    held_to_its_resources(machine, ids)
+    start_agent(machine)
+    assert wait_for_pods(machine, PODS) == ids
+    stop_agent(machine)
+
+
+def held_to_its_resources(machine: Machine, ids: dict[str, str]) -> None:
+    assert group(machine, ids["guaranteed"]).endswith(f"/cri-containerd-{ids['guaranteed']}.scope")
+    assert value(machine, ids["guaranteed"], "memory.max") == str(32 << 20)
+    assert value(machine, ids["guaranteed"], "cpu.weight") == value(
+        machine, ids["guaranteed"], "../cpu.weight"
+    )
+    assert faults(machine) == "no faults"
