@@ -19,7 +19,7 @@ from tests.system.vm.node_in_machine import (
     start_agent,
     stop_agent,
 )
-from tests.system.vm.pods_in_machine import GUARANTEED, USUAL, group, value, wait_for_pods, write_pods
+from tests.system.vm.pods_in_machine import GUARANTEED, group, value, wait_for_pods, write_pods
 
 STATES = "/run/containerd/runc/k8s.io"
 PROBED = {
@@ -33,7 +33,7 @@ PROBED = {
         ]
     },
 }
-PODS = (*USUAL, PROBED)
+PODS = (GUARANTEED, PROBED)
 
 
 def test_crun(machine: Machine) -> None:
