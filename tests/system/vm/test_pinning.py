@@ -8,7 +8,7 @@ import pytest
 
 from tests.system.vm import kubelet_in_machine
 from tests.system.vm.machine import Machine, Size
-from tests.system.vm.node_in_machine import configure, faults, start_agent, stop_agent
+from tests.system.vm.node_in_machine import configure, start_agent, stop_agent
 from tests.system.vm.pods_in_machine import WAIT, equal, pod, value, wait_for_pods, write_pods
 
 SIZE = Size(cpus=4, nodes=2, memory=3072)
@@ -57,7 +57,6 @@ def at_start(machine: Machine, name: str) -> tuple[str, ...]:
 def test_the_first_process_is_pinned(machine: Machine, pinned: dict[str, str]) -> None:
     assert at_start(machine, "pinned") == EXPECTED["pinned"]
     machine.until(lambda: allowed(machine, pinned) == EXPECTED, 600, "the shared pool to shrink")
-    assert faults(machine) == "no faults"
 
 
 def test_pinning_survives_the_agent(machine: Machine, pinned: dict[str, str]) -> None:
