@@ -95,6 +95,13 @@ class VModuleItem(Struct):
     verbosity: Uint32 = 0
 
 
+class TracingConfiguration(Struct):
+    """Where spans are sent, and how many of a million traces (component-base/tracing v1)."""
+
+    endpoint: str | None = None
+    sampling_rate_per_million: int | None = None
+
+
 class LoggingConfiguration(Struct):
     """How the agent logs (component-base/logs v1); a number of `flushFrequency` is nanoseconds."""
 
@@ -263,7 +270,7 @@ class KubeletConfiguration(Struct):
     memory_reservation_policy: str = "None"
     register_with_taints: list[Taint] | None = None
     register_node: bool = True
-    tracing: dict[str, Any] | None = None
+    tracing: TracingConfiguration | None = None
     local_storage_capacity_isolation: bool = True
     container_runtime_endpoint: str = ""
     image_service_endpoint: str = ""

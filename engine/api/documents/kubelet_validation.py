@@ -19,6 +19,7 @@ LAST_PORT: Final = 65535
 SHORTEST_SHUTDOWN: Final = 1.0
 LOG_FORMATS: Final = ("text", "json")
 MOST_VERBOSE: Final = 2**31 - 1
+MOST_SAMPLES: Final = 1_000_000
 
 _NOT_NEGATIVE: Final = {
     "eventBurst": ("event_burst", "event-burst"),
@@ -40,7 +41,8 @@ _BETWEEN: Final = {
 
 def validate(config: KubeletConfiguration, subject: str) -> None:
     """Raise InvalidInput with everything that is wrong; `subject` names where the configuration is from."""
-    faults = [*_numbers(config), *_choices(config), *_logs(config), *_logging(config), *_shutdown(config)]
+    checks = (_numbers, _choices, _logs, _logging, _tracing, _shutdown)
+    faults = [fault for check in checks for fault in check(config)]
     if faults:
         raise InvalidInput("; ".join(f"invalid configuration: {fault}" for fault in faults), subject=subject)
 
@@ -123,6 +125,25 @@ def _logging(config: KubeletConfiguration) -> Iterator[str]:
             yield f"logging.options.{name}.splitStream: Forbidden: Feature LoggingAlphaOptions is disabled"
         if options.info_buffer_size.nano:
             yield f"logging.options.{name}.infoBufferSize: Forbidden: Feature LoggingAlphaOptions is disabled"
+
+
+def _tracing(config: KubeletConfiguration) -> Iterator[str]:
+    if config.tracing is None:
+        return
+    rate, endpoint = config.tracing.sampling_rate_per_million, config.tracing.endpoint
+    field = "tracing.samplingRatePerMillion: Invalid value"
+    if rate is not None and rate < 0:
+        yield f"{field}: {rate}: sampling rate must be positive"
+    if rate is not None and rate > MOST_SAMPLES:
+        yield f"{field}: {rate}: sampling rate per million must be less than or equal to one million"
+    if endpoint is None:
+        return
+    scheme = endpoint.partition("://")[0] if "//" in endpoint else "dns"
+    if scheme not in ("dns", "unix", "unix-abstract"):
+        yield (
+            f"tracing.endpoint: Invalid value: {_quoted(endpoint)}: unsupported scheme: {scheme}. "
+            "Options are none, dns, unix, or unix-abstract"
+        )
 
 
 def _is_positive(period: str | int) -> bool:

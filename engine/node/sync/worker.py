@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 
 from engine.api.errors import KubengineError, Refused
@@ -269,7 +270,8 @@ class PodWorker:
             self._tell(LifeEvent.KNOWN)
         elif state is LifeState.REMOVING:
             began = self._services.node.clock()
-            await self._persist("removing", self._ending.take_away)
+            with self._span("syncTerminatedPod"):
+                await self._persist("removing", self._ending.take_away)
             self._services.metrics.worked("terminated", self._seconds_since(began))
             self._tell(LifeEvent.REMOVED)
             self._services.metrics.forget(self.pod.uid)
@@ -334,7 +336,8 @@ class PodWorker:
                 began = self._services.node.clock()
             try:
                 await self._publishing.publish()
-                step = await self._working.step()
+                with self._span("syncPod"):
+                    step = await self._working.step()
                 self._failures.over()
                 if step.event is not None:
                     self._tell(step.event, step.end)
@@ -353,6 +356,19 @@ class PodWorker:
         if self.life.state is LifeState.FINISHED:
             self._on_transition(self)
 
+    def _span(self, name: str) -> AbstractContextManager[object]:
+        """Record a stretch of work as a span with the attributes of the kubelet's."""
+        meta = self.pod.metadata
+        attributes = {
+            "k8s.pod.uid": meta.uid,
+            "k8s.pod": self.pod.full_name,
+            "k8s.pod.name": meta.name,
+            "k8s.namespace.name": meta.namespace,
+        }
+        if name == "syncPod":
+            attributes["k8s.pod.update_type"] = self._next_work
+        return self._services.runtime.tracing.span(name, attributes)
+
     def _rests(self, began: float) -> None:
         """Finish a stretch of work."""
         self._services.metrics.worked(self._next_work, self._seconds_since(began))
@@ -365,7 +381,8 @@ class PodWorker:
         """End the pod: record the decision first, then stop its containers."""
         await self._ending.keep()
         began = self._services.node.clock()
-        await self._persist("stopping", self._ending.stop)
+        with self._span("syncTerminatingPod"):
+            await self._persist("stopping", self._ending.stop)
         self._services.metrics.worked("kill", self._seconds_since(began))
         self._tell(LifeEvent.STOPPED)
         if not self._stopped.done():
