@@ -59,10 +59,8 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 @pytest.fixture
 def node(machine: Machine) -> Machine:
     """The machine with an agent that runs as usual, and a ready pod of each class."""
-    changed = node_in_machine.configure(machine)
     pods_in_machine.write_pods(machine)
-    if changed or machine.run(f"systemctl -q is-active {node_in_machine.UNIT}").code:
-        node_in_machine.start_agent(machine)
+    node_in_machine.run_agent(machine)
     pods_in_machine.wait_for_pods(machine)
     return machine
 

@@ -146,6 +146,12 @@ def put(machine: Machine, path: str, text: str) -> None:
     machine.check(f"mkdir -p $(dirname {path}); cp {SHARE}/put {path}")
 
 
+def run_agent(machine: Machine, more: Mapping[str, Any] | None = None) -> None:
+    """Let the agent run with these fields (see `configure`), restarted only if it must be."""
+    if configure(machine, more) or machine.run(f"systemctl -q is-active {UNIT}").code:
+        start_agent(machine)
+
+
 def start_agent(machine: Machine) -> None:
     """Start the agent's service, now and at each boot, or restart it, and wait until it has started."""
     machine.report("start the agent")

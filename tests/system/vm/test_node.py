@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.system.vm.machine import Machine
-from tests.system.vm.node_in_machine import STATE, UNIT, configure, faults, start_agent
+from tests.system.vm.node_in_machine import STATE, UNIT, faults, run_agent, start_agent
 from tests.system.vm.pods_in_machine import (
     USUAL,
     containers,
@@ -71,9 +71,8 @@ def test_shutdown_ends_pods_by_priority(node: Machine) -> None:
     for manifest in (usual, critical):
         manifest["spec"]["terminationGracePeriodSeconds"] = 100
     node.run("rm -f /var/tmp/ends")
-    configure(node, {"shutdownGracePeriod": "200s", "shutdownGracePeriodCriticalPods": "100s"})
     write_pods(node, (usual, critical))
-    start_agent(node)
+    run_agent(node, {"shutdownGracePeriod": "200s", "shutdownGracePeriodCriticalPods": "100s"})
     before = wait_for_pods(node, (usual, critical))
     assert "delay" in node.check("systemd-inhibit --list --no-legend")
     node.power_off()

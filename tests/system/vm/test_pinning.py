@@ -8,7 +8,7 @@ import pytest
 
 from tests.system.vm import kubelet_in_machine
 from tests.system.vm.machine import Machine, Size
-from tests.system.vm.node_in_machine import configure, start_agent, stop_agent
+from tests.system.vm.node_in_machine import run_agent, start_agent, stop_agent
 from tests.system.vm.pods_in_machine import WAIT, equal, pod, value, wait_for_pods, write_pods
 
 SIZE = Size(cpus=4, nodes=2, memory=3072)
@@ -32,9 +32,8 @@ EXPECTED = {"pinned": ("2-3", "1"), "shared": ("0-1", "0-1")}
 @pytest.fixture
 def pinned(machine: Machine) -> dict[str, str]:
     """The containers of a pinned and a shared pod, by pod."""
-    configure(machine, FIELDS)
     write_pods(machine, PODS)
-    start_agent(machine)
+    run_agent(machine, FIELDS)
     return wait_for_pods(machine, PODS)
 
 

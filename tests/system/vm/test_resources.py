@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.system.vm.machine import Machine
-from tests.system.vm.node_in_machine import PORT, configure, faults, start_agent
+from tests.system.vm.node_in_machine import PORT, faults, run_agent, start_agent
 from tests.system.vm.pods_in_machine import (
     BEST_EFFORT,
     BURSTABLE,
@@ -28,8 +28,7 @@ def test_memory_qos(node: Machine) -> None:
     pods = (GUARANTEED, limited)
     write_pods(node, pods)
     fields = {"featureGates": {"MemoryQoS": True}, "memoryReservationPolicy": "TieredReservation"}
-    configure(node, {**fields, "memoryThrottlingFactor": 0.5})
-    start_agent(node)
+    run_agent(node, {**fields, "memoryThrottlingFactor": 0.5})
     ids = wait_for_pods(node, pods)
     assert value(node, ids["limited"], "memory.high") == str(48 * MIB)
     assert value(node, ids["limited"], "memory.low") == str(32 * MIB)
@@ -45,10 +44,9 @@ def test_swap(node: Machine) -> None:
         "truncate -s 0 /swap && fallocate -l 512M /swap && chmod 600 /swap && mkswap /swap && swapon /swap"
     )
     try:
-        configure(node, {"failSwapOn": False, "memorySwap": {"swapBehavior": "LimitedSwap"}})
         write_pods(node, ())
         wait_for_pods(node, ())
-        start_agent(node)
+        run_agent(node, {"failSwapOn": False, "memorySwap": {"swapBehavior": "LimitedSwap"}})
         write_pods(node, pods)
         ids = wait_for_pods(node, pods)
         lines = (line.split() for line in node.check("cat /proc/meminfo").splitlines())

@@ -10,12 +10,12 @@ from tests.system.vm.machine import Machine
 from tests.system.vm.node_in_machine import (
     LONG,
     UNIT,
-    configure,
     containerd_config,
     faults,
     import_images,
     mount,
     put,
+    run_agent,
     start_agent,
     stop_agent,
 )
@@ -39,9 +39,8 @@ PODS = (GUARANTEED, PROBED)
 def test_crun(machine: Machine) -> None:
     put(machine, "/etc/containerd/config.toml", containerd_config("/usr/bin/crun"))
     machine.check("systemctl restart containerd", LONG)
-    configure(machine)
     write_pods(machine, PODS)
-    start_agent(machine)
+    run_agent(machine)
     ids = wait_for_pods(machine, PODS)
     machine.check(f"test -e {STATES}/{ids['probed']}/status")  # crun's; runc's is state.json
     held_to_its_resources(machine, ids)
@@ -65,11 +64,8 @@ def test_containerd_2(machine: Machine) -> None:
     put(machine, f"/etc/systemd/system/{UNIT}.d/two.conf", path)
     machine.check("systemctl daemon-reload; systemctl restart containerd", LONG)
     import_images(machine, f"{folder}/ctr")
-    configure(
-        machine, {"cgroupDriver": None}
-    )  # the kubelet's default, cgroupfs, is not what this runtime uses
     write_pods(machine, PODS)
-    start_agent(machine)
+    run_agent(machine, {"cgroupDriver": None})  # its default, cgroupfs, is not what this runtime uses
     ids = wait_for_pods(machine, PODS)
     said = machine.check(f"journalctl -b -u {UNIT} --no-pager")
     assert "does not implement RuntimeConfig" not in said.rpartition("Starting ")[2]

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def kubelet(machine: Machine) -> Iterator[Machine]:
     """The machine with a kubelet that runs."""
+    stop_agent(machine)
     configure(machine)
     write_pods(machine)
     kubelet_in_machine.start(machine)
