@@ -493,7 +493,7 @@ class Pod(Struct):
     @property
     def all_containers(self) -> list[Container]:
         """All containers, init containers first, in the order in which they start."""
-        return [*self.init_containers, *self.spec.containers]
+        return [*(self.spec.init_containers or ()), *self.spec.containers]
 
     @property
     def ephemeral_containers(self) -> list[EphemeralContainer]:
@@ -502,4 +502,5 @@ class Pod(Struct):
     @property
     def every_container(self) -> list[Container]:
         """Everything that may ever run in the pod, ephemeral containers last."""
-        return [*self.all_containers, *self.ephemeral_containers]
+        spec = self.spec
+        return [*(spec.init_containers or ()), *spec.containers, *(spec.ephemeral_containers or ())]

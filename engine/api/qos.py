@@ -47,14 +47,19 @@ def compute_qos_class(pod: Pod) -> str:
         every_limited = len(limited) == len(_COMPUTE)
     else:
         containers = pod.all_containers
-        requested = _compute_amounts(c.requests for c in containers)
-        limited = _compute_amounts(c.limits for c in containers)
-        every_limited = all(all(c.limits.get(r, ZERO) > ZERO for r in _COMPUTE) for c in containers)
+        limits = [container.limits for container in containers]
+        requested = _compute_amounts([container.requests for container in containers])
+        limited = _compute_amounts(limits)
+        every_limited = all(map(_has_both, limits))
     if not requested and not limited:
         return BEST_EFFORT
     if every_limited and requested == limited:
         return GUARANTEED
     return BURSTABLE
+
+
+def _has_both(amounts: ResourceList) -> bool:
+    return amounts.get(CPU, ZERO) > ZERO and amounts.get(MEMORY, ZERO) > ZERO
 
 
 def _compute_amounts(amounts: Iterable[ResourceList]) -> dict[str, Quantity]:

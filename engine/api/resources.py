@@ -11,7 +11,7 @@ Source: v1.36 `component-helpers/resource` and `pkg/api/v1/resource`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.api.pod import Pod, ResourceList
 from engine.api.quantity import ZERO, Quantity
@@ -136,9 +136,11 @@ def _init_requests(pod: Pod) -> list[tuple[bool, ResourceList]]:
 
 
 def _aggregate(
-    containers: Iterable[ResourceList], inits: Iterable[tuple[bool, ResourceList]]
+    containers: Sequence[ResourceList], inits: Sequence[tuple[bool, ResourceList]]
 ) -> ResourceList:
     """Containers and sidecars together, or the hungriest moment of the init phase if larger."""
+    if len(containers) == 1 and not inits:
+        return dict(containers[0])  # most pods, and several times for each
     total: ResourceList = {}
     for amounts in containers:
         _add(total, amounts)

@@ -102,12 +102,18 @@ class PodRecord:
 
     def container(self, name: str) -> ContainerRecord | None:
         """Return the newest container of that name."""
-        return next((c for c in self.containers if c.name == name), None)
+        for container in self.containers:
+            if container.name == name:
+                return container
+        return None
 
     def previous(self, name: str) -> ContainerRecord | None:
         """Return the container of that name before the newest."""
-        found = [c for c in self.containers if c.name == name]
-        return found[1] if len(found) > 1 else None
+        newest = self.container(name)
+        for container in self.containers:
+            if container.name == name and container is not newest:
+                return container
+        return None
 
     @property
     def may_run(self) -> list[ContainerRecord]:

@@ -45,8 +45,10 @@ class PodManager:
     """Manage the pods of the node; pods that no source wants are ended once every source has been read."""
 
     def __init__(self, services: Services, gatekeeper: PodAdmission) -> None:
-        url = [MANIFEST_URL] if services.node.config.static_pod_url else []
-        self._wanted: dict[str, set[str]] = {source: set() for source in (*services.belonging.sources, *url)}
+        url = [MANIFEST_URL] if services.context.config.static_pod_url else []
+        self._wanted: dict[str, set[str]] = {
+            source: set() for source in (*services.control_plane.sources, *url)
+        }
         self._unseen = set(self._wanted)
         self._services = services
         self._gatekeeper = gatekeeper
@@ -156,8 +158,8 @@ class PodManager:
         if worker is not None:
             worker.notify()
         elif self.known:
-            self._end_stranger(self._services.watch.pod(uid))
-        elif not self._services.watch.pod(uid).alive:
+            self._end_stranger(self._services.runtime.watch.pod(uid))
+        elif not self._services.runtime.watch.pod(uid).alive:
             self._forget_found(uid)
 
     def notify(self, uid: str) -> None:
@@ -227,7 +229,7 @@ class PodManager:
         worker = self._workers.get(uid)
         if worker is not None:
             return worker.life.holds
-        return not self.known or self._services.watch.pod(uid).alive
+        return not self.known or self._services.runtime.watch.pod(uid).alive
 
     def leaves(self, uid: str) -> bool:
         """Tell whether the pod terminates while something of it may still run."""
@@ -254,11 +256,11 @@ class PodManager:
         """Return the life of a pod as an earlier agent and the runtime know it, and update its status
         accordingly.
         """
-        kept = self._services.ends.read(pod.uid)
+        kept = self._services.records.terminations.read(pod.uid)
         if kept is not None:
             pod.status = kept.status or pod.status
             return kept.life
-        record = self._services.watch.pod(pod.uid)
+        record = self._services.runtime.watch.pod(pod.uid)
         if pod.status.phase in (SUCCEEDED, FAILED):
             if not record.alive:
                 return PodLife(LifeState.FINISHED)
@@ -272,8 +274,8 @@ class PodManager:
         them.
         """
         found = {}
-        for record in self._services.watch.pods.values():
-            pod = self._services.accepted.read(record.uid) if record.alive else None
+        for record in self._services.runtime.watch.pods.values():
+            pod = self._services.records.accepted.read(record.uid) if record.alive else None
             if pod is not None:
                 self._gatekeeper.adopt(pod)
                 found[record.uid] = pod
@@ -288,7 +290,7 @@ class PodManager:
         """Adopt a running pod; if it was accepted with other amounts than are wanted, it is resized."""
         found = self._found.pop(pod.uid, None) if self._found is not None else None
         here = pod
-        if life.holds and self._services.watch.pod(pod.uid).alive:
+        if life.holds and self._services.runtime.watch.pod(pod.uid).alive:
             if found is not None:
                 here = Pod(metadata=pod.metadata, spec=found.spec, status=pod.status)
             self._gatekeeper.adopt(here)
@@ -361,7 +363,7 @@ class PodManager:
         self._unaccounted.discard(worker)
         over: Trigger = "pods_removed" if worker.gone else "pod_terminated"
         self.something_changed("pod_resized" if worker.life.holds else over)
-        self._services.belonging.pod_changed(worker.pod, may_run=worker.life.holds)
+        self._services.control_plane.pod_changed(worker.pod, may_run=worker.life.holds)
         if not worker.gone:
             return
         self._unsatisfied.discard(worker)
@@ -385,12 +387,14 @@ class PodManager:
         wanted = set[str]().union(*self._wanted.values())
         for uid in self._workers.keys() - wanted:
             self._drop(uid)
-        for uid, record in list(self._services.watch.pods.items()):
+        for uid, record in list(self._services.runtime.watch.pods.items()):
             if uid not in wanted:
                 self._end_stranger(record)
         if self._leftovers_ended:
             return
-        for uid in self._services.volumes.known_uids() | self._services.cgroups.existing_pods().keys():
+        for uid in (
+            self._services.volumes.directories.known_uids() | self._services.cgroups.existing_pods().keys()
+        ):
             if uid not in wanted:
                 self._end_stranger(PodRecord(uid, "", ""))
         self._leftovers_ended = True
@@ -408,7 +412,7 @@ class PodManager:
             self._services.metrics.orphaned()
         log.info("pod %s (%s) is not wanted here any more; ending it", record.full_name, uid)
         found = self._found.pop(uid, None) if self._found is not None else None
-        accepted = found or self._services.accepted.read(uid)
+        accepted = found or self._services.records.accepted.read(uid)
         if accepted is None:
             meta = ObjectMeta(name=record.name or uid, namespace=record.namespace or "unknown", uid=uid)
             stranger = self._start_worker(Pod(metadata=meta, spec=PodSpec()), PodLife(LifeState.LEAVING))
@@ -423,7 +427,7 @@ class PodManager:
 
     def _has_leftovers(self, uid: str) -> bool:
         services = self._services
-        known = services.cgroups.has_pod(uid) or uid in services.volumes.known_uids()
+        known = services.cgroups.has_pod(uid) or uid in services.volumes.directories.known_uids()
         return known or uid in services.cgroups.existing_pods()
 
 

@@ -70,7 +70,15 @@ from engine.node.stats.used import NodeUsage
 from engine.node.stats.volumes import VolumeFigures
 from engine.node.sync.pod_metrics import PodMetrics
 from engine.node.sync.probing import Probing
-from engine.node.sync.services import NodeFacts, Services
+from engine.node.sync.services import (
+    Allocations,
+    HostFacts,
+    PodRecords,
+    RuntimeServices,
+    Services,
+    StartControl,
+    VolumeServices,
+)
 from engine.node.sync.start_counts import StartCounts
 from engine.node.volumes import PodVolumes, VolumeManager
 from engine.node.volumes.attachments import Attachments
@@ -257,37 +265,23 @@ class RunningNode:
         )
         self._users = UserNamespaces(pods_directory(context.root), _ids_per_pod(context.config))
         services = Services(
-            node=NodeFacts(
-                context.config,
-                context.root,
-                self._addresses,
-                self._version.runtime_name,
-                self._version.runtime_version,
-                context.clock,
-            ),
-            runtime=self._runtime,
-            watch=self.watch,
-            runtime_health=self.runtime_health,
+            context=context,
+            facts=HostFacts(self._addresses, self._version.runtime_name, self._version.runtime_version),
+            runtime=RuntimeServices(self._runtime, self.watch, self.runtime_health),
             images=self._puller,
             cgroups=self._cgroups,
-            volumes=volumes,
-            volume_keeper=self._volume_manager,
-            users=self._users,
-            accepted=self._accepted,
-            ends=TerminationRecords(volumes.pod_directory),
-            accounts=self._admission,
+            volumes=VolumeServices(volumes, self._volume_manager),
+            records=PodRecords(self._accepted, TerminationRecords(volumes.pod_directory)),
+            admission=self._admission,
             probes=self._probing,
-            devices=managers.devices,
-            claims=self._claims,
-            placement=managers.pinning,
-            belonging=self._control_plane,
-            recorder=context.recorder,
-            decisions=context.decisions,
+            allocations=Allocations(managers.devices, self._claims, managers.pinning, self._users),
+            starts=StartControl(
+                asyncio.Semaphore(STARTS_AT_ONCE),
+                _restart_backoff(context.config),
+                StartCounts(context.registry),
+            ),
+            control_plane=self._control_plane,
             metrics=PodMetrics(context.registry),
-            starts=StartCounts(context.registry),
-            tasks=context.tasks,
-            backoff=_restart_backoff(context.config),
-            starting=asyncio.Semaphore(STARTS_AT_ONCE),
         )
         self.pods = PodManager(services, self._admission)
         count_pods(context.registry, known=self.pods.all, active=self.pods.active)

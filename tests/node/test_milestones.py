@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ WITHOUT_CGROUPS = ("engine/cgroups/manager.py", "create_pod")
 
 NOT_THE_AGENT = ("engine/runtime/", "engine/testing/", "engine/wire/")
 STATUS = ("engine/node/sync/status.py", "pod_status")
-CALLS, FILES, STATUSES = 3_300, 135, 6
+CALLS, FILES, STATUSES = 2_150, 135, 2
 """The budget of one more static pod: Python calls, the files that they are in, and computed statuses."""
 
 Entrance = tuple[str, str]
@@ -50,6 +50,20 @@ def entrances() -> Iterator[list[Entrance]]:
         threading.setprofile(before[1])  # type: ignore[arg-type]
 
 
+def unseen(condition: Callable[[], bool]) -> Callable[[], bool]:
+    """Return the condition without a trace of its own calls, of which a slow machine makes more."""
+
+    def check() -> bool:
+        profile = sys.getprofile()
+        sys.setprofile(None)
+        try:
+            return condition()
+        finally:
+            sys.setprofile(profile)
+
+    return check
+
+
 async def test_a_pod_passes_the_milestones_in_order(rig: Rig):
     with entrances() as seen:
         await rig.start()
@@ -72,7 +86,7 @@ async def test_a_second_pod_stays_within_its_budget(rig: Rig):
     await eventually(lambda: rig.phase("first") == "Running")
     with entrances() as seen:
         rig.write("second", {"containers": [container()]})
-        await eventually(lambda: rig.phase("second") == "Running")
+        await eventually(unseen(lambda: rig.phase("second") == "Running"))
     agent = [(file, function) for file, function in seen if not file.startswith(NOT_THE_AGENT)]
     files = {file for file, _ in agent}
     assert len(agent) <= CALLS

@@ -9,8 +9,9 @@ uids.
 from __future__ import annotations
 
 import re
+from functools import cache
 
-_CORE = re.compile(r"(^|[\]*])\.")
+_CORE = re.compile(r"([\]*:])\.(?=[A-Z])")
 
 STRUCTURES = """
 .Pod TypeMeta:v1.TypeMeta ObjectMeta:v1.ObjectMeta Spec:.PodSpec Status:.PodStatus
@@ -141,16 +142,22 @@ v1.LabelSelectorRequirement Key Operator:v1.LabelSelectorOperator Values:[]strin
 """
 
 
-def fields() -> dict[str, tuple[tuple[str, str], ...]]:
-    """Return the (field, type) pairs of each structure; types are spelled as in Go."""
-    found = {}
-    for line in STRUCTURES.replace("\n  ", " ").strip().splitlines():
-        name, *listed = line.split()
-        pairs = (field.partition(":") for field in listed)
-        found[_whole(name)] = tuple((field, _whole(kind or "string")) for field, _, kind in pairs)
-    return found
+_LINES = {line.partition(" ")[0]: line for line in STRUCTURES.replace("\n  ", " ").strip().splitlines()}
+"""The line of each structure, by its short name."""
 
 
-def _whole(kind: str) -> str:
-    """Expand `[].Volume` to `[]core.Volume`."""
-    return _CORE.sub(r"\1core.", kind)
+def is_structure(kind: str) -> bool:
+    """Tell whether a type is one of the structures."""
+    return _short(kind) in _LINES
+
+
+@cache
+def fields(kind: str) -> list[tuple[str, str]]:
+    """Return the (field, type) pairs of a structure; types are spelled as in Go."""
+    listed = _CORE.sub(r"\1core.", _LINES[_short(kind)]).split()[1:]
+    pairs = [field.partition(":") for field in listed]
+    return [(field, kind or "string") for field, _, kind in pairs]
+
+
+def _short(kind: str) -> str:
+    return kind.removeprefix("core")

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from engine._fast.devices.device_checksum import fnv1a_128
 from engine.api.meta import ObjectMeta
-from engine.api.pod import Pod
+from engine.api.pod import Pod, PodSecurityContext, PodSpec
 from engine.api.quantity import Quantity
 from engine.api.status import PodStatus
-from engine.node.sources.kubelet_types import fields
+from engine.node.sources.kubelet_types import fields, is_structure
 from engine.node.sources.printed_quantity import printed_quantity
 
 _INLINE = {"TypeMeta", "VolumeSource", "ProbeHandler"}
 _POD_SECURITY = ("core.PodSpec", "SecurityContext")
+_HOST_FIELDS = ("host_network", "host_pid", "host_ipc", "share_process_namespace", "host_users")
+"""Fields of a manifest's spec that the kubelet's structure keeps in the security context."""
+_NO_SECURITY = (None, PodSecurityContext())
 _NUMBERS = {"int64", "int32"}
 _ROUNDED = "map[core.ResourceName]resource.Quantity"
 _NO_TIME = "{Time:(time.Time){wall:(uint64)0 ext:(int64)0 loc:(*time.Location)<nil>}}"
@@ -35,6 +39,14 @@ _DEFAULTS: dict[tuple[str, str], Any] = {
     ("core.VolumeSource", "EmptyDir"): {},
 }
 """Defaults of the kubelet that `engine.api.defaults` does not set."""
+
+
+class _Manifest(msgspec.Struct):
+    """What is printed of a pod."""
+
+    objectmeta: ObjectMeta
+    spec: PodSpec
+    status: dict[str, Any]
 
 
 class Unprintable(Exception):
@@ -54,7 +66,7 @@ def printed_pod(pod: Pod, metadata: ObjectMeta) -> str:
     """Return the pod as Go prints the kubelet's structure."""
     if metadata.creation_timestamp or metadata.deletion_timestamp or pod.status != PodStatus():
         raise Unprintable("times and a status are not printed")
-    return _printer("core.Pod")({"objectmeta": metadata, "spec": pod.spec, "status": {}})
+    return _struct("core.Pod", _Manifest(metadata, pod.spec, {}))
 
 
 @cache
@@ -74,7 +86,7 @@ def _printer(kind: str) -> Callable[[Any], str]:
         return lambda value: str(value or 0)
     if kind in _SPECIAL:
         return _SPECIAL[kind]
-    return partial(_struct, kind) if kind in _structures() else partial(_text, kind)
+    return partial(_struct, kind) if is_structure(kind) else partial(_text, kind)
 
 
 def _pointed_to(kind: str, value: Any) -> str:
@@ -105,7 +117,30 @@ def _text(kind: str, value: Any) -> str:
 def _struct(kind: str, value: Any) -> str:
     if value is None or value == {}:
         return _empty(kind)
-    return _braced([field(value) for field in _fields(kind, value.__class__)])
+    parts = []
+    for field in _fields(kind, value.__class__):
+        found = getattr(value, field.attribute) if field.attribute is not None else None
+        if field.form is _Form.INLINE:
+            parts.append(field.label + field.member.print(value))
+        elif field.form is _Form.INHERITED:
+            parts.append(field.label + field.member.printed(value))
+        elif found is None:
+            parts.append(field.label + _absent(field.member.kind))
+        elif field.form is _Form.TEXT and isinstance(found, str):
+            parts.append(field.label + found)
+        elif field.form is _Form.NUMBER:
+            parts.append(f"{field.label}{found}")
+        elif field.form is _Form.BOOL:
+            parts.append(field.label + ("true" if found else "false"))
+        else:
+            parts.append(field.label + field.member.print(found))
+    return _braced(parts)
+
+
+@cache
+def _absent(kind: str) -> str:
+    """Return the printed form of an absent value."""
+    return _printer(kind)(None)
 
 
 @cache
@@ -124,6 +159,7 @@ class _Member:
 
     struct: str
     name: str
+    kind: str
     label: str
     print: Callable[[Any], str]
     default: Any
@@ -131,11 +167,12 @@ class _Member:
     @property
     def stands_alone(self) -> bool:
         """Whether the field alone determines its name."""
-        inherits = self.name in _INLINE or (self.struct, self.name) == _POD_SECURITY
-        return not inherits and self.default is None
+        return (self.struct, self.name) != _POD_SECURITY and self.default is None
 
     def printed(self, owner: Any) -> str:
-        return self.print(owner if self.name in _INLINE else self._value(owner))
+        if (self.struct, self.name) == _POD_SECURITY and owner.security_context in _NO_SECURITY:
+            return _bare_security(*(getattr(owner, each) for each in _HOST_FIELDS))
+        return self.print(self._value(owner))
 
     def _value(self, owner: Any) -> Any:
         if (self.struct, self.name) == _POD_SECURITY:
@@ -149,32 +186,58 @@ class _Member:
         return found
 
 
+class _Form(Enum):
+    """How a field is printed. Most fields of a pod are absent, texts or numbers, which need no call."""
+
+    TEXT = auto()
+    NUMBER = auto()
+    BOOL = auto()
+    OTHER = auto()
+    INLINE = auto()
+    """A structure whose fields the owner has itself."""
+    INHERITED = auto()
+    """The value depends on more than the field of that name."""
+
+
+class _Field(NamedTuple):
+    """A field of a structure, read from values of one class. `attribute` None is always absent."""
+
+    label: str
+    attribute: str | None
+    form: _Form
+    member: _Member
+
+
 @cache
-def _fields(kind: str, owner: type) -> list[Callable[[Any], str]]:
-    """Return what prints the fields of a structure, read from values of a class."""
-    return [_field(member, owner) for member in _members(kind)]
+def _fields(kind: str, owner: type) -> list[_Field]:
+    """Return the fields of a structure as they are read from values of a class."""
+    known = _attributes(owner) if issubclass(owner, msgspec.Struct) else None
+    return [_field(member, known) for member in _members(kind)]
 
 
-def _field(member: _Member, owner: type) -> Callable[[Any], str]:
-    label, printed = member.label, member.print
-    if not (member.stands_alone and issubclass(owner, msgspec.Struct)):
-        return lambda value: label + member.printed(value)
-    absent, attribute = label + printed(None), _attribute(owner, member.name)
-    if attribute is None:
-        return lambda _: absent
+def _field(member: _Member, known: Mapping[str, str] | None) -> _Field:
+    if member.name in _INLINE:
+        return _Field(member.label, None, _Form.INLINE, member)
+    if known is None or not member.stands_alone:
+        return _Field(member.label, None, _Form.INHERITED, member)
+    return _Field(member.label, known.get(member.name.lower()), _form(member.kind), member)
 
-    def field(value: Any) -> str:
-        found = getattr(value, attribute)
-        return absent if found is None else label + printed(found)
 
-    return field
+def _form(kind: str) -> _Form:
+    kind = kind.removeprefix("*")
+    if kind == "bool":
+        return _Form.BOOL
+    if kind in _NUMBERS:
+        return _Form.NUMBER
+    listed = is_structure(kind) or kind in _SPECIAL or kind == "core.ResourceList"
+    return _Form.OTHER if listed or kind.startswith(("map[", "[]")) else _Form.TEXT
 
 
 @cache
 def _members(kind: str) -> list[_Member]:
     return [
-        _Member(kind, name, f"{name}:({of})", _printer(of), _DEFAULTS.get((kind, name)))
-        for name, of in _structures()[kind]
+        _Member(kind, name, of, f"{name}:({of})", _printer(of), _DEFAULTS.get((kind, name)))
+        for name, of in fields(kind)
     ]
 
 
@@ -182,7 +245,7 @@ def _may_default(kind: str, value: Any) -> bool:
     """Tell whether a structure gets defaults. A volume without a source is an emptyDir; other defaults stand
     alone.
     """
-    sources = (name for name, _ in _structures()[kind])
+    sources = (name for name, _ in fields(kind))
     return kind != "core.VolumeSource" or all(_get(value, name) is None for name in sources)
 
 
@@ -201,19 +264,23 @@ def _get(value: Any, name: str) -> Any:
         return None
     if isinstance(value, dict):
         return next((found for key, found in value.items() if key.lower() == name.lower()), None)
-    attribute = _attribute(value.__class__, name)
+    attribute = _attributes(value.__class__).get(name.lower())
     return getattr(value, attribute) if attribute is not None else None
 
 
 @cache
-def _attribute(kind: type, name: str) -> str | None:
-    names: Sequence[str] = kind.__struct_fields__  # type: ignore[attr-defined]
-    return next((each for each in names if each.replace("_", "") == name.lower()), None)
+def _bare_security(*host_fields: bool | None) -> str:
+    """Return the printed form of the security context of a pod that has none of its own."""
+    given: dict[str, Any] = dict(zip(_HOST_FIELDS, host_fields, strict=True))
+    spec = PodSpec(**given)
+    return _struct("core.PodSecurityContext", _PodSecurity(spec))
 
 
 @cache
-def _structures() -> dict[str, tuple[tuple[str, str], ...]]:
-    return fields()
+def _attributes(kind: type) -> dict[str, str]:
+    """Return the attributes of a class by their name as the kubelet spells it, in lower case."""
+    names: Sequence[str] = kind.__struct_fields__  # type: ignore[attr-defined]
+    return {name.replace("_", ""): name for name in names}
 
 
 def _int_or_string(value: int | str) -> str:

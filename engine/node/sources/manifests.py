@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.api.documents import parse_pods, read_with_status
+from engine.api.encoding.digest import blake2b
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.pod import Pod
 from engine.cri.records import PodRecord
@@ -47,6 +48,8 @@ FIRST_LOOK_SECONDS = 10.0
 class _File:
     stamp: Stamp | None = None
     pods: list[Pod] = field(default_factory=list)
+    digest: bytes = b""
+    """Of the content that `pods` were read from."""
 
 
 class ManifestDirectory:
@@ -202,6 +205,9 @@ class ManifestDirectory:
             return False
         if status.st_mtime < time.time() - TICK_SECONDS:
             file.stamp = _stamp(status)
+        digest = blake2b(data, digest_size=16).digest()
+        if digest == file.digest and path not in self._taken_away:
+            return False
         try:
             manifests, warnings = parse_pods(data, str(path))
             pods = [self._pod(manifest, path, index, held) for index, manifest in enumerate(manifests)]
@@ -222,7 +228,7 @@ class ManifestDirectory:
             self._taken_away.discard(path)
             before = {pod.uid: pod.spec for pod in file.pods}
             self._back.update(pod.uid for pod in pods if before.get(pod.uid) == pod.spec)
-        file.pods = pods
+        file.pods, file.digest = pods, digest
         return True
 
     def _pod(self, manifest: Pod, path: Path, index: int, held: Mapping[str, PodRecord]) -> Pod:

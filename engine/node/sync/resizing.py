@@ -40,9 +40,9 @@ async def carry_out(
     wanted = resize.wanted
     if not resize.begun and not _begins(pod, resize, services):
         return None
-    services.accounts.resized(wanted)
+    services.admission.resized(wanted)
     await publish()
-    clock, began = services.node.clock, services.node.clock()
+    clock, began = services.context.clock, services.context.clock()
     try:
         await _apply(pod, wanted, services)
     except Refused as error:
@@ -50,27 +50,27 @@ async def carry_out(
         text = str(error)
         failed = in_progress(text)
         if resize.condition != failed:
-            services.recorder.pod(pod, WARNING, "ResizeError", resize_text("error", wanted, text))
-            services.decisions.pod(pod, "resize", "failed", text, _inputs(pod, wanted))
+            services.context.recorder.pod(pod, WARNING, "ResizeError", resize_text("error", wanted, text))
+            services.context.decisions.pod(pod, "resize", "failed", text, _inputs(pod, wanted))
         resize.tell(ResizeEvent.FAIL, failed)
         raise
     services.metrics.resizes.carried_out(clock() - began, success=True)
     resize.tell(ResizeEvent.COMPLETE)
-    services.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
-    services.decisions.pod(pod, "resize", "resized", "", _inputs(pod, wanted))
+    services.context.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
+    services.context.decisions.pod(pod, "resize", "resized", "", _inputs(pod, wanted))
     return wanted
 
 
 def _begins(pod: Pod, resize: Resize, services: Services) -> bool:
     """Check whether the node has room; report the outcome once while it stays the same."""
     wanted, before = resize.wanted, resize.state
-    allocatable, others = services.accounts.allocatable(), services.accounts.used_beside(pod.uid)
+    allocatable, others = services.admission.allocatable(), services.admission.used_beside(pod.uid)
     decision = decide_resize(
         pod,
         wanted,
         allocatable=allocatable,
         others=others,
-        config=services.node.config,
+        config=services.context.config,
     )
     inputs = {
         **_inputs(pod, wanted),
@@ -83,16 +83,16 @@ def _begins(pod: Pod, resize: Resize, services: Services) -> bool:
         if resize.state is not before:
             why = f"OutOf{decision.short}" if decision.short else pending.reason
             text = resize_text(why, wanted, pending.message)
-            services.recorder.pod(pod, WARNING, f"Resize{pending.reason}", text)
+            services.context.recorder.pod(pod, WARNING, f"Resize{pending.reason}", text)
             if decision.verdict == "Infeasible":
                 services.metrics.resizes.infeasible(decision.detail)
-            services.decisions.pod(pod, "resize", pending.reason.lower(), pending.message, inputs)
+            services.context.decisions.pod(pod, "resize", pending.reason.lower(), pending.message, inputs)
         return False
     if before is ResizeState.DEFERRED:
         services.metrics.resizes.accepted_after_waiting()
     resize.tell(ResizeEvent.BEGIN, in_progress())
-    services.recorder.pod(pod, NORMAL, "ResizeStarted", resize_text("started", wanted))
-    services.decisions.pod(pod, "resize", "started", "", inputs)
+    services.context.recorder.pod(pod, NORMAL, "ResizeStarted", resize_text("started", wanted))
+    services.context.decisions.pod(pod, "resize", "started", "", inputs)
     return True
 
 
@@ -108,7 +108,7 @@ async def _apply(old: Pod, new: Pod, services: Services) -> None:
     """Apply the new amounts. Containers that restart are stopped first, so that none exceeds its
     smaller pod.
     """
-    running = {container.name: container for container in services.watch.pod(old.uid).may_run}
+    running = {container.name: container for container in services.runtime.watch.pod(old.uid).may_run}
     resize = resize_of(old, new)
     for change in resize.containers if resize is not None else ():
         if change.restart and change.name in running:
@@ -120,9 +120,11 @@ async def _apply(old: Pod, new: Pod, services: Services) -> None:
         container = running.get(name)
         if container is not None:
             services.cgroups.set_burst(new, container.id, 0)
-            await services.runtime.update_container_resources(container.id, cri_resources(values))
+            await services.runtime.client.update_container_resources(container.id, cri_resources(values))
             services.cgroups.set_burst(new, container.id, values.cpu_quota)
-            await services.watch.refresh_container(old.uid, container.id, container.sandbox_id, notify=False)
+            await services.runtime.watch.refresh_container(
+                old.uid, container.id, container.sandbox_id, notify=False
+            )
 
     usage = await _memory_usage(list(running.values()), services)
     await _tell_runtime(new, services)
@@ -131,11 +133,11 @@ async def _apply(old: Pod, new: Pod, services: Services) -> None:
 
 async def _tell_runtime(new: Pod, services: Services) -> None:
     """The runtime may refuse the pod's new amounts before a cgroup is touched. Raises `Refused` then."""
-    sandbox = services.watch.pod(new.uid).sandbox
+    sandbox = services.runtime.watch.pod(new.uid).sandbox
     if sandbox is not None:
         overhead = cri_resources(services.cgroups.overhead_resources(new))
         resources = cri_resources(services.cgroups.sandbox_resources(new))
-        await services.runtime.update_pod_sandbox_resources(sandbox.id, overhead, resources)
+        await services.runtime.client.update_pod_sandbox_resources(sandbox.id, overhead, resources)
 
 
 async def _memory_usage(containers: list[ContainerRecord], services: Services) -> dict[str, int]:
@@ -143,6 +145,6 @@ async def _memory_usage(containers: list[ContainerRecord], services: Services) -
     usage = {}
     for container in containers:
         with contextlib.suppress(Refused):
-            stats = await services.runtime.container_stats(container.id)
+            stats = await services.runtime.client.container_stats(container.id)
             usage[container.name] = stats.memory.usage_bytes.value or stats.memory.working_set_bytes.value
     return usage

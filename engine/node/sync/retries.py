@@ -45,13 +45,13 @@ class Failures:
         """Report a failure, and return the seconds until the next attempt."""
         expected = isinstance(error, KubengineError | OSError)
         if not expected:
-            self._services.tasks.failures.inc("pod-worker")
+            self._services.context.tasks.failures.inc("pod-worker")
         if str(error) != self._said:
             self._said = str(error)
             if not expected:
                 log.error("pod %s: unexpected error", pod.full_name, exc_info=error)
             event, text = _event(error, doing)
-            self._services.recorder.pod(pod, WARNING, event, text)
+            self._services.context.recorder.pod(pod, WARNING, event, text)
         self._count += 1
         return retry_seconds(self._count)
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from engine.api.config import KubeletConfiguration
-from engine.api.decisions import Decisions
-from engine.api.events import EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.cgroups.formulas.containers import ContainerResources
@@ -19,7 +15,7 @@ from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions
 from engine.dra.manager import ClaimManager
-from engine.host.tasks import Tasks
+from engine.host.node_context import NodeContext
 from engine.node.controlplane.control_plane import ControlPlane
 from engine.node.images.pull import ImagePuller
 from engine.node.nodeinfo.addresses import HostAddresses
@@ -105,15 +101,12 @@ class ContainerPlacement(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """Facts about the node. `root` is the agent's directory; `clock` returns Unix seconds."""
+class HostFacts:
+    """The addresses of the host, and the runtime's name and version."""
 
-    config: KubeletConfiguration
-    root: Path
     addresses: HostAddresses
     runtime_name: str
     runtime_version: str
-    clock: Callable[[], float]
 
     @property
     def host_ips(self) -> tuple[str, ...]:
@@ -127,30 +120,63 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
-    """The collaborators of all pod workers of one node. `starting` limits how many pods start at once."""
+class RuntimeServices:
+    """The runtime: its client, the view of its pods, and whether it is healthy."""
 
-    node: NodeFacts
-    runtime: RuntimeClient
+    client: RuntimeClient
     watch: RuntimeWatch
-    runtime_health: RuntimeHealth
-    images: ImagePuller
-    cgroups: NodeCgroups
-    volumes: PodVolumes
-    volume_keeper: VolumeManager
-    users: UserNamespaces
+    health: RuntimeHealth
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeServices:
+    """The directories of pods, and the manager that mounts volumes in them."""
+
+    directories: PodVolumes
+    manager: VolumeManager
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecords:
+    """What the agent keeps of a pod on disk: its accepted spec, and that it terminates."""
+
     accepted: AcceptedSpecs
-    ends: TerminationRecords
-    accounts: ResourceAccounting
-    probes: Probes
+    terminations: TerminationRecords
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """What containers are allocated: devices, claims, CPUs and NUMA nodes, and user ids."""
+
     devices: ContainerDevices
     claims: ClaimManager
     placement: ContainerPlacement
-    belonging: ControlPlane
-    recorder: EventRecorder
-    decisions: Decisions
-    metrics: PodMetrics
-    starts: StartCounts
-    tasks: Tasks
+    users: UserNamespaces
+
+
+@dataclass(frozen=True, slots=True)
+class StartControl:
+    """When containers may start: `slots` limits how many pods start at once; `counts` counts starts."""
+
+    slots: asyncio.Semaphore
     backoff: Backoff
-    starting: asyncio.Semaphore
+    counts: StartCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The collaborators of all pod workers of one node."""
+
+    context: NodeContext
+    facts: HostFacts
+    runtime: RuntimeServices
+    images: ImagePuller
+    cgroups: NodeCgroups
+    volumes: VolumeServices
+    records: PodRecords
+    admission: ResourceAccounting
+    probes: Probes
+    allocations: Allocations
+    starts: StartControl
+    control_plane: ControlPlane
+    metrics: PodMetrics

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 
 class StartSlot:
-    """Hold one of the slots of `limit`: `async with StartSlot(limit) as slot:`.
+    """Hold one of the slots of `limit`: `async with StartSlot(limit, publish) as slot:`.
 
-    Call `give_back` before something slow and `take` before you continue; both may be repeated.
+    Call `give_back` before something slow and `take` before you continue; both may be repeated. `pause` also
+    publishes the pod's status, which is worth a report of its own only if the start takes long.
     """
 
-    __slots__ = ("_held", "_limit")
+    __slots__ = ("_held", "_limit", "_publish")
 
-    def __init__(self, limit: asyncio.Semaphore) -> None:
+    def __init__(self, limit: asyncio.Semaphore, publish: Callable[[], Awaitable[None]]) -> None:
         self._limit = limit
+        self._publish = publish
         self._held = False
+
+    async def pause(self) -> None:
+        """Give the slot back before something that may take minutes, and publish the status so far."""
+        self.give_back()
+        await self._publish()
 
     async def take(self) -> None:
         if not self._held:

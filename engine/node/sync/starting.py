@@ -64,7 +64,7 @@ async def runtime_handler(pod: Pod, services: Services, sandbox: SandboxRecord |
     if sandbox is not None:
         return sandbox.handler
     try:
-        return await services.belonging.objects.runtime_handler(pod)
+        return await services.control_plane.objects.runtime_handler(pod)
     except Refused as error:
         raise SandboxRefused(f"Failed to create pod sandbox: {error.message}") from error
 
@@ -77,11 +77,11 @@ def sandbox_config(
         return cri_config.sandbox_config(
             pod,
             attempt=attempt,
-            config=services.node.config,
+            config=services.context.config,
             cgroup_parent=cgroup_parent,
-            dns=pod_dns(pod, services.node.config, services.node.host_ip),
-            hostname=sandbox_hostname(pod, services.node.config.cluster_domain),
-            users=services.users.of(pod, handler, services.runtime_health.features),
+            dns=pod_dns(pod, services.context.config, services.facts.host_ip),
+            hostname=sandbox_hostname(pod, services.context.config.cluster_domain),
+            users=services.allocations.users.of(pod, handler, services.runtime.health.features),
             overhead=cri_resources(services.cgroups.overhead_resources(pod)),
             resources=cri_resources(services.cgroups.sandbox_resources(pod)),
         )
@@ -93,12 +93,12 @@ async def start_sandbox(pod: Pod, services: Services, config: cri.PodSandboxConf
     """Run the sandbox and read it back from the runtime. Raises `SandboxRefused`."""
     Path(config.log_directory).mkdir(mode=0o755, parents=True, exist_ok=True)
     try:
-        with services.starts.sandbox(handler):
-            sandbox_id = await services.runtime.run_pod_sandbox(config, handler)
+        with services.starts.counts.sandbox(handler):
+            sandbox_id = await services.runtime.client.run_pod_sandbox(config, handler)
     except Refused as error:
         why = error.status_text or error.message
         raise SandboxRefused(f"Failed to create pod sandbox: {why}") from error
-    await services.watch.refresh_sandbox(pod.uid, sandbox_id, notify=False)
+    await services.runtime.watch.refresh_sandbox(pod.uid, sandbox_id, notify=False)
 
 
 async def start_container(
@@ -116,7 +116,7 @@ async def start_container(
     `StartRefused` with the waiting reason for the status.
     """
     await slot.take()
-    record = services.watch.pod(pod.uid)
+    record = services.runtime.watch.pod(pod.uid)
     attempt = await _next_attempt(pod, container, services, record)
     assert record.sandbox is not None
     async with contextlib.AsyncExitStack() as leases:
@@ -126,8 +126,8 @@ async def start_container(
         }
         await slot.take()
         try:
-            claimed = services.claims.container_devices(pod, container)
-            grant = await services.devices.container_config(without_claimed(pod), container.name)
+            claimed = services.allocations.claims.container_devices(pod, container)
+            grant = await services.allocations.devices.container_config(without_claimed(pod), container.name)
             attempts = attempt, least_attempt
             config = await _config(
                 pod, container, services, volumes, record, sandbox, attempts, images, grant, claimed
@@ -135,24 +135,24 @@ async def start_container(
         except (InvalidInput, Refused, OSError) as error:
             raise _refused("CreateContainerConfigError", str(error)) from error
         try:
-            container_id = await services.runtime.create_container(record.sandbox.id, config, sandbox)
+            container_id = await services.runtime.client.create_container(record.sandbox.id, config, sandbox)
         except Refused as error:
             text = error.message
-            runtime = services.node.runtime_name, services.node.runtime_version
+            runtime = services.facts.runtime_name, services.facts.runtime_version
             if len(images) > 1 and (why := too_old(MOUNTS, *runtime)):
                 text += f" ({why})"
             raise _refused("CreateContainerError", text) from error
-    services.recorder.pod(pod, NORMAL, "Created", "Container created", container=container.name)
-    services.placement.starting(pod, container)
+    services.context.recorder.pod(pod, NORMAL, "Created", "Container created", container=container.name)
+    services.allocations.placement.starting(pod, container)
     try:
-        await services.runtime.start_container(container_id)
+        await services.runtime.client.start_container(container_id)
     except Refused as error:
-        await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
+        await services.runtime.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
         raise _refused("RunContainerError", error.message) from error
-    services.recorder.pod(pod, NORMAL, "Started", "Container started", container=container.name)
+    services.context.recorder.pod(pod, NORMAL, "Started", "Container started", container=container.name)
     _let_burst(pod, container, services, container_id, config)
     link_log(pod, container, container_id, config, sandbox)
-    await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
+    await services.runtime.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
     slot.give_back()
     await _post_start(pod, container, services, container_id, record)
 
@@ -164,7 +164,7 @@ def _let_burst(
     try:
         services.cgroups.set_burst(pod, container_id, config.linux.resources.cpu_quota)
     except Refused as error:
-        services.recorder.pod(pod, WARNING, "FailedCPUBurst", str(error), container=container.name)
+        services.context.recorder.pod(pod, WARNING, "FailedCPUBurst", str(error), container=container.name)
 
 
 async def _present(
@@ -179,12 +179,12 @@ async def _present(
     await leases.enter_async_context(services.images.lease(wanted.image))
     image = await services.images.find(pod, wanted)
     if image is None:
-        slot.give_back()
-        began = services.node.clock()
+        await slot.pause()
+        began = services.context.clock()
         try:
             image = await services.images.pull(pod, wanted, sandbox)
         finally:
-            services.metrics.pulled(pod.uid, services.node.clock() - began)
+            services.metrics.pulled(pod.uid, services.context.clock() - began)
     return image
 
 
@@ -200,15 +200,15 @@ async def _next_attempt(pod: Pod, container: Container, services: Services, reco
     if newest.state != CREATED:
         return newest.attempt + 1
     try:
-        await services.runtime.remove_container(newest.id)
+        await services.runtime.client.remove_container(newest.id)
     except NotFound:
         pass
     except Refused as error:
         services.cgroups.kill_container(pod.uid, newest.id)
-        await services.watch.refresh_container(pod.uid, newest.id, newest.sandbox_id, notify=False)
+        await services.runtime.watch.refresh_container(pod.uid, newest.id, newest.sandbox_id, notify=False)
         text = f"what a start that was cut short left cannot be removed: {error.message}"
         raise _refused("CreateContainerError", f"{text}; if this lasts, restart the runtime") from error
-    services.watch.forget(pod.uid, [newest.id])
+    services.runtime.watch.forget(pod.uid, [newest.id])
     return newest.attempt
 
 
@@ -242,12 +242,12 @@ async def _config(
     """
     image = images[""]
     assert record.sandbox is not None
-    ips = pod_ips(pod, record.sandbox.ips, services.node.host_ips)
+    ips = pod_ips(pod, record.sandbox.ips, services.facts.host_ips)
     files = await asyncio.to_thread(env_files, container, volumes) if container.env else {}
     given = await _surroundings(pod, container, services, ips, files)
     environment = container_environment(pod, container, given)
     environment = {**environment, **grant.envs}
-    features = services.runtime_health.features.of_handler(record.sandbox.handler)
+    features = services.runtime.health.features.of_handler(record.sandbox.handler)
     attempt, mounts = await asyncio.to_thread(
         _files, pod, container, services, features, volumes, images, environment, ips, attempts
     )
@@ -260,16 +260,18 @@ async def _config(
         environment=environment,
         mounts=[*mounts, *grant.mounts],
         resources=cri_resources(
-            services.placement.place(pod, container, services.cgroups.container_resources(pod, container))
+            services.allocations.placement.place(
+                pod, container, services.cgroups.container_resources(pod, container)
+            )
         ),
         users=_users(sandbox),
         target_id=target_id(container, record),
-        seccomp_root=services.node.root / "seccomp",
+        seccomp_root=services.context.root / "seccomp",
         devices=[*block_devices(pod, container, volumes), *grant.devices],
         cdi_devices=_cdi_devices(claimed, grant),
         annotations=grant.annotations,
     )
-    return cri_config.container_config(pod, container, inputs, services.node.config)
+    return cri_config.container_config(pod, container, inputs, services.context.config)
 
 
 def _cdi_devices(claimed: Sequence[str], grant: DeviceRunOptions) -> list[cri.CDIDevice]:
@@ -288,11 +290,11 @@ async def _surroundings(
     """Collect the sources of the environment. Raises `Missing` for a required object that does not exist, and
     `Refused` for one that is not known yet.
     """
-    objects = services.belonging.objects
+    objects = services.control_plane.objects
     return EnvSources(
         pod_ips=ips,
-        host_ips=services.node.host_ips,
-        allocatable=services.accounts.allocatable(),
+        host_ips=services.facts.host_ips,
+        allocatable=services.admission.allocatable(),
         services=objects.services(),
         config_maps=await _named(config_maps_of(container), partial(objects.config_map, pod)),
         secrets=await _named(secrets_of(container), partial(objects.secret, pod)),
@@ -359,7 +361,7 @@ def _files(
     system.
     """
     known, least = attempts
-    logs = pod_log_directory(Path(services.node.config.pod_logs_dir), pod) / container.name
+    logs = pod_log_directory(Path(services.context.config.pod_logs_dir), pod) / container.name
     attempt = max(least, _attempts_logged(logs) if known is None else known)
     return attempt, [
         *_volume_mounts(
@@ -386,12 +388,12 @@ def _volume_mounts(
 ) -> Iterator[cri.Mount]:
     """Build the volume mounts. `recursive` tells whether the runtime supports recursive read-only mounts."""
     specs = {volume.name: volume for volume in pod.spec.volumes or []}
-    directory = services.volumes.pod_directory(pod.uid)
+    directory = services.volumes.directories.pod_directory(pod.uid)
     for index, mount in enumerate(container.volume_mounts or []):
         volume = specs[mount.name]
         sub_path = wanted_part(mount, environment)
         if volume.image is not None:
-            check_sub_path(sub_path, services.node.runtime_name, services.node.runtime_version)
+            check_sub_path(sub_path, services.facts.runtime_name, services.facts.runtime_version)
             image = images[mount.name].reference
             yield cri_config.image_mount(mount.mount_path, volume.image.reference, image, sub_path)
             continue
@@ -428,9 +430,9 @@ def _own_mounts(
     """
     mounts = []
     paths = {os.path.normpath(mount.mount_path) for mount in container.volume_mounts or []}
-    directory = services.volumes.pod_directory(pod.uid)
+    directory = services.volumes.directories.pod_directory(pod.uid)
     if "/etc/hosts" not in paths:
-        file = hosts_file(directory, pod, ips, pod_hostname(pod, services.node.config.cluster_domain))
+        file = hosts_file(directory, pod, ips, pod_hostname(pod, services.context.config.cluster_domain))
         mounts.append(cri_config.mount("/etc/hosts", file))
     if container.termination_message_path:
         file = termination_message_file(directory, container, attempt)
@@ -444,11 +446,13 @@ async def _post_start(
     handler = container.lifecycle.post_start if container.lifecycle is not None else None
     if handler is None:
         return
-    ip = record.sandbox.ips[0] if record.sandbox is not None and record.sandbox.ips else services.node.host_ip
+    ip = (
+        record.sandbox.ips[0] if record.sandbox is not None and record.sandbox.ips else services.facts.host_ip
+    )
     try:
-        await run_hook(services.runtime, pod, container, container_id, handler, pod_ip=ip)
+        await run_hook(services.runtime.client, pod, container, container_id, handler, pod_ip=ip)
     except (Refused, TimeoutError) as error:
-        running = services.watch.pod(pod.uid).container(container.name)
+        running = services.runtime.watch.pod(pod.uid).container(container.name)
         if running is not None:
             with contextlib.suppress(Refused):
                 await stop_container(

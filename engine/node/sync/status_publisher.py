@@ -23,7 +23,7 @@ class StatusPublisher:
         self._hand = hand
         self._services = services
         self._last_words = TerminationMessages(
-            root=services.node.root, logs=Path(services.node.config.pod_logs_dir)
+            root=services.context.root, logs=Path(services.context.config.pod_logs_dir)
         )
         self._final = hand.life.final
 
@@ -32,18 +32,18 @@ class StatusPublisher:
         hand, services = self._hand, self._services
         if hand.pod.status.phase in (SUCCEEDED, FAILED) and self._final:
             return
-        record = services.watch.pod(hand.pod.uid)
+        record = services.runtime.watch.pod(hand.pod.uid)
         await self._last_words.read(hand.pod, record)
         self._final = hand.life.final
         services.probes.observed(hand.pod, record)
-        services.accounts.observed(hand.pod, record)
+        services.admission.observed(hand.pod, record)
         current = pod_status(hand.pod, record, self._inputs(record))
         current.observed_generation = self._generation()
         if current != hand.pod.status:
             hand.pod.status = current
             services.probes.remember(hand.pod)
-            services.metrics.looked_at(hand.pod, services.node.clock())
-            services.belonging.pod_changed(hand.pod, may_run=hand.life.holds)
+            services.metrics.looked_at(hand.pod, services.context.clock())
+            services.control_plane.pod_changed(hand.pod, may_run=hand.life.holds)
 
     def _generation(self) -> int:
         """Return the generation that the status reflects; a resize that has not been examined yet is not part
@@ -59,25 +59,27 @@ class StatusPublisher:
         life, end, uid, sandbox = hand.life, hand.life.end, hand.pod.uid, record.sandbox
         rejected = end is not None and life.state in (LifeState.ADMITTING, LifeState.REJECTED)
         resize = hand.resize.condition if hand.resize is not None else None
-        health = services.node.config.gate("ResourceHealthStatus", True)
+        health = services.context.config.gate("ResourceHealthStatus", True)
         return StatusInputs(
-            now=services.node.clock(),
-            runtime_name=services.node.runtime_name,
-            host_ips=services.node.host_ips,
+            now=services.context.clock(),
+            runtime_name=services.facts.runtime_name,
+            host_ips=services.facts.host_ips,
             ready=lambda c: services.probes.ready(uid, c),
             started=lambda c: services.probes.health(uid, c).started,
             waiting=hand.waiting,
             waiting_reason=hand.waiting_reason if life.state is LifeState.ADMITTING else None,
             end=end,
-            devices=lambda container: services.devices.health(uid, container) if health else {},
-            claimed=lambda container: services.claims.device_status(hand.pod, container) if health else (),
+            devices=lambda container: services.allocations.devices.health(uid, container) if health else {},
+            claimed=lambda container: (
+                services.allocations.claims.device_status(hand.pod, container) if health else ()
+            ),
             start_time=hand.started_at,
             terminated=rejected or life.stopped,
             resources=self._resources,
             extra_conditions=(resize,) if resize is not None else (),
             message=self._last_words.of,
             recursive_read_only=sandbox is not None
-            and services.runtime_health.features.of_handler(sandbox.handler).recursive_read_only_mounts,
+            and services.runtime.health.features.of_handler(sandbox.handler).recursive_read_only_mounts,
             reset=hand.restarts,
         )
 

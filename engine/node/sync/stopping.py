@@ -58,7 +58,7 @@ async def stop_container(
     waited for. Raises `Refused` or `Unavailable`.
     """
     text = message or f"Stopping container {record.name}"
-    services.recorder.pod(pod, NORMAL, "Killing", text, container=record.name)
+    services.context.recorder.pod(pod, NORMAL, "Killing", text, container=record.name)
     began = time.monotonic()
     async with _pre_stop_hook(pod, record, services, grace) as hook:
         if grace > 0:
@@ -67,8 +67,8 @@ async def stop_container(
                 _say_hook_failed(pod, record.name, services, "it took longer than the grace period")
             grace = max(MINIMUM_GRACE_SECONDS, grace - int(time.monotonic() - began))
         with contextlib.suppress(NotFound):
-            await services.runtime.stop_container(record.id, grace)
-    await services.watch.refresh_container(pod.uid, record.id, record.sandbox_id, notify=False)
+            await services.runtime.client.stop_container(record.id, grace)
+    await services.runtime.watch.refresh_container(pod.uid, record.id, record.sandbox_id, notify=False)
 
 
 async def _wait_until(deadline: float, hook: asyncio.Task[None], after: Iterable[asyncio.Event]) -> None:
@@ -106,17 +106,19 @@ async def _pre_stop(pod: Pod, container: Container, container_id: str, services:
     handler = container.lifecycle.pre_stop if container.lifecycle is not None else None
     if handler is None:
         return
-    sandbox = services.watch.pod(pod.uid).sandbox
-    ip = sandbox.ips[0] if sandbox is not None and sandbox.ips else services.node.host_ip
+    sandbox = services.runtime.watch.pod(pod.uid).sandbox
+    ip = sandbox.ips[0] if sandbox is not None and sandbox.ips else services.facts.host_ip
     try:
-        await run_hook(services.runtime, pod, container, container_id, handler, pod_ip=ip)
+        await run_hook(services.runtime.client, pod, container, container_id, handler, pod_ip=ip)
     except (Refused, TimeoutError) as error:
         _say_hook_failed(pod, container.name, services, str(error) or "it took longer than a day")
 
 
 def _say_hook_failed(pod: Pod, container: str, services: Services, why: str) -> None:
     log.warning("pod %s: the preStop hook of container %s failed: %s", pod.full_name, container, why)
-    services.recorder.pod(pod, WARNING, "FailedPreStopHook", "PreStopHook failed", container=container)
+    services.context.recorder.pod(
+        pod, WARNING, "FailedPreStopHook", "PreStopHook failed", container=container
+    )
 
 
 async def stop_pod(
@@ -150,13 +152,13 @@ def ends_before(pod: Pod, name: str) -> set[str]:
 
 async def stop_sooner(running: Iterable[ContainerRecord], services: Services, grace: int) -> None:
     """Stop containers again with a shorter grace period while the runtime still waits with a longer one."""
-    await _together(services.runtime.stop_container(container.id, grace) for container in running)
+    await _together(services.runtime.client.stop_container(container.id, grace) for container in running)
 
 
 async def _stop_sandbox(uid: str, sandbox_id: str, services: Services) -> None:
     with contextlib.suppress(NotFound):
-        await services.runtime.stop_pod_sandbox(sandbox_id)
-    await services.watch.refresh_sandbox(uid, sandbox_id, notify=False)
+        await services.runtime.client.stop_pod_sandbox(sandbox_id)
+    await services.runtime.watch.refresh_sandbox(uid, sandbox_id, notify=False)
 
 
 async def _together(coroutines: Iterable[object]) -> list[Refused]:
@@ -171,7 +173,7 @@ async def _together(coroutines: Iterable[object]) -> list[Refused]:
 async def free_node(uid: str, services: Services) -> None:
     """Remove the cgroup and the volumes of a stopped pod. Raises `Refused`."""
     services.cgroups.remove_pod(uid)
-    await services.volume_keeper.tear_down(uid)
+    await services.volumes.manager.tear_down(uid)
 
 
 async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
@@ -181,15 +183,17 @@ async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
     """
     for container in list(record.containers):
         with contextlib.suppress(NotFound):
-            await services.runtime.remove_container(container.id)
+            await services.runtime.client.remove_container(container.id)
         remove_log_link(record, container)
-        services.watch.forget(record.uid, [container.id])
+        services.runtime.watch.forget(record.uid, [container.id])
     for sandbox in list(record.sandboxes):
         with contextlib.suppress(NotFound):
-            await services.runtime.remove_pod_sandbox(sandbox.id)
-        services.watch.forget(record.uid, [sandbox.id])
+            await services.runtime.client.remove_pod_sandbox(sandbox.id)
+        services.runtime.watch.forget(record.uid, [sandbox.id])
     with contextlib.suppress(OSError):
-        await asyncio.to_thread(remove_tree, pod_log_directory(Path(services.node.config.pod_logs_dir), pod))
+        await asyncio.to_thread(
+            remove_tree, pod_log_directory(Path(services.context.config.pod_logs_dir), pod)
+        )
 
 
 async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> None:
@@ -201,10 +205,10 @@ async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> N
         seen[container.name] = seen.get(container.name, 0) + 1
         if seen[container.name] > keep:
             with contextlib.suppress(Refused):
-                await services.runtime.remove_container(container.id)
+                await services.runtime.client.remove_container(container.id)
                 remove_log_link(record, container)
-                services.watch.forget(record.uid, [container.id])
-                services.decisions.record(
+                services.runtime.watch.forget(record.uid, [container.id])
+                services.context.decisions.record(
                     "container-gc",
                     "collected",
                     "newer ones of its name have ended",
@@ -216,5 +220,5 @@ async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> N
     for sandbox in record.sandboxes[1:]:
         if not sandbox.ready and all(c.sandbox_id != sandbox.id for c in record.containers):
             with contextlib.suppress(Refused):
-                await services.runtime.remove_pod_sandbox(sandbox.id)
-                services.watch.forget(record.uid, [sandbox.id])
+                await services.runtime.client.remove_pod_sandbox(sandbox.id)
+                services.runtime.watch.forget(record.uid, [sandbox.id])

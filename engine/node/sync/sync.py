@@ -87,14 +87,14 @@ class PodSync:
         deadline = self._deadline()
         if deadline is not None and deadline <= 0:
             text = "Pod was active on the node longer than the specified deadline"
-            services.recorder.pod(hand.pod, NORMAL, "DeadlineExceeded", text)
+            services.context.recorder.pod(hand.pod, NORMAL, "DeadlineExceeded", text)
             return SyncStep(event=LifeEvent.FAIL, end=PodEnd("DeadlineExceeded", text))
         idle = hand.resize is None and not hand.waiting
         await self._resize()
         await self._keep(hand.pod)
         actions = compute_pod_actions(
             hand.pod,
-            services.watch.pod(hand.pod.uid),
+            services.runtime.watch.pod(hand.pod.uid),
             health=lambda c: services.probes.health(hand.pod.uid, c),
             spec_hash=container_hash,
         )
@@ -104,7 +104,7 @@ class PodSync:
         try:
             await self._prepare()
         except AttachLimitExceeded as refused:
-            services.recorder.pod(hand.pod, WARNING, refused.reason, refused.message)
+            services.context.recorder.pod(hand.pod, WARNING, refused.reason, refused.message)
             services.metrics.rejected(refused.reason)
             end = PodEnd(refused.reason, f"Pod was rejected: {refused.message}")
             return SyncStep(event=LifeEvent.FAIL, end=end)
@@ -113,14 +113,14 @@ class PodSync:
         if actions.nothing:
             hand.waiting.clear()
             self._sandbox = None  # frees some KiB; built again for the next container
-        await remove_dead(services.watch.pod(hand.pod.uid), services)
+        await remove_dead(services.runtime.watch.pod(hand.pod.uid), services)
         delay = min((d for d in (delay, deadline) if d is not None), default=None)
         return SyncStep(delay, idle=idle and actions.nothing)
 
     def _deadline(self) -> float | None:
         """Return the seconds until `activeDeadlineSeconds` ends the pod, or None without a deadline."""
         seconds = self._hand.pod.spec.active_deadline_seconds
-        return None if seconds is None else self._hand.started_at + seconds - self._services.node.clock()
+        return None if seconds is None else self._hand.started_at + seconds - self._services.context.clock()
 
     async def _resize(self) -> None:
         """Carry out a pending resize. Meanwhile the source may have asked for another resize or
@@ -137,7 +137,7 @@ class PodSync:
         if hand.pod is before:
             resized.status = before.status
             hand.pod = resized
-            self._services.volume_keeper.described(resized)
+            self._services.volumes.manager.described(resized)
         if hand.resize is resize:
             hand.resize = None
         self._made_room()
@@ -145,16 +145,18 @@ class PodSync:
     async def _keep(self, pod: Pod) -> None:
         """Record the accepted pod before anything of it is created."""
         if self._kept is not pod:
-            await asyncio.to_thread(self._services.accepted.keep, pod)
+            await asyncio.to_thread(self._services.records.accepted.keep, pod)
             self._kept = pod
 
     async def _finish(self, actions: PodActions) -> None:
         """Stop the sandbox and release the cgroup once every container has ended for good."""
         pod, services = self._hand.pod, self._services
         if actions.kill_pod:
-            await stop_pod(pod, services.watch.pod(pod.uid), services, lambda c: grace_seconds(pod, c))
+            await stop_pod(
+                pod, services.runtime.watch.pod(pod.uid), services, lambda c: grace_seconds(pod, c)
+            )
         self._hand.waiting.clear()
-        await services.claims.unprepare(pod.uid)
+        await services.allocations.claims.unprepare(pod.uid)
         services.cgroups.remove_pod(pod.uid)
 
     async def _prepare(self) -> None:
@@ -167,12 +169,12 @@ class PodSync:
             self._cgroup_parent = services.cgroups.create_pod(pod)
         elif all(volume.name in self._volumes for volume in used_volumes(pod)):
             return
-        self._volumes = await services.volume_keeper.set_up(pod)
+        self._volumes = await services.volumes.manager.set_up(pod)
 
     async def _prepare_claims(self, actions: PodActions) -> None:
         """Before a sandbox, since its containers may need what drivers make for the pod; and where the record
         of an earlier agent is lost."""
-        pod, claims = self._hand.pod, self._services.claims
+        pod, claims = self._hand.pod, self._services.allocations.claims
         if actions.create_sandbox or not claims.knows(pod):
             try:
                 await claims.prepare(pod)
@@ -181,7 +183,7 @@ class PodSync:
 
     async def _act(self, actions: PodActions) -> float | None:
         pod, services = self._hand.pod, self._services
-        record = services.watch.pod(pod.uid)
+        record = services.runtime.watch.pod(pod.uid)
         ended = {c.name: c for c in reversed(record.containers) if c.state == EXITED}
         if actions.kill_pod:
             await stop_pod(pod, record, services, lambda c: grace_seconds(pod, c))
@@ -192,14 +194,13 @@ class PodSync:
         killed = {kill.container.name: kill.message for kill in actions.kill}
         await self._reset(actions.reset)
         handler = await runtime_handler(pod, services, None if actions.create_sandbox else record.sandbox)
-        async with StartSlot(services.starting) as slot:
+        async with StartSlot(services.starts.slots, self._publish) as slot:
             if actions.create_sandbox and self._sandbox is not None:
                 self._cgroup_parent = services.cgroups.create_pod(pod)  # it may have gone with the sandbox
             if actions.create_sandbox or self._sandbox is None:
                 self._sandbox = sandbox_config(pod, services, actions.attempt, self._cgroup_parent, handler)
             if actions.create_sandbox:
                 await start_sandbox(pod, services, self._sandbox, handler)
-                await self._publish()
             delays = [
                 await self._start(container, slot, ended.get(container.name), killed.get(container.name, ""))
                 for container in actions.start
@@ -215,10 +216,10 @@ class PodSync:
                 text = f"Stopping container {container.name}"
                 await stop_container(pod, container, services, 0, text)
             with contextlib.suppress(NotFound):
-                await services.runtime.remove_container(container.id)
-            remove_log_link(services.watch.pod(pod.uid), container)
+                await services.runtime.client.remove_container(container.id)
+            remove_log_link(services.runtime.watch.pod(pod.uid), container)
             restarts[container.name] = max(restarts.get(container.name, 0), container.attempt + 1)
-            services.watch.forget(pod.uid, [container.id])
+            services.runtime.watch.forget(pod.uid, [container.id])
             await self._publish()
 
     async def _start(
@@ -232,25 +233,25 @@ class PodSync:
         """
         pod, services, name = self._hand.pod, self._services, container.name
         key = f"{pod.uid}/{name}"
-        now = services.node.clock()
+        now = services.context.clock()
         not_before = self._refused.get(name, (0, 0.0))[1]
         if not_before > now:
             return not_before - now
         if ended is not None:
-            wait = services.backoff.remaining(key, ended.finished_at, now)
+            wait = services.starts.backoff.remaining(key, ended.finished_at, now)
             if wait > 0:
-                self._back_off(container, services.backoff.delay(key))
+                self._back_off(container, services.starts.backoff.delay(key))
                 return wait
-            services.backoff.attempt(key, ended.finished_at, now)
+            services.starts.backoff.attempt(key, ended.finished_at, now)
         assert self._volumes is not None
         assert self._sandbox is not None
         least = max(self._hand.restarts.get(name, 0), self._hand.past.get(name, 0))
-        before = services.watch.pod(pod.uid).container(name)
+        before = services.runtime.watch.pod(pod.uid).container(name)
         try:
-            with services.starts.container(pod, container):
+            with services.starts.counts.container(pod, container):
                 await start_container(pod, container, services, self._volumes, self._sandbox, slot, least)
         except StartRefused as refused:
-            services.watch.doubt()
+            services.runtime.watch.doubt()
             return self._refuse(container, refused)
         self._hand.waiting.pop(name, None)
         self._refused.pop(name, None)
@@ -268,9 +269,9 @@ class PodSync:
             "finishedAt": before.finished_at,
             "attempt": before.attempt,
             "restartPolicy": pod.spec.restart_policy,
-            "backOff": services.backoff.delay(f"{pod.uid}/{container.name}"),
+            "backOff": services.starts.backoff.delay(f"{pod.uid}/{container.name}"),
         }
-        services.decisions.pod(pod, "restart", "restarted", reason, inputs, container=container.name)
+        services.context.decisions.pod(pod, "restart", "restarted", reason, inputs, container=container.name)
 
     def _refuse(self, container: Container, refused: StartRefused) -> float:
         """Report why the start failed, once while the reason stays; return the seconds until the next
@@ -278,13 +279,13 @@ class PodSync:
         """
         pod, services, name = self._hand.pod, self._services, container.name
         if self._hand.waiting.get(name) != refused.waiting:
-            refused.say(services.recorder, pod, name)
+            refused.say(services.context.recorder, pod, name)
         self._hand.waiting[name] = refused.waiting
         times = self._refused.get(name, (0, 0.0))[0] + 1
         wait = retry_seconds(times)
         if refused.waiting.reason != "ErrImagePull":
             wait = max(wait, services.images.retry_in(pod, container))
-        self._refused[name] = times, services.node.clock() + wait
+        self._refused[name] = times, services.context.clock() + wait
         return wait
 
     def _back_off(self, container: Container, delay: float) -> None:
@@ -296,4 +297,6 @@ class PodSync:
         text = f"back-off {Duration(delay)} restarting failed container={container.name} pod={whose}"
         waiting[container.name] = Waiting("CrashLoopBackOff", text)
         event = f"Back-off restarting failed container {container.name} in pod {whose}"
-        self._services.recorder.pod(self._hand.pod, WARNING, "BackOff", event, container=container.name)
+        self._services.context.recorder.pod(
+            self._hand.pod, WARNING, "BackOff", event, container=container.name
+        )

@@ -27,7 +27,7 @@ class PodTermination:
         self._services = services
         self._stopping = False
         self.left_volumes = asyncio.Event()
-        self._hastening = services.tasks.passing("pod-shorten_grace")
+        self._hastening = services.context.tasks.passing("pod-shorten_grace")
 
     async def leave(self) -> None:
         """Leave the pod running, because the agent stops."""
@@ -44,7 +44,7 @@ class PodTermination:
             return
         kept = TerminationRecord(life.end, pod.status if life.final else None)
         try:
-            await asyncio.to_thread(self._services.ends.write, pod.uid, kept)
+            await asyncio.to_thread(self._services.records.terminations.write, pod.uid, kept)
             self.kept = life.final
         except (Refused, OSError) as error:
             log.error("pod %s: its end is not kept: %s", pod.full_name, error)
@@ -55,7 +55,7 @@ class PodTermination:
         The cluster may give the devices to another pod as soon as this one has ended. Raises the first
         refusal.
         """
-        pod, watch = self._hand.pod, self._services.watch
+        pod, watch = self._hand.pod, self._services.runtime.watch
         record = await watch.reread_pod(pod.uid)
         self._stopping = True
         try:
@@ -64,7 +64,7 @@ class PodTermination:
             self._stopping = False
         if watch.pod(pod.uid).alive and (await watch.reread_pod(pod.uid)).alive:
             raise Refused("CRI lists it as running after its stop", subject=f"pod {pod.full_name}")
-        await self._services.claims.unprepare(pod.uid)
+        await self._services.allocations.claims.unprepare(pod.uid)
         self._services.cgroups.remove_pod(pod.uid)
 
     async def leave_volumes(self) -> None:
@@ -72,7 +72,7 @@ class PodTermination:
         `Refused`.
         """
         if not self.left_volumes.is_set():
-            await self._services.volume_keeper.leave(self._hand.pod.uid)
+            await self._services.volumes.manager.leave(self._hand.pod.uid)
             self.left_volumes.set()
 
     def _grace_of(self, container: ContainerRecord) -> int:
@@ -83,13 +83,13 @@ class PodTermination:
         """Stop again with a shorter grace period, if a stop with a longer one is under way."""
         pod, grace = self._hand.pod, self._hand.life.given_grace
         if self._stopping and grace is not None:
-            running = self._services.watch.pod(pod.uid).may_run
+            running = self._services.runtime.watch.pod(pod.uid).may_run
             self._hastening.start(stop_sooner(running, self._services, grace), pod.full_name)
 
     async def free(self) -> None:
         """Remove the cgroup and the volumes; dead containers can wait. Raises `Refused`."""
         uid, services = self._hand.pod.uid, self._services
-        record = await services.watch.reread_pod(uid)
+        record = await services.runtime.watch.reread_pod(uid)
         if record.alive:
             await self.stop()
         await free_node(uid, services)
@@ -98,11 +98,11 @@ class PodTermination:
     async def take_away(self) -> None:
         """Remove everything of the pod from the node. Raises `Refused` naming what could not be removed."""
         pod, services = self._hand.pod, self._services
-        record = services.watch.pod(pod.uid)
+        record = services.runtime.watch.pod(pod.uid)
         record.uid = pod.uid
         past = self._hand.past
         for container in record.containers:
             past[container.name] = max(past.get(container.name, 0), container.attempt + 1)
         await remove_pod(record, services, pod)
-        services.backoff.forget(f"{pod.uid}/")
+        services.starts.backoff.forget(f"{pod.uid}/")
         services.images.forget(pod.uid)

@@ -57,7 +57,7 @@ class PodWorker:
         moved_on: Callable[[PodWorker], None],
         past: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self._seen = now = services.node.clock()
+        self._seen = now = services.context.clock()
         known_start = _known_start(pod, services)
         if known_start is None and life.state is LifeState.ADMITTING:
             services.metrics.seen(pod.uid, now, len(pod.spec.containers))
@@ -124,11 +124,11 @@ class PodWorker:
             self._services.metrics.resizes.requested(before, pod)
         if hand.resize is not None and added is not hand.pod:
             hand.pod = added
-            self._services.volume_keeper.described(added)
+            self._services.volumes.manager.described(added)
         if hand.resize is None:
             hand.pod = pod
-            self._services.accounts.resized(pod)
-            self._services.volume_keeper.described(pod)
+            self._services.admission.resized(pod)
+            self._services.volumes.manager.described(pod)
         self._wake.ring()
 
     def retry(self) -> None:
@@ -192,7 +192,7 @@ class PodWorker:
         """Take changed labels and annotations of the same pod."""
         self.pod.metadata = metadata
         self.wanted.metadata = metadata
-        self._services.volume_keeper.described(self.pod)
+        self._services.volumes.manager.described(self.pod)
         self._wake.ring()
 
     def hear(self, heard: PodStatus) -> None:
@@ -208,7 +208,7 @@ class PodWorker:
                 self._services.probes.ending(self.pod.uid)
                 self._interrupt()
             elif action is Action.LEAVE:
-                self._services.accounts.leaves(self.pod.uid)
+                self._services.admission.leaves(self.pod.uid)
             elif action is Action.HASTEN:
                 self._ending.shorten_grace()
             else:
@@ -217,7 +217,7 @@ class PodWorker:
 
     def _release(self) -> None:
         """Release everything that the pod holds of the node."""
-        self._services.accounts.released(self.pod)
+        self._services.admission.released(self.pod)
         self._services.probes.released(self.pod.uid)
 
     def _interrupt(self) -> None:
@@ -266,10 +266,10 @@ class PodWorker:
             self._tell(LifeEvent.FREED)
         elif state is LifeState.REPORTING:
             await self._publishing.publish()
-            await self._services.belonging.end_known(self.pod)
+            await self._services.control_plane.end_known(self.pod)
             self._tell(LifeEvent.KNOWN)
         elif state is LifeState.REMOVING:
-            began = self._services.node.clock()
+            began = self._services.context.clock()
             with self._span("syncTerminatedPod"):
                 await self._persist("removing", self._ending.take_away)
             self._services.metrics.worked("terminated", self._seconds_since(began))
@@ -300,13 +300,12 @@ class PodWorker:
     async def waits_for(self, reason: str, message: str) -> None:
         """Show in the status why the pod has to wait for admission."""
         self._hand.waiting_reason = Waiting(reason, message)
-        self._services.recorder.pod(self.pod, NORMAL, reason, message)
+        self._services.context.recorder.pod(self.pod, NORMAL, reason, message)
         self._decided("waiting", f"{reason}: {message}")
         await self._publishing.publish()
 
     async def _admit(self) -> None:
         self._hand.waiting_reason = None
-        await self._publishing.publish()
         try:
             await self._enter(self)
         except AdmissionRejected as rejected:
@@ -315,7 +314,7 @@ class PodWorker:
             if rejected.reason != self._said_rejected:
                 self._said_rejected = rejected.reason
                 self._services.metrics.rejected(rejected.reason)
-                self._services.recorder.pod(self.pod, WARNING, rejected.reason, rejected.message)
+                self._services.context.recorder.pod(self.pod, WARNING, rejected.reason, rejected.message)
                 self._decided("refused", f"{rejected.reason}: {rejected.message}")
             await self._publishing.publish()
         else:
@@ -324,7 +323,9 @@ class PodWorker:
 
     def _decided(self, outcome: str, reason: str) -> None:
         services = self._services
-        services.decisions.pod(self.pod, "admission", outcome, reason, services.accounts.judged_by(self.pod))
+        services.context.decisions.pod(
+            self.pod, "admission", outcome, reason, services.admission.judged_by(self.pod)
+        )
 
     async def _work(self) -> None:
         if self._next_work == "create":
@@ -333,7 +334,7 @@ class PodWorker:
         while self.life.state is LifeState.WORKING:
             self._wake.silence()
             if began is None:
-                began = self._services.node.clock()
+                began = self._services.context.clock()
             try:
                 await self._publishing.publish()
                 with self._span("syncPod"):
@@ -367,7 +368,7 @@ class PodWorker:
         }
         if name == "syncPod":
             attributes["k8s.pod.update_type"] = self._next_work
-        return self._services.runtime.tracing.span(name, attributes)
+        return self._services.runtime.client.tracing.span(name, attributes)
 
     def _rests(self, began: float) -> None:
         """Finish a stretch of work."""
@@ -375,12 +376,12 @@ class PodWorker:
         self._next_work = "sync"
 
     def _seconds_since(self, moment: float) -> float:
-        return max(self._services.node.clock() - moment, 0.0)
+        return max(self._services.context.clock() - moment, 0.0)
 
     async def _end(self) -> None:
         """End the pod: record the decision first, then stop its containers."""
         await self._ending.keep()
-        began = self._services.node.clock()
+        began = self._services.context.clock()
         with self._span("syncTerminatingPod"):
             await self._persist("stopping", self._ending.stop)
         self._services.metrics.worked("kill", self._seconds_since(began))
@@ -410,7 +411,7 @@ class PodWorker:
         """Report a failure and return the seconds until the next attempt. The runtime may have acted
         nevertheless.
         """
-        self._services.watch.doubt()
+        self._services.runtime.watch.doubt()
         delay = self._failures.met(self.pod, error, doing)
         with contextlib.suppress(Exception):  # publishing the status may be the operation that failed
             await self._publishing.publish()
@@ -421,7 +422,7 @@ def _known_start(pod: Pod, services: Services) -> float | None:
     """Return the start time from the pod's status, or else from the first sandbox of a running pod."""
     if not is_static(pod) and pod.status.start_time is not None:
         return pod.status.start_time.timestamp()
-    return min((s.created_at for s in services.watch.pod(pod.uid).sandboxes), default=None)
+    return min((s.created_at for s in services.runtime.watch.pod(pod.uid).sandboxes), default=None)
 
 
 def _as_ours(error: Exception, pod: Pod) -> KubengineError:
