@@ -23,7 +23,7 @@ from engine.api.pod import Container, Pod, PodResourceClaim, PodSpec
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
-from engine.dra.driver_client import DriverClient
+from engine.dra.driver_client import DraDriverClient
 from engine.dra.manager import ClaimManager
 from engine.host.node_context import NodeContext
 from engine.node.controlplane.cluster_objects import NoSlices
@@ -69,7 +69,7 @@ async def _manager(directory: Path, kubeconfig: Path) -> tuple[ClaimManager, Api
         context,
         claims=PodReferences(client, context.tasks, time.time),
         slices=NoSlices(),
-        connect=lambda name, socket, service: DriverClient(name, socket, service, context.registry),
+        connect=lambda name, socket, service: DraDriverClient(name, socket, service, context.registry),
         may_run=lambda uid: True,
         ready=lambda: True,
         changed=lambda uid: None,

@@ -46,10 +46,10 @@ def config() -> Reader:
 
 
 def checkpoint() -> Reader:
-    from engine.devices.checkpoint import CheckpointError, decode, encode
+    from engine.devices.checkpoint import DeviceCheckpointError, decode, encode
 
     def read(data: bytes) -> None:
-        with contextlib.suppress(CheckpointError):
+        with contextlib.suppress(DeviceCheckpointError):
             known = decode(data)
             assert decode(encode(known)) == known
 

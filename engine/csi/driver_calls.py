@@ -1,4 +1,4 @@
-"""States the calls to a driver and their values; `engine.csi.driver_client.DriverClient` implements them."""
+"""States the calls to a driver and their values; `engine.csi.driver_client.CsiDriverClient` makes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.api.errors import Refused
 from engine.csi.volume import CsiVolume
 
 
-class DriverFailed(Refused):
+class CsiDriverFailed(Refused):
     """Raised for a driver's refusal, with its gRPC status. `settled` means that the operation is no longer in
     progress.
     """
@@ -69,8 +69,8 @@ class VolumeUsage:
     condition: VolumeCondition | None = None
 
 
-class Driver(Protocol):
-    """The calls to a driver; each raises `DriverFailed`. Paths are those of `engine.csi.places`."""
+class CsiDriver(Protocol):
+    """The calls to a driver; each raises `CsiDriverFailed`. Paths are those of `engine.csi.places`."""
 
     def close(self) -> None: ...
 

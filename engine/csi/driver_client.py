@@ -21,8 +21,8 @@ from engine.api.grpc_codes import (
 from engine.api.objects.storage import READ_ONLY_MANY, READ_WRITE_MANY, READ_WRITE_ONCE, READ_WRITE_ONCE_POD
 from engine.csi.driver_calls import (
     Amounts,
+    CsiDriverFailed,
     DriverCapabilities,
-    DriverFailed,
     DriverNodeInfo,
     VolumeCondition,
     VolumeUsage,
@@ -51,8 +51,8 @@ _MODES_OF_MULTI_WRITERS = _MODES | {
 _RPC = wire.NodeServiceCapability.RPC
 
 
-class DriverClient:
-    """The driver at `socket`; `seconds` is each call's deadline. Every call raises `DriverFailed`."""
+class CsiDriverClient:
+    """The driver at `socket`; `seconds` is each call's deadline. Every call raises `CsiDriverFailed`."""
 
     def __init__(self, name: str, socket: Path, registry: Registry, seconds: float = CALL_SECONDS) -> None:
         self._name = name
@@ -152,7 +152,7 @@ class DriverClient:
         except CallFailed as error:
             code = error.status
             text = rpc_error(code, error.details)
-            raise DriverFailed(text, code=code, settled=code not in _UNSETTLED) from None
+            raise CsiDriverFailed(text, code=code, settled=code not in _UNSETTLED) from None
         finally:
             name = NAMES[code] if 0 <= code < len(NAMES) else str(code)
             lasted = time.perf_counter() - begun

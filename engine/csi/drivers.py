@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.api.errors import InvalidInput, Refused, Unavailable
-from engine.csi.driver_calls import Driver
+from engine.csi.driver_calls import CsiDriver
 from engine.csi.records import DriverRecords
 from engine.csi.volume import SAYS
 from engine.metrics import Registry
@@ -31,10 +31,10 @@ log = logging.getLogger("kubengine.csi")
 class _Registered:
     socket: Path
     version: tuple[int, ...]
-    client: Driver
+    client: CsiDriver
 
 
-class Drivers:
+class CsiDrivers:
     """Handle drivers for `engine.plugins.watcher.PluginHandler`; `came(driver)` is called when
     one is ready.
     """
@@ -52,14 +52,14 @@ class Drivers:
     def names(self) -> list[str]:
         return sorted(self._known)
 
-    def get(self, name: str) -> Driver:
+    def get(self, name: str) -> CsiDriver:
         """Return a driver. Raises `Unavailable` if it is not registered."""
         known = self._known.get(name)
         if known is None:
             raise Unavailable(f"driver name {name} not found in the list of registered CSI drivers")
         return known.client
 
-    async def wait_for(self, name: str, seconds: float = WAIT_SECONDS) -> Driver:
+    async def wait_for(self, name: str, seconds: float = WAIT_SECONDS) -> CsiDriver:
         """Wait up to so many seconds for a driver, then return it as `get` does."""
         try:
             async with asyncio.timeout(seconds):
@@ -88,9 +88,9 @@ class Drivers:
 
     async def register(self, name: str, socket: Path, versions: Sequence[str]) -> None:
         """Register a driver; it can be used once the cluster knows its id of this node."""
-        from engine.csi.driver_client import DriverClient  # a node without drivers has no use for it
+        from engine.csi.driver_client import CsiDriverClient  # a node without drivers has no use for it
 
-        client = DriverClient(name, socket, self._registry)
+        client = CsiDriverClient(name, socket, self._registry)
         try:
             info = await client.info()
             await self._records.install(name, info.node_id, info.most_volumes, info.topology)

@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 from engine.api.errors import Refused
 from engine.csi import places, volume_data
 from engine.csi.devices import Devices
-from engine.csi.driver_calls import Driver, DriverCapabilities, DriverFailed
-from engine.csi.drivers import Drivers
+from engine.csi.driver_calls import CsiDriver, CsiDriverFailed, DriverCapabilities
+from engine.csi.drivers import CsiDrivers
 from engine.csi.file_systems import FileSystems
 from engine.csi.on_disk import OnDisk, Published, Staged
 from engine.csi.volume import CsiVolume
@@ -27,7 +27,7 @@ from engine.plugins.retries import retry_delay
 log = logging.getLogger("kubengine.csi")
 
 
-class Attachments(Protocol):
+class AttachedVolumes(Protocol):
     """Reports which attached volumes must not be detached, by their names in a node's status."""
 
     def use(self, volume: str, user: str) -> None: ...
@@ -41,7 +41,7 @@ class Mounting:
     """
 
     def __init__(
-        self, root: Path, node: str, drivers: Drivers, tasks: Tasks, attachments: Attachments
+        self, root: Path, node: str, drivers: CsiDrivers, tasks: Tasks, attachments: AttachedVolumes
     ) -> None:
         self._kinds: dict[bool, OnDisk] = {False: FileSystems(root, node), True: Devices(root, node)}
         self._drivers = drivers
@@ -82,7 +82,7 @@ class Mounting:
         return True
 
     async def stage(
-        self, uid: str, volume: CsiVolume, driver: Driver, able: DriverCapabilities, *, attached: bool
+        self, uid: str, volume: CsiVolume, driver: CsiDriver, able: DriverCapabilities, *, attached: bool
     ) -> None:
         """Stage a persistent volume for the pods of this node, of which `uid` has reserved it.
 
@@ -100,7 +100,7 @@ class Mounting:
             if able.stages:
                 try:
                     await driver.stage(volume, able, staged.path)
-                except DriverFailed as error:
+                except CsiDriverFailed as error:
                     if error.settled and await asyncio.to_thread(on_disk.users, staged) <= {uid}:
                         await asyncio.to_thread(on_disk.clear_staged, staged)
                         self._release(staged)
@@ -108,7 +108,7 @@ class Mounting:
             self._ready.add(staged)
 
     async def publish(
-        self, uid: str, volume: CsiVolume, driver: Driver, able: DriverCapabilities, *, again: bool
+        self, uid: str, volume: CsiVolume, driver: CsiDriver, able: DriverCapabilities, *, again: bool
     ) -> Path:
         """Publish the volume and return its path; with `again` the driver is called even if it is published.
 
@@ -126,7 +126,7 @@ class Mounting:
         await asyncio.to_thread(on_disk.mark, uid, volume, _data(volume))
         try:
             await driver.publish(volume, able, target, staging)
-        except DriverFailed as error:
+        except CsiDriverFailed as error:
             if error.settled and not before and not volume.persistent:
                 await asyncio.to_thread(on_disk.clear_published, published)
             raise
@@ -159,7 +159,7 @@ class Mounting:
             driver = await self._drivers.wait_for(data.driver)
             try:
                 await driver.unpublish(data.handle, published.target)
-            except DriverFailed as error:
+            except CsiDriverFailed as error:
                 doing = "UnmapVolume.UnmapPodDevice" if published.block else "UnmountVolume.TearDown"
                 text = f'{doing} failed for volume "{published.name}" : {error}'
                 raise Refused(text) from error

@@ -15,7 +15,7 @@ from typing import Final
 
 from engine.api.errors import Refused
 from engine.csi.driver_calls import VolumeUsage
-from engine.csi.drivers import Drivers
+from engine.csi.drivers import CsiDrivers
 from engine.host.tasks import Tasks
 
 PATIENCE_SECONDS: Final = 2.0
@@ -39,7 +39,7 @@ class VolumeMeasurement:
 class VolumeUsages:
     """The usage of volumes by the path of publication; `seconds` is how old an answer may be."""
 
-    def __init__(self, drivers: Drivers, tasks: Tasks, clock: Callable[[], float], seconds: float) -> None:
+    def __init__(self, drivers: CsiDrivers, tasks: Tasks, clock: Callable[[], float], seconds: float) -> None:
         self._drivers = drivers
         self._working = tasks.passing("csi-usage")
         self._clock = clock

@@ -10,17 +10,17 @@ one topology policy. The package may use gRPC sockets, the directories of device
 
 from engine.devices.inventory import Inventory
 from engine.devices.selection import DeviceSelection, SelectionError, select
-from engine.topologymanager.policy import Decision, Hint, Numa, TopologyPolicy
+from engine.topologymanager.policy import Hint, Numa, TopologyDecision, TopologyPolicy
 from engine.topologymanager.search import DeviceCounts
 
 __all__ = [
-    "Decision",
     "DeviceCounts",
     "DeviceSelection",
     "Hint",
     "Inventory",
     "Numa",
     "SelectionError",
+    "TopologyDecision",
     "TopologyPolicy",
     "select",
 ]

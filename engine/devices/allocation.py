@@ -25,7 +25,7 @@ from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint
 from engine.metrics import Metric
 from engine.topologymanager.alignment_metrics import CONTAINER, NUMA_NODE, POD, AlignmentMetrics
-from engine.topologymanager.policy import Decision, Hint, Hints, TopologyPolicy
+from engine.topologymanager.policy import Hint, Hints, TopologyDecision, TopologyPolicy
 from engine.topologymanager.provider import HintProvider
 
 NO_HINT = Hint(None, preferred=False)
@@ -222,7 +222,7 @@ class Allocator:
 
     def _align(self, attempt: Attempt, *hints: Mapping[str, Hints] | None) -> None:
         """Ask the policy for the NUMA nodes of the next devices, CPUs and memory."""
-        decision: Decision = self._policy.decide(hints)
+        decision: TopologyDecision = self._policy.decide(hints)
         if not decision.proven:
             log.warning("pod %s: %s", attempt.pod.full_name, UNPROVEN_MESSAGE)
         if not decision.admit:

@@ -77,7 +77,7 @@ class Checkpoint(msgspec.Struct, frozen=True, rename="pascal", kw_only=True):
     registered_devices: dict[str, list[str] | None] | None = None
 
 
-class CheckpointError(ValueError):
+class DeviceCheckpointError(ValueError):
     """Raised if the text cannot be parsed, or its checksum does not match its data."""
 
 
@@ -114,15 +114,15 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(text: bytes) -> Checkpoint:
-    """Decode a checkpoint. Raises `CheckpointError`."""
+    """Decode a checkpoint. Raises `DeviceCheckpointError`."""
     try:
         file = msgspec.json.decode(text, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"not a device checkpoint: {error}") from None
+        raise DeviceCheckpointError(f"not a device checkpoint: {error}") from None
     data = file.data or Checkpoint()
     expected = checksum(data)
     if expected != file.checksum:
-        raise CheckpointError(f"checksum {file.checksum} does not match its data ({expected})")
+        raise DeviceCheckpointError(f"checksum {file.checksum} does not match its data ({expected})")
     return data
 
 

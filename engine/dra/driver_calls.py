@@ -1,4 +1,4 @@
-"""What a driver is asked and answers, in values: `engine.dra.driver_client.DriverClient` carries it."""
+"""What a driver is asked and answers, in values: `engine.dra.driver_client.DraDriverClient` carries it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.dra.health import DeviceHealth
 from engine.dra.table import ClaimState
 
 
-class DriverFailed(Refused):
+class DraDriverFailed(Refused):
     """Raised if a call failed as a whole. `begun`: the driver may have done some of it."""
 
     def __init__(self, message: str, *, begun: bool) -> None:
@@ -23,8 +23,8 @@ class NoHealth(Exception):
     """Raised if the driver does not implement the health service."""
 
 
-class Driver(Protocol):
-    """One instance of a driver. Calls raise `DriverFailed`; answers are by the claim's uid."""
+class DraDriver(Protocol):
+    """One instance of a driver. Calls raise `DraDriverFailed`; answers are by the claim's uid."""
 
     async def reach(self) -> None:
         """Connect; return when the driver has answered, however long that takes."""

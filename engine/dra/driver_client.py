@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from engine.api.grpc_codes import NAMES, UNIMPLEMENTED, rpc_error
 from engine.dra.answers import ClaimAnswer
-from engine.dra.driver_calls import DriverFailed, NoHealth
+from engine.dra.driver_calls import DraDriverFailed, NoHealth
 from engine.dra.health import HEALTHY, UNHEALTHY, UNKNOWN, DeviceHealth, reported
 from engine.dra.table import ClaimState, PreparedDevice
 from engine.metrics import Registry
@@ -28,8 +28,8 @@ _HEALTH: Final = "/v1alpha1.DRAResourceHealth/NodeWatchResources"
 _HEALTH_WORDS = {health_wire.HEALTHY: HEALTHY, health_wire.UNHEALTHY: UNHEALTHY}
 
 
-class DriverClient:
-    """Implements `engine.dra.driver_calls.Driver` at `socket`.
+class DraDriverClient:
+    """Implements `engine.dra.driver_calls.DraDriver` at `socket`.
 
     `service` is `v1.DRAPlugin` or `v1beta1.DRAPlugin`, `seconds` the deadline of each call.
     """
@@ -80,9 +80,9 @@ class DriverClient:
         except CallFailed as error:
             if error.status == UNIMPLEMENTED:
                 raise NoHealth from None
-            raise DriverFailed(rpc_error(error.status, error.details), begun=True) from None
+            raise DraDriverFailed(rpc_error(error.status, error.details), begun=True) from None
         except (DecodeError, RecursionError, MemoryError):
-            raise DriverFailed("the list of devices cannot be decoded", begun=True) from None
+            raise DraDriverFailed("the list of devices cannot be decoded", begun=True) from None
 
     async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
         begun, code = time.perf_counter(), 0
@@ -91,7 +91,7 @@ class DriverClient:
         except CallFailed as error:
             code = error.status
             begun_there = not (error.unsent or code == UNIMPLEMENTED)
-            raise DriverFailed(f"{method}: {rpc_error(code, error.details)}", begun=begun_there) from None
+            raise DraDriverFailed(f"{method}: {rpc_error(code, error.details)}", begun=begun_there) from None
         finally:
             status = NAMES[code] if 0 <= code < len(NAMES) else str(code)
             lasted = time.perf_counter() - begun

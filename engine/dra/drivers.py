@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
-from engine.dra.driver_calls import Driver, DriverFailed, NoHealth
+from engine.dra.driver_calls import DraDriver, DraDriverFailed, NoHealth
 from engine.dra.health import DeviceHealth
 from engine.host.tasks import Tasks
 
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,61}[a-zA-Z0-9])?")
 log = logging.getLogger("kubengine.dra")
 
 
-class NodeSlices(Protocol):
+class SliceRemoval(Protocol):
     """Delete ResourceSlices of this node."""
 
     async def delete(self, driver: str) -> None:
@@ -53,25 +53,25 @@ class HealthReports(Protocol):
         """Forget a driver's devices: nothing reports on them any longer."""
 
 
-Connect = Callable[[str, Path, str], Driver]
+Connect = Callable[[str, Path, str], DraDriver]
 """Makes a client from a driver's name, socket and service, without connecting."""
 
 
 @dataclass(slots=True, eq=False)
 class _Instance:
     socket: Path
-    driver: Driver
+    driver: DraDriver
     connected: bool = False
     following: asyncio.Task[None] | None = None
 
 
-class Drivers:
+class DraDrivers:
     """Implements `engine.plugins.watcher.PluginHandler`. `came(driver)` is called when a driver connects."""
 
     def __init__(
         self,
         connect: Connect,
-        slices: NodeSlices,
+        slices: SliceRemoval,
         health: HealthReports,
         tasks: Tasks,
         came: Callable[[str], None],
@@ -107,7 +107,7 @@ class Drivers:
     def is_connected(self, name: str) -> bool:
         return any(instance.connected for instance in self._instances.get(name, ()))
 
-    def get(self, name: str) -> Driver:
+    def get(self, name: str) -> DraDriver:
         """Return the newest connected instance, else the newest. Raises `Unavailable` if there is none."""
         instances = self._instances.get(name, ())
         if not instances:
@@ -179,7 +179,7 @@ class Drivers:
                     self._health.listed(name, devices)
             except NoHealth:
                 return
-            except (DriverFailed, ValueError) as error:
+            except (DraDriverFailed, ValueError) as error:
                 if str(error) != said:
                     said = str(error)
                     log.warning("driver %s: the health of its devices: %s", name, error)

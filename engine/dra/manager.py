@@ -33,8 +33,8 @@ from engine.api.pod import Container, Pod
 from engine.dra import checkpoint
 from engine.dra.answers import batches, check_answers
 from engine.dra.claims import base_request, check_claim, container_requests, has_claims, pod_claims
-from engine.dra.driver_calls import DriverFailed
-from engine.dra.drivers import Connect, Drivers, NodeSlices
+from engine.dra.driver_calls import DraDriverFailed
+from engine.dra.drivers import Connect, DraDrivers, SliceRemoval
 from engine.dra.health import DeviceHealth, DeviceKey, HealthTable
 from engine.dra.table import ClaimKey, ClaimState, ClaimTable, PreparedDevice
 from engine.host.node_context import NodeContext
@@ -71,7 +71,7 @@ class ClaimManager:
         context: NodeContext,
         *,
         claims: Claims,
-        slices: NodeSlices,
+        slices: SliceRemoval,
         connect: Connect,
         may_run: Callable[[str], bool],
         ready: Callable[[], bool],
@@ -98,7 +98,7 @@ class ClaimManager:
         self._health_file = StateFile(
             root / HEALTH_FILE, self._health.encode, name="dra-health-state", tasks=tasks
         )
-        self.drivers = Drivers(connect, slices, self, tasks, came=self._driver_came)
+        self.drivers = DraDrivers(connect, slices, self, tasks, came=self._driver_came)
         self._locks: WeakValueDictionary[ClaimKey, asyncio.Lock] = WeakValueDictionary()
         self._calls = tasks.passing("dra-claims")
         self._reconciler = tasks.task("dra-reconcile")
@@ -332,7 +332,7 @@ class ClaimManager:
             call = client.prepare if method == "NodePrepareResources" else client.unprepare
             answers = check_answers(method, asked, await call(claims))
         except Refused as error:
-            begun = not isinstance(error, DriverFailed) or error.begun
+            begun = not isinstance(error, DraDriverFailed) or error.begun
             fault = _named(driver, error.message)
             return [_Asked(claim, driver, fault=fault, begun=begun) for claim in claims]
         stray = answers.faults.get("", "")

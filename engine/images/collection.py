@@ -1,6 +1,6 @@
 """Runs one garbage collection over the records: the pass for age, then the pass for space.
 
-`ImageStore` lists, measures and removes. Nothing in a run depends on the time that it takes; `now` is an
+`ImageRemoval` lists, measures and removes. Nothing in a run depends on the time that it takes; `now` is an
 argument.
 """
 
@@ -47,7 +47,7 @@ class FilesystemReading:
     inodes_free: int | None = None
 
 
-class ImageStore(Protocol):
+class ImageRemoval(Protocol):
     """What a run needs of the outside."""
 
     async def filesystem(self) -> FilesystemReading:
@@ -121,7 +121,7 @@ class Collection:
         self,
         records: ImageRecords,
         policy: ImageGCPolicy,
-        store: ImageStore,
+        store: ImageRemoval,
         report: ImageGCReport,
     ) -> None:
         self.records, self.policy, self.store, self.report = records, policy, store, report

@@ -24,7 +24,7 @@ from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
 from engine.devices.found_plugins import DEVICE_PLUGIN
 from engine.dra.description import describe_claims
-from engine.dra.driver_calls import Driver
+from engine.dra.driver_calls import DraDriver
 from engine.dra.drivers import DRA_PLUGIN
 from engine.dra.locator import ClaimLocator
 from engine.dra.manager import ClaimManager
@@ -62,7 +62,7 @@ from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
 from engine.node.sources.static_sources import StaticSources
 from engine.node.spec.host_support import HostSupport, app_armor_enabled
 from engine.node.spec.subordinate_ids import subordinate_ids
-from engine.node.spec.user_namespaces import IDS_PER_POD, UserNamespaces
+from engine.node.spec.user_namespaces import IDS_PER_POD, UserNamespaceAllocator
 from engine.node.stats.runtime_use import RuntimeUse
 from engine.node.stats.sampler import UsageSampler
 from engine.node.stats.summary import FILES_SECONDS, Summaries
@@ -263,7 +263,7 @@ class RunningNode:
             self._access,
             self._image_metrics,
         )
-        self._users = UserNamespaces(pods_directory(context.root), _ids_per_pod(context.config))
+        self._users = UserNamespaceAllocator(pods_directory(context.root), _ids_per_pod(context.config))
         services = Services(
             context=context,
             facts=HostFacts(self._addresses, self._version.runtime_name, self._version.runtime_version),
@@ -380,10 +380,10 @@ class RunningNode:
 
     # Notifications between the parts
 
-    def _connect_driver(self, name: str, socket: Path, service: str) -> Driver:
-        from engine.dra.driver_client import DriverClient  # a node without drivers has no use for it
+    def _connect_driver(self, name: str, socket: Path, service: str) -> DraDriver:
+        from engine.dra.driver_client import DraDriverClient  # a node without drivers has no use for it
 
-        return DriverClient(name, socket, service, self._context.registry)
+        return DraDriverClient(name, socket, service, self._context.registry)
 
     async def _pull_image(self, image: str) -> None:
         await self._puller.pull_for_node(image)

@@ -42,12 +42,14 @@ _REASONS = (
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
-class ProbeOutcome(NamedTuple):
+class LibraryProbeOutcome(NamedTuple):
     outcome: int
     text: str = ""
 
 
-async def run(spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE) -> ProbeOutcome:
+async def run(
+    spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE
+) -> LibraryProbeOutcome:
     """Run one attempt of a probe of any kind but exec."""
     match spec.kind:
         case "tcp":
@@ -58,21 +60,25 @@ async def run(spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_T
             return await run_http2(spec, host, port, network)
 
 
-async def run_tcp(spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE) -> ProbeOutcome:
+async def run_tcp(
+    spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE
+) -> LibraryProbeOutcome:
     try:
         async with asyncio.timeout(spec.timeout):
             _, writer = await connect(host, port, network)
             writer.close()
     except TimeoutError:
-        return ProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, Reason.TIMEOUT_CONNECT, 0))
+        return LibraryProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, Reason.TIMEOUT_CONNECT, 0))
     except OSError as error:
-        return ProbeOutcome(OUTCOME_FAILURE, f"dial tcp {authority(host, port)}: {error.strerror or error}")
-    return ProbeOutcome(OUTCOME_SUCCESS)
+        return LibraryProbeOutcome(
+            OUTCOME_FAILURE, f"dial tcp {authority(host, port)}: {error.strerror or error}"
+        )
+    return LibraryProbeOutcome(OUTCOME_SUCCESS)
 
 
 async def run_http2(
     spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE
-) -> ProbeOutcome:
+) -> LibraryProbeOutcome:
     """Run a gRPC health check with or without TLS (the certificate is not verified), or a GET without TLS."""
     secure, name = spec.kind == "grpcs", authority(host, port).encode()
     connected = False
@@ -90,10 +96,10 @@ async def run_http2(
                 await _read_http2(answer, reader, writer)
     except TimeoutError:
         reason = Reason.TIMEOUT_RESPONSE if connected else Reason.TIMEOUT_CONNECT
-        return ProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, reason, 0))
+        return LibraryProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, reason, 0))
     except (OSError, ssl.SSLError) as error:
         why = f"{type(error).__name__}: {error.strerror or error}"
-        return ProbeOutcome(
+        return LibraryProbeOutcome(
             OUTCOME_FAILURE, f'error: failed to connect service at "{authority(host, port)}": {why}'
         )
     return _judge_http2(spec, host, port, *answer.result())
@@ -113,18 +119,20 @@ async def _read_http2(answer: GrpcAnswer, reader: asyncio.StreamReader, writer: 
 
 def _judge_http2(
     spec: ProbeSpec, host: str, port: int, verdict: int, detail: int, words: bytes
-) -> ProbeOutcome:
+) -> LibraryProbeOutcome:
     reason = _REASONS[verdict]
     if verdict != grpc.ANSWERED:
-        return ProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, reason, detail, words))
+        return LibraryProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, reason, detail, words))
     if spec.kind != "h2c":
         if detail == 1:
-            return ProbeOutcome(OUTCOME_SUCCESS)
-        return ProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, reason, detail))
+            return LibraryProbeOutcome(OUTCOME_SUCCESS)
+        return LibraryProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, reason, detail))
     return _judge_status(spec, host, port, detail, b"")
 
 
-async def run_http(spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE) -> ProbeOutcome:
+async def run_http(
+    spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE
+) -> LibraryProbeOutcome:
     """Run a GET over HTTP or TLS (the certificate is not verified), following redirects to the same host."""
     scheme, path, at = spec.kind, spec.path or "/", port
     response = HttpResponse()
@@ -140,7 +148,7 @@ async def run_http(spec: ProbeSpec, host: str, port: int, network: int = NETWORK
                 if where == http.FOREIGN:
                     return _judge(spec, host, at, verdict, response)
                 if where != http.SAME_HOST:
-                    return ProbeOutcome(OUTCOME_FAILURE, text(spec, host, at, Reason.LOCATION, 0))
+                    return LibraryProbeOutcome(OUTCOME_FAILURE, text(spec, host, at, Reason.LOCATION, 0))
                 if location.startswith("https:"):
                     scheme, at = "https", 443 if _portless(location) else new_port
                 elif location.startswith("http:"):
@@ -148,14 +156,16 @@ async def run_http(spec: ProbeSpec, host: str, port: int, network: int = NETWORK
                 elif new_port:
                     at = 443 if scheme == "https" and _portless(location) else new_port
                 path = new_path
-            return ProbeOutcome(OUTCOME_FAILURE, text(spec, host, at, Reason.REDIRECTS, 0))
+            return LibraryProbeOutcome(OUTCOME_FAILURE, text(spec, host, at, Reason.REDIRECTS, 0))
     except TimeoutError:
         in_body = response.status != 0 and response.in_body
         reason = Reason.TIMEOUT_BODY if in_body else Reason.TIMEOUT_RESPONSE
-        return ProbeOutcome(OUTCOME_ERROR if in_body else OUTCOME_FAILURE, text(spec, host, at, reason, 0))
+        return LibraryProbeOutcome(
+            OUTCOME_ERROR if in_body else OUTCOME_FAILURE, text(spec, host, at, reason, 0)
+        )
     except (OSError, ssl.SSLError) as error:
         why = f"{type(error).__name__}: {error.strerror or error}"
-        return ProbeOutcome(OUTCOME_FAILURE, f'Get "{scheme}://{authority(host, at)}{path}": {why}')
+        return LibraryProbeOutcome(OUTCOME_FAILURE, f'Get "{scheme}://{authority(host, at)}{path}": {why}')
 
 
 def _portless(location: str) -> bool:
@@ -206,20 +216,24 @@ async def _connection(
             failure.with_traceback(None)
 
 
-def _judge(spec: ProbeSpec, host: str, port: int, verdict: int, response: HttpResponse) -> ProbeOutcome:
+def _judge(
+    spec: ProbeSpec, host: str, port: int, verdict: int, response: HttpResponse
+) -> LibraryProbeOutcome:
     if verdict == http.MALFORMED:
-        return ProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, Reason.MALFORMED, 0))
+        return LibraryProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, Reason.MALFORMED, 0))
     if verdict == http.BROKEN:
-        return ProbeOutcome(OUTCOME_ERROR, text(spec, host, port, Reason.BODY, 0))
+        return LibraryProbeOutcome(OUTCOME_ERROR, text(spec, host, port, Reason.BODY, 0))
     return _judge_status(spec, host, port, response.status, response.excerpt)
 
 
-def _judge_status(spec: ProbeSpec, host: str, port: int, status: int, excerpt: bytes) -> ProbeOutcome:
+def _judge_status(spec: ProbeSpec, host: str, port: int, status: int, excerpt: bytes) -> LibraryProbeOutcome:
     if not 200 <= status < 400:
-        return ProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, Reason.HTTP_STATUS, status))
+        return LibraryProbeOutcome(OUTCOME_FAILURE, text(spec, host, port, Reason.HTTP_STATUS, status))
     if status >= 300:
-        return ProbeOutcome(OUTCOME_WARNING, text(spec, host, port, Reason.FOREIGN_REDIRECT, status, excerpt))
-    return ProbeOutcome(OUTCOME_SUCCESS)
+        return LibraryProbeOutcome(
+            OUTCOME_WARNING, text(spec, host, port, Reason.FOREIGN_REDIRECT, status, excerpt)
+        )
+    return LibraryProbeOutcome(OUTCOME_SUCCESS)
 
 
 @cache

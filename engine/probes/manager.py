@@ -29,7 +29,7 @@ from engine.host.node_context import NodeContext
 from engine.probes.beyond import beyond
 from engine.probes.exec_tree import Leftovers
 from engine.probes.kills import KillBudget, owner_of
-from engine.probes.library import ProbeOutcome, run
+from engine.probes.library import LibraryProbeOutcome, run
 from engine.probes.messages import Reason, exec_text, text
 from engine.probes.networks import NETWORK_OF_THE_NODE, PodNetworks
 from engine.probes.request import exec_request, grpc_request, h2c_request, http_request, url_host
@@ -533,16 +533,16 @@ class ProbeManager:
             try:
                 found = await self._attempt(worker)
             except KubengineError as error:
-                found = ProbeOutcome(rule.OUTCOME_ERROR, str(error))
+                found = LibraryProbeOutcome(rule.OUTCOME_ERROR, str(error))
             except Exception as error:
                 log.exception("%s probe of %s", spec.type, worker.container.pod.pod.full_name)
-                found = ProbeOutcome(rule.OUTCOME_ERROR, f"{type(error).__name__}: {error}")
+                found = LibraryProbeOutcome(rule.OUTCOME_ERROR, f"{type(error).__name__}: {error}")
         if self._workers[worker.key] is worker:
             if found.text:
                 worker.output = found.text
             self._native.finish(worker.key, generation, found.outcome, Reason.LIBRARY)
 
-    async def _attempt(self, worker: Worker) -> ProbeOutcome:
+    async def _attempt(self, worker: Worker) -> LibraryProbeOutcome:
         spec = worker.spec
         host, port = worker.target()
         return await run(spec, host, port, worker.network)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput
-from engine.runtime.objects.failures import Missing, Unsupported
+from engine.runtime.objects.failures import NoSuchObject, Unsupported
 from engine.wire import cri_v1_pb2 as cri
 
 DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
 def with_devices(config: cri.ContainerConfig, directories: Sequence[Path]) -> cri.ContainerConfig:
-    """Return a copy of `config` with its CDI devices' edits. Raise Missing for an unknown device."""
+    """Return a copy of `config` with its CDI devices' edits. Raise NoSuchObject for an unknown device."""
     edited = cri.ContainerConfig()
     edited.CopyFrom(config)
     applied: set[str] = set()
@@ -46,7 +46,7 @@ def _find(kind: str, name: str, directories: Sequence[Path]) -> tuple[dict[str, 
                     if device.get("name") == name:
                         return document, device
     where = ", ".join(str(directory) for directory in directories)
-    raise Missing(f"in no specification file in {where}", subject=f"CDI device {kind}={name}")
+    raise NoSuchObject(f"in no specification file in {where}", subject=f"CDI device {kind}={name}")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from engine.api.errors import InvalidInput
 from engine.host.trees import remove_tree
 from engine.runtime.images.store import ImageStore, StoredImage
-from engine.runtime.objects.failures import Missing
+from engine.runtime.objects.failures import NoSuchObject
 from engine.runtime.objects.records import RuntimeContainer
 
 
@@ -56,7 +56,7 @@ class ContainerFiles:
         return self._places / container.id / "upper"
 
     async def make(self, container: RuntimeContainer, image: StoredImage) -> Files:
-        """Create directories and image volumes. Raise Missing or InvalidInput about an image volume."""
+        """Create directories and image volumes. Raise NoSuchObject or InvalidInput about an image volume."""
         place = self._places / container.id
         volumes = dict(self._volumes(container, place))
         try:
@@ -93,7 +93,7 @@ class ContainerFiles:
             if mount.image.image:
                 image = self._images.get(mount.image.image)
                 if image is None or image.is_host:
-                    raise Missing("not here; pull it first", subject=f"image {mount.image.image!r}")
+                    raise NoSuchObject("not here; pull it first", subject=f"image {mount.image.image!r}")
                 below = mount.image_sub_path.strip("/")
                 if ".." in below.split("/"):
                     raise InvalidInput("leads out of the image", subject=mount.image_sub_path)
@@ -105,7 +105,7 @@ class ContainerFiles:
 
         flatten([self._images.layers / layer for layer in volume.image.layers], volume.place)
         if not volume.source.exists():
-            raise Missing("no such path in the image", subject=volume.below)
+            raise NoSuchObject("no such path in the image", subject=volume.below)
 
 
 def _remove(place: Path) -> None:

@@ -31,7 +31,7 @@ from engine.runtime.commands import ProcessCommands
 from engine.runtime.files import ContainerFiles
 from engine.runtime.images.store import ImageStore
 from engine.runtime.objects.backend import Listener
-from engine.runtime.objects.failures import Missing
+from engine.runtime.objects.failures import NoSuchObject
 from engine.runtime.objects.records import (
     CREATED,
     EXITED,
@@ -91,7 +91,7 @@ class ProcessBackend:
         self._spawner = Spawner(self.state.path)
         self._notes: dict[str, BackendNotes] = {}
         self._watcher = Watcher()
-        self._usage = usage.ContainerUsage()
+        self._usage = usage.RuntimeContainerUsage()
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
         self._links_loaded: asyncio.Task[ModuleType] | None = None
         self.commands = ProcessCommands(
@@ -240,7 +240,7 @@ class ProcessBackend:
     async def create_container(self, container: RuntimeContainer, image: cri.Image) -> None:
         stored = self.images.get(image.id)
         if stored is None:
-            raise Missing("was removed meanwhile", subject=f"image {image.id}")
+            raise NoSuchObject("was removed meanwhile", subject=f"image {image.id}")
         sandbox = container.sandbox
         parent = sandbox.config.linux.cgroup_parent
         path = hierarchy.container_path(parent, container.id, self._driver)

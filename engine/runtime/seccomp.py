@@ -20,7 +20,7 @@ from typing import Any
 
 from engine.api.errors import InvalidInput
 from engine.host import safe_open as beneath
-from engine.runtime.objects.failures import Missing, Unsupported
+from engine.runtime.objects.failures import NoSuchObject, Unsupported
 from engine.wire import cri_v1_pb2 as cri
 
 MOST = 1 << 20
@@ -73,7 +73,7 @@ def filter_program(
 ) -> bytes:
     """Return the filter program (`struct sock_filter`s) of a container or sandbox, empty for none.
 
-    Raise Missing or InvalidInput about the profile's file, Unsupported if libseccomp is not installed.
+    Raise NoSuchObject or InvalidInput about the profile's file, Unsupported if libseccomp is not installed.
     """
     if security.privileged or not security.HasField("seccomp"):
         return b""
@@ -102,7 +102,7 @@ def sandbox_filter(security: cri.LinuxSandboxSecurityContext) -> bytes:
 def _compiled_file(path: Path, capabilities: Collection[str]) -> bytes:
     try:
         return compiled(_read(path), capabilities)
-    except Missing:
+    except NoSuchObject:
         raise
     except InvalidInput as error:
         raise InvalidInput(str(error), subject=f"seccomp profile {path}") from None
@@ -198,7 +198,7 @@ def _read(path: Path) -> dict[str, Any]:
             os.close(handle)
         document = json.loads(text[:MOST])
     except FileNotFoundError:
-        raise Missing("no such file", subject=f"seccomp profile {path}") from None
+        raise NoSuchObject("no such file", subject=f"seccomp profile {path}") from None
     except OSError as error:
         raise InvalidInput(error.strerror or str(error)) from None
     except RecursionError:

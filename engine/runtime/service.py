@@ -16,7 +16,7 @@ from engine.api.errors import InvalidInput
 from engine.api.version import engine_version
 from engine.runtime.events import Events
 from engine.runtime.objects.backend import Backend
-from engine.runtime.objects.failures import Missing, Unsupported, WrongState
+from engine.runtime.objects.failures import NoSuchObject, Unsupported, WrongState
 from engine.runtime.objects.records import (
     CREATED,
     EXITED,
@@ -123,7 +123,7 @@ class RuntimeService:
             raise InvalidInput("expected a name", subject="config.metadata.name")
         handler = request.runtime_handler
         if handler not in self.handlers:
-            raise Missing("there is no such handler", subject=f"handler {handler!r}")
+            raise NoSuchObject("there is no such handler", subject=f"handler {handler!r}")
         sandbox = Sandbox(new_id(), config, time.time_ns(), state=NOT_READY, handler=handler)
         self.records.reserve(sandbox)
         try:
@@ -138,12 +138,12 @@ class RuntimeService:
         return cri.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
 
     async def stop_pod_sandbox(self, request: cri.StopPodSandboxRequest) -> cri.StopPodSandboxResponse:
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(NoSuchObject):
             await self._stop_sandbox(self.records.sandbox(request.pod_sandbox_id))
         return cri.StopPodSandboxResponse()
 
     async def remove_pod_sandbox(self, request: cri.RemovePodSandboxRequest) -> cri.RemovePodSandboxResponse:
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(NoSuchObject):
             sandbox = self.records.sandbox(request.pod_sandbox_id)
             await self._stop_sandbox(sandbox)
             for container in list(sandbox.containers.values()):
@@ -199,7 +199,7 @@ class RuntimeService:
             raise InvalidInput("a privileged container needs a privileged pod", subject=subject)
         image = self._backend.images.resolve(config.image.image)
         if image is None:
-            raise Missing("not here; pull it first", subject=f"image {config.image.image!r}")
+            raise NoSuchObject("not here; pull it first", subject=f"image {config.image.image!r}")
         container = RuntimeContainer(
             new_id(),
             sandbox,
@@ -245,7 +245,7 @@ class RuntimeService:
         return cri.StartContainerResponse()
 
     async def stop_container(self, request: cri.StopContainerRequest) -> cri.StopContainerResponse:
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(NoSuchObject):
             container = self.records.container(request.container_id)
             if container.state == RUNNING:
                 await self._backend.stop_container(container, max(0, request.timeout))
@@ -257,7 +257,7 @@ class RuntimeService:
         return cri.StopContainerResponse()
 
     async def remove_container(self, request: cri.RemoveContainerRequest) -> cri.RemoveContainerResponse:
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(NoSuchObject):
             await self._remove_container(self.records.container(request.container_id))
         return cri.RemoveContainerResponse()
 

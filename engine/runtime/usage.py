@@ -21,7 +21,7 @@ class CpuSample(NamedTuple):
     usage: int
 
 
-class ContainerUsage:
+class RuntimeContainerUsage:
     """Read cgroup directories, remembering what a rate or a cache needs. Call `forget` for removed ones."""
 
     def __init__(self) -> None:

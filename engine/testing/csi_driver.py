@@ -42,7 +42,7 @@ _NO_DEVICE = os.makedev(0xFF0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class CsiCall:
     """Record one call: its method's name and its request."""
 
     method: str
@@ -82,7 +82,7 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         self.faults: dict[str, int] = {}
         self.half_done: dict[str, int] = {}
         self.unwell: dict[str, str] = {}
-        self.calls: list[Called] = []
+        self.calls: list[CsiCall] = []
         self.status: list[registration.RegistrationStatus] = []
         self._servers: list[grpc.aio.Server] = []
 
@@ -229,7 +229,7 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         return wire.NodeExpandVolumeResponse(capacity_bytes=request.capacity_range.required_bytes)
 
     async def _begin(self, method: str, request: Any, context: Context) -> None:
-        self.calls.append(Called(method, request))
+        self.calls.append(CsiCall(method, request))
         await _fail(self.faults.get(method), method, context)
 
     async def _end(self, method: str, context: Context) -> None:

@@ -36,7 +36,7 @@ _MESSAGES: dict[str, tuple[Any, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class DraCall:
     """Record one call: its method, the service, and the uids of the claims."""
 
     method: str
@@ -78,7 +78,7 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
         self.delay = 0.0
         self.devices_of: Callable[[wire.Claim], list[wire.Device]] = self._device
         self.before: Callable[[str], None] = lambda method: None
-        self.calls: list[Called] = []
+        self.calls: list[DraCall] = []
         self.prepared: dict[str, list[wire.Device]] = {}
         self.wrong: list[str] = []
         self.status: list[registration.RegistrationStatus] = []
@@ -168,7 +168,7 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
     async def _answer(self, method: str, service: str, request: Any, context: Context) -> Any:
         self.before(method)
         uids = {claim.uid for claim in request.claims}
-        self.calls.append(Called(method, service, tuple(claim.uid for claim in request.claims)))
+        self.calls.append(DraCall(method, service, tuple(claim.uid for claim in request.claims)))
         if crossed := uids & self._busy:
             self.wrong.append(f"{method} of {min(crossed)} while another call for it is under way")
         self._busy |= uids

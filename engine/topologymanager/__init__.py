@@ -5,8 +5,8 @@ the CPU, memory and device managers have in common. Rules: kubelet v1.36 `pkg/ku
 May import `engine.api` and `engine._fast`.
 """
 
-from engine.topologymanager.policy import Decision, Hint, Numa, TopologyPolicy
+from engine.topologymanager.policy import Hint, Numa, TopologyDecision, TopologyPolicy
 from engine.topologymanager.provider import AllocationError
 from engine.topologymanager.search import DeviceCounts
 
-__all__ = ["AllocationError", "Decision", "DeviceCounts", "Hint", "Numa", "TopologyPolicy"]
+__all__ = ["AllocationError", "DeviceCounts", "Hint", "Numa", "TopologyDecision", "TopologyPolicy"]

@@ -67,7 +67,7 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TopologyDecision:
     """The merged hint, and whether the policy lets the pod in. Beyond `DENSE_NODES` nodes a better one may
     exist if it is not `proven`: see `search`."""
 
@@ -116,10 +116,10 @@ class TopologyPolicy:
             )
         return cls(name, scope, numa, closest)
 
-    def decide(self, providers: Sequence[Mapping[str, Hints] | None]) -> Decision:
+    def decide(self, providers: Sequence[Mapping[str, Hints] | None]) -> TopologyDecision:
         """Merge the hints of every provider (resource → hints; None or empty has no preference)."""
         if self.name == "none":
-            return Decision(Hint(None, False), True)
+            return TopologyDecision(Hint(None, False), True)
         nodes = len(self.numa.nodes)
         single = self.name == "single-numa-node"
         wanted: list[Hints] = []
@@ -135,7 +135,7 @@ class TopologyPolicy:
             merged = Merged(*kernels.merge(nodes, families, distances))
         everywhere = (1 << nodes) - 1
         hint = Hint(None if single and merged.mask == everywhere else merged.mask, merged.preferred)
-        return Decision(hint, hint.preferred or self.name == "best-effort", merged.proven)
+        return TopologyDecision(hint, hint.preferred or self.name == "best-effort", merged.proven)
 
     def _merge_some(
         self, wanted: Sequence[Hints], distances: kernels.Distances | None, *, single: bool

@@ -9,7 +9,7 @@ import pytest
 from engine._fast.devices import _bitset_py, _device_list_py, _topology_py, bitset
 from engine._fast.devices import topology as kernels
 from engine.devices import inventory as inventory_module
-from engine.devices.checkpoint import CheckpointError, decode, encode, hashed_text
+from engine.devices.checkpoint import DeviceCheckpointError, decode, encode, hashed_text
 from engine.devices.inventory import Inventory
 from engine.devices.state import resource_hints
 from engine.topologymanager import policy as topology
@@ -63,7 +63,7 @@ def test_device_checkpoint(vectors):
     for case in vectors("device_checkpoint"):
         text = case["checkpoint"].encode()
         if case["verify"] != "ok":
-            with pytest.raises(CheckpointError):
+            with pytest.raises(DeviceCheckpointError):
                 decode(text)
             continue
         data = decode(text)

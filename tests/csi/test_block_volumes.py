@@ -1,4 +1,4 @@
-"""Drivers' volumes that are block devices: published as a device, linked to the pod, taken away in order."""
+"""Volumes of CSI drivers that are block devices: published as a device, linked to the pod, and removed."""
 
 from __future__ import annotations
 

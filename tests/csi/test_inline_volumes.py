@@ -147,7 +147,7 @@ async def test_a_pod_waits_for_a_driver_that_comes_later(csi: CsiRig) -> None:
 
 
 async def test_a_missing_driver_is_said(csi: CsiRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.csi.drivers.Drivers.wait_for.__defaults__", (0.01,))
+    monkeypatch.setattr("engine.csi.drivers.CsiDrivers.wait_for.__defaults__", (0.01,))
     csi.known()
     await csi.ask()
     await eventually(lambda: len(csi.messages()) == 1)

@@ -1,4 +1,4 @@
-"""Drivers register through the plugin watcher, and the cluster hears of them."""
+"""CSI drivers register through the plugin watcher, and the cluster hears of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.api.errors import InvalidInput, Refused
-from engine.csi.drivers import Drivers, highest_version
+from engine.csi.drivers import CsiDrivers, highest_version
 from engine.csi.records import NoRecords
 from engine.metrics import Registry
 from tests.csi_rig import DRIVER, STORAGE, CsiRig
@@ -78,7 +78,7 @@ async def test_a_driver_is_told_why_it_is_not_taken(csi: CsiRig, options: dict[s
     assert csi.node_ids() == {}
 
 
-class Known(Drivers):
+class Known(CsiDrivers):
     """One driver that is there already."""
 
     def __init__(self, versions: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ def test_another_of_the_same_name_is_taken_with_a_higher_version_only() -> None:
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-a", "a" * 64, "a\0"])
 def test_a_drivers_name_leads_nowhere(name: str) -> None:
     with pytest.raises(InvalidInput, match="expected the name of a driver"):
-        Drivers(NoRecords(), Registry()).check(name, Path("/s"), ["1.0.0"])
+        CsiDrivers(NoRecords(), Registry()).check(name, Path("/s"), ["1.0.0"])
 
 
 def test_versions_are_ordered_by_their_numbers() -> None:

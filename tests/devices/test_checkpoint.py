@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api.errors import Unavailable
-from engine.devices.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, decode, encode
+from engine.devices.checkpoint import Checkpoint, CheckpointEntry, DeviceCheckpointError, decode, encode
 from engine.devices.checkpoint_file import FILE_NAME, CheckpointFile
 from tests.waiting import eventually
 
@@ -47,7 +47,7 @@ def test_what_is_written_is_read(checkpoint):
     "text", [b"", b"null", b"[]", b"{", b'{"Data":{}}', b'{"Data":{"PodDeviceEntries":[1]}}', b"\xff"]
 )
 def test_what_is_not_a_checkpoint_is_said_to_be_none(text):
-    with pytest.raises(CheckpointError):
+    with pytest.raises(DeviceCheckpointError):
         decode(text)
 
 

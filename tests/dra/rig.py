@@ -17,7 +17,7 @@ from engine.api.objects.dynamic_resources import (
     ResourceClaimStatus,
 )
 from engine.api.pod import Container, Pod, PodResourceClaim, PodSpec, ResourceClaimRef, ResourceRequirements
-from engine.dra.driver_client import DriverClient
+from engine.dra.driver_client import DraDriverClient
 from engine.dra.manager import ClaimManager
 from engine.host.state_file import FaultPoint, no_fault
 from engine.host.tasks import Tasks
@@ -54,7 +54,7 @@ class DraRig:
             ),
             claims=self,
             slices=self,
-            connect=lambda name, socket, service: DriverClient(
+            connect=lambda name, socket, service: DraDriverClient(
                 name, socket, service, self.registry, self.call_seconds
             ),
             may_run=lambda uid: uid in self.running,

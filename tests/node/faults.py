@@ -26,7 +26,7 @@ import pytest
 from engine.api.errors import Refused, Unavailable
 from engine.host import files, inotify, mounts, trees
 from engine.host import safe_open as beneath
-from engine.runtime.objects.failures import Missing, TimedOut
+from engine.runtime.objects.failures import NoSuchObject, TimedOut
 
 ENGINE = str(Path(files.__file__).parents[1]) + os.sep
 PROGRAM = tuple(str(path) for path in (sys.prefix, sys.base_prefix, Path(ENGINE).parent))
@@ -217,7 +217,7 @@ class FailingService:
             case "refused":
                 raise Refused("told to refuse", subject=name)
             case "not found":
-                raise Missing("told to know nothing", subject=name)
+                raise NoSuchObject("told to know nothing", subject=name)
             case "hangs":
                 await asyncio.Event().wait()
         return b"\xff\xff\xff"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.cgroups.manager import CgroupManager
-from engine.csi.driver_client import DriverClient
-from engine.dra.driver_client import DriverClient as DraDriverClient
+from engine.csi.driver_client import CsiDriverClient
+from engine.dra.driver_client import DraDriverClient
 from engine.metrics import Registry
 from engine.node import Node
 from engine.server.http.exchange import Request, Response
@@ -41,7 +41,7 @@ async def shown_series(
     busy = Routes(BusyView(tree=tree))
     found |= {page: _announced(await _text(busy, page)) for page in OF_CGROUPS}
     of_driver = Registry()
-    DriverClient("d", tree / "none.sock", of_driver).close()
+    CsiDriverClient("d", tree / "none.sock", of_driver).close()
     DraDriverClient("d", tree / "none.sock", "v1.DRAPlugin", of_driver).close()
     found["/metrics"] |= _announced("".join((*volume_metrics([CLAIM]), *exposition(of_driver))))
     return found

@@ -51,7 +51,7 @@ from engine.node.pod.accepted_spec import AcceptedSpecs
 from engine.node.pod.readiness_record import ReadinessRecords
 from engine.node.pod.termination_record import TerminationRecord, TerminationRecords
 from engine.node.runtime_view.runtime_health import HandlerFeatures, RuntimeFeatures
-from engine.node.spec.user_namespaces import UserNamespaces
+from engine.node.spec.user_namespaces import UserNamespaceAllocator
 from engine.runtime.addresses import PodNetwork
 from engine.runtime.images.store import ImageStore, StoredImage
 from engine.runtime.objects.records import RuntimeContainer, Sandbox
@@ -214,11 +214,11 @@ KEPT = [
         "u/userns",
         lambda d: (
             (d / "u").mkdir()
-            or UserNamespaces(d).of(
+            or UserNamespaceAllocator(d).of(
                 USERS, "", RuntimeFeatures(handlers={"": HandlerFeatures(user_namespaces=True)})
             )
         ),
-        lambda d: UserNamespaces(d)._read(d / "u/userns"),
+        lambda d: UserNamespaceAllocator(d)._read(d / "u/userns"),
     ),
     Kept(
         "node/nodeinfo/node_events.py",

@@ -232,6 +232,22 @@ def test_each_file_of_host_has_one_purpose_and_a_user() -> None:
     assert used == set(HOST_FILES)
 
 
+SHARED_NAMES = {"AdmittedPods", "CheckpointError", "Node", "StaticPolicy"}
+"""Public class names that exist twice: a name that `engine` exports beside the class that it wraps, and the
+parts of the CPU and memory managers, which mirror each other.
+"""
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    names = Counter(
+        node.name
+        for path in modules()
+        for node in ast.parse(path.read_text(), str(path)).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} == SHARED_NAMES
+
+
 def test_one_file_reads_the_mount_table() -> None:
     reading = [path for path in modules() if 'self/mountinfo"' in path.read_text()]
     assert reading == [ENGINE / "host/mountinfo.py"]

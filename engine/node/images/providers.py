@@ -92,7 +92,7 @@ class _Response(Struct):
 _responses: Final = msgspec.json.Decoder(_Response, dec_hook=decode_hook)
 
 
-class ServiceAccountToken(Protocol):
+class TokenText(Protocol):
     @property
     def text(self) -> str: ...
 
@@ -103,7 +103,7 @@ class ServiceAccounts(Protocol):
     async def service_account(self, pod: Pod) -> ServiceAccount:
         """Return the pod's service account."""
 
-    async def token(self, pod: Pod, audience: str, seconds: int) -> ServiceAccountToken:
+    async def token(self, pod: Pod, audience: str, seconds: int) -> TokenText:
         """Return a token of the pod's service account."""
 
 

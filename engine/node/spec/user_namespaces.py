@@ -39,7 +39,7 @@ class _Mappings(msgspec.Struct, rename="camel"):
     gid_mappings: list[_Mapping]
 
 
-class UserNamespaces:
+class UserNamespaceAllocator:
     """The ranges of one node; `directories()` returns the directories of pods on disk."""
 
     def __init__(self, pods: Path, ids_per_pod: int = IDS_PER_POD) -> None:

@@ -24,7 +24,7 @@ from engine.node.pod.backoff import Backoff
 from engine.node.pod.termination_record import TerminationRecords
 from engine.node.runtime_view.runtime_health import RuntimeHealth
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
-from engine.node.spec.user_namespaces import UserNamespaces
+from engine.node.spec.user_namespaces import UserNamespaceAllocator
 from engine.node.sync.actions import ContainerHealth
 from engine.node.sync.pod_metrics import PodMetrics
 from engine.node.sync.start_counts import StartCounts
@@ -81,7 +81,7 @@ class Probes(Protocol):
         """Store the readiness that the pod's changed status reports."""
 
 
-class ContainerDevices(Protocol):
+class DeviceProvider(Protocol):
     """Provide allocated devices to containers; `engine.devices.manager.DeviceManager` implements it."""
 
     def container_config(self, pod: Pod, container_name: str) -> Awaitable[DeviceRunOptions]: ...
@@ -148,10 +148,10 @@ class PodRecords:
 class Allocations:
     """What containers are allocated: devices, claims, CPUs and NUMA nodes, and user ids."""
 
-    devices: ContainerDevices
+    devices: DeviceProvider
     claims: ClaimManager
     placement: ContainerPlacement
-    users: UserNamespaces
+    users: UserNamespaceAllocator
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from engine.api.moments import rfc3339
 from engine.api.objects.storage import CSIDriver, CSIDriverSpec, CSIPersistentVolume, SecretReference
 from engine.api.pod import Pod, Volume
 from engine.csi import places
-from engine.csi.driver_calls import Driver, DriverFailed
-from engine.csi.drivers import Drivers
+from engine.csi.driver_calls import CsiDriver, CsiDriverFailed
+from engine.csi.drivers import CsiDrivers
 from engine.csi.mounting import Mounting
 from engine.csi.volume import (
     EPHEMERAL,
@@ -63,7 +63,7 @@ class CsiVolumes:
     def __init__(
         self,
         node: str,
-        drivers: Drivers,
+        drivers: CsiDrivers,
         mounting: Mounting,
         objects: ClusterObjects,
         attachments: Attachments,
@@ -147,7 +147,7 @@ class CsiVolumes:
         volume, staging = replace(wanted, secrets=secrets), self._mounting.staging(wanted)
         try:
             await driver.expand(volume, able, path, staging, size)
-        except DriverFailed as failure:
+        except CsiDriverFailed as failure:
             infeasible = failure.code in _INFEASIBLE
             raise NotGrown(
                 f"{_EXPANDING}{'' if infeasible else ' :'} {failure}",
@@ -168,7 +168,7 @@ class CsiVolumes:
         except Missing:
             return None
 
-    async def _driver(self, wanted: CsiVolume) -> Driver:
+    async def _driver(self, wanted: CsiVolume) -> CsiDriver:
         try:
             return await self._drivers.wait_for(wanted.driver)
         except Unavailable as error:

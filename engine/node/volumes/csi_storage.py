@@ -18,7 +18,7 @@ from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.mounted_volumes import MadeVolume
 
 if TYPE_CHECKING:
-    from engine.csi.drivers import Drivers
+    from engine.csi.drivers import CsiDrivers
     from engine.csi.mounting import Mounting
     from engine.csi.usage import VolumeMeasurement, VolumeUsages
     from engine.node.volumes.csi import CsiVolumes
@@ -28,7 +28,7 @@ CSI_PLUGIN: Final = "CSIPlugin"
 
 
 class _Parts(NamedTuple):
-    drivers: Drivers
+    drivers: CsiDrivers
     mounting: Mounting
     volumes: CsiVolumes
     usages: VolumeUsages
@@ -57,12 +57,12 @@ class CsiStorage:
 
     @cached_property
     def _parts(self) -> _Parts:
-        from engine.csi.drivers import Drivers
+        from engine.csi.drivers import CsiDrivers
         from engine.csi.mounting import Mounting
         from engine.csi.usage import VolumeUsages
         from engine.node.volumes.csi import CsiVolumes
 
-        drivers = Drivers(self._records, self._registry)
+        drivers = CsiDrivers(self._records, self._registry)
         mounting = Mounting(self._root, self._node, drivers, self._tasks, self._attachments)
         usages = VolumeUsages(drivers, self._tasks, self._clock, self._usage_seconds)
         volumes = CsiVolumes(self._node, drivers, mounting, self._objects, self._attachments)

@@ -119,7 +119,7 @@ class CrictlContainers(DocumentStruct):
     containers: list[CrictlContainer]
 
 
-class CheckpointEntry(DocumentStruct, rename="pascal"):
+class DeviceCheckpointEntry(DocumentStruct, rename="pascal"):
     container_name: str
     resource_name: str
     pod_uid: str = msgspec.field(name="PodUID")
@@ -127,7 +127,7 @@ class CheckpointEntry(DocumentStruct, rename="pascal"):
 
 
 class CheckpointData(DocumentStruct, rename="pascal"):
-    pod_device_entries: list[CheckpointEntry] | None = None
+    pod_device_entries: list[DeviceCheckpointEntry] | None = None
     registered_devices: dict[str, list[str] | None] | None = None
 
 

@@ -30,7 +30,7 @@ from engine.host.files import remove_unfinished
 from engine.host.trees import disk_usage, remove_tree
 from engine.runtime.images.archives import Archive, ArchivedImage
 from engine.runtime.images.layers import unpack
-from engine.runtime.objects.failures import Missing, WrongState
+from engine.runtime.objects.failures import NoSuchObject, WrongState
 from engine.runtime.objects.references import normalised, split_tag
 from engine.wire import cri_v1_pb2 as cri
 
@@ -141,7 +141,7 @@ class ImageStore:
             image = self.get(reference)
         if image is None:
             where = f", nor in an archive in {self._archives}" if self._archives else ""
-            raise Missing(
+            raise NoSuchObject(
                 f"not in the store{where}; there is no registry, use `kubengine runtime import FILE`",
                 subject=f"image {reference!r}",
             )

@@ -23,7 +23,7 @@ class Images(Protocol):
     def list(self) -> Sequence[cri.Image]: ...
 
     async def pull(self, reference: str) -> cri.Image:
-        """Pull an image. Raise Missing if it is not available."""
+        """Pull an image. Raise NoSuchObject if it is not available."""
 
     async def remove(self, reference: str) -> None:
         """Remove an image; a missing one is not an error."""

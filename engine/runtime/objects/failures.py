@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.api.errors import InvalidInput, Refused
 
 
-class Missing(InvalidInput):
+class NoSuchObject(InvalidInput):
     """Report that there is no such sandbox, container or image."""
 
     grpc_status = "NOT_FOUND"

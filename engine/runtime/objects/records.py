@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from engine.runtime.objects.failures import Exists, Missing
+from engine.runtime.objects.failures import Exists, NoSuchObject
 from engine.wire import cri_v1_pb2 as cri
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class Records:
         self.release(container)
 
     def sandbox(self, identifier: str) -> Sandbox:
-        """Return a sandbox by id or by a unique prefix. Raise Missing."""
+        """Return a sandbox by id or by a unique prefix. Raise NoSuchObject."""
         return _resolve(self.sandboxes, identifier, "sandbox")
 
     def container(self, identifier: str) -> RuntimeContainer:
@@ -280,7 +280,7 @@ def _resolve(table: Mapping[str, T], identifier: str, kind: str) -> T:
     matches = [key for key in table if key.startswith(identifier)] if identifier else []
     if len(matches) != 1:
         why = f"{len(matches)} have this prefix" if matches else "not found"
-        raise Missing(why, subject=f"{kind} {identifier!r}")
+        raise NoSuchObject(why, subject=f"{kind} {identifier!r}")
     return table[matches[0]]
 
 

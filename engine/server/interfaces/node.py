@@ -69,13 +69,13 @@ class ServedNode(Protocol):
         ...
 
 
-class ApiServer(Protocol):
+class ReviewServer(Protocol):
     """The part of `engine.cluster.client.ApiClient` that reviews need."""
 
     async def create(self, path: str, value: Any, kind: type[T]) -> T: ...
 
 
-class ServingPair(Protocol):
+class PemFiles(Protocol):
     """PEM files of certificate and key; both may be the same file."""
 
     @property
@@ -85,13 +85,13 @@ class ServingPair(Protocol):
     def key(self) -> Path: ...
 
 
-class ServingCertificate(Protocol):
+class CertificateSource(Protocol):
     """The certificate that the port serves; `pair` may change at any time, and is None while
     there is none.
     """
 
     @property
-    def pair(self) -> ServingPair | None: ...
+    def pair(self) -> PemFiles | None: ...
 
     async def start(self) -> None: ...
 
@@ -103,10 +103,10 @@ class PortNode(ServedNode, Protocol):
     def name(self) -> str: ...
 
     @property
-    def serving_certificate(self) -> ServingCertificate: ...
+    def serving_certificate(self) -> CertificateSource: ...
 
     @property
-    def api(self) -> ApiServer | None:
+    def api(self) -> ReviewServer | None:
         """The API server that reviews tokens and access; None without a cluster."""
         ...
 

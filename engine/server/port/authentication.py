@@ -20,7 +20,7 @@ import msgspec
 from engine.api.config import KubeletAuthentication
 from engine.api.errors import InvalidInput
 from engine.server.http.exchange import Request
-from engine.server.interfaces.node import ApiServer
+from engine.server.interfaces.node import ReviewServer
 from engine.server.port.access import RequestUser
 from engine.server.port.reviews import AccessReviews
 from engine.server.port.websocket_token import websocket_token
@@ -53,7 +53,7 @@ class Authentication:
     def __init__(
         self,
         config: KubeletAuthentication,
-        api: ApiServer | None,
+        api: ReviewServer | None,
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,13 +87,13 @@ class Authentication:
     def stop(self) -> None:
         self._reviews.stop()
 
-    async def _of_token(self, api: ApiServer, token: str) -> RequestUser | None:
+    async def _of_token(self, api: ReviewServer, token: str) -> RequestUser | None:
         """Review a token; the answer is cached under a keyed digest, so that no tokens stay in memory."""
         key = hashlib.blake2b(token.encode(), key=self._secret, digest_size=32).digest()
         return await self._reviews.get(key, lambda: _review(api, token))
 
 
-async def _review(api: ApiServer, token: str) -> RequestUser | None:
+async def _review(api: ReviewServer, token: str) -> RequestUser | None:
     question = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenReview",

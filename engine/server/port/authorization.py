@@ -9,7 +9,7 @@ import msgspec
 
 from engine.api.config import KubeletAuthorization
 from engine.api.errors import InvalidInput
-from engine.server.interfaces.node import ApiServer
+from engine.server.interfaces.node import ReviewServer
 from engine.server.port.access import Needs, RequestUser
 from engine.server.port.reviews import AccessReviews
 
@@ -40,7 +40,7 @@ class Authorization:
         self,
         config: KubeletAuthorization,
         node_name: str,
-        api: ApiServer | None,
+        api: ReviewServer | None,
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,7 +70,7 @@ class Authorization:
     def stop(self) -> None:
         self._reviews.stop()
 
-    async def _may(self, api: ApiServer, user: RequestUser, verb: str, subresource: str) -> bool:
+    async def _may(self, api: ReviewServer, user: RequestUser, verb: str, subresource: str) -> bool:
         spec = {
             "user": user.name,
             "uid": user.uid,

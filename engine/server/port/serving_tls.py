@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.api.errors import InvalidInput
-from engine.server.interfaces.node import ServingPair
+from engine.server.interfaces.node import PemFiles
 
 log = logging.getLogger("kubengine.port")
 
@@ -75,7 +75,7 @@ class ServingTLS:
 
     def __init__(
         self,
-        pair: Callable[[], ServingPair | None],
+        pair: Callable[[], PemFiles | None],
         *,
         client_authorities: Path | None = None,
         min_version: str = "",
@@ -123,7 +123,7 @@ class ServingTLS:
             use = "there is none" if self._context is None else "the one before is used on"
             log.warning("%s; %s", failure, use)
 
-    def _read(self, pair: ServingPair) -> ssl.SSLContext:
+    def _read(self, pair: PemFiles) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = self._min_version
         context.set_ciphers(self._ciphers)

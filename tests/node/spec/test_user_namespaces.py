@@ -10,7 +10,7 @@ import pytest
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod, PodSpec
 from engine.node.runtime_view.runtime_health import HandlerFeatures, RuntimeFeatures
-from engine.node.spec.user_namespaces import UserNamespaces
+from engine.node.spec.user_namespaces import UserNamespaceAllocator
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig, container
@@ -32,7 +32,7 @@ def pods(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def first(users: UserNamespaces, uid: str) -> int:
+def first(users: UserNamespaceAllocator, uid: str) -> int:
     found = users.of(pod(uid), "", CAN)
     assert found is not None
     assert found.mode == cri.POD
@@ -42,9 +42,9 @@ def first(users: UserNamespaces, uid: str) -> int:
 
 
 def test_each_pod_has_a_range_of_its_own_and_keeps_it(pods: Path):
-    users = UserNamespaces(pods)
+    users = UserNamespaceAllocator(pods)
     assert [first(users, uid) for uid in ("a", "b", "a")] == [65536, 131072, 65536]
-    assert first(UserNamespaces(pods), "b") == 131072
+    assert first(UserNamespaceAllocator(pods), "b") == 131072
     (pods / "a" / "userns").unlink()
     assert first(users, "c") == 65536
     kept = json.loads((pods / "c" / "userns").read_text())
@@ -54,7 +54,7 @@ def test_each_pod_has_a_range_of_its_own_and_keeps_it(pods: Path):
 
 @pytest.mark.parametrize("host_users", [None, True])
 def test_other_pods_use_the_hosts(pods: Path, host_users: bool | None):
-    assert UserNamespaces(pods).of(pod("a", host_users), "", RuntimeFeatures()) is None
+    assert UserNamespaceAllocator(pods).of(pod("a", host_users), "", RuntimeFeatures()) is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_other_pods_use_the_hosts(pods: Path, host_users: bool | None):
 )
 def test_a_handler_that_has_none_is_named(pods: Path, handler: str, features: RuntimeFeatures, words: str):
     with pytest.raises(Refused, match="can't set") as refused:
-        UserNamespaces(pods).of(pod("a"), handler, features)
+        UserNamespaceAllocator(pods).of(pod("a"), handler, features)
     assert str(refused.value).endswith(words)
     assert not (pods / "a" / "userns").exists()
 
@@ -85,7 +85,7 @@ def test_a_file_that_is_none_is_named_and_set_aside_and_holds_up_nobody(
     pods: Path, text: str, caplog: pytest.LogCaptureFixture
 ):
     (pods / "a" / "userns").write_text(text)
-    users = UserNamespaces(pods)
+    users = UserNamespaceAllocator(pods)
     assert users.of(pod("b"), "", CAN) is not None
     assert str(pods / "a" / "userns") in caplog.text
     assert list((pods / "a").glob("userns.bad-*"))
@@ -94,11 +94,11 @@ def test_a_file_that_is_none_is_named_and_set_aside_and_holds_up_nobody(
 
 def test_ids_come_in_whole_ranges(pods: Path):
     with pytest.raises(InvalidInput, match="idsPerPod"):
-        UserNamespaces(pods, 1000)
+        UserNamespaceAllocator(pods, 1000)
 
 
 def test_ranges_are_parts_of_the_ids_that_were_given(pods: Path):
-    users = UserNamespaces(pods)
+    users = UserNamespaceAllocator(pods)
     assert first(users, "a") == 65536
     users.take_from(range(1 << 20, (1 << 20) + 2 * 65536), 2)
     assert [first(users, uid) for uid in ("a", "b", "c")] == [65536, 1 << 20, (1 << 20) + 65536]
@@ -118,7 +118,7 @@ def test_ranges_are_parts_of_the_ids_that_were_given(pods: Path):
 )
 def test_ids_that_cannot_be_given_on_are_refused(pods: Path, ids: range, words: str):
     with pytest.raises(InvalidInput, match=words):
-        UserNamespaces(pods).take_from(ids, 3)
+        UserNamespaceAllocator(pods).take_from(ids, 3)
 
 
 async def test_a_runtime_without_user_namespaces_makes_no_sandbox_for_it(
