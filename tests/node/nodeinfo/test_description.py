@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -49,7 +50,8 @@ async def test_a_runtime_that_hangs_leaves_the_node_without_images(
     node = await described.start()
     assert (await node.running.description.complete()).status.images is not None
     monkeypatch.setattr(description, "IMAGES_SECONDS", 0.05)
-    monkeypatch.setattr(node.running.description, "_images", asyncio.Event().wait)
+    parts = replace(node.running.description._parts, images=asyncio.Event().wait)
+    monkeypatch.setattr(node.running.description, "_parts", parts)
     complete = asyncio.create_task(node.running.description.complete())
     await eventually(complete.done)
     assert complete.result().status.images is None
