@@ -23,7 +23,7 @@ from engine.host.loop_share import LoopShare
 from engine.host.sockets import Claim, claim
 from engine.server.http.connection import WRITE_DEADLINE, Connection, Handler
 from engine.server.http.exchange import Answer, Request, failure
-from engine.server.http.request_metrics import RequestMetrics
+from engine.server.http.request_metrics import ServerRequestMetrics
 from engine.server.http.scheduling import in_turn
 from engine.server.http.tcp import BACKLOG, bind_tcp
 from engine.server.http.write_timeout import part
@@ -42,7 +42,7 @@ class _Door:
     socket: socket.socket
     handler: Handler
     trusted: bool
-    metrics: RequestMetrics | None = None
+    metrics: ServerRequestMetrics | None = None
     crowd: ConnectionLimiter = field(default_factory=lambda: ConnectionLimiter(MAX_CONNECTIONS))
     share: LoopShare = field(default_factory=lambda: LoopShare(STEPS_IN_A_TURN))
     connections: set[asyncio.Task[None]] = field(default_factory=set)
@@ -105,7 +105,7 @@ class HttpServer:
             if self._socket_path is not None:
                 bound = self._bind_unix(self._socket_path)
                 await self._open(bound, self._routes.answer, trusted=True)
-            metrics = RequestMetrics(self._view.registry, "readonly")
+            metrics = ServerRequestMetrics(self._view.registry, "readonly")
             while self._ports:
                 await self._open(*self._ports.pop(0), trusted=False, metrics=metrics)
             if self._own_port is not None:
@@ -145,7 +145,7 @@ class HttpServer:
         handler: Handler,
         *,
         trusted: bool,
-        metrics: RequestMetrics | None = None,
+        metrics: ServerRequestMetrics | None = None,
     ) -> None:
         door = _Door(bound, handler, trusted, metrics)
         self._doors.append(door)

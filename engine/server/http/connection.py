@@ -21,7 +21,7 @@ from engine.api.errors import InvalidInput
 from engine.host.connection_limiter import ConnectionSlot
 from engine.host.loop_share import LoopShare
 from engine.server.http.exchange import Answer, Request, Response, Takeover, failure
-from engine.server.http.request_metrics import RequestMetrics
+from engine.server.http.request_metrics import ServerRequestMetrics
 from engine.server.http.write_timeout import while_it_takes
 
 MAX_HEAD = 16 * 1024
@@ -59,7 +59,7 @@ class Connection:
         trusted: bool,
         place: ConnectionSlot,
         share: LoopShare,
-        metrics: RequestMetrics | None = None,
+        metrics: ServerRequestMetrics | None = None,
         request_deadline: float = REQUEST_DEADLINE,
         idle_deadline: float = IDLE_DEADLINE,
         live_deadline: float = WRITE_DEADLINE,

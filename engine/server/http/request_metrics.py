@@ -34,7 +34,7 @@ def path_label(path: str) -> str:
     return label if label in _PATHS else "other"
 
 
-class RequestMetrics:
+class ServerRequestMetrics:
     """The requests that one kind of server of a node has received."""
 
     def __init__(self, registry: Registry, server_type: ServerType) -> None:

@@ -26,7 +26,7 @@ from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
 from engine.host.loop_share import LoopShare
 from engine.server.http.connection import WRITE_DEADLINE, Connection
 from engine.server.http.exchange import Answer, Request, Takeover, plain
-from engine.server.http.request_metrics import RequestMetrics
+from engine.server.http.request_metrics import ServerRequestMetrics
 from engine.server.http.scheduling import in_turn
 from engine.server.http.tcp import bind_tcp
 from engine.server.http.write_timeout import CLOSE_SECONDS, part
@@ -77,7 +77,7 @@ class SecurePort:
         self._where = (address, port)
         self._socket: socket.socket | None = None
         self._crowd = ConnectionLimiter(MAX_STRANGERS)
-        self._metrics = RequestMetrics(view.registry, "readwrite")
+        self._metrics = ServerRequestMetrics(view.registry, "readwrite")
         self._share = LoopShare(STEPS_IN_A_TURN)
         self._sessions: set[asyncio.Task[None]] = set()
         self._connections: set[asyncio.Task[None]] = set()
