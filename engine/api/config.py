@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -93,6 +93,10 @@ class FormatOptions(Struct):
 class VModuleItem(Struct):
     file_pattern: str = ""
     verbosity: Uint32 = 0
+
+
+DEBUG_VERBOSITY: Final = 4
+"""The lowest verbosity of a kubelet at which debug messages are written."""
 
 
 class TracingConfiguration(Struct):

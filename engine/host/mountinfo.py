@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import IO, Final
 
 MOUNTINFO: Final = "/proc/self/mountinfo"
+Device = tuple[int, int]
+"""Major and minor number."""
 _OUTSIDE: Final = -1
 """The parent of mounts whose parent this process does not see, above all of the root."""
 _ESCAPED = re.compile(r"[ \t\n\\]")
@@ -44,6 +46,23 @@ def reachable(kinds: Collection[str], mountinfo: str = MOUNTINFO) -> list[Mounte
     return [
         mount for number, _, mount in table if mount.kind in kinds and _met_last(mount.point, upon) == number
     ]
+
+
+def block_devices(mountinfo: str = MOUNTINFO) -> dict[str, tuple[str, Device]]:
+    """Return the first mount point and the number of each mounted block device, by its path. Raises
+    `OSError`.
+    """
+    found: dict[str, tuple[str, Device]] = {}
+    with _lines(mountinfo) as lines:
+        for line in lines:
+            before, _, after = line.partition(" - ")
+            fields, rest = before.split(" "), after.split()
+            if len(fields) < 6 or len(rest) < 2 or not rest[1].startswith("/dev/"):
+                continue
+            major, _, minor = fields[2].partition(":")
+            if major.isdecimal() and minor.isdecimal():
+                found.setdefault(_unescaped(rest[1]), (_unescaped(fields[4]), (int(major), int(minor))))
+    return found
 
 
 def mounts_below(directory: Path) -> list[Path]:

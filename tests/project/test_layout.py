@@ -189,7 +189,12 @@ def test_third_party_imports_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = [project["dependencies"], *project["optional-dependencies"].values()]
     declared = {re.split(r"[\[<>=~! ]", item)[0].lower() for items in lists for item in items}
-    provides = {"grpcio": "grpc", "protobuf": "google", "pyyaml": "yaml"}
+    provides = {
+        "grpcio": "grpc",
+        "protobuf": "google",
+        "pyyaml": "yaml",
+        "opentelemetry-sdk": "opentelemetry",
+    }
     known = {provides.get(name, name.replace("-", "_")) for name in declared}
     used = {name.split(".")[0] for path in modules() for name in imports(path)}
     known.add("distributed")  # an extra of dask
@@ -211,6 +216,7 @@ HOST_FILES = {
     "network_namespace": "opens sockets in other network namespaces",
     "node_context": "holds what every part of a node works with",
     "notify": "talks to the service manager",
+    "otlp": "sends spans to a collector",
     "project_quota": "reads and sets project quotas",
     "safe_open": "opens and replaces files below a directory without following links",
     "shared_trees": "gives a tree of files to a group",
@@ -218,6 +224,7 @@ HOST_FILES = {
     "state_file": "reads and writes state files in the formats of the kubelet",
     "stopping": "stops many parts, even if one of them raises",
     "tasks": "runs background tasks",
+    "tracing": "records spans, or nothing",
     "trees": "measures and removes trees of files",
 }
 """Each file of `engine.host` does one thing to the machine; what only one subsystem needs lives there."""

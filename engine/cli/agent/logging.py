@@ -11,11 +11,9 @@ import sys
 from logging.handlers import MemoryHandler
 from typing import Final, TextIO
 
-from engine.api.config import LoggingConfiguration
+from engine.api.config import DEBUG_VERBOSITY, LoggingConfiguration
 
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-DEBUG_VERBOSITY: Final = 4
-"""The lowest verbosity of a kubelet at which debug messages are written."""
 MOST_HELD: Final = 1000
 NEVER: Final = logging.CRITICAL + 1
 

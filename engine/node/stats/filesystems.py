@@ -8,11 +8,12 @@ Files: proc(5) for mountinfo, the kernel's iostats document for diskstats.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from engine.host.mountinfo import Device, block_devices
 
 MOUNTS_SECONDS: Final = 600.0
 MOST_FILESYSTEMS: Final = 128
@@ -22,9 +23,6 @@ DISK_COUNTS: Final = (
     *("in_progress", "io_milliseconds", "weighted_milliseconds"),
 )
 """What /proc/diskstats counts of a device, in its order."""
-
-_OCTAL = re.compile(r"\\([0-7]{3})")
-Device = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +37,6 @@ class Filesystem:
     disk: tuple[int, ...] = ()
 
 
-def devices_of(mountinfo: str) -> dict[str, tuple[str, Device]]:
-    """Return the first mount point and the number of each mounted block device, by its path."""
-    found: dict[str, tuple[str, Device]] = {}
-    for line in mountinfo.splitlines():
-        words, _, source_words = line.partition(" - ")
-        fields, source = words.split(" "), source_words.split(" ")
-        if len(fields) < 6 or len(source) < 2 or not source[1].startswith("/dev/"):
-            continue
-        major, _, minor = fields[2].partition(":")
-        if major.isdigit() and minor.isdigit():
-            found.setdefault(_plain(source[1]), (_plain(fields[4]), (int(major), int(minor))))
-    return found
-
-
 def disk_counts(diskstats: str) -> dict[Device, tuple[int, ...]]:
     """Return `DISK_COUNTS` of each device; lines that are shorter or no numbers are left out."""
     found = {}
@@ -63,11 +47,6 @@ def disk_counts(diskstats: str) -> dict[Device, tuple[int, ...]]:
             major, minor, *counts = map(int, numbers)
             found[major, minor] = tuple(counts)
     return found
-
-
-def _plain(text: str) -> str:
-    """Undo the escapes of mountinfo: `\\040` is a blank."""
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 class Filesystems:
@@ -81,7 +60,7 @@ class Filesystems:
     def read(self, now: float) -> list[Filesystem]:
         """Return what can be read now, by the path of the device; `now` is a Unix time."""
         if not 0 <= now - self._read_at < MOUNTS_SECONDS:
-            self._mounts, self._read_at = devices_of(_text(self._proc / "self/mountinfo")), now
+            self._mounts, self._read_at = self._block_devices(), now
         counts = disk_counts(_text(self._proc / "diskstats")) if self._mounts else {}
         found = []
         for device, (mount_point, number) in sorted(self._mounts.items())[:MOST_FILESYSTEMS]:
@@ -94,6 +73,12 @@ class Filesystems:
             usage = limit - has.f_bfree * has.f_frsize
             found.append(Filesystem(device, limit, usage, has.f_files, has.f_ffree, disk))
         return found
+
+    def _block_devices(self) -> Mapping[str, tuple[str, Device]]:
+        try:
+            return block_devices(str(self._proc.joinpath("self", "mountinfo")))
+        except OSError:
+            return {}
 
 
 def _number_of(device: str) -> Device:

@@ -26,6 +26,7 @@ from engine.server.http.write_timeout import while_it_takes
 
 MAX_HEAD = 16 * 1024
 MAX_BODY = 64 * 1024
+KEPT_BODY = 1024  # no request needs more; the rest is dropped as it comes
 REQUEST_DEADLINE = 10.0
 IDLE_DEADLINE = 60.0
 WRITE_DEADLINE = 30.0
@@ -104,10 +105,11 @@ class Connection:
             event = await self._next_event()
             if not isinstance(event, h11.Request):
                 return False
-            size = 0
+            body, size = b"", 0
             while not isinstance(part := await self._next_event(), h11.EndOfMessage):
                 if not isinstance(part, h11.Data):
                     return False
+                body += bytes(part.data[: KEPT_BODY - len(body)])
                 size += len(part.data)
                 if size > MAX_BODY:
                     await self._send(failure(413, f"bodies over {MAX_BODY} bytes are refused"), close=True)
@@ -119,6 +121,7 @@ class Connection:
                 trusted=self._trusted,
                 headers=tuple((name.decode(), value.decode("latin-1")) for name, value in event.headers),
                 most_fields=self._max_fields,
+                body=body,
             )
         except InvalidInput as error:
             await self._send(failure(400, str(error)))

@@ -21,7 +21,7 @@ Headers = tuple[tuple[str, str], ...]
 @dataclass(frozen=True, slots=True)
 class Request:
     """`path` has no query; `query` has the last value of each name, `pairs` all of them, in order.
-    `trusted` is true on the admin socket, which alone may change something."""
+    `body` is its first KiB. `trusted` is true on the admin socket, which alone may change something."""
 
     method: str
     path: str
@@ -29,6 +29,7 @@ class Request:
     trusted: bool = False
     pairs: Headers = ()
     headers: Headers = ()
+    body: bytes = b""
 
     @property
     def asks_health(self) -> bool:
@@ -50,7 +51,14 @@ class Request:
 
     @classmethod
     def parse(
-        cls, method: str, target: str, *, trusted: bool, headers: Headers = (), most_fields: int = 32
+        cls,
+        method: str,
+        target: str,
+        *,
+        trusted: bool,
+        headers: Headers = (),
+        most_fields: int = 32,
+        body: bytes = b"",
     ) -> Request:
         """From a request line. Raises `InvalidInput` for a target that is no path."""
         try:
@@ -60,7 +68,7 @@ class Request:
             raise InvalidInput(f"not a valid request target: {error}") from None
         if not parts.path.startswith("/"):
             raise InvalidInput("the request target must be a path")
-        return cls(method, unquote(parts.path), dict(pairs), trusted, tuple(pairs), headers)
+        return cls(method, unquote(parts.path), dict(pairs), trusted, tuple(pairs), headers, body)
 
 
 @dataclass(frozen=True, slots=True)

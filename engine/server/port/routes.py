@@ -144,6 +144,23 @@ async def _statusz(view: PortNode, _request: Request, _: list[str]) -> Answer:
     return statusz(view, sorted(f"/{name}" for name in (*_AS_ON_THE_OTHER_DOORS, *_SERVED)))
 
 
+async def _debug(view: PortNode, request: Request, names: list[str]) -> Answer:
+    top, *rest = names or [""]
+    if top == "pprof":
+        from engine.server.port import profiling
+
+        if not view.config.enable_profiling_handler:
+            return plain(405, profiling.DISABLED)
+        return await profiling.PROFILING.answer(request, "/".join(rest))
+    if top == "flags":
+        from engine.server.port import debug_flags
+
+        if not view.config.enable_debug_flags_handler:
+            return plain(405, debug_flags.DISABLED)
+        return debug_flags.debug_flags(request, rest)
+    raise Unknown(NO_PAGE)
+
+
 def _named(names: list[str]) -> tuple[str, str, str, str]:
     """Return namespace, pod, uid ("" if absent) and container of a path. Raises Unknown for another number of
     parts.
@@ -192,6 +209,7 @@ _SERVED: dict[str, _Serve] = {
     "run": _run,
     "checkpoint": _checkpoint,
     "logs": _logs,
+    "debug": _debug,
     "flagz": _flagz,
     "statusz": _statusz,
 }

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from engine.host.mountinfo import block_devices
 from engine.node.stats.filesystems import (
     MOST_FILESYSTEMS,
     MOUNTS_SECONDS,
     Filesystem,
     Filesystems,
-    devices_of,
     disk_counts,
 )
 
@@ -31,8 +31,9 @@ DISKS = """ 254       0 vda 1 2 3 4 5 6 7 8 9 10 11 12 13
 """
 
 
-def test_each_block_device_has_its_first_mount_point() -> None:
-    assert devices_of(MOUNTS) == {
+def test_each_block_device_has_its_first_mount_point(tmp_path: Path) -> None:
+    (tmp_path / "mountinfo").write_text(MOUNTS)
+    assert block_devices(str(tmp_path / "mountinfo")) == {
         "/dev/vda": ("/", (254, 0)),
         "/dev/vdb1": ("/var/lib/my disk", (254, 17)),
         "/dev/vdc": ("/data", (0, 44)),
