@@ -43,3 +43,13 @@ def node_context(
         recorder=recorder or context.recorder,
         decisions=decisions or context.decisions,
     )
+
+
+class NothingKept:
+    """A checkpoint file that nothing is written to."""
+
+    def changed(self) -> None:
+        pass
+
+    async def flush(self) -> None:
+        pass

@@ -37,7 +37,7 @@ from engine.metrics import Registry
 from engine.topologymanager.policy import Hints, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError
 from engine.topologymanager.search import DeviceCounts
-from tests.contexts import node_context
+from tests.contexts import NothingKept, node_context
 
 
 def pod_of(given: dict[str, Any]) -> Pod:
@@ -53,16 +53,6 @@ def pod_of(given: dict[str, Any]) -> Pod:
     meta = {"name": given["uid"], "namespace": "default", "uid": given["uid"]}
     spec = {"initContainers": init, "containers": main}
     return convert({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}, Pod, "pod")
-
-
-class NotKept:
-    """A checkpoint file that nothing is written to."""
-
-    def changed(self) -> None:
-        pass
-
-    async def flush(self) -> None:
-        pass
 
 
 class Refused(Exception):
@@ -127,7 +117,7 @@ class Machine:
         self.allocator = Allocator(
             node_context(registry=common["registry"], decisions=common["decisions"]),
             DeviceState(),
-            NotKept(),  # type: ignore[arg-type]
+            NothingKept(),  # type: ignore[arg-type]
             endpoints={},
             policy=self.policy,
             is_running=lambda uid, container: False,

@@ -14,7 +14,7 @@ from engine.dra.driver_client import DraDriverClient
 from engine.metrics import Registry
 from engine.node import Node
 from engine.server.http.exchange import Request, Response
-from engine.server.http.request_metrics import RequestMetrics
+from engine.server.http.request_metrics import ServerRequestMetrics
 from engine.server.metrics_text import exposition
 from engine.server.routes import Routes
 from engine.server.volume_metrics import volume_metrics
@@ -52,7 +52,7 @@ async def _node_with_certificates(joined: Joined, monkeypatch: pytest.MonkeyPatc
     joined.config.server_tls_bootstrap = True
     joined.config.rotate_certificates = True
     node = await joined.start()
-    RequestMetrics(node.registry, "readonly")
+    ServerRequestMetrics(node.registry, "readonly")
     CgroupManager(config=joined.config, capacity={"cpu": 4000, "memory": 1 << 33}, registry=node.registry)
     return node
 

@@ -37,6 +37,7 @@ from engine.memorymanager.state import Block, NodeMemory
 from engine.metrics import Registry
 from engine.topologymanager.policy import Hint, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError
+from tests.contexts import NothingKept, node_context
 
 MIB = 1 << 20
 T = TypeVar("T")
@@ -178,18 +179,13 @@ class World:
             self.numa,
         )
         self._allocator = Allocator(
-            state=DeviceState(),
+            node_context(registry=common["registry"], decisions=common["decisions"]),
+            DeviceState(),
+            NothingKept(),  # type: ignore[arg-type]
             endpoints={},
             policy=self.topology_policy,
-            durable=lambda: asyncio.sleep(0),
-            changed=lambda: None,
-            sources_ready=lambda: True,
             is_running=lambda uid, container: False,
-            registry=common["registry"],
-            decisions=common["decisions"],
             fault=no_fault,
-            one_call_per_pod=False,
-            keeps_init_surplus=True,
             providers=[self.cpus, self.promised],
         )
 
