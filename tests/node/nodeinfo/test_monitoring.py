@@ -154,6 +154,21 @@ def test_every_alert_is_tried() -> None:
     assert {rule["alert"] for rule in RULES if "alert" in rule} == ALERTS.keys()
 
 
+RUNBOOK = "docs/how-to/runbook.md"
+
+
+def test_every_alert_has_its_section_of_the_runbook() -> None:
+    alerts = [rule for rule in RULES if "alert" in rule]
+    sections = re.split(r"^## ", (FILES.parents[1] / RUNBOOK).read_text(), flags=re.MULTILINE)[1:]
+    assert [section.partition("\n")[0] for section in sections] == [rule["alert"] for rule in alerts]
+    for rule in alerts:
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOK}#{rule['alert'].lower()}"
+    for section in sections:
+        parts = re.findall(r"^\*\*(\w+)\.\*\*", section, re.MULTILINE)
+        assert parts == ["Meaning", "Impact", "Diagnosis", "Mitigation"], section
+        assert re.search(r"^(\$ |kubectl )", section, re.MULTILINE), section
+
+
 @needs_prometheus
 async def test_promtool_takes_rules_scrapes_and_queries(tmp_path: Path) -> None:
     drawn = [{"record": f"drawn:query:{n}", "expr": filled(query)} for n, query in enumerate(queries())]
