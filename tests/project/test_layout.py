@@ -130,11 +130,12 @@ def test_no_folder_holds_more_than_25_modules() -> None:
 
 PLAN_LAYERS: dict[str, set[str]] = {
     "snapshot": set(),
-    "reading": {"snapshot"},
+    "claims": set(),
+    "reading": {"claims", "snapshot"},
     "synth": {"reading", "snapshot"},
     "placement": {"snapshot"},
     "answers": set(),
-    "questions": {"snapshot", "reading", "placement", "answers"},
+    "questions": {"claims", "snapshot", "reading", "placement", "answers"},
     "report": {"answers"},
     "on_dask": {"questions", "answers", "snapshot"},
     "cluster": {"on_dask", "questions", "answers", "reading", "snapshot"},
@@ -194,6 +195,7 @@ def test_third_party_imports_are_declared() -> None:
         "protobuf": "google",
         "pyyaml": "yaml",
         "opentelemetry-sdk": "opentelemetry",
+        "common-expression-language": "cel",
     }
     known = {provides.get(name, name.replace("-", "_")) for name in declared}
     used = {name.split(".")[0] for path in modules() for name in imports(path)}

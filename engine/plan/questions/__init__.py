@@ -16,6 +16,8 @@ import msgspec
 from engine.plan.answers.answer import Answer
 from engine.plan.questions.admit import AdmitParameters, admit
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
+from engine.plan.questions.claims import ClaimsParameters, claims
+from engine.plan.questions.device_taint import DeviceTaintParameters, device_taint
 from engine.plan.questions.devices import DevicesParameters, check_devices, devices
 from engine.plan.questions.drain import DrainParameters, drain
 from engine.plan.questions.evict import EvictParameters, evict
@@ -77,6 +79,20 @@ QUESTIONS = {
             devices,
             "Can N more devices be given under a topology policy, and where?",
             check=check_devices,
+        ),
+        Question(
+            "claims",
+            ClaimsParameters,
+            claims,
+            "On which nodes could a ResourceClaim be allocated, and how often?",
+            per_node=False,
+        ),
+        Question(
+            "device-taint",
+            DeviceTaintParameters,
+            device_taint,
+            "Whom would a taint on devices of a DRA driver evict?",
+            per_node=False,
         ),
         Question("drain", DrainParameters, drain, "Where would the pods of these nodes go?", per_node=False),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from engine.api.errors import InvalidInput
 from engine.api.version import engine_version
+from engine.plan.claims.objects import KINDS
 from engine.plan.reading.documents import (
     BudgetDocument,
     ClaimDocument,
@@ -20,6 +22,7 @@ from engine.plan.reading.documents import (
     PriorityClassDocument,
     VolumeDocument,
 )
+from engine.plan.reading.dynamic_rows import DynamicRows
 from engine.plan.reading.json_stream import JSONStream
 from engine.plan.reading.node_documents import NodeDocuments
 from engine.plan.reading.node_rows import NodeRows
@@ -53,6 +56,7 @@ class SnapshotReader:
         self._budgets: list[BudgetDocument] = []
         self._priority_classes: list[PriorityClassDocument] = []
         self._volumes = VolumeRows()
+        self._dynamic = DynamicRows()
         self._ignored = 0
         self._readers: dict[str, Callable[[bytes], None]] = {
             "Node": self._read_node,
@@ -61,6 +65,7 @@ class SnapshotReader:
             "PersistentVolumeClaim": lambda data: self._volumes.add_claim(_claim.decode(data)),
             "PersistentVolume": lambda data: self._volumes.add_volume(_volume.decode(data)),
         }
+        self._readers |= {kind: partial(self._dynamic.add, kind) for kind in KINDS}
         self._origin = ""
 
     def read(self, source: DocumentSource) -> None:
@@ -130,6 +135,7 @@ class SnapshotReader:
             budgets=_budget_table(self._budgets),
             priority_classes=_priority_class_table(self._priority_classes),
             volumes=self._volumes.table(),
+            dynamic_resources=self._dynamic.table(),
             meta={
                 "input_hash": digest.hexdigest(),
                 "sources": sources,

@@ -75,6 +75,12 @@ VOLUME_FIELDS = {
     "volume": pa.string(),
     "node_affinity": pa.string(),
 }
+DYNAMIC_RESOURCE_FIELDS = {
+    "kind": pa.string(),
+    "namespace": pa.string(),
+    "name": pa.string(),
+    "document": pa.large_string(),
+}
 PRIORITY_CLASS_FIELDS = {"name": pa.string(), "value": pa.int64(), "preemption_policy": pa.string()}
 
 _TABLE_COLUMNS = ("template", "qos", "flags", "priority", "created")
@@ -106,6 +112,7 @@ class Snapshot:
     budgets: Table = field(default_factory=lambda: empty(BUDGET_FIELDS))
     priority_classes: Table = field(default_factory=lambda: empty(PRIORITY_CLASS_FIELDS))
     volumes: Table = field(default_factory=lambda: empty(VOLUME_FIELDS))
+    dynamic_resources: Table = field(default_factory=lambda: empty(DYNAMIC_RESOURCE_FIELDS))
     meta: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -21,6 +21,7 @@ from engine.api.scheduling import NodeSelector
 from engine.plan.snapshot.columns import (
     BUDGET_FIELDS,
     DEVICE_FIELDS,
+    DYNAMIC_RESOURCE_FIELDS,
     IMAGE_FIELDS,
     NO_NODE,
     POD_FIELDS,
@@ -64,6 +65,7 @@ _FIXED = {
     "budgets": BUDGET_FIELDS,
     "priority_classes": PRIORITY_CLASS_FIELDS,
     "volumes": VOLUME_FIELDS,
+    "dynamic_resources": DYNAMIC_RESOURCE_FIELDS,
 }
 _MAY_LACK = {
     "nodes": {"ready"},

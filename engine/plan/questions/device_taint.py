@@ -1,0 +1,143 @@
+"""Find the pods that a device taint evicts, and those that tolerate it.
+
+Source: the device taint eviction controller of Kubernetes v1.36. A pod is evicted for a taint with effect
+NoExecute on a device of one of its claims, unless the toleration stands in the claim's allocation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from engine.admission.selectors import tolerates
+from engine.api.errors import InvalidInput
+from engine.api.node import Taint
+from engine.plan.answers.answer import Answer, Rows
+from engine.plan.claims.objects import (
+    DeviceTaint,
+    DeviceTaintRule,
+    ResourceClaim,
+    TaintRuleSpec,
+    TaintSelector,
+)
+from engine.plan.claims.pools import DeviceKey, is_selected
+from engine.plan.questions.dynamic_resources import DynamicResources, dynamic_resources, rules_of_file
+from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.objects import node_object
+
+NEVER = 2**63
+"""Seconds until the eviction of a pod that is not evicted."""
+_Fate = tuple[int, str]
+"""Seconds until the eviction, and the reason."""
+
+
+class DeviceTaintParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of device-taint: a manifest, or a taint and the devices that get it."""
+
+    file: Annotated[str, Meta(description="manifest with DeviceTaintRules")] = ""
+    driver: Annotated[str, Meta(description="instead of a file: taint devices of this driver")] = ""
+    pool: Annotated[str, Meta(description="only devices of this pool")] = ""
+    device: Annotated[str, Meta(description="only the device of this name")] = ""
+    key: Annotated[str, Meta(description="the taint's key")] = "example.com/maintenance"
+    value: Annotated[str, Meta(description="the taint's value")] = ""
+    effect: Annotated[Literal["NoExecute", "NoSchedule"], Meta(description="the taint's effect")] = (
+        "NoExecute"
+    )
+
+
+def device_taint(snapshot: Snapshot, parameters: DeviceTaintParameters) -> Answer:
+    """Return per node `tainted` (how many of its devices). For each pod that has such a device return
+    `taint-evicts`, or `stays` with the reason: it tolerates the taint, or the effect spares running pods.
+    """
+    rules = _rules(parameters)
+    known = dynamic_resources(snapshot)
+    inventory = known.inventory()
+    tainted = {key for key in inventory.keys if any(is_selected(rule, key) for rule in rules)}
+    if not tainted:
+        raise InvalidInput(
+            f"selects none of {len(inventory.keys):,} devices ({_offered(known)})",
+            subject=parameters.file or "driver",
+        )
+    rows = Rows(snapshot.node_names)
+    for node, name in enumerate(snapshot.node_names):
+        devices = inventory.of_node(name, node_object(snapshot, node).labels).devices
+        count = sum(1 for each in devices if each.key in tainted)
+        if count:
+            rows.add(node, "tainted", "", f"of {len(devices)} devices", count, "devices")
+    pods = _pod_rows(snapshot)
+    fates: dict[int, _Fate] = {}
+    unplaced = 0
+    for claim in known.claims:
+        fate = _fate(claim, rules)
+        for consumer in claim.status.reserved_for or () if fate is not None else ():
+            row = pods.get(consumer.uid) if consumer.resource == "pods" else None
+            if row is None:
+                unplaced += 1
+            elif fate is not None:
+                fates[row] = min(fates.get(row, fate), fate)
+    for row, (seconds, reason) in sorted(fates.items()):
+        decision = "stays" if seconds == NEVER else "taint-evicts"
+        rows.add(int(snapshot.column("node")[row]), decision, snapshot.pod_label(row), reason, 1, "pods")
+    if unplaced:
+        rows.note("consumers of tainted devices that are no pods of the snapshot's nodes", unplaced)
+    return rows.answer(sort=True)
+
+
+def _rules(parameters: DeviceTaintParameters) -> list[DeviceTaintRule]:
+    selected = any((parameters.driver, parameters.pool, parameters.device))
+    if parameters.file and selected:
+        raise InvalidInput("give a manifest or the devices, not both", subject="file")
+    if parameters.file:
+        return rules_of_file(parameters.file)
+    if not selected:
+        raise InvalidInput("name a manifest, or the devices by driver, pool or device", subject="driver")
+    selector = TaintSelector(
+        driver=parameters.driver or None, pool=parameters.pool or None, device=parameters.device or None
+    )
+    taint = DeviceTaint(key=parameters.key, value=parameters.value, effect=parameters.effect)
+    return [DeviceTaintRule(spec=TaintRuleSpec(taint=taint, device_selector=selector))]
+
+
+def _offered(known: DynamicResources) -> str:
+    drivers = Counter(each.spec.driver for each in known.slices)
+    return "drivers: " + ", ".join(sorted(drivers)[:5])
+
+
+def _pod_rows(snapshot: Snapshot) -> dict[str, int]:
+    uids = snapshot.pods["uid"].slice(0, snapshot.placed).to_pylist()
+    return {uid: row for row, uid in enumerate(uids)}
+
+
+def _fate(claim: ResourceClaim, rules: list[DeviceTaintRule]) -> _Fate | None:
+    """Return when a claim's pods are evicted: by the taint that is tolerated least; None if none applies.
+
+    A toleration counts here only if it names the effect NoExecute, and one without seconds counts for good.
+    """
+    found: list[_Fate] = []
+    for result in claim.allocated:
+        key: DeviceKey = (result.driver, result.pool, result.device)
+        device = f"{result.device} of {result.driver} through claim {claim.metadata.name}"
+        for rule in rules:
+            if not is_selected(rule, key):
+                continue
+            taint = rule.spec.taint
+            if taint.effect != "NoExecute":
+                found.append((NEVER, f"has {device}; {taint.effect} spares running pods"))
+                continue
+            plain = Taint(key=taint.key, value=taint.value, effect=taint.effect)
+            limits = [
+                each.toleration_seconds
+                for each in result.tolerations or ()
+                if each.effect == taint.effect and tolerates([each], plain)
+            ]
+            if None in limits:
+                found.append((NEVER, f"has {device}, and tolerates the taint"))
+            elif limits:
+                seconds = max(min(each for each in limits if each is not None), 0)
+                found.append((seconds, f"has {device}, and tolerates the taint for {seconds} s"))
+            else:
+                found.append((0, f"has {device}"))
+    return min(found, default=None)
