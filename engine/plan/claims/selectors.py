@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
-from engine.api.errors import InvalidInput
+from engine.api.errors import InvalidInput, Unavailable
 from engine.api.quantity import Quantity, QuantityError
 from engine.plan.claims.objects import OfferedDevice
 
@@ -174,10 +174,8 @@ def _domains(expression: str) -> frozenset[str]:
 
 
 def _evaluate(expression: str, device: dict[str, Any], named: str) -> bool:
-    import cel
-
     program = compiled(expression)
-    context = cel.Context()
+    context = _library().Context()
     for name, function in FUNCTIONS.items():
         context.add_function(name, function)
     context.add_variable("device", device)
@@ -198,13 +196,25 @@ def compiled(expression: str) -> Any:
     """Compile an expression. Raise `SelectorError` with its beginning."""
     if len(expression.encode()) > MAX_LENGTH:
         raise SelectorError(f"longer than {MAX_LENGTH} bytes", subject=f"selector {_short(expression)}")
-    import cel
-
+    library = _library()
     try:
-        return cel.compile(expand_bind(expression))
+        return library.compile(expand_bind(expression))
     except (ValueError, RuntimeError, RecursionError) as error:
         text = " ".join(str(error).split())[:200]
         raise SelectorError(text, subject=f"selector {_short(expression)}") from None
+
+
+def _library() -> Any:
+    """Return the evaluator, which only clusters with device classes need. Raise `Unavailable`."""
+    try:
+        import cel
+    except ImportError:
+        raise Unavailable(
+            "selectors need common-expression-language, which is not installed: "
+            "pip install 'kubengine[claims]'",
+            subject="claims",
+        ) from None
+    return cel
 
 
 def _short(expression: str) -> str:
