@@ -78,6 +78,7 @@ test-%: build
 
 types: build
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini tests
 
 style: build
 	$(BIN)/ruff check .

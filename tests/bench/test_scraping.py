@@ -62,7 +62,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Pages]],
 def test_what_a_page_costs_is_told_from_the_other_pages_and_from_the_time_between(
     session: Callable[[type[Pages]], Any],
 ) -> None:
-    pages = type("P", (Pages,), {"asked": []})
+    pages: Any = type("P", (Pages,), {"asked": []})
     figures = scraping.scraping(session(pages))
     assert figures["cadvisor_cpu_ms"] >= BURNT * 1e3
     assert figures["cadvisor_kb"] == figures["resource_kb"] == 2.0

@@ -20,7 +20,8 @@ from engine.testing.apiserver import ApiServer
 from tests.cluster.control_plane import ControlPlane, Plane, binaries
 from tests.cluster.scenes import Scene
 
-Connect = Callable[[Path], ApiClient]
+Connect = Callable[..., ApiClient]
+"""Takes the path of a kubeconfig, and perhaps a time-out in seconds."""
 
 
 @pytest.fixture

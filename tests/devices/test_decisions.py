@@ -138,7 +138,7 @@ def test_a_list_that_arrives_while_the_plugin_thinks_confuses_nobody(inventory):
 )
 def test_wrong_policies_are_named(fields, words):
     with pytest.raises(InvalidInput) as wrong:
-        TopologyPolicy.from_config(*fields, Numa(tuple(range(9))))
+        TopologyPolicy.from_config(*(*fields, Numa(tuple(range(9)))))
     assert words in str(wrong.value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -118,7 +119,7 @@ async def test_a_node_on_containerd_keeps_devices_through_restarts(tmp_path, con
 
 
 def devices(rig: Rig) -> DeviceManager:
-    return rig.node.components["devices"]
+    return cast("DeviceManager", rig.node.components["devices"])
 
 
 def runs(rig: Rig, name: str) -> dict[int, str]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.root
 async def managed(node: PrivateNode, tmp_path: Path, *, capacity_mib=200, pids=None, section=None, **config):
     config.setdefault("eviction_pressure_transition_period", Duration(0.3))
     registry, recorder = Registry(), EventRecorder(time.time)
-    manager = EvictionManager(
+    manager: Any = EvictionManager(
         node_context(
             KubeletConfiguration(pod_logs_dir=str(tmp_path / "logs"), **config),
             eviction=section or EvictionSection(interval=Duration(0.2)),

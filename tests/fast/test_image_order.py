@@ -43,8 +43,8 @@ def columns(draw):
 @settings(max_examples=200, deadline=None)
 @given(columns(), st.integers(-(2**63), 2**64))
 def test_kernel_and_twin_agree(given_columns, target):
-    rows, freed = _image_order_c.order_and_cut(*given_columns, target)
-    twin_rows, twin_freed = _image_order_py.order_and_cut(*given_columns, target)
+    rows, freed = _image_order_c.order_and_cut(*(*given_columns, target))
+    twin_rows, twin_freed = _image_order_py.order_and_cut(*(*given_columns, target))
     assert rows.tolist() == twin_rows.tolist()
     assert freed == twin_freed
 

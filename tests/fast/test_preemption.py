@@ -179,8 +179,7 @@ def test_many_nodes_are_one_node_each(seed):
         ranking, qos, flags, priority, cuts, critical, ours, ids, per_node, threads
     )
     expected = twin.victims_by_node(ranking, qos, flags, priority, cuts, critical, ours, ids, per_node)
-    for got, wanted in zip(answer, expected, strict=True):
-        assert got.tolist() == wanted.tolist()
+    assert [each.tolist() for each in answer] == [each.tolist() for each in expected]
 
 
 @pytest.mark.parametrize(

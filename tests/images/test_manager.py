@@ -330,7 +330,7 @@ async def test_image_volumes_count_as_use(disk):
         mounts = [cri.Mount(image=cri.ImageSpec(image="sha256:01"))]
         return cri.ContainerStatusResponse(status=cri.ContainerStatus(mounts=mounts))
 
-    runtime.container_status = container_status
+    runtime.container_status = container_status  # type: ignore[attr-defined]
     world = make(runtime, feature_gates={"ImageVolume": True})
     await world.manager.delete_unused()
     await world.manager.detect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -143,7 +144,7 @@ async def test_a_node_pulls_what_it_is_to_keep_ready(tmp_path: Path):
         await eventually(lambda: node.registry.metrics[PULLS].values == {("pulled",): 1})
         pulled = [one for one in node.decisions.after(0) if one.kind == "image-pull"]
         assert [(one.outcome, one.inputs["name"]) for one in pulled] == [("pulled", BUSYBOX_TAG)]
-        images = await node.components["images"].describe()
+        images = await cast(Any, node.components["images"]).describe()
         (kept,) = [one for one in images["images"] if one["protected"].startswith("leased")]
         assert kept["size"] > 0
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from engine.node.pod_admission import INVALID_ANNOTATION
@@ -35,7 +37,9 @@ async def test_they_count_and_stand_in_the_decision(with_cgroups: Rig, hollow):
     admitted = {d.pod: d.inputs for d in node.decisions.after(0) if d.outcome == "admitted"}
     assert admitted["default/asks-n1"]["cgroupAnnotations"] == {"cpu-burst": "50%"}
     assert "cgroupAnnotations" not in admitted["default/plain-n1"]
-    groups = {row["pod"]: row for row in node.components["cgroups"].describe()["groups"] if row["uid"]}
+    groups = {
+        row["pod"]: row for row in cast(Any, node.components["cgroups"]).describe()["groups"] if row["uid"]
+    }
     bursts = {
         pod: [file["actual"] for name, file in row["files"].items() if "burst" in name]
         for pod, row in groups.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -34,7 +35,9 @@ async def test_a_server_on_the_loopback_of_its_pod(
             await eventually(lambda: node.ready("inside"))
             await eventually(lambda: node.outcomes("outside")["failure"] >= 3)
             assert not node.ready("outside")
-            decisions = rig.node.components["decisions"].describe(pod=node.pod("inside").uid)["decisions"]
+            decisions = cast(Any, rig.node.components["decisions"]).describe(pod=node.pod("inside").uid)[
+                "decisions"
+            ]
             assert ("probes", "inside") in {(each.kind, each.outcome) for each in decisions}
             await rig.restart()
             good = node.outcomes("inside")["success"]

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.root
 ANSWERING = Path(__file__).with_name("answering.py")
 NOWHERE = "203.0.113.1"
 INSIDE = {"ms": {"network": "pod"}, "failureThreshold": 1}
-KINDS = {
+KINDS: dict[str, Any] = {
     "http": {"httpGet": {"port": 8080}},
     "tcp": {"tcpSocket": {"port": 8080}},
     "grpc": {"grpc": {"port": 9090}},
@@ -75,7 +75,7 @@ def empty() -> Iterator[int]:
 @pytest.fixture
 async def inside() -> AsyncIterator[Rig]:
     networks = Networks()
-    rig = Rig(ProbesSection(), networks=networks, decisions=Decisions(lambda: 0.0))
+    rig: Any = Rig(ProbesSection(), networks=networks, decisions=Decisions(lambda: 0.0))
     rig.networks = networks
     await rig.manager.start()
     yield rig

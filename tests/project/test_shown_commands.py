@@ -63,7 +63,14 @@ def test_what_is_not_run_and_what_is_started_stands_in_a_document() -> None:
 def test_every_other_line_is_run(tmp_path: Path) -> None:
     lines = [line for of_one in shown().values() for line in of_one if not is_held(line) and line not in STAY]
     name = f"kubengine-test-{secrets.token_hex(4)}"
-    command = ["sh", HERE / "private_system.sh", name, tmp_path, sys.executable, HERE / "documented_nodes.py"]
+    command: list[str | Path] = [
+        "sh",
+        HERE / "private_system.sh",
+        name,
+        tmp_path,
+        sys.executable,
+        HERE / "documented_nodes.py",
+    ]
     try:
         run = subprocess.run(
             [*command, tmp_path / "outcomes.json"],

@@ -331,7 +331,8 @@ async def test_who_may_use_an_image_is_read_again_after_each_change_and_only_the
     pod = Pod(spec=PodSpec(containers=[]))
 
     async def usable() -> tuple[bool, bool, int]:
-        return *[await access.may_use(pod, PRIVATE, "sha256:1") for _ in range(2)], reads
+        first, second = [await access.may_use(pod, PRIVATE, "sha256:1") for _ in range(2)]
+        return first, second, reads
 
     assert await usable() == (True, True, 1)
     await access.begins(PRIVATE)

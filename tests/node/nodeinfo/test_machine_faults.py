@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -144,7 +145,7 @@ async def test_what_was_given_is_taken_back_where_the_last_step_fails(
     assert failures == 3
     assert rig.outcomes("ours") == ["waiting", "admitted"]
     assert rig.node is not None
-    assert rig.node.components["admission"].describe()["pods"] == 1
+    assert cast(Any, rig.node.components["admission"]).describe()["pods"] == 1
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

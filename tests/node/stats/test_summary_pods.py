@@ -104,7 +104,7 @@ def in_order(pod: dict[str, Any]) -> dict[str, Any]:
 
 def use_alone(entry: dict[str, Any]) -> dict[str, Any]:
     """What is said of CPU, memory and swap, and whose they are."""
-    kept = {
+    kept: dict[str, Any] = {
         name: entry[name]
         for name in ("podRef", "name", "startTime", "cpu", "memory", "swap")
         if name in entry

@@ -8,6 +8,7 @@ import pytest
 
 from engine.cri.client import RuntimeClient
 from engine.runtime.hollow import PREFIX, HollowRuntime
+from engine.wire import cri_v1_pb2 as cri
 from tests.node.kubelets_pods import UID, container_config, leave_pod
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
@@ -99,7 +100,7 @@ async def test_an_edit_while_no_agent_was_there_is_an_edit(
     ids=["name", "hash", "source"],
 )
 async def test_another_pod_of_that_name_is_replaced(
-    rig: Rig, hollow: HollowRuntime, client: RuntimeClient, left: object, source: str
+    rig: Rig, hollow: HollowRuntime, client: RuntimeClient, left: cri.ContainerConfig, source: str
 ):
     logs = rig.root.parent / "logs"
     _, (identity,) = await leave_pod(client, "web-n1", [left], logs=logs, source=source)
