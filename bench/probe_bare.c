@@ -1,5 +1,5 @@
 /* The system calls of a probe and nothing else: no timers, no states, no parsing, no counters.  Every 4 ms
- * a batch is begun and waited for, as the probe loop does at that rate.
+ * a batch starts and is awaited, as the probe loop does at that rate.
  * usage: probe_bare KIND PORT RATE SECONDS   (KIND 0 tcp, 1 http, 2 grpc); prints CPU nanoseconds a probe. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

@@ -1,5 +1,5 @@
-/* The first byte says how long the pieces are and, with its two highest bits, that the call is an exec or a GET; the
- * rest is what the server sends. */
+/* The first byte is the length of the pieces; its two highest bits select an exec or a GET.  The rest are the
+ * server's bytes. */
 #include <stdlib.h>
 
 #include "grpc.h"

@@ -1,5 +1,5 @@
-/* Header blocks one after another on one connection's table: the first byte is the length of each block.  What
- * they say, written by ourselves, says the same again. */
+/* Reads header blocks in sequence with one connection's table: the first byte is the length of each block.
+ * Fields that our writer encodes again must decode to the same fields. */
 #include <stdlib.h>
 
 #include "../http2/hpack.h"

@@ -1,5 +1,5 @@
-/* The first byte says how long the pieces are; the rest is what a server sends on a connection with a few open
- * streams, one of which has been let go. */
+/* The first byte is the length of the pieces; the rest are a server's bytes on a connection with a few open
+ * streams, one of which was cancelled. */
 #include <stdlib.h>
 
 #include "../http2/client.h"
@@ -12,7 +12,7 @@ typedef struct {
     http2_stream streams[STREAMS];
     hpack_table table;
     char scratch[ROOM];
-    uint64_t told, read; /* sums of what it has told: of events in order, of data by place and stream */
+    uint64_t told, read; /* checksums of the output: of events in order, of data by position and stream */
     uint32_t sizes[2 * STREAMS];
 } reader;
 

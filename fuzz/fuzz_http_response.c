@@ -1,4 +1,4 @@
-/* The first byte says how long the pieces are; the rest is what the server sends. */
+/* The first byte is the length of the pieces; the rest are the server's bytes. */
 #include <stdlib.h>
 
 #include "response.h"

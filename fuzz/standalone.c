@@ -49,7 +49,7 @@ int main(int argc, char **argv) {
                 if (n) input[at % n] ^= (uint8_t)(1u << any(8));
                 break;
             case 2: n = at; break;
-            case 3: /* insert a piece of another seed */
+            case 3: /* insert a part of another seed */
                 if (n + size > MOST) break;
                 memcpy(copy, input + at, n - at);
                 memcpy(input + at, seeds[other] + from, size);
@@ -67,7 +67,7 @@ int main(int argc, char **argv) {
                 break;
             }
         }
-        if (runs % 65536 == 0) { /* so that a crash can be found again */
+        if (runs % 65536 == 0) { /* for reproducing a crash */
             file = fopen("crash", "wb");
             if (file) {
                 fwrite(&state, sizeof state, 1, file);

@@ -1,5 +1,5 @@
-/* Reading a slot of a Python object (a `__slots__` class or a msgspec Struct) straight from its place in
-   memory; where that is, is looked up once per type and field. */
+/* Reads a slot of a Python object (a `__slots__` class or a msgspec Struct) directly from memory; its offset is
+   looked up once per type and field. */
 #ifndef KUBENGINE_SLOT_MEMBER_H
 #define KUBENGINE_SLOT_MEMBER_H
 
@@ -32,7 +32,7 @@ static inline PyObject *kb_slot_get(PyObject *object, kb_slot *slot, PyObject *n
 /* Amounts are exact: billionths of a unit, in 128 bits. */
 typedef __int128 kb_nano;
 
-/* Not negative and below 2^63 units, or 0 is returned. */
+/* Returns 0 for negative amounts and for 2^63 units or more. */
 static int kb_nano_of(PyObject *number, kb_nano *nano) {
     static PyObject *billion = NULL;
     PyObject *whole, *rest;

@@ -98,7 +98,7 @@ class AdmittedPods:
         bits.
         """
         if pod.uid in self._pods or pod.uid in self._leaving:
-            raise InvalidInput(f"uid {pod.uid} is on the node already", subject=pod.full_name)
+            raise InvalidInput(f"uid {pod.uid} is already on the node", subject=pod.full_name)
         os_failure = wrong_os(pod)
         if os_failure is not None:
             return [os_failure]
@@ -115,7 +115,9 @@ class AdmittedPods:
             used, own = self.used, self._amounts(pod.uid)
             name = next(name for name in own if used[name] + own[name] > _LARGEST_SUM)
             self.table.remove(pod.uid)
-            raise InvalidInput(f"with it the sum of {name} requests exceeds 64 bits", subject=pod.full_name)
+            raise InvalidInput(
+                f"adding it makes the sum of {name} requests exceed 64 bits", subject=pod.full_name
+            )
         self._ports.add(pod)
         self._pods[pod.uid] = pod
 

@@ -33,8 +33,10 @@ class PodParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     manifest.
     """
 
-    file: Annotated[str, Meta(description="Pod manifests, YAML or JSON; each pod is asked about")] = ""
-    like: Annotated[str, Meta(description="namespace/name of a pod that is there")] = ""
+    file: Annotated[
+        str, Meta(description="a file of pod manifests, YAML or JSON; the question is answered for each pod")
+    ] = ""
+    like: Annotated[str, Meta(description="namespace/name of an existing pod to copy")] = ""
     name: Annotated[str, Meta(description="name used in the output")] = ""
     requests: Annotated[dict[str, str | int | float], Meta(description="resource requests")] = {}
     limits: Annotated[dict[str, str | int | float], Meta(description="resource limits")] = {}
@@ -62,7 +64,7 @@ def pods_asked_about(
     with the nearest of `known_resources`.
     """
     if parameters.file and parameters.like:
-        raise InvalidInput("give a file or a pod that is there, not both", subject="like")
+        raise InvalidInput("give a file or an existing pod, not both", subject="like")
     if parameters.file:
         pods, warnings = load_pods(Path(parameters.file))
         for warning in warnings:
@@ -74,7 +76,7 @@ def pods_asked_about(
     elif parameters.requests or parameters.limits:
         pods = [Pod()]
     else:
-        raise InvalidInput("say which pod: file, like or requests", subject="file")
+        raise InvalidInput("specify a pod with file, like or requests", subject="file")
     for pod in pods:
         _change(pod, parameters, class_priority)
         pod.spec.node_name = ""
@@ -146,5 +148,5 @@ def _priority_of(name: str, class_priority: Callable[[str], int | None]) -> int:
     if value is None:
         value = class_priority(name)
     if value is None:
-        raise InvalidInput("no such PriorityClass is known; give a priority", subject=name)
+        raise InvalidInput("unknown PriorityClass; give a priority instead", subject=name)
     return value

@@ -177,11 +177,15 @@ def why_not_preemptable(
     """Return why a preemptor of this kind may not evict the pod, or None if it may."""
     flags = int(table.columns.flags[row])
     if respect_protection and flags & PROTECTED:
-        return "annotated not to be preempted"
+        return "protected by an annotation"
     if critical and not flags & CRITICAL:
         return None
     if priority is None or not flags & HAS_PRIORITY:
-        return "critical as well, and one of the two has no priority" if critical else "a priority is missing"
+        return (
+            "also critical, and one of the two pods has no priority"
+            if critical
+            else "one of the two pods has no priority"
+        )
     theirs = int(table.columns.priority[row])
     return None if priority > theirs else f"its priority {theirs} is not below {priority}"
 

@@ -129,7 +129,7 @@ class Admission:
         if holders:
             leaving = [other for uid in holders if (other := self.admitted.find(uid)) is not None]
             names = ", ".join(sorted(other.full_name for other in leaving))
-            await tell(AWAITING_ROOM, f"what the pod needs is still held by pods that end: {names}")
+            await tell(AWAITING_ROOM, f"terminating pods still hold what this pod needs: {names}")
             try:
                 async with asyncio.timeout(longest_grace(leaving) + self.patience):
                     await self._has_room(pod)
@@ -146,7 +146,9 @@ class Admission:
     def _give_up_waiting(self, pod: Pod) -> None:
         failure = self.admitted.short_while_others_leave(pod)
         self.remove(pod.uid)
-        raise AdmissionRejected(failure.reason, f"{failure.message}; pods that end have held it for too long")
+        raise AdmissionRejected(
+            failure.reason, f"{failure.message}; terminating pods did not release it in time"
+        )
 
     def _tell(self) -> None:
         self._freed.set()
@@ -232,7 +234,7 @@ class Admission:
             async with asyncio.timeout(_kill_seconds(pod)):
                 await asyncio.shield(kill)
         except (KubengineError, TimeoutError) as error:
-            why = "it has not ended in time" if isinstance(error, TimeoutError) else error
+            why = "it did not terminate in time" if isinstance(error, TimeoutError) else error
             log.error("pod %s could not be preempted: %s", pod.full_name, why)
             self._decisions.pod(pod, "preemption", "failed", str(why), inputs)
             self.admitted.stay(pod.uid)

@@ -1,7 +1,7 @@
 """KubengineConfiguration (`kubengine.dev/v1alpha1`): features beyond the kubelet, off by default.
 
-It has one section per package. It is a document of its own, in the file of the KubeletConfiguration or in
-another, so that a kubelet can still read the first.
+It has one section per package. It is a separate document, in the file of the KubeletConfiguration or in
+another file, so that a kubelet can still read the first document.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ GROUP_VERSION = "kubengine.dev/v1alpha1"
 
 
 class AdmissionSection(Struct, forbid_unknown_fields=True):
-    """`patience`: how long a pod that fits waits for pods that are to end and still hold what it needs,
-    beyond the longest of their grace periods, before it is refused; and how long for a machine that keeps
-    it out (a full disk)."""
+    """`patience`: how long a pod that fits waits for terminating pods that still hold its resources, beyond
+    the longest of their grace periods, before it is rejected; also how long it waits for an error of the
+    machine (a full disk) to pass.
+    """
 
     patience: Duration = Duration(60)
 
@@ -43,18 +44,17 @@ class ContainerGCSection(Struct, forbid_unknown_fields=True):
 class ImagesSection(Struct, forbid_unknown_fields=True):
     """Image GC beyond the kubelet's.
 
-    `order`: `lru` (the kubelet's), `largest-first`, or `size-aware` (most bytes times days of disuse).
-    `accounting`: `reported` sums image sizes as the kubelet does; `measured` asks the file system after
-    each removal, so that layers shared with other images are not counted as freed.
-    `keep_records` writes when images were first seen and last used to disk, so that a restart doesn't
-    make every image new. `leases` keeps an image whose pod is being started. `protect_sandbox_image`
-    keeps the pause image: `sandbox_image`, or what the runtime says it uses. Inode thresholds are
-    percentages in use; 0 is off. `remove_timeout` bounds one removal. Images with a name that matches one
-    of the patterns in `keep` are never collected.
+    `order`: `lru` (the kubelet's), `largest-first`, `size-aware` (most bytes times days of disuse), or
+    `layers` (of equally old images first the one whose removal frees the most bytes in layers of its own).
+    `accounting`: `reported` sums image sizes as the kubelet does; `measured` reads the file system after
+    each removal, so that layers shared with other images do not count as freed.
 
-    `order: layers`: of equally old images the one first whose removal frees most, layers that others have not
-    counted. `prepull`: images that are pulled when they are missing and never collected, `prepull_at_once` at
-    once at most.
+    `keep_records` stores on disk when images were first seen and last used, so that images keep their ages
+    after a restart. `leases` protects the image of a pod that is being started. `protect_sandbox_image`
+    protects the pause image: `sandbox_image`, or the one that the runtime reports. Inode thresholds are
+    percentages in use; 0 is off. `remove_timeout` bounds one removal. Images with a name that matches a
+    pattern in `keep` are never collected. `prepull` lists images that are pulled when they are missing and
+    never collected, at most `prepull_at_once` at the same time.
     """
 
     order: str = "lru"
@@ -74,28 +74,28 @@ class ImagesSection(Struct, forbid_unknown_fields=True):
 class EvictionSection(Struct, forbid_unknown_fields=True):
     """Eviction beyond the kubelet's.
 
-    `recheck_before_evict` measures again right before a pod is ended and lets it live if no threshold is
-    met any more. `memory_signal`: `working-set` (the kubelet's) or `memavailable`, the kernel's own
-    estimate, which doesn't count page cache that can be reclaimed. `notifications` wakes the manager
-    when the kernel reports memory pressure instead of at the next interval, whatever
-    `kernelMemcgNotification` says. `interval` is the time between two looks.
+    `recheck_before_evict` measures again right before a pod is evicted, and skips the eviction if no
+    threshold is met any more. `memory_signal`: `working-set` (the kubelet's) or `memavailable`, the kernel's
+    own estimate, which treats reclaimable page cache as available. `notifications` wakes the manager when
+    the kernel reports memory pressure instead of at the next interval, regardless of
+    `kernelMemcgNotification`. `interval` is the time between two checks.
 
-    `reclaim_settle`: after images or containers were removed for a disk, how long at most the free bytes
-    are watched until they grow no more, before a pod is ended; 0 doesn't wait. `reclaim_everywhere`: disk
-    pressure removes dead containers and unused images whatever file system they lie on.
+    `reclaim_settle`: after images or containers were removed to free disk space, how long at most to watch
+    the free bytes until they stop growing, before a pod is evicted; 0 does not wait. `reclaim_everywhere`:
+    disk pressure removes dead containers and unused images on any file system.
 
-    `memory_stall`, under cgroup v2: the percentage of time in which all pods may wait for memory; beyond it
-    for longer than `memory_stall_for` a pod is ended that makes them wait. 0 is off.
+    `memory_stall`, under cgroup v2: the percentage of time in which all pods may wait for memory; if it is
+    exceeded for longer than `memory_stall_for`, a pod that causes the stall is evicted. 0 is off.
 
-    `cpu_stall` and `io_stall`: the percentage of the time beyond which pods' tasks wait for the CPU (some of
-    them), or for disks (all of them), at every look for `stall_for`: then the node has the condition
-    `CPUPressure` or `IOPressure`. 0: no such condition.
+    `cpu_stall` and `io_stall`: the percentage of time beyond which tasks of pods wait for the CPU (some of
+    them) or for disks (all of them). If it is exceeded at every check for `stall_for`, the node has the
+    condition `CPUPressure` or `IOPressure`. 0 disables the condition.
 
-    `count_swap`, under cgroup v2: what pods may still swap out counts as available memory, and what they have
-    swapped out as memory that they use.
+    `count_swap`, under cgroup v2: swap that pods may still use counts as available memory, and swap that
+    they use as memory in use.
 
-    `project_quotas`: whose emptyDirs the kernel counts by a project quota of their own instead of a walk:
-    `none`, `user-namespaces` (of pods with `hostUsers: false`, as the kubelet's gate has it) or `all`.
+    `project_quotas`: which pods' emptyDir volumes have a project quota, so that the kernel counts them:
+    `none`, `user-namespaces` (pods with `hostUsers: false`, as the kubelet's gate does) or `all`.
     """
 
     recheck_before_evict: bool = False
@@ -116,12 +116,11 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
 class DevicesSection(Struct, forbid_unknown_fields=True):
     """Devices beyond the kubelet's.
 
-    `admission_retry`: how long a pod waits for a plugin that has not come back with its devices since the
-    agent or the plugin restarted, before it is refused; and how long, beyond the longest of their grace
-    periods, for the devices of pods that are to end. 0 refuses at once where a plugin is away.
-    `release_init_surplus` returns devices
-    that only init containers used to the pool once the app containers run. `one_allocate_per_pod` makes
-    one Allocate call per plugin and pod instead of one per container.
+    `admission_retry`: how long a pod waits for a plugin that has not reconnected since the agent or the
+    plugin restarted, before the pod is rejected; also how long it waits for the devices of terminating pods,
+    beyond the longest of their grace periods. 0 rejects at once if a plugin is not connected.
+    `release_init_surplus` returns devices that only init containers used to the pool once the app containers
+    run. `one_allocate_per_pod` makes one Allocate call per plugin and pod instead of one per container.
     """
 
     admission_retry: Duration = Duration(40)
@@ -130,20 +129,20 @@ class DevicesSection(Struct, forbid_unknown_fields=True):
 
 
 class ProbesSection(Struct, forbid_unknown_fields=True):
-    """`max_connections`: sockets that the native loop has open at once, at most half of the process's
-    descriptors; what is due beyond it waits.
+    """`max_connections`: the number of open sockets of the native loop, at most half of the process's
+    descriptors; further probes wait.
 
-    `library_concurrency`: HTTPS and by-name probes that run at once, and as many commands in containers.
-    `metrics`: whose samples `/metrics/probes` has: `container` (the kubelet's), `pod` (summed over a
-    pod's containers) or `none`.
+    `library_concurrency`: the number of concurrent HTTPS and by-name probes, and of concurrent commands in
+    containers. `metrics`: the granularity of `/metrics/probes`: `container` (the kubelet's), `pod` (summed
+    over a pod's containers) or `none`.
 
-    `liveness_kills_per_owner` and `liveness_kills_per_node`: how many containers may be ended for their
-    liveness probes within `liveness_kills_within`, of the pods of one controller and of all; 0: any number.
-    With either of them nothing is ended for a probe that the node itself ran late.
+    `liveness_kills_per_owner` and `liveness_kills_per_node`: how many containers liveness probes may kill
+    within `liveness_kills_within`, among the pods of one controller and of the node; 0 means no limit. With
+    either limit, a probe that the node itself ran late never kills a container.
 
-    `network`: where probes open their sockets, in the network of the `node` (the kubelet's way) or of the
-    `pod`, for pods whose annotation doesn't say. `start_period`: the period of startup and readiness probes
-    until they have succeeded once, but for those that run commands; 0: no other than later.
+    `network`: whether probes open their sockets in the network of the `node` (as the kubelet does) or of the
+    `pod`, for pods without the annotation. `start_period`: the period of startup and readiness probes until
+    their first success, except exec probes; 0: the normal period.
     """
 
     max_connections: int = 1024
@@ -157,17 +156,19 @@ class ProbesSection(Struct, forbid_unknown_fields=True):
 
 
 class CgroupsSection(Struct, forbid_unknown_fields=True):
-    """`cpu_weight`: which formula gives cgroup v2 weights: `linear`, `logarithmic`, or `auto`, which
-    asks the OCI runtime's version (`oci_runtime`: its path; by default runc, else crun, on the PATH).
-    `reconcile_sample`: how many pod groups are re-read each minute. `tiered_memory_protection`: with
-    the MemoryQoS gate, memory.min for Guaranteed pods only and memory.low for Burstable ones.
-    `cpu_ceiling`: under cgroup v2, all pods together get no more CPU than is allocatable.
-    `pod_annotations`: which annotations of pods count for their cgroups, of those that
-    `engine.cgroups.formulas.pod_annotations` lists, by their names without `kubengine.dev/`.
+    """`cpu_weight`: the formula of cgroup v2 weights: `linear`, `logarithmic`, or `auto`, which depends on
+    the version of the OCI runtime (`oci_runtime`: its path; by default runc, else crun, on the PATH).
 
-    `best_effort_idle`: BestEffort pods run while nobody else wants the CPU. `best_effort_ceiling`: the
-    percentage of the machine's CPU that may be in use altogether with them; what others use comes off their
-    ceiling, down to `best_effort_floor` percent. 0: no ceiling."""
+    `reconcile_sample`: the number of pod groups that are read again each minute. `tiered_memory_protection`:
+    with the MemoryQoS gate, memory.min only for Guaranteed pods and memory.low for Burstable ones.
+    `cpu_ceiling`: under cgroup v2, all pods together get no more CPU than is allocatable. `pod_annotations`:
+    the enabled pod annotations for cgroups, by their names without `kubengine.dev/`, from the list in
+    `engine.cgroups.formulas.pod_annotations`.
+
+    `best_effort_idle`: BestEffort pods run only while the CPU is otherwise idle. `best_effort_ceiling`: the
+    percentage of the machine's CPU up to which BestEffort pods may fill the use of all workloads; their own
+    ceiling shrinks with the use of others, down to `best_effort_floor` percent. 0: no ceiling.
+    """
 
     cpu_weight: Literal["auto", "linear", "logarithmic"] = "auto"
     oci_runtime: str = ""
@@ -181,12 +182,11 @@ class CgroupsSection(Struct, forbid_unknown_fields=True):
 
 
 class ServerSection(Struct, forbid_unknown_fields=True):
-    """`read_only_address`: where `readOnlyPort` listens, whatever KubeletConfiguration's `address` says.
+    """`read_only_address`: the address of `readOnlyPort`, regardless of KubeletConfiguration's `address`. The
+    port has no authentication, so only this field opens it beyond loopback.
 
-    The port has no authentication, so only this field opens it beyond loopback.
-
-    `port_address`: where the node's own port listens; by default on KubeletConfiguration's `address` in a
-    cluster, whose API server must reach it, and on 127.0.0.1 without one.
+    `port_address`: the address of the node's own port; by default KubeletConfiguration's `address` in a
+    cluster, whose API server must reach it, and 127.0.0.1 without one.
     """
 
     read_only_address: str = "127.0.0.1"
@@ -194,9 +194,10 @@ class ServerSection(Struct, forbid_unknown_fields=True):
 
 
 class DecisionsSection(Struct, forbid_unknown_fields=True):
-    """`file`: where decisions are appended as JSON lines, none if empty. One that would grow beyond
-    `max_size` is renamed to `file.1` and so on; `max_files` bounds how many there are, the current one
-    included."""
+    """`file`: the file to which decisions are appended as JSON lines; none if empty. A file that would grow
+    beyond `max_size` is renamed to `file.1` and so on; `max_files` bounds the number of files, including the
+    current one.
+    """
 
     file: str = ""
     max_size: Quantity = Quantity.parse("10Mi")
@@ -204,8 +205,9 @@ class DecisionsSection(Struct, forbid_unknown_fields=True):
 
 
 class KubengineConfiguration(Struct, forbid_unknown_fields=True):
-    """`node_labels`: the node's. `runtime_classes`: handler of the runtime by class, of a node without an API
-    server; a handler that the runtime lists needs none."""
+    """`node_labels`: labels of the node. `runtime_classes`: runtime handlers by class, for a node without an
+    API server; a handler that the runtime lists needs no entry.
+    """
 
     api_version: str = GROUP_VERSION
     kind: str = "KubengineConfiguration"

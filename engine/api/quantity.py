@@ -65,7 +65,7 @@ class Quantity:
         object.__setattr__(self, "_written", _written)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Quantity does not change")
+        raise AttributeError("a Quantity is immutable")
 
     @classmethod
     def parse(cls, text: str) -> Quantity:

@@ -48,7 +48,7 @@ class Version:
         if not self.collects_by_age:
             notes.append(f"{self.text} has no imageMaximumGCAge unless a gate is set: no image-gc phase")
         if os.geteuid() != 0:
-            notes.append("a kubelet needs root")
+            notes.append("running a kubelet needs root")
         return notes
 
 
@@ -84,7 +84,8 @@ class AgentKind:
         match = re.search(r"v1\.(\d+)(\.\S+)?", output)
         if match is None:
             raise InvalidInput(
-                f"--version says {output.strip()[:80]!r}, which is no kubelet", subject=str(self.kubelet)
+                f"--version says {output.strip()[:80]!r}, which is not a kubelet's version",
+                subject=str(self.kubelet),
             )
         return Version(match.group(), int(match.group(1)))
 
@@ -194,7 +195,7 @@ class BenchAgent:
             time.sleep(0.005)
         words = self.part.last_words()
         raise Unavailable(
-            f"not healthy within {HEALTHY_WITHIN:g} s; its last words:\n{words}", subject=self.kind.label
+            f"not healthy within {HEALTHY_WITHIN:g} s; its last output:\n{words}", subject=self.kind.label
         )
 
     def pods(self) -> list[dict[str, Any]]:

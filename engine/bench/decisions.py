@@ -56,12 +56,12 @@ def devices(session: BenchSession) -> Figures:
         try:
             session.wait_ready(limit=min(session.limit, PATIENCE))
         except Unavailable as error:
-            raise Lacking(f"devices are not given out: {error.message}", subject=session.kind.label) from None
+            raise Lacking(f"devices are not allocated: {error.message}", subject=session.kind.label) from None
         figures = watch.figures()
         session.put([_asks("too-many")])
         session.watch(1)
         if _is_ready(session, "too-many"):
-            raise Lacking("devices are given out that don't exist", subject=session.kind.label)
+            raise Lacking("allocates devices that don't exist", subject=session.kind.label)
         starts = [at - written for id, (_, at) in session.containers().items() if id not in before]
         return {
             **figures,
@@ -97,7 +97,7 @@ def preemption(session: BenchSession) -> Figures:
             _eventually(session, lambda name=name: _is_ready(session, name), f"{name} does not run")  # type: ignore[misc]
         walls.append(time.monotonic() - written)
         if _is_ready(session, victim):
-            raise Lacking("a critical pod ran beside its victim", subject=session.kind.label)
+            raise Lacking("a critical pod ran while its victim was still running", subject=session.kind.label)
         session.clear()
     return {**watch.figures(), **percentiles("preempt", walls)}
 
@@ -121,10 +121,13 @@ def image_gc(session: BenchSession) -> Figures:
     A kubelet cannot be asked to collect, but its first pass comes right after its start.
     """
     if session.runtime is None:
-        raise Lacking("needs the hollow runtime, where images can be invented", subject="image-gc")
+        raise Lacking("needs the hollow runtime, which can simulate images", subject="image-gc")
     version = session.kind.version()
     if version is not None and not version.collects_by_age:
-        raise Lacking("collects when it likes, not before five minutes are over", subject=session.kind.label)
+        raise Lacking(
+            "runs image garbage collection on its own schedule, every five minutes",
+            subject=session.kind.label,
+        )
     session.clear()
     session.running.stop()
     _pull(session)
@@ -142,7 +145,7 @@ def image_gc(session: BenchSession) -> Figures:
         if first is None and left < there:
             first = now
         if now > deadline:
-            raise Lacking(f"{left} of {there} unused images stay", subject=session.kind.label)
+            raise Lacking(f"{left} of {there} unused images remain", subject=session.kind.label)
         agent.part.check()
         time.sleep(LOOK_SECONDS)
     last = time.monotonic()

@@ -91,7 +91,7 @@ def joined(session: BenchSession) -> Figures:
     gone.
     """
     if session.kubeconfig is None:
-        raise Lacking("needs --kubeconfig: an administrator's, of an API server", subject="api")
+        raise Lacking("needs --kubeconfig: an administrator's kubeconfig for an API server", subject="api")
     session.clear()
     session.running.stop()
     return asyncio.run(_measured(session, session.kubeconfig))
@@ -140,7 +140,7 @@ async def _life_of_pods(session: BenchSession, client: ApiClient, path: str, see
     watch, requests = BenchWatch.begin(session), _requests(session)
     await _together(map(delete, created))
     await seen.until(
-        lambda: not seen.there, session.limit, lambda: f"{len(seen.there)} of {count} pods do not go"
+        lambda: not seen.there, session.limit, lambda: f"{len(seen.there)} of {count} pods were not removed"
     )
     ending = {**watch.figures(), "requests": _requests(session) - requests}
 

@@ -55,7 +55,7 @@ class Part:
         status = self._process.poll()
         if status is not None:
             raise Unavailable(
-                f"ended with status {status}; its last words:\n{self.last_words()}", subject=self.name
+                f"ended with status {status}; its last output:\n{self.last_words()}", subject=self.name
             )
 
     def wait_for(self, *files: Path) -> None:

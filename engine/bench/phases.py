@@ -125,7 +125,7 @@ class BenchSession:
         deadline = time.monotonic() + self.limit
         while left := self.running.pods():
             if time.monotonic() > deadline:
-                raise Unavailable(f"{len(left)} pods do not go", subject=self.kind.label)
+                raise Unavailable(f"{len(left)} pods were not removed", subject=self.kind.label)
             time.sleep(LOOK_SECONDS)
 
     def watch(self, seconds: float) -> None:

@@ -110,9 +110,11 @@ class _Reader:
         except OSError as error:
             raise self._wrong(f"cannot read: {error.strerror or error}") from None
         except expat.ExpatError as error:
-            raise self._wrong(f"no XML at line {error.lineno}: {expat.ErrorString(error.code)}") from None
+            raise self._wrong(
+                f"invalid XML at line {error.lineno}: {expat.ErrorString(error.code)}"
+            ) from None
         if not self.outcomes:
-            raise self._wrong("no spec in it; expected a JUnit report of Ginkgo (--junit-report)")
+            raise self._wrong("contains no spec; expected a JUnit report of Ginkgo (--junit-report)")
         return self.outcomes
 
     def _wrong(self, message: str) -> InvalidInput:

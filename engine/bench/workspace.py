@@ -116,4 +116,4 @@ def _free_ports(count: int) -> list[int]:
             found.append(port)
         if len(found) == count:
             return found
-    raise Unavailable(f"{count} free ports on loopback are not to be found", subject="bench")
+    raise Unavailable(f"{count} free ports on loopback could not be found", subject="bench")

@@ -23,8 +23,8 @@ STEP_SECONDS: Final = 30.0
 STAT: Final = Path("/proc/stat")
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
-HELD: Final = "others use the CPU: BestEffort pods are held to what they leave"
-EASED: Final = "others leave BestEffort pods what they use"
+HELD: Final = "other workloads use the CPU: BestEffort pods are limited to what they leave"
+EASED: Final = "other workloads leave BestEffort pods the CPU that they use"
 
 
 class _Counters(NamedTuple):

@@ -47,5 +47,5 @@ def device_number(path: str) -> str:
     except (OSError, ValueError) as error:
         raise InvalidInput(f"no such device: {error}", subject=path) from None
     if not stat.S_ISBLK(status.st_mode):
-        raise InvalidInput("is no block device", subject=path)
+        raise InvalidInput("is not a block device", subject=path)
     return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"

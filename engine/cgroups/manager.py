@@ -96,7 +96,7 @@ class CgroupManager(NodeCgroups):
         )
         registry.gauge("kubelet_cgroup_version", "The cgroup version of this host.").set(self.mounts.version)
         self._drift = registry.counter(
-            "kubengine_cgroup_drift_total", "Cgroup files that were changed behind the agent's back."
+            "kubengine_cgroup_drift_total", "Cgroup files that another process changed."
         )
         registry.collected(
             "counter",
@@ -108,14 +108,14 @@ class CgroupManager(NodeCgroups):
         registry.collected(
             "gauge",
             "kubengine_cgroup_annotated_pods",
-            "Pods with an annotation that counts for their cgroups.",
+            "Pods with an annotation that sets values of their cgroups.",
             ("annotation",),
             self._annotated,
         )
         registry.collected(
             "gauge",
             "kubengine_best_effort_cpu_ceiling_cores",
-            "What BestEffort pods may use together; absent while there is no ceiling.",
+            "The CPU that all BestEffort pods together may use; absent while there is no ceiling.",
             (),
             self._ceiling,
         )
@@ -123,7 +123,8 @@ class CgroupManager(NodeCgroups):
             registry.collected(
                 "gauge",
                 "kubengine_best_effort_idle_pods",
-                "BestEffort pods, which run while nobody else wants the CPU; absent where they have a share.",
+                "BestEffort pods, which run only while the CPU is otherwise idle; absent unless "
+                "cgroups.bestEffortIdle is on.",
                 (),
                 lambda: [((), float(self.levels.sums.best_effort))],
             )

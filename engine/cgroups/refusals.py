@@ -11,14 +11,16 @@ _MEANINGS = {
     errno.EACCES: "no permission; run as root or delegate this subtree",
     errno.EPERM: "not permitted; run as root or delegate this subtree",
     errno.EROFS: "the cgroup file system is mounted read-only; remount it read-write",
-    errno.ENOSPC: "no more groups: cgroup.max.descendants is reached, or the parent's cpuset is empty",
+    errno.ENOSPC: (
+        "no further groups are allowed: cgroup.max.descendants is reached, or the parent's cpuset is empty"
+    ),
     errno.EMFILE: "too many open files; raise the limit on descriptors",
     errno.ENODEV: "the group is being removed",
     errno.ENOMEM: "the kernel is out of memory",
 }
 _WRITES = {
     errno.EBUSY: "the kernel refuses it now: memory in use is above the value, or the group is in use",
-    errno.EINVAL: "the kernel takes no such value here (a child's limit may not exceed its parent's)",
+    errno.EINVAL: "the kernel rejects this value here (a child's limit may not exceed its parent's)",
     errno.ENOENT: "no such file: the group is gone, or its controller is missing or not enabled",
     errno.EOPNOTSUPP: "not possible in a threaded subtree",
     errno.ERANGE: "out of the range that the kernel accepts",
@@ -60,7 +62,7 @@ def enable_refused(error: OSError, path: str, controller: str) -> Refused:
 
 
 def make_refused(error: OSError, path: str) -> Refused:
-    return _refused(error, path, "cannot make the group", _MAKING)
+    return _refused(error, path, "cannot create the group", _MAKING)
 
 
 def remove_refused(error: OSError, path: str) -> Refused:

@@ -179,7 +179,9 @@ class SystemdSlices:
         except OSError as error:
             with suppress(OSError):
                 self._connection.close()
-            raise Unavailable(f"the bus connection broke: {error}", subject=self._address) from error
+            raise Unavailable(
+                f"the connection to the bus was lost: {error}", subject=self._address
+            ) from error
         if reply.header.message_type.name == "error":
             refusal = DBusErrorResponse(reply)
             if refusal.name == ignore:

@@ -134,7 +134,9 @@ class ApiClient:
         try:
             decoded: T = decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Unavailable(f"an answer that is no {_name(kind)}: {error}", subject=self.peer) from None
+            raise Unavailable(
+                f"the response is not a valid {_name(kind)}: {error}", subject=self.peer
+            ) from None
         return decoded
 
     def set_back(self) -> None:

@@ -97,7 +97,7 @@ class Credentials:
                 if self._context is None or refused == self.reading:
                     raise
                 self._read_at = self._clock()
-                log.warning("the credentials could not be read again: %s", error)
+                log.warning("cannot reload the credentials: %s", error)
                 return
             before, self._tls, self._context = self._tls, tls, context
             self._token, self._expires, self._read_at = token, expires, self._clock()

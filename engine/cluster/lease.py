@@ -87,7 +87,7 @@ class LeaseKeeper:
             except KubengineError as error:
                 last = error
             await asyncio.sleep(min(BETWEEN_TRIES * 2**attempt, LONGEST_WAIT))
-        log.warning("the node's lease could not be renewed: %s", last)
+        log.warning("cannot renew the node's lease: %s", last)
         return False
 
     async def _write(self) -> Lease:
@@ -100,7 +100,7 @@ class LeaseKeeper:
         known = await self._read()
         before, self._lease = self._lease, known
         if before is not None and (known is None or is_newer(before.metadata, known.metadata)):
-            log.warning("the server has lost the node's lease: all resources are listed again")
+            log.warning("the API server no longer has the node's lease: listing all resources again")
             self._lost()
         if known is None:
             return await self._client.create(self._all, self._next(None), Lease)

@@ -145,7 +145,7 @@ class NodeStatusManager:
                 return True
         if str(last) != self._trouble:
             self._trouble = str(last)
-            log.warning("the node's status could not be told: %s", last)
+            log.warning("cannot update the node's status: %s", last)
         return False
 
     async def _tell(self, node: Node) -> ApiNode:
@@ -187,7 +187,7 @@ class NodeStatusManager:
             try:
                 await self._register_once()
             except KubengineError as error:
-                log.warning("the node could not be registered: %s", error)
+                log.warning("cannot register the node: %s", error)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, LAST_DELAY)
             else:

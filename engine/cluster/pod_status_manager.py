@@ -231,7 +231,7 @@ class PodStatusManager:
             await self._send(known, patch)
         except KubengineError as error:
             if isinstance(error, ApiError) and error.code == 404:
-                log.info("%s; the pod has gone", error)
+                log.info("%s; the pod no longer exists", error)
                 known.ours = None
             else:
                 self._retry(uid, known, error)

@@ -99,9 +99,9 @@ class Tokens:
         try:
             expires_at = datetime.fromisoformat(given.status.expiration_timestamp).timestamp()
         except ValueError:
-            raise Unavailable("a token without a time at which it expires", subject=path) from None
+            raise Unavailable("the response holds a token without an expiration time", subject=path) from None
         if not given.status.token:
-            raise Unavailable("an answer without a token", subject=path)
+            raise Unavailable("the response holds no token", subject=path)
         lives = given.spec.expiration_seconds or seconds
         renew_at = renewal(expires_at, lives, MOST_EARLY * self._chance())
         return Token(given.status.token, renew_at, expires_at)

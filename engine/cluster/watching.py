@@ -208,9 +208,9 @@ class ResourceWatch(Generic[T]):
                     else:
                         self._heard(self._event(line))
         except TimeoutError:
-            raise Unavailable("the watch has stopped without an end", subject=self.resource.path) from None
+            raise Unavailable("the watch stalled and did not end", subject=self.resource.path) from None
         if first is not None:
-            raise Unavailable("the first set broke off", subject=self.resource.path)
+            raise Unavailable("the initial list ended early", subject=self.resource.path)
         if not lines_heard and self.clock() - began < SHORT:
             raise Unavailable("the watch ended at once", subject=self.resource.path)
 
@@ -249,7 +249,7 @@ class ResourceWatch(Generic[T]):
         try:
             return self.client.decode(raw, self.resource.kind)
         except Unavailable as error:
-            log.error("watching %s: passed over: %s", self.resource.path, error)
+            log.error("watching %s: object ignored: %s", self.resource.path, error)
             return None
 
 

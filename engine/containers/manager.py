@@ -112,7 +112,7 @@ class ContainerGC:
             return (await self.garbage_collect()).to_json()
         if action == "delete-unused":
             return (await self.delete_all_unused()).to_json()
-        raise InvalidInput("is none of gc, delete-unused", subject=action)
+        raise InvalidInput("is not one of gc, delete-unused", subject=action)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -174,7 +174,7 @@ class ContainerGC:
                 await self._remove(removal, graces[container.id])
                 report.removed[container.id] = removal.reason
             except KubengineError as error:
-                log.warning("container %s was not removed: %s", container.id, error)
+                log.warning("container %s could not be removed: %s", container.id, error)
                 report.failed[container.id] = reason = str(error)
                 outcome = "failed"
             self._decisions.record(
@@ -236,7 +236,7 @@ class ContainerGC:
                 await self._runtime.remove_pod_sandbox(sandbox.id)
                 report.sandboxes.append(sandbox.id)
             except KubengineError as error:
-                log.warning("sandbox %s was not removed: %s", sandbox.id, error)
+                log.warning("sandbox %s could not be removed: %s", sandbox.id, error)
                 report.failed[sandbox.id] = reason = str(error)
                 outcome = "failed"
             self._decisions.record(

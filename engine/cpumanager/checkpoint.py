@@ -1,8 +1,8 @@
-"""The text of `cpu_manager_state`, both ways, byte for byte the kubelet's. Pure.
+"""Encodes and decodes `cpu_manager_state`, byte for byte as the kubelet does. Pure.
 
-Written is what a kubelet v1.36 writes: V2, or V3 with the gate PodLevelResourceManagers. Read are V1 (by
-container id), V2 and V3. The checksum is the 32-bit FNV-1a hash of the data as Go dumps it, with the type's
-first name, `CPUManagerCheckpoint`, in all versions. A checksum of 0 in V1 and V2 is not looked at.
+Writes the versions that a kubelet v1.36 writes: V2, or V3 with the gate PodLevelResourceManagers. Reads V1
+(by container id), V2 and V3. The checksum is the 32-bit FNV-1a hash of the data as Go prints it, with
+`CPUManagerCheckpoint`, the type's first name, in all versions. A checksum of 0 in V1 and V2 is not verified.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from engine.api.encoding.go_text import go_json, go_map
 
 
 class CpuCheckpoint(msgspec.Struct, rename="camel"):
-    """CPU sets as text: the shared pool, and by pod uid and container those held exclusively.
+    """CPU sets as text: the shared pool, and the exclusive CPUs by pod uid and container.
 
-    `entries_by_id` are those of V1, by container id.
+    `entries_by_id` are the entries of V1, by container id.
     """
 
     policy_name: str = ""
@@ -29,7 +29,7 @@ class CpuCheckpoint(msgspec.Struct, rename="camel"):
 
 
 class CheckpointError(ValueError):
-    """The text is no checkpoint, or its checksum does not match its data."""
+    """Raised if the text is not a checkpoint, or its checksum does not match its data."""
 
 
 class _File(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class _File(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 def encode(checkpoint: CpuCheckpoint) -> bytes:
-    """The file as the kubelet writes it: V3 where `pod_entries` is given, even empty, else V2."""
+    """Encode the file as the kubelet writes it: V3 if `pod_entries` is given, even empty, else V2."""
     content: dict[str, object] = {
         "policyName": checkpoint.policy_name,
         "defaultCpuSet": checkpoint.default_cpu_set,
@@ -59,7 +59,7 @@ def encode(checkpoint: CpuCheckpoint) -> bytes:
 
 
 def checksum(checkpoint: CpuCheckpoint) -> int:
-    """The checksum that belongs to a checkpoint of V2 or V3."""
+    """Return the checksum of a V2 or V3 checkpoint."""
     entries = go_map(
         {uid: go_map(containers) for uid, containers in checkpoint.entries.items()},
     )
@@ -87,7 +87,7 @@ def decode(text: bytes) -> CpuCheckpoint:
     try:
         file = msgspec.json.decode(text, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"not a state of the CPU manager: {error}") from None
+        raise CheckpointError(f"not a state file of the CPU manager: {error}") from None
     found = CpuCheckpoint(file.policy_name, file.default_cpu_set)
     for key, value in (file.entries or {}).items():
         if isinstance(value, str):
@@ -104,7 +104,9 @@ def decode(text: bytes) -> CpuCheckpoint:
 
 
 def _possible_checksums(checkpoint: CpuCheckpoint) -> set[int]:
-    """Of a file without entries of pods, both of V2 and of an empty V3; of V1 its own."""
+    """Return the valid checksums: for a file without pod entries those of V2 and of an empty V3; for V1 its
+    own.
+    """
     if checkpoint.entries_by_id:
         return {_checksum(checkpoint, f"(map[string]string){go_map(checkpoint.entries_by_id)}")}
     with_pods = msgspec.structs.replace(checkpoint, pod_entries=checkpoint.pod_entries or {})

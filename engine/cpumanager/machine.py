@@ -1,6 +1,6 @@
-"""Reads from sysfs which online CPU belongs to which core, cache, socket and NUMA node, as cAdvisor does.
+"""Reads the core, cache, socket and NUMA node of each online CPU from sysfs, as cAdvisor does.
 
-A last-level cache that is as large as its NUMA node tells nothing: the socket's id then stands for it.
+A last-level cache that is as large as its NUMA node carries no information: the socket's id is used instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CORE_CACHES = 2
 
 
 def online_cpus(root: Path = SYSFS) -> int:
-    """The CPUs that are online. Raises `Refused` with the path."""
+    """Return the online CPUs. Raises `Refused` with the path."""
     path = root / "cpu/online"
     try:
         return cpu_sets.parse(path.read_text().strip(), str(path))
@@ -26,7 +26,7 @@ def online_cpus(root: Path = SYSFS) -> int:
 
 
 def read_topology(root: Path = SYSFS) -> CpuTopology:
-    """The topology of the online CPUs. Raises `Refused` with the path."""
+    """Return the topology of the online CPUs. Raises `Refused` with the path."""
     online = online_cpus(root)
     nodes = {}
     for directory in (root / "node").glob("node[0-9]*"):
@@ -50,7 +50,7 @@ def read_topology(root: Path = SYSFS) -> CpuTopology:
 
 
 def _place(directory: Path) -> tuple[int, int]:
-    """(socket, core) of a CPU; where the kernel does not tell, each CPU is a core of socket 0."""
+    """Return (socket, core) of a CPU; without data from the kernel each CPU is a core of socket 0."""
     own = int(directory.name.removeprefix("cpu"))
     socket = _number(directory / "topology/physical_package_id")
     core = _number(directory / "topology/core_id")
@@ -58,7 +58,7 @@ def _place(directory: Path) -> tuple[int, int]:
 
 
 def _cache(directory: Path, node_size: int) -> int | None:
-    """The id of the first cache above the core's own that is not the node's as a whole; None without one."""
+    """Return the id of the first cache above the core's own that does not cover the whole node, or None."""
     for index in sorted(directory.glob("index[0-9]*"), key=lambda path: int(path.name.removeprefix("index"))):
         level, number = _number(index / "level"), _number(index / "id")
         if level is None or level <= CORE_CACHES or number is None:

@@ -1,7 +1,7 @@
-"""The CPU manager of a running node: exclusive CPUs kept on disk, and every container where it belongs.
+"""The CPU manager of a running node: stores exclusive CPUs on disk, and moves containers to their CPUs.
 
-`static_policy` decides. This file keeps `cpu_manager_state`, moves containers that run in the shared pool
-when it changes, and says what an earlier state no longer allows.
+`static_policy` decides. This file keeps `cpu_manager_state`, moves the containers of the shared pool when it
+changes, and reports assignments of an earlier agent that are no longer valid.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ FILE_NAME = "cpu_manager_state"
 NONE, STATIC = "none", "static"
 QUOTA_GATE = "DisableCPUQuotaWithExclusiveCPUs"
 SETTLE_SECONDS = 5.0
-"""How long a pod that gets CPUs waits at most for others to leave them."""
+"""How long a pod with exclusive CPUs waits at most for other containers to leave them."""
 STEP_SECONDS = 60.0
 
 log = logging.getLogger("kubengine.cpus")
 
 
 class RunningContainer(NamedTuple):
-    """A container that runs, by its id in the runtime."""
+    """A running container, by its id in the runtime."""
 
     pod_uid: str
     name: str
@@ -52,10 +52,10 @@ class RunningContainer(NamedTuple):
 
 
 class CpuManager:
-    """A `HintProvider` of CPUs under the static policy; under the policy none nobody asks it.
+    """A `HintProvider` of CPUs under the static policy; under the policy none it is not used.
 
-    `running` lists the containers that run, `move(container id, CPUs)` tells the runtime where one may run.
-    `reserved` is what systemReserved and kubeReserved hold back of cpu.
+    `running` lists the running containers, and `move(container id, CPUs)` updates a container's CPUs in the
+    runtime. `reserved` is the CPU that systemReserved and kubeReserved reserve.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class CpuManager:
         self._lost: dict[str, list[Lost]] = {}
         self._adopted: set[str] = set()
         self._pods: dict[str, Pod] = {}
-        """Pods that hold CPUs, by uid."""
+        """Pods with exclusive CPUs, by uid."""
         self._written: dict[str, str] = {}
         self._created: dict[tuple[str, str], str] = {}
         self._wake = asyncio.Event()
@@ -117,7 +117,7 @@ class CpuManager:
             self._metrics = CpuMetrics(registry, self.policy)
 
     def _made(self, state: CpuState) -> StaticPolicy:
-        """The policy on the machine as it is now; `state` gets its pool."""
+        """Create the policy for the current machine, and set the pool of `state`."""
         topology = self._read_topology()
         self._options.check(topology, self._config.topology_manager_policy)
         reserved = reserved_cpus(topology, self._options, self._reserved_amount, self._named)
@@ -127,7 +127,7 @@ class CpuManager:
     # Life
 
     async def start(self) -> None:
-        """Read the state of an earlier agent, keep what of it holds, and begin to move containers."""
+        """Read the state of an earlier agent, keep its valid assignments, and start to move containers."""
         checkpoint = self._file.read(decode, self._damaged)
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -138,12 +138,12 @@ class CpuManager:
             self._changed()
 
     async def stop(self) -> None:
-        """Write the state. Containers stay where they are."""
+        """Write the state. Containers keep their CPUs."""
         await self._mover.stop()
         await self._file.stop()
 
     def _damaged(self, fault: str) -> None:
-        said = f"{fault}; exclusive CPUs of running pods are chosen again"
+        said = f"{fault}; choosing exclusive CPUs for running pods again"
         log.error("%s", said)
         self._recorder.node(WARNING, "CPUManagerStateChanged", said)
 
@@ -185,22 +185,24 @@ class CpuManager:
     # Pods
 
     def concerns(self, pod: Pod) -> bool:
-        """Whether some container of the pod asks for CPUs of its own. Looks for CPUs that came or went."""
+        """Return whether a container of the pod requests exclusive CPUs; updates the machine's online CPUs
+        first.
+        """
         if self.policy is None or not any(exclusive_count(pod, one) for one in pod.all_containers):
             return False
         self._look_at_machine()
         return True
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
-        """Hints for the pod as a whole."""
+        """Return hints for the whole pod."""
         return self.policy.pod_hints(pod) if self.policy is not None else None
 
     def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
-        """Hints for one container."""
+        """Return hints for one container."""
         return self.policy.container_hints(pod, container) if self.policy is not None else None
 
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
-        """Give the container its CPUs. Raises `AllocationError`."""
+        """Assign CPUs to the container. Raises `AllocationError`."""
         if self.policy is None or not exclusive_count(pod, container):
             return
         held = self.policy.state.held(pod.uid, container.name)
@@ -223,11 +225,11 @@ class CpuManager:
 
     @property
     def pod_uids(self) -> Collection[str]:
-        """Pods that hold CPUs."""
+        """Return the uids of pods with exclusive CPUs."""
         return self.policy.state.pod_uids if self.policy is not None else ()
 
     def release(self, pod_uid: str) -> None:
-        """The pod is over: its CPUs are shared again."""
+        """Return the CPUs of a terminated pod to the shared pool."""
         self._lost.pop(pod_uid, None)
         self._adopted.discard(pod_uid)
         self._pods.pop(pod_uid, None)
@@ -236,15 +238,15 @@ class CpuManager:
             self._changed()
 
     def collect(self, keep: Collection[str]) -> None:
-        """Take back the CPUs of pods whose uid is not in `keep`."""
+        """Release the CPUs of pods whose uid is not in `keep`."""
         for uid in [uid for uid in self.pod_uids if uid not in keep]:
-            log.info("CPUs of pod %s, which is gone, are shared again", uid)
+            log.info("CPUs of pod %s, which no longer exists, are shared again", uid)
             self.release(uid)
 
     def adopted(self, pod: Pod, choose: Callable[[Pod, Container], Hint]) -> None:
-        """Give CPUs to containers of a running pod that have none any longer; without any, they share.
+        """Assign CPUs to containers of a running pod that lost theirs; without free CPUs they share.
 
-        `choose` asks the topology policy. The pod is never refused.
+        `choose` asks the topology policy. The pod is never rejected.
         """
         if self.policy is None or pod.uid in self._adopted:
             return
@@ -261,7 +263,9 @@ class CpuManager:
             held = state.held(pod.uid, container.name)
             if held is not None and held & beside:
                 text = cpu_sets.text(held)
-                lost[container.name] = Lost(pod.uid, container.name, text, "another has some of them")
+                lost[container.name] = Lost(
+                    pod.uid, container.name, text, "another container has some of them"
+                )
                 state.release(pod.uid, container.name)
                 held = None
             if held is None:
@@ -272,7 +276,7 @@ class CpuManager:
     def _reassign(
         self, pod: Pod, container: Container, choose: Callable[[Pod, Container], Hint], lost: Lost | None
     ) -> None:
-        """Choose CPUs for a running container, and say so."""
+        """Choose CPUs for a running container, and record the decision."""
         assert self.policy is not None
         kind = NORMAL
         try:
@@ -293,9 +297,9 @@ class CpuManager:
         self._decisions.pod(pod, "cpus", "reassigned", text, inputs, container=container.name)
 
     async def flush(self) -> None:
-        """Return when the present state is on disk and other containers have left exclusive CPUs.
+        """Wait until the current state is on disk and other containers have left exclusive CPUs.
 
-        A runtime that does not answer is waited for `SETTLE_SECONDS`.
+        Waits at most `SETTLE_SECONDS` for a runtime that does not answer.
         """
         await self._file.flush()
         with contextlib.suppress(TimeoutError):
@@ -305,7 +309,7 @@ class CpuManager:
     # Containers
 
     def cpuset(self, pod: Pod, container: str) -> str:
-        """Where a container that is about to be created may run; empty for anywhere."""
+        """Return the cpuset of a container that is about to be created; empty for any CPU."""
         cpus = self._cpuset(pod.uid, container)
         if cpus:
             self._created[pod.uid, container] = cpus
@@ -318,19 +322,21 @@ class CpuManager:
         held = state.held(pod_uid, container)
         if held is not None:
             return cpu_sets.text(held)
-        # With strict-cpu-reservation all CPUs but the reserved ones can be taken. A container that is told
-        # no CPUs runs on all of them, exclusive ones included.
+        # With strict-cpu-reservation all CPUs but the reserved ones can become exclusive. A container without
+        # a cpuset runs on all CPUs, including exclusive ones, so it gets the reserved CPUs instead.
         return cpu_sets.text(state.shared or self.policy.reserved)
 
     def is_exclusive(self, pod: Pod, container: str | None = None) -> bool:
-        """Whether the container, or any of the pod, has CPUs of its own and so no CFS quota."""
+        """Return whether the container, or one of the pod's, has exclusive CPUs and so no CFS quota."""
         if self.policy is None or not self._config.gate(QUOTA_GATE, True):
             return False
         held = self.policy.state.of_pod(pod.uid)
         return bool(held) if container is None else container in held
 
     def containers_changed(self) -> None:
-        """Containers came or went: one that was created before the pool changed may be in the wrong place."""
+        """Check containers after some started or stopped: one created before the pool changed may be on wrong
+        CPUs.
+        """
         if self.policy is not None and self._mover.wanted:
             self._wake.set()
 
@@ -351,7 +357,7 @@ class CpuManager:
                 self._settled.set()
 
     async def _move_all(self) -> bool:
-        """Tell the runtime of each container that is not where it belongs; whether all were told."""
+        """Move each container that is on wrong CPUs; return whether all moves succeeded."""
         running = list(self._running())
         self._written = {one.id: self._written[one.id] for one in running if one.id in self._written}
         succeeded = True
@@ -366,20 +372,22 @@ class CpuManager:
                 self._written[one.id] = wanted
             except Refused as error:
                 succeeded = False
-                log.warning("container %s of pod %s stays on other CPUs: %s", one.name, one.pod_uid, error)
+                log.warning(
+                    "container %s of pod %s could not be moved to its CPUs: %s", one.name, one.pod_uid, error
+                )
         return succeeded
 
     # The machine
 
     def _look_at_machine(self) -> None:
-        """Follow CPUs that went offline or came online while the agent runs."""
+        """Update the CPUs after some went offline or came online."""
         assert self.policy is not None
         try:
             if self._online() == self.policy.topology.cpus:
                 return
             policy = self._made(CpuState(0))
         except KubengineError as error:
-            log.warning("the machine's CPUs changed and cannot be used as they are: %s", error)
+            log.warning("the machine's CPUs changed, and the new set cannot be used: %s", error)
             return
         old = CpuCheckpoint(STATIC, cpu_sets.text(self.policy.state.shared))
         for uid, name, cpus in self.policy.state.entries():
@@ -396,7 +404,7 @@ class CpuManager:
     # Questions
 
     def describe(self) -> dict[str, Any]:
-        """The machine's CPUs and who holds them, JSON-able."""
+        """Describe the machine's CPUs and their containers as JSON-able values."""
         if self.policy is None:
             return {"policy": NONE}
         state = self.policy.state

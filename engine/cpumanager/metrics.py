@@ -15,7 +15,7 @@ from engine.topologymanager.alignment_metrics import (
 
 
 class CpuMetrics:
-    """Counts allocations, and shows what `policy` has given by now."""
+    """Counts allocations, and exposes the current assignments of `policy`."""
 
     def __init__(self, registry: Registry, policy: StaticPolicy) -> None:
         self.policy = policy
@@ -69,7 +69,7 @@ class CpuMetrics:
         )
 
     def gave(self, cpus: int, *, whole_cores: bool, new: bool) -> None:
-        """A container has its CPUs; `new` unless it had them before."""
+        """Count an allocation of CPUs; `new` unless the container had them before."""
         if whole_cores:
             self._alignment.aligned.inc(CONTAINER, PHYSICAL_CPU)
         if not new:
@@ -80,7 +80,7 @@ class CpuMetrics:
         self._assignments.inc("cpu", "node_exclusive")
 
     def failed(self, *, whole_cores: bool) -> None:
-        """A container did not get its CPUs."""
+        """Count a failed allocation."""
         self._errors.inc()
         self._allocation_errors.inc("cpu", "node")
         if whole_cores:

@@ -1,6 +1,6 @@
-"""`cpuManagerPolicyOptions`: their stages, the gates of those stages, and what may not be combined.
+"""Parses `cpuManagerPolicyOptions`: stages, the gates of the stages, and forbidden combinations.
 
-Source: kubelet v1.36 `cpumanager/policy_options.go`; the errors are in its words.
+Source: kubelet v1.36 `cpumanager/policy_options.go`, including the error messages.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class StaticOptions:
 
     @classmethod
     def from_config(cls, config: KubeletConfiguration) -> StaticOptions:
-        """The options that a configuration sets, with its feature gates. Raises `InvalidInput`."""
+        """Return the options of a configuration, according to its feature gates. Raises `InvalidInput`."""
         return cls.parse(
             config.cpu_manager_policy_options or {},
             alpha=config.gate(ALPHA_GATE, False),
@@ -85,7 +85,7 @@ class StaticOptions:
         )
 
     def check(self, topology: CpuTopology, topology_policy: str) -> None:
-        """Check what the options mean on this machine, next to the topology manager's policy.
+        """Check the options against this machine and the topology manager's policy.
 
         Raises `InvalidInput`.
         """

@@ -1,8 +1,8 @@
-"""What of an earlier agent's CPU assignments still holds on this machine, with these settings. Pure.
+"""Decides which CPU assignments of an earlier agent are still valid. Pure.
 
-A kubelet stops where the policy, the reservation or the online CPUs are not those of the file. Here
-assignments that are still possible are kept, and the others are listed with the reason: their containers
-get other CPUs when their pod is known, or join the shared pool.
+A kubelet stops if the policy, the reservation or the online CPUs differ from the file. This module keeps the
+assignments that are still possible and lists the others with the reason: their containers get other CPUs
+when their pod is known, or join the shared pool.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.cpumanager.state import CpuState
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An assignment that does not hold any longer, and why."""
+    """An assignment that is no longer valid, and the reason."""
 
     pod_uid: str
     container: str
@@ -27,7 +27,7 @@ class Lost:
 
 @dataclass(slots=True)
 class Restored:
-    """The state to start from, what was lost, and what else changed since the file was written."""
+    """The initial state, the lost assignments, and other changes since the file was written."""
 
     state: CpuState
     lost: list[Lost] = field(default_factory=list)
@@ -35,7 +35,9 @@ class Restored:
 
 
 def restore(checkpoint: CpuCheckpoint, *, online: int, reserved: int, pool: int) -> Restored:
-    """Start from a checkpoint. `reserved` CPUs are nobody's alone; `pool` is all that can be shared."""
+    """Restore a checkpoint. `reserved` CPUs are never exclusive; `pool` is the set of CPUs that
+    can be shared.
+    """
     restored = Restored(CpuState(pool))
     known = _parsed(checkpoint.default_cpu_set) or 0
     owner: dict[int, str] = {}
@@ -59,7 +61,7 @@ def restore(checkpoint: CpuCheckpoint, *, online: int, reserved: int, pool: int)
 
 
 def _fault(cpus: int | None, uid: str, owner: dict[int, str], online: int, reserved: int) -> str:
-    """Why an assignment does not hold; empty if it does."""
+    """Return why an assignment is invalid; empty if it is valid."""
     if not cpus:
         return "it is not a list of CPUs"
     if cpus & ~online:

@@ -1,4 +1,4 @@
-"""Which containers hold which CPUs exclusively. What nobody holds is shared, so the two cannot overlap."""
+"""Holds the exclusive CPUs of containers. All other CPUs are shared, so the two sets cannot overlap."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 
 class CpuState:
-    """Exclusive CPUs by pod uid and container, and the pool that all other containers run in.
+    """Exclusive CPUs by pod uid and container, and the pool of all other containers.
 
-    `pool` is the shared pool while nobody holds anything: the online CPUs, without reserved ones under
+    `pool` is the shared pool before any assignment: the online CPUs, without reserved ones under
     strict-cpu-reservation. `pods` are the CPUs of pods that are managed as a whole.
     """
 
@@ -19,12 +19,12 @@ class CpuState:
 
     @property
     def shared(self) -> int:
-        """The CPUs of all containers that hold none exclusively."""
+        """Return the CPUs of all containers without exclusive CPUs."""
         return self.pool & ~self.exclusive
 
     @property
     def exclusive(self) -> int:
-        """All CPUs that some container or pod holds."""
+        """Return all exclusive CPUs."""
         found = 0
         for containers in self._held.values():
             for cpus in containers.values():
@@ -34,25 +34,25 @@ class CpuState:
         return found
 
     def held(self, pod_uid: str, container: str) -> int | None:
-        """The CPUs that a container holds; None if it holds none."""
+        """Return the exclusive CPUs of a container, or None."""
         return self._held.get(pod_uid, {}).get(container)
 
     def of_pod(self, pod_uid: str) -> dict[str, int]:
-        """The CPUs of each container of a pod that holds some."""
+        """Return the exclusive CPUs of each container of a pod."""
         return dict(self._held.get(pod_uid, {}))
 
     def entries(self) -> Iterator[tuple[str, str, int]]:
-        """(pod uid, container, CPUs) of everybody who holds some."""
+        """Yield (pod uid, container, CPUs) of all assignments."""
         for pod_uid, containers in self._held.items():
             for container, cpus in containers.items():
                 yield pod_uid, container, cpus
 
     def assign(self, pod_uid: str, container: str, cpus: int) -> None:
-        """Give a container CPUs, in place of those that it holds."""
+        """Assign CPUs to a container, replacing its earlier ones."""
         self._held.setdefault(pod_uid, {})[container] = cpus
 
     def release(self, pod_uid: str, container: str) -> None:
-        """Take back what a container holds, and the pod's CPUs with its last container."""
+        """Release the CPUs of a container, and the pod's CPUs with its last container."""
         containers = self._held.get(pod_uid, {})
         containers.pop(container, None)
         if not containers:
@@ -60,11 +60,11 @@ class CpuState:
             self.pods.pop(pod_uid, None)
 
     def release_pod(self, pod_uid: str) -> None:
-        """Take back what all containers of a pod hold."""
+        """Release the CPUs of all containers of a pod."""
         self._held.pop(pod_uid, None)
         self.pods.pop(pod_uid, None)
 
     @property
     def pod_uids(self) -> list[str]:
-        """Pods that hold CPUs."""
+        """Return the uids of pods with exclusive CPUs."""
         return list(self._held)

@@ -1,7 +1,7 @@
-"""The static policy: CPUs of their own for containers of Guaranteed pods that ask for whole CPUs.
+"""The static policy: exclusive CPUs for containers of Guaranteed pods that request whole CPUs.
 
-Rules: kubelet v1.36 `cpumanager/policy_static.go`. Pure: `CpuManager` keeps the state on disk and tells
-the runtime.
+Rules: kubelet v1.36 `cpumanager/policy_static.go`. Pure: `CpuManager` stores the state on disk and calls the
+runtime.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from engine.topologymanager.search import DeviceCounts
 
 
 def reserved_cpus(topology: CpuTopology, options: StaticOptions, amount: Quantity | None, named: int) -> int:
-    """The CPUs that containers never get exclusively: those `named`, else as many as are reserved.
+    """Return the CPUs that never become exclusive: those `named`, else as many as are reserved.
 
-    `amount` is systemReserved and kubeReserved together. Raises `InvalidInput` in the kubelet's words.
+    `amount` is the sum of systemReserved and kubeReserved. Raises `InvalidInput` with the kubelet's
+    messages.
     """
     if amount is None:
         raise InvalidInput(
@@ -54,7 +55,9 @@ def reserved_cpus(topology: CpuTopology, options: StaticOptions, amount: Quantit
 
 
 def take(topology: CpuTopology, options: StaticOptions, available: int, count: int) -> int:
-    """Choose `count` of the available CPUs as the options say; raises `AllocationError` if they are fewer."""
+    """Choose `count` of the available CPUs according to the options; raises `AllocationError` if there are
+    too few.
+    """
     if count > available.bit_count():
         raise AllocationError(
             "not enough cpus available to satisfy request: "
@@ -73,7 +76,9 @@ def take(topology: CpuTopology, options: StaticOptions, available: int, count: i
 
 
 def exclusive_count(pod: Pod, container: Container) -> int:
-    """How many CPUs of its own a container gets: its request if that is whole and its pod Guaranteed."""
+    """Return the number of exclusive CPUs of a container: its request if that is whole and its
+    pod Guaranteed.
+    """
     if pod.spec.resources is not None or compute_qos_class(pod) != GUARANTEED:
         return 0
     requested = container.requests.get(CPU)
@@ -83,7 +88,7 @@ def exclusive_count(pod: Pod, container: Container) -> int:
 
 
 def pod_exclusive_count(pod: Pod) -> int:
-    """The most exclusive CPUs that the pod's containers need at one time."""
+    """Return the largest number of exclusive CPUs that the pod's containers need at the same time."""
     sidecars = most = 0
     for container in pod.init_containers:
         count = exclusive_count(pod, container)
@@ -94,7 +99,7 @@ def pod_exclusive_count(pod: Pod) -> int:
 
 
 class StaticPolicy:
-    """Gives CPUs of `state` to containers. A `HintProvider`; `reserved` CPUs stay in the shared pool."""
+    """A `HintProvider` that assigns the CPUs of `state`; `reserved` CPUs stay in the shared pool."""
 
     def __init__(
         self, topology: CpuTopology, reserved: int, options: StaticOptions, numa: Numa, state: CpuState
@@ -109,18 +114,18 @@ class StaticPolicy:
 
     @property
     def allocatable(self) -> int:
-        """The CPUs that containers can get exclusively, taken or not."""
+        """Return the CPUs that can become exclusive, assigned or not."""
         return self.topology.cpus & ~self.reserved
 
     @property
     def available(self) -> int:
-        """The CPUs that a container could get now."""
+        """Return the CPUs that a container can get now."""
         return self.state.shared & self.topology.cpus & ~self.reserved
 
     def reusable(self, pod: Pod, container: Container | None = None) -> int:
-        """CPUs of the pod's ordinary init containers that no container holds which runs beside `container`.
+        """Return CPUs of the pod's ordinary init containers that are free while `container` runs.
 
-        Without a container: those that all containers leave.
+        Without a container: those that are free once all containers run.
         """
         found = 0
         for one in pod.all_containers:
@@ -134,7 +139,7 @@ class StaticPolicy:
         return found & self.topology.cpus
 
     def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
-        """Hints for the container's CPUs; from those that it holds, if it holds some."""
+        """Return hints for the container's CPUs; if it already has CPUs, the hint for those."""
         count = exclusive_count(pod, container)
         if not count:
             return None
@@ -144,7 +149,7 @@ class StaticPolicy:
         return {CPU: self._hints(self.available, self.reusable(pod, container), count)}
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
-        """Hints for the CPUs of all containers together."""
+        """Return hints for the CPUs of all containers together."""
         count = pod_exclusive_count(pod)
         if not count:
             return None
@@ -160,7 +165,7 @@ class StaticPolicy:
         return {CPU: self._hints(self.available, assigned, count)}
 
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
-        """Give the container its CPUs, from the hint's NUMA nodes as far as they last."""
+        """Assign CPUs to the container, as far as possible from the hint's NUMA nodes."""
         count = exclusive_count(pod, container)
         if not count or self.state.held(pod.uid, container.name) is not None:
             return
@@ -176,7 +181,7 @@ class StaticPolicy:
         self.state.assign(pod.uid, container.name, taken)
 
     def release(self, pod_uid: str) -> None:
-        """Take back all that the pod holds."""
+        """Release all CPUs of the pod."""
         self.state.release_pod(pod_uid)
 
     def _take(self, available: int, count: int) -> int:
@@ -200,7 +205,7 @@ class StaticPolicy:
             )
 
     def _hints(self, available: int, reusable: int, count: int) -> Hints:
-        """Sets of NUMA nodes with enough CPUs; those of the fewest nodes are preferred."""
+        """Return the sets of NUMA nodes with enough CPUs; those with the fewest nodes are preferred."""
         groups = tuple(i for i, total in enumerate(self._per_node) if total)
         counts = DeviceCounts(
             groups=tuple(1 << i for i in groups),
@@ -218,7 +223,7 @@ class StaticPolicy:
         return tuple(per_node[i] for i in groups)
 
     def _prefer_few_sockets(self, counts: DeviceCounts, count: int) -> Hints:
-        """align-by-socket: a set of nodes on as few sockets as needed is preferred, too."""
+        """Apply align-by-socket: also prefer a set of nodes on the minimal number of sockets."""
         layout = self.topology.layout
         flags = counts.flags(len(self._numa.nodes))
         fewest = len(layout.nodes)

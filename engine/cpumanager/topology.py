@@ -1,6 +1,7 @@
-"""A machine's online CPUs: which core, last-level cache, socket and NUMA node each belongs to.
+"""The topology of a machine's online CPUs: core, last-level cache, socket and NUMA node.
 
-Cores are named by their lowest CPU, since the kernel numbers cores per socket. Pure; `machine` reads sysfs.
+A core is identified by its lowest CPU, because the kernel numbers cores per socket. Pure; `machine` reads
+sysfs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from engine.topologymanager.policy import Numa
 
 
 class Processor(NamedTuple):
-    """One online CPU and the kernel's ids of what it belongs to. `core` is unique within a socket."""
+    """One online CPU and the kernel's ids of its groups. `core` is unique within a socket."""
 
     cpu: int
     core: int
@@ -45,21 +46,23 @@ class CpuTopology:
 
     @property
     def cpus(self) -> int:
-        """All online CPUs."""
+        """Return all online CPUs."""
         return self.layout.cpus
 
     @property
     def threads_per_core(self) -> int:
-        """CPUs per core, on average, rounded down: what counts as a whole core for the kubelet."""
+        """Return the average number of CPUs per core, rounded down, which the kubelet uses as the size of a
+        core.
+        """
         return self.layout.per_core
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
-        """Ids of the NUMA nodes that have CPUs, ascending."""
+        """Return the ids of the NUMA nodes that have CPUs, ascending."""
         return tuple(sorted(self.layout.nodes))
 
     def with_siblings(self, cpus: int) -> int:
-        """The set and all other CPUs of the same cores."""
+        """Return the set and all other CPUs of the same cores."""
         found = 0
         for members in self.layout.cores.values():
             if members & cpus:
@@ -67,14 +70,14 @@ class CpuTopology:
         return found
 
     def of_nodes(self, nodes: Sequence[int]) -> int:
-        """The CPUs of NUMA nodes."""
+        """Return the CPUs of NUMA nodes."""
         found = 0
         for node in nodes:
             found |= self.layout.nodes.get(node, 0)
         return found
 
     def of_sockets_of(self, nodes: Sequence[int]) -> int:
-        """The CPUs of all sockets that have CPUs on the given NUMA nodes."""
+        """Return the CPUs of all sockets that have CPUs on the given NUMA nodes."""
         wanted, found = self.of_nodes(nodes), 0
         for members in self.layout.sockets.values():
             if members & wanted:
@@ -82,9 +85,9 @@ class CpuTopology:
         return found
 
     def per_node(self, cpus: int, numa: Numa) -> tuple[int, ...]:
-        """How many CPUs of the set each of the machine's NUMA nodes has."""
+        """Count the CPUs of the set on each of the machine's NUMA nodes."""
         return tuple((self.layout.nodes.get(node, 0) & cpus).bit_count() for node in numa.nodes)
 
     def in_one_cache(self, cpus: int) -> bool:
-        """Whether the CPUs share one last-level cache."""
+        """Return whether the CPUs share one last-level cache."""
         return any(cpus & ~members == 0 for members in self.layout.caches.values())

@@ -405,7 +405,7 @@ class RuntimeClient:
         except (DecodeError, ValueError, RecursionError, MemoryError):
             self._errors.inc(_snake(name))
             subject = f"CRI {name} on {self._endpoint_of(name)}"
-            raise Undecodable("its answer cannot be decoded", subject=subject) from None
+            raise Undecodable("its response cannot be decoded", subject=subject) from None
 
 
 def _as_ours(name: str, error: CallFailed, endpoint: str) -> Refused:

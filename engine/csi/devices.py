@@ -59,7 +59,7 @@ class Devices:
         try:
             is_device = stat.S_ISBLK(target.stat().st_mode)
         except OSError as error:
-            text = f"the driver has made no block device there: {error.strerror}"
+            text = f"the driver did not create a block device there: {error.strerror}"
             raise Refused(text, subject=str(target), errno=error.errno) from error
         if not is_device:
             raise Refused("not a block device", subject=str(target))

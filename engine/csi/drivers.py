@@ -124,7 +124,7 @@ class CsiDrivers:
         try:
             await self._records.uninstall(name)
         except Refused as error:
-            log.error("driver %s is gone, and the cluster could not be told: %s", name, error)
+            log.error("driver %s has unregistered, and the CSINode could not be updated: %s", name, error)
 
     def close(self) -> None:
         """Close the connections; registrations stay."""

@@ -52,7 +52,7 @@ class FileSystems:
             try:
                 top = open_beneath(parent, name, _READABLE)
             except OSError as error:
-                text = f"the driver has made no directory there: {error.strerror}"
+                text = f"the driver did not create a directory there: {error.strerror}"
                 raise Refused(text, subject=str(target), errno=error.errno) from error
             try:
                 if volume.belongs_to_group and volume.group is not None and not able.gives_to_group:

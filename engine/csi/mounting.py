@@ -196,7 +196,7 @@ class Mounting:
                 failures += 1
                 if str(error) != said:
                     said = str(error)
-                    text = "volume %s of driver %s is not unstaged: %s"
+                    text = "volume %s of driver %s could not be unstaged: %s"
                     log.warning(text, staged.handle, staged.driver, error)
                 self._leaving.add(staged)
                 await asyncio.sleep(retry_delay(failures))

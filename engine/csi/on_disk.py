@@ -99,5 +99,5 @@ def clearing(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         pass
     except OSError as error:
-        text = f"cannot be taken away: {error.strerror}"
+        text = f"cannot be removed: {error.strerror}"
         raise Refused(text, subject=str(path), errno=error.errno) from error

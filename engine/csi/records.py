@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from engine.api.errors import Refused
 
-_NONE: Final = "this node belongs to no cluster"
+_NONE: Final = "this node has not joined a cluster"
 
 
 class DriverRecords(Protocol):

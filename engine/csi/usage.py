@@ -90,5 +90,5 @@ class VolumeUsages:
             able = await driver.capabilities()
             return await driver.usage(handle, able, path) if able.tells_usage else None
         except Refused as error:
-            log.info("driver %s does not tell what is used of volume %s: %s", name, handle, error)
+            log.info("driver %s does not report the usage of volume %s: %s", name, handle, error)
             return None

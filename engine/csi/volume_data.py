@@ -56,7 +56,7 @@ def read(directory: Path) -> VolumeData | None:
     except OSError as error:
         raise Refused(f"cannot be read: {error.strerror}", subject=str(path), errno=error.errno) from error
     except (ValueError, msgspec.DecodeError) as error:
-        log.error("%s says nothing: %s", path, error)
+        log.error("%s is ignored: %s", path, error)
         return None
     driver, handle = said.get("driverName", ""), said.get("volumeHandle", "")
     ephemeral = said.get("volumeLifecycleMode") == EPHEMERAL

@@ -99,7 +99,11 @@ class ClaimedServer:
             return
         if self._open >= MOST_CONNECTIONS:
             if not self._full:
-                log.error("%s: %d connections are the most; others are closed", self._path, self._open)
+                log.error(
+                    "%s: the limit of %d connections is reached; further ones are closed",
+                    self._path,
+                    self._open,
+                )
             self._full = True
             writer.transport.abort()
             return

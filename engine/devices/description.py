@@ -78,7 +78,7 @@ def explain_pod(
         for entry in state.entries_of(uid):
             made = known.get((uid, entry.container_name, entry.resource_name))
             if made is None or set(made.selection.devices) != entry.devices:
-                why = [{"reason": "kept from before the agent started", "devices": sorted(entry.devices)}]
+                why = [{"reason": "allocated before the agent started", "devices": sorted(entry.devices)}]
                 numa = None
             else:
                 chosen = made.selection

@@ -258,7 +258,7 @@ class DeviceManager:
     def _lost(self, endpoint: Endpoint) -> None:
         del self._endpoints[endpoint.resource]
         self.state.disconnect(endpoint.resource, self._clock())
-        log.warning("plugin of %s is gone: all its devices are unhealthy", endpoint.resource)
+        log.warning("the plugin of %s has disconnected: all its devices are unhealthy", endpoint.resource)
         self._file.changed()
         self._tell()
 
@@ -352,7 +352,7 @@ class DeviceManager:
             async with asyncio.timeout_at(until):
                 await news.wait()
         except TimeoutError:
-            log.warning("pod %s waited in vain: %s", pod.full_name, passing.message)
+            log.warning("gave up admitting pod %s: %s", pod.full_name, passing.message)
             return False
         return True
 
@@ -461,7 +461,7 @@ class DeviceManager:
             provider.collect(keep)
         gone = self.state.collect(keep)
         if gone:
-            log.info("devices of %d pods that are gone are free", len(gone))
+            log.info("devices of %d pods that no longer exist are free again", len(gone))
             self._file.changed()
 
     # Resources of the node

@@ -44,7 +44,7 @@ def run_options(entries: Iterable[CheckpointEntry]) -> DeviceRunOptions:
         try:
             answer = ContainerAllocateResponse.FromString(entry.alloc_resp or b"")
         except DecodeError as error:
-            raise Bug(f"unreadable Allocate answer: {error}", subject=entry.resource_name) from error
+            raise Bug(f"unreadable Allocate response: {error}", subject=entry.resource_name) from error
         for name, value in sorted(answer.envs.items()):
             _keep(envs, name, value, entry, "environment variable")
         for mount in answer.mounts:
@@ -71,7 +71,7 @@ def run_options(entries: Iterable[CheckpointEntry]) -> DeviceRunOptions:
 def _keep(kept: dict[str, _Kept], key: str, value: _Kept, entry: CheckpointEntry, what: str) -> None:
     if kept.setdefault(key, value) != value:
         log.error(
-            "%s %s of %s for container %s conflicts with another resource's; the first one stays",
+            "%s %s of %s for container %s conflicts with that of another resource; the first one is used",
             what,
             key,
             entry.resource_name,

@@ -66,11 +66,11 @@ def why_it_passes(
         if entry.resource_name in needs and entry.pod_uid != pod.uid and leaves(entry.pod_uid)
     )
     if holders:
-        text = f"{len(holders)} pods that end still hold devices of {', '.join(sorted(needs))}"
+        text = f"{len(holders)} terminating pods still hold devices of {', '.join(sorted(needs))}"
         return Passing(AWAITING_DEVICES, text, holders)
     holders = frozenset(uid for uid in pinned if uid != pod.uid and leaves(uid))
     if holders:
-        text = f"{len(holders)} pods that end still hold exclusive CPUs or promised memory"
+        text = f"{len(holders)} terminating pods still hold exclusive CPUs or reserved memory"
         return Passing(AWAITING_PINNED, text, holders)
     return None
 

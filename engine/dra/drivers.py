@@ -156,7 +156,7 @@ class DraDrivers:
         while True:
             await instance.driver.reach()
             instance.connected = True
-            log.info("driver %s is connected at %s", name, instance.socket)
+            log.info("driver %s connected at %s", name, instance.socket)
             self._connections_changed(name)
             self._came(name)
             health = asyncio.create_task(self._listen(name, instance))
@@ -166,7 +166,7 @@ class DraDrivers:
                 health.cancel()
                 await asyncio.wait({health})
                 instance.connected = False
-            log.warning("driver %s: the connection to %s is lost", name, instance.socket)
+            log.warning("driver %s: lost the connection to %s", name, instance.socket)
             self._connections_changed(name)
 
     async def _listen(self, name: str, instance: _Instance) -> None:
@@ -204,7 +204,7 @@ class DraDrivers:
 
     async def _wipe_later(self, name: str) -> None:
         await asyncio.sleep(self._wipe_seconds)
-        log.warning("driver %s has not come back: its ResourceSlices of this node are deleted", name)
+        log.warning("driver %s did not reconnect: deleting its ResourceSlices of this node", name)
         try:
             await self._wipe(name)
         finally:
@@ -220,7 +220,7 @@ class DraDrivers:
             except KubengineError as error:
                 if str(error) != said:
                     said = str(error)
-                    log.warning("ResourceSlices %s: not deleted: %s", driver or "of all drivers", error)
+                    log.warning("ResourceSlices %s: cannot be deleted: %s", driver or "of all drivers", error)
             else:
                 return
             failures += 1

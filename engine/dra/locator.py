@@ -101,7 +101,7 @@ class ClaimLocator:
                             "/".join(name) for name in sorted(missing)
                         )
                     await asyncio.sleep(LOOK_AGAIN_SECONDS)
-        log.warning("pod %s: the NUMA nodes of its claims are not known: %s", pod.full_name, failure)
+        log.warning("pod %s: the NUMA nodes of its claims are unknown: %s", pod.full_name, failure)
 
     async def _read(self, pod: Pod) -> tuple[list[ResourceClaim], list[ResourceSlice]]:
         claims = [await self._claims.resource_claim(pod, claim.name) for claim in pod_claims(pod)]

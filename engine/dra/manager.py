@@ -199,7 +199,7 @@ class ClaimManager:
         done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
         async def carry_out() -> None:
-            failure: Exception | None = Unavailable("the agent stops")
+            failure: Exception | None = Unavailable("the agent is stopping")
             try:
                 await work(lambda: not done.cancelled())
                 failure = None
@@ -304,7 +304,7 @@ class ClaimManager:
             if asked.done:
                 clean.add((asked.claim.key, asked.driver))
             else:
-                log.warning("pod %s: not rolled back: %s", pod.full_name, asked.fault)
+                log.warning("pod %s: a claim could not be rolled back: %s", pod.full_name, asked.fault)
         self._leave(pod, attempts, clean)
 
     def _leave(self, pod: Pod, attempts: Sequence[_Attempt], clean: Set[tuple[ClaimKey, str]]) -> None:
@@ -395,7 +395,7 @@ class ClaimManager:
         except Refused as error:
             if self._said.get(uid) != str(error):
                 self._said[uid] = str(error)
-                log.warning("claims of pod %s, which is gone, stay prepared: %s", uid, error)
+                log.warning("the claims of pod %s, which no longer exists, remain prepared: %s", uid, error)
 
     def _driver_came(self, driver: str) -> None:
         self._soon.set()
@@ -530,11 +530,11 @@ class _Asked:
 
 
 def _log_lost_claims(fault: str) -> None:
-    log.error("%s; claims of running pods are prepared again, others stay prepared", fault)
+    log.error("%s; the claims of running pods are prepared again, others remain prepared", fault)
 
 
 def _log_lost_health(fault: str) -> None:
-    log.error("%s; the health of devices is unknown until drivers tell", fault)
+    log.error("%s; the health of devices is unknown until their drivers report it", fault)
 
 
 def _named(driver: str, fault: str) -> str:

@@ -53,7 +53,7 @@ class Cleanup:
         self._decisions, self._monotonic = context.decisions, monotonic
         self._results = context.registry.counter(
             "kubengine_eviction_reclaims_total",
-            "Clean-ups before an eviction, by whether they were enough.",
+            "Clean-ups before an eviction, by whether they freed enough.",
             ["eviction_signal", "result"],
         )
 
@@ -69,7 +69,7 @@ class Cleanup:
         self._results.inc(signal, ENOUGH if relieved else SHORT)
         if relieved:
             inputs = {"signal": signal, "removed": removed, "seconds": self._monotonic() - began}
-            text = "what was cleaned up is enough: no pod is evicted"
+            text = "the clean-up freed enough: no pod is evicted"
             self._decisions.record("eviction", "spared", text, inputs)
         return relieved
 

@@ -71,8 +71,8 @@ class Contention:
     def message(self) -> str:
         who = "all tasks" if WHO[self.name] == b"full" else "tasks"
         if self.holding is None:
-            return f"how long {who} of pods wait for {WAITED_FOR[self.name]} is not known"
-        most = "more" if self.holding else "no more"
+            return f"it is unknown how long {who} of pods wait for {WAITED_FOR[self.name]}"
+        most = "more" if self.holding else "not more"
         return f"{who} of pods wait for {WAITED_FOR[self.name]} {most} than {self.percent}% of the time"
 
     def condition(self, since: float, now: float) -> NodeCondition:
@@ -131,7 +131,7 @@ class StallReader:
         except (OSError, ValueError) as error:
             if name not in self._said:
                 self._said.add(name)
-                log.warning("%s cannot be told: %s", name, error)
+                log.warning("node condition %s cannot be determined: %s", name, error)
             return None
         self._said.discard(name)
         return waited

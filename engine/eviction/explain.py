@@ -84,9 +84,9 @@ def _candidate(place: int, pod: Pod, amount: int | None, resource: str) -> dict[
 
 def _why(pod: Pod, amount: int | None, request: int | None) -> str:
     if is_critical(pod):
-        return "critical: passed over"
+        return "critical: never evicted"
     if amount is None:
-        return "nothing is known of its usage"
+        return "its usage is unknown"
     priority = f"priority {pod.spec.priority or 0}"
     if request is None:
         return f"{priority}, {amount} tasks"

@@ -149,7 +149,7 @@ class EvictionManager:
         registry.collected(
             "gauge",
             "kubengine_pods_stall_ratio",
-            "How much of the last 10 s pods waited, by the node condition that it decides.",
+            "Share of the last 10 s that pods waited, by the node condition that it determines.",
             ["condition"],
             lambda: [((one.name,), one.waited / WHOLE) for one in self._contention if one.waited is not None],
         )
@@ -157,16 +157,16 @@ class EvictionManager:
             registry.collected(
                 "gauge",
                 "kubengine_memory_available_swap_bytes",
-                "How much of the available memory is swap that pods may still take.",
+                "Part of the available memory that is swap which pods may still use.",
                 (),
                 self._swap_left,
             )
         self._evictions = registry.counter(
-            "kubelet_evictions", "Pods evicted, by the signal that was met.", ["eviction_signal"]
+            "kubelet_evictions", "Pods evicted, by the signal whose threshold was met.", ["eviction_signal"]
         )
         self._stats_age = registry.histogram(
             "kubelet_eviction_stats_age_seconds",
-            "Age of the readings that an eviction was decided on.",
+            "Age of the readings that an eviction decision is based on.",
             ["eviction_signal"],
         )
 
@@ -252,7 +252,7 @@ class EvictionManager:
         if await self._cleanup.relieves(threshold.signal):
             return []
         if not pods:
-            log.warning("%s is short and there is no pod to evict", resource)
+            log.warning("the node is low on %s and has no pod to evict", resource)
             return []
         return await self._evict_one(threshold, seen, observations, pods)
 
@@ -414,7 +414,7 @@ class EvictionManager:
                 layers = where.containers or where.images
                 split = dedicated and not same_device(where.images, layers)
             except (KubengineError, OSError, TimeoutError) as error:
-                log.warning("where the runtime keeps images is not known yet: %s", error)
+                log.warning("the runtime's image file system is not known yet: %s", error)
                 return
             self.reader.imagefs, self.reader.containerfs = where.images, layers
             self.reader.layout = "split" if split else "imagefs" if dedicated else "shared"
@@ -466,7 +466,7 @@ class EvictionManager:
                 return
             if self._monotonic() >= deadline:
                 names = ", ".join(pod.full_name for pod in left.values())
-                log.warning("still there %.0f s after their eviction: %s", CLEANUP_TIMEOUT, names)
+                log.warning("pods still running %.0f s after their eviction: %s", CLEANUP_TIMEOUT, names)
                 return
             await asyncio.sleep(CLEANUP_POLL)
 
@@ -482,4 +482,4 @@ class EvictionManager:
 
 def _say_if_failed(kill: asyncio.Future[None]) -> None:
     if not kill.cancelled() and kill.exception() is not None:
-        log.warning("a pod that outlived its grace period could not be ended: %s", kill.exception())
+        log.warning("a pod could not be killed after its grace period: %s", kill.exception())

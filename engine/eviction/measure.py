@@ -104,7 +104,7 @@ class PodMeter:
             async with asyncio.timeout(deadline):
                 listed = await self._runtime.list_container_stats()
         except (KubengineError, TimeoutError) as error:
-            log.warning("container stats cannot be had: %s", error or f"no answer in {deadline:g} s")
+            log.warning("cannot read container stats: %s", error or f"no answer in {deadline:g} s")
             return None
         by_pod: dict[str, dict[str, cri.ContainerStats]] = {}
         for stat in listed:

@@ -101,7 +101,9 @@ class PressureEvents:
                 _read(descriptor)
             except OSError as error:  # the cgroup is gone and would report that forever
                 name = self._files.pop(descriptor)
-                log.info("no more memory notifications from %s: %s", self._directory / name, error.strerror)
+                log.info(
+                    "memory notifications from %s have ended: %s", self._directory / name, error.strerror
+                )
                 self._poll.unregister(descriptor)
                 os.close(descriptor)
         self._wake()

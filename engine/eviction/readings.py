@@ -64,7 +64,8 @@ class SignalReader:
     ) -> None:
         if memory_signal not in (WORKING_SET, MEMAVAILABLE):
             raise InvalidInput(
-                f"{memory_signal!r} is none of {WORKING_SET}, {MEMAVAILABLE}", subject="eviction.memorySignal"
+                f"{memory_signal!r} is not one of {WORKING_SET}, {MEMAVAILABLE}",
+                subject="eviction.memorySignal",
             )
         self.view = view
         self.node = CgroupUsage(view.cgroup, view.mount)

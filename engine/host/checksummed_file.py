@@ -60,7 +60,7 @@ def unsealed(data: bytes) -> bytes:
     """Return the content. Raises `ValueError` if the checksum does not match."""
     content = data[65:]
     if data != sealed(content):
-        raise ValueError("damaged: its checksum is another")
+        raise ValueError("damaged: its checksum does not match")
     return content
 
 

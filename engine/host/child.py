@@ -65,7 +65,7 @@ async def run_child(
         transport.close()
         await listener.ended.wait()
     if len(listener.out) > most:
-        raise Refused(f"it prints more than {most} bytes", subject=subject)
+        raise Refused(f"its output exceeds {most} bytes", subject=subject)
     said = listener.said.decode(errors="replace").strip()
     return Printed(transport.get_returncode() or 0, bytes(listener.out), said)
 
@@ -91,7 +91,7 @@ async def stream_child(
         while data := await asyncio.wait_for(process.stdout.read(PIECE), max(late - loop.time(), 0)):
             yield data
     except TimeoutError:
-        raise Unavailable(f"no end within {seconds:g} s", subject=subject) from None
+        raise Unavailable(f"it did not exit within {seconds:g} s", subject=subject) from None
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

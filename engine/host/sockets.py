@@ -95,7 +95,7 @@ def _check_free(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise Refused("exists and is no socket", subject=str(path), errno=errno.EADDRINUSE)
+        raise Refused("exists and is not a socket", subject=str(path), errno=errno.EADDRINUSE)
     if is_served(path):
         raise Refused("another process serves this socket", subject=str(path), errno=errno.EADDRINUSE)
 
@@ -111,7 +111,9 @@ def _turn(directory: Path) -> Iterator[None]:
                 break
             time.sleep(TURN)
         else:
-            raise BlockingIOError(errno.EAGAIN, "others hold the directory", str(directory))
+            raise BlockingIOError(
+                errno.EAGAIN, "another process holds the lock of this directory", str(directory)
+            )
         yield
     finally:
         os.close(descriptor)

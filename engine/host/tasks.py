@@ -156,7 +156,7 @@ class BackgroundTask:
         failure = f"{type(error).__name__}: {error}"
         if failure != self._failure:
             self._failure = failure
-            log.error("%s failed and goes on", self._name, exc_info=error)
+            log.error("%s failed and will be retried", self._name, exc_info=error)
 
     def trouble(self) -> str | None:
         """Describe the task's problem."""

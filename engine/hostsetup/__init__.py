@@ -1,2 +1,3 @@
-"""The host as a kubelet leaves it: kernel tunables, iptables chains, the agent's own limits and cgroups, and
-the watch for system OOM kills. Only a node agent that runs on the machine's own runtime sets a host up."""
+"""Sets up the host as a kubelet does: kernel tunables, iptables chains, the agent's limits and cgroups, and
+the watch for system OOM kills. Only a node agent on the machine's own runtime sets up its host.
+"""

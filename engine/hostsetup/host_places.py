@@ -1,4 +1,4 @@
-"""Where on the machine a node agent finds what it sets up and follows."""
+"""The paths and commands of the machine that a node agent uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class HostPlaces:
-    """Where on the machine the agent finds what it sets up."""
+    """Paths and commands of the machine that the agent uses."""
 
     sysctls: Path = Path("/proc/sys")
     swaps: Path = Path("/proc/swaps")

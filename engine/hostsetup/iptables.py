@@ -1,8 +1,8 @@
-"""The iptables chains that a kubelet keeps for others (`makeIPTablesUtilChains`).
+"""Maintains the iptables chains that a kubelet creates for other components (`makeIPTablesUtilChains`).
 
-`KUBE-IPTABLES-HINT` in the mangle table tells CNI plugins and kube-proxy whether the machine uses legacy or
-nft tables. `KUBE-FIREWALL` drops packets to 127.0.0.0/8 that come from elsewhere (CVE-2020-8558).
-`KUBE-KUBELET-CANARY` in three tables shows when somebody flushed them; then all is made again.
+`KUBE-IPTABLES-HINT` in the mangle table shows CNI plugins and kube-proxy whether the machine uses legacy or
+nft tables. `KUBE-FIREWALL` drops packets to 127.0.0.0/8 from other hosts (CVE-2020-8558).
+`KUBE-KUBELET-CANARY` in three tables shows when the tables were flushed; then all chains are created again.
 
 Source: kubelet v1.36 (`kubelet_network_linux.go`, `pkg/util/iptables`).
 """
@@ -36,14 +36,16 @@ FLUSH_POLL_SECONDS: Final = 0.1
 STEP_SECONDS: Final = 10 * CALL_SECONDS
 MOST_OUTPUT: Final = 64 * 1024
 EXISTS_OR_ABSENT: Final = 1
-"""What iptables exits with where a chain to make is there, and where a chain or rule to check is not."""
+"""The exit status of iptables if a chain to create exists, or a chain or rule to check does not."""
 
 log = logging.getLogger("kubengine.hostsetup")
 
 
 class Iptables:
-    """One family's tables by its command (`["iptables"]`). Every call raises Refused or Unavailable, naming
-    the command, where it fails."""
+    """The tables of one family, by command (`["iptables"]`).
+
+    Every call raises `Refused` or `Unavailable`, naming the command, if it fails.
+    """
 
     def __init__(self, command: Sequence[str], *, ipv6: bool) -> None:
         self.name = command[-1]
@@ -51,11 +53,11 @@ class Iptables:
         self._ipv6 = ipv6
 
     async def usable(self) -> bool:
-        """Whether the kernel has this family's tables."""
+        """Return whether the kernel has this family's tables."""
         return await self._chain_exists("nat", "POSTROUTING")
 
     async def ensure_chains(self) -> None:
-        """Make the hint, and for IPv4 the firewall chain with its rules, where they are missing."""
+        """Create the hint, and for IPv4 the firewall chain with its rules, if they are missing."""
         await self._ensure_chain("mangle", HINT)
         if self._ipv6:
             return
@@ -99,7 +101,9 @@ class Iptables:
         return self._accept(found, f"chain {chain} of table {table}")
 
     def _accept(self, done: Printed, what: str) -> bool:
-        """Whether it succeeded; what failed for another reason than that a thing is there or not raises."""
+        """Return whether the command succeeded; raise unless it failed because a chain or rule exists or is
+        missing.
+        """
         if done.code not in (0, EXISTS_OR_ABSENT):
             raise Refused(f"{what}: {_said(done)}", subject=self.name)
         return done.code == 0
@@ -115,8 +119,10 @@ def _said(done: Printed) -> str:
 
 
 class UtilChains:
-    """Makes one family's chains and keeps them, until it is stopped. What the machine does not have is
-    reported once, and then nothing is kept."""
+    """Creates the chains of one family and keeps them until it is stopped.
+
+    If the machine lacks iptables or its tables, this is logged once and nothing is kept.
+    """
 
     def __init__(self, command: Sequence[str], tasks: Tasks, *, ipv6: bool = False) -> None:
         self._tables = Iptables(command, ipv6=ipv6)
@@ -128,7 +134,7 @@ class UtilChains:
         if self._installed:
             self._task.start(self._keep)
         else:
-            log.info("%s is not installed; chain %s is not made", self._tables.name, HINT)
+            log.info("%s is not installed; not creating chain %s", self._tables.name, HINT)
 
     async def stop(self) -> None:
         await self._task.stop()
@@ -140,10 +146,10 @@ class UtilChains:
             if usable:
                 await self._tables.ensure_chains()
         except Refused as error:
-            log.warning("chain %s was not made: %s", HINT, error)
+            log.warning("chain %s could not be created: %s", HINT, error)
             return
         if not usable:
-            log.info("%s finds no tables in this kernel; chain %s is not made", name, HINT)
+            log.info("%s finds no tables in this kernel; not creating chain %s", name, HINT)
             return
         while True:
             with self._task.step(STEP_SECONDS):
@@ -151,12 +157,12 @@ class UtilChains:
             await asyncio.sleep(MONITOR_SECONDS)
 
     async def _look(self) -> None:
-        """Raises Refused where iptables fails; the task then tries again after a pause."""
+        """Check the chains once. Raises `Refused` if iptables fails; the task then retries after a pause."""
         if self._canaries_made:
             if not await self._tables.canary_is_gone():
                 return
             await self._tables.flush_is_over()
-            log.info("%s: the tables were flushed; the chains are made again", self._tables.name)
+            log.info("%s: the tables were flushed; creating the chains again", self._tables.name)
             await self._tables.ensure_chains()
         await self._tables.ensure_canaries()
         self._canaries_made = True

@@ -1,7 +1,7 @@
-"""Reads from kernel messages which process a system-wide OOM kill ended. Pure.
+"""Parses kernel messages about system-wide OOM kills. Pure.
 
-Source: kubelet v1.36 (`oom_watcher_linux.go`, cadvisor's `oomparser`): a kill counts as the system's unless a
-memory cgroup's limit caused it.
+Source: kubelet v1.36 (`oom_watcher_linux.go`, cadvisor's `oomparser`): a kill counts as the system's unless
+the limit of a memory cgroup caused it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KILLED: Final = re.compile(r"Killed process (\d+) \((.+)\)")
 
 @dataclass(frozen=True, slots=True)
 class OomKill:
-    """`cgroup` is the one whose limit was reached, "/" for the machine's memory."""
+    """A kill. `cgroup` is the group whose limit was reached, "/" for the machine's memory."""
 
     process: str
     pid: int
@@ -30,13 +30,13 @@ class OomKill:
 
 
 class OomKills:
-    """Takes kernel messages one by one; a kill takes several."""
+    """Assembles kills from kernel messages; each kill spans several messages."""
 
     def __init__(self) -> None:
         self._cgroup: str | None = None
 
     def read(self, message: str) -> OomKill | None:
-        """The kill that ends with this message (without its prefix)."""
+        """Return the kill that ends with this message (without its prefix), or None."""
         if _BEGINS in message:
             self._cgroup = "/"
             return None
@@ -56,5 +56,7 @@ class OomKills:
 
 
 def message_of(record: bytes) -> str:
-    """The text of a record of /dev/kmsg (`PRIORITY,SEQUENCE,TIME,-;TEXT`), without its continuation lines."""
+    """Return the text of a record of /dev/kmsg (`PRIORITY,SEQUENCE,TIME,-;TEXT`), without its continuation
+    lines.
+    """
     return record.partition(b";")[2].partition(b"\n")[0].decode(errors="replace")

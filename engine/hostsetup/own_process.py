@@ -1,4 +1,4 @@
-"""The agent's own process: its OOM score, its limit of open files, its cgroup; and the system's processes.
+"""Sets the agent's OOM score, limit of open files and cgroup, and moves system processes.
 
 Source: kubelet v1.36 (`ensureProcessInContainerWithOOMScore`, `ensureSystemCgroups`, `rlimit.SetNumFiles`).
 """
@@ -18,13 +18,15 @@ from engine.api.errors import Refused
 PROCS: Final = "cgroup.procs"
 CPUSET_FILES: Final = ("cpuset.cpus", "cpuset.mems")
 ROUNDS: Final = 10
-"""How often the processes of the root cgroup are looked at: those that fork meanwhile are found again."""
+"""How often the processes of the root cgroup are listed again, to find those that were forked in
+the meantime.
+"""
 
 log = logging.getLogger("kubengine.hostsetup")
 
 
 def set_oom_score(file: Path, score: int) -> None:
-    """Raises Refused naming the file (/proc/self/oom_score_adj)."""
+    """Set the OOM score. Raises `Refused` naming the file (/proc/self/oom_score_adj)."""
     try:
         file.write_text(str(score))
     except OSError as error:
@@ -33,7 +35,7 @@ def set_oom_score(file: Path, score: int) -> None:
 
 
 def set_open_files(most: int) -> None:
-    """Raises Refused where the kernel does not allow so many."""
+    """Set the limit of open files. Raises `Refused` if the kernel does not allow it."""
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     except (ValueError, OSError) as error:
@@ -42,15 +44,17 @@ def set_open_files(most: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """The directories of the mounted hierarchies, or of the cgroups that count as their roots. The first
-    says which processes are in no cgroup."""
+    """The directories of the mounted hierarchies, or of the cgroups that act as their roots.
+
+    The first one lists the processes that are in no cgroup.
+    """
 
     roots: Sequence[Path]
 
     def put(self, name: str, pid: int) -> None:
-        """Move a process into the cgroup `name`, which is made where it is missing, in every hierarchy.
+        """Move a process into the cgroup `name` in every hierarchy; create the cgroup if it is missing.
 
-        Raises Refused naming the file.
+        Raises `Refused` naming the file.
         """
         for root in self.roots:
             directory = root / name.strip("/")
@@ -62,13 +66,13 @@ class Cgroups:
                 raise Refused(text, subject=str(directory), errno=error.errno) from error
 
     def holds(self, name: str, pid: int) -> bool:
-        """Whether the process is in the cgroup in every hierarchy."""
+        """Return whether the process is in the cgroup in every hierarchy."""
         return all(str(pid) in _lines(root / name.strip("/") / PROCS) for root in self.roots)
 
     def put_system_processes(self, name: str) -> None:
-        """Move every process of the root cgroup into `name`, but for the first and the kernel's.
+        """Move every process of the root cgroup into `name`, except process 1 and kernel threads.
 
-        Raises Refused with the last failure where some could not be moved.
+        Raises `Refused` with the last failure if some could not be moved.
         """
         failure: Refused | None = None
         for _ in range(ROUNDS):
@@ -90,7 +94,9 @@ class Cgroups:
 
 
 def _make(directory: Path, root: Path) -> None:
-    """A fresh v1 cpuset takes no process until it has its parent's CPUs and nodes."""
+    """Create the cgroup. A new v1 cpuset accepts no processes until it has its parent's CPUs and
+    memory nodes.
+    """
     missing = []
     while directory != root and not directory.is_dir():
         missing.append(directory)
@@ -110,7 +116,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _is_kernels(pid: int) -> bool:
-    """A kernel thread has no executable."""
+    """Return whether the process is a kernel thread: it has no executable."""
     try:
         os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115
     except FileNotFoundError:

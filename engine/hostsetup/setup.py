@@ -1,4 +1,4 @@
-"""Sets a host up for a node agent as a kubelet v1.36 does, and keeps it so while the agent runs."""
+"""Sets up a host for a node agent as a kubelet v1.36 does, and maintains the setup while the agent runs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ log = logging.getLogger("kubengine.hostsetup")
 
 
 class HostSetup:
-    """`check` refuses a host on which the configuration forbids to run; `start` sets it up. What the machine
-    does not have, or does not let the agent change, is reported once and left as it is."""
+    """Sets up the host.
+
+    `check` raises an error on a host that the configuration forbids; `start` sets the host up. Anything that
+    the machine lacks, or does not let the agent change, is logged once and skipped.
+    """
 
     def __init__(
         self, config: KubeletConfiguration, places: HostPlaces, *, recorder: EventRecorder, tasks: Tasks
@@ -57,8 +60,11 @@ class HostSetup:
         self._system = tasks.task("system-cgroups")
 
     def check(self) -> None:
-        """Raises Refused: cgroup v1 with `failCgroupV1`, swap with `failSwapOn`, tunables that differ with
-        `protectKernelDefaults`; InvalidInput for `systemCgroups: /`."""
+        """Check the host.
+
+        Raises `Refused` for cgroup v1 with `failCgroupV1`, swap with `failSwapOn`, and different tunables
+        with `protectKernelDefaults`; `InvalidInput` for `systemCgroups: /`.
+        """
         config = self._config
         if config.fail_cgroup_v1 and find_mounts().version == 1:
             raise Refused("failCgroupV1: the agent is configured not to run on a host using cgroup v1")
@@ -71,7 +77,7 @@ class HostSetup:
             check_tunables(self._places.sysctls)
 
     async def start(self) -> None:
-        """Set the host up; what fails is logged, and the node runs on without it."""
+        """Set the host up; failures are logged, and the node runs anyway."""
         if not self._config.protect_kernel_defaults:
             set_tunables(self._places.sysctls)
         for step in (self._raise_open_files, self._look_at_swap):
@@ -87,7 +93,7 @@ class HostSetup:
             self._system.start(self._keep_system_processes)
 
     async def stop(self) -> None:
-        """Leaves the host as it is."""
+        """Stop maintaining the host; its setup remains."""
         chains = [each.stop for each in self._chains]
         await stop_all([self._own.stop, self._system.stop, *chains, self._oom.stop])
 
@@ -95,7 +101,7 @@ class HostSetup:
         set_open_files(self._config.max_open_files)
 
     def _look_at_swap(self) -> None:
-        """Raises Refused where it cannot be read."""
+        """Check for swap. Raises `Refused` if it cannot be read."""
         if swap_is_on(self._places.swaps) and not tmpfs_may_refuse_swap(os.uname().release):
             self._recorder.node(WARNING, "PossibleMemoryBackedVolumesOnDisk", SWAPPED_VOLUMES)
 
@@ -123,7 +129,7 @@ class HostSetup:
 
 
 class _Once:
-    """Logs a refusal, and the same one not again."""
+    """Logs an error, but not the same one twice in a row."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -141,20 +147,22 @@ class _Once:
 
 
 def mounted(mounts: Mounts) -> Cgroups:
-    """Every hierarchy, with the devices controller's first: there the kubelet looks for processes."""
+    """Return every hierarchy, the devices controller's first: the kubelet looks for processes in that one."""
     holding = mounts.holding("devices") or mounts.hierarchies[0]
     others = [each for each in mounts.hierarchies if each != holding]
     return Cgroups([Path(each.path) for each in (holding, *others)])
 
 
 def tmpfs_may_refuse_swap(release: str) -> bool:
-    """Whether a kernel (`6.1.0-13-amd64`) knows the mount option noswap of tmpfs, which came with 6.4."""
+    """Return whether a kernel (`6.1.0-13-amd64`) supports the mount option noswap of tmpfs, which came with
+    6.4.
+    """
     version = re.match(r"(\d+)\.(\d+)", release)
     return version is not None and (int(version[1]), int(version[2])) >= (6, 4)
 
 
 def swap_is_on(file: Path) -> bool:
-    """Whether /proc/swaps lists anything below its heading; a kernel without swap has no such file."""
+    """Return whether /proc/swaps lists a device below its heading; a kernel without swap has no such file."""
     try:
         return len(file.read_text().strip().splitlines()) > 1
     except FileNotFoundError:

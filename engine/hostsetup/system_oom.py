@@ -13,14 +13,16 @@ from engine.hostsetup.oom_kills import OomKill, OomKills, message_of
 
 MOST_RECORD: Final = 8192
 RECORDS_AT_ONCE: Final = 64
-"""How many records are read before others get their turn."""
+"""The number of records to read before other tasks get their turn."""
 
 log = logging.getLogger("kubengine.hostsetup")
 
 
 class SystemOom:
-    """Records an event for each system-wide OOM kill from `start` on. `kmsg` is /dev/kmsg, each read of which
-    gives one record; where it cannot be opened, that is reported once."""
+    """Records an event for each system-wide OOM kill after `start`.
+
+    Each read of `kmsg` (/dev/kmsg) returns one record. If it cannot be opened, that is logged once.
+    """
 
     def __init__(self, recorder: EventRecorder, kmsg: Path) -> None:
         self._recorder = recorder
@@ -41,7 +43,7 @@ class SystemOom:
             log.warning("%s: %s; system OOM kills are not reported", self._kmsg, error.strerror)
 
     def follow(self, descriptor: int) -> None:
-        """Read records from a descriptor that does not block, and close it in the end."""
+        """Read records from a non-blocking descriptor, and close it in the end."""
         asyncio.get_running_loop().add_reader(descriptor, self._read, descriptor)
         self._descriptor = descriptor
 
@@ -58,7 +60,7 @@ class SystemOom:
             except BlockingIOError:
                 return
             except BrokenPipeError:
-                continue  # records were overwritten before they were read
+                continue  # EPIPE: the kernel overwrote records before they were read
             except OSError as error:
                 record = b""
                 log.warning("%s: %s; system OOM kills are no longer reported", self._kmsg, error.strerror)

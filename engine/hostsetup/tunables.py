@@ -1,4 +1,4 @@
-"""Kernel tunables that a kubelet sets, or with `protectKernelDefaults` only checks.
+"""Kernel tunables that a kubelet sets, or only checks with `protectKernelDefaults`.
 
 Source: kubelet v1.36 (`setupKernelTunables`).
 """
@@ -22,15 +22,17 @@ TUNABLES: Final[Mapping[str, int]] = {
     "kernel/keys/root_maxkeys": 1_000_000,
     "kernel/keys/root_maxbytes": 25_000_000,
 }
-"""Paths below /proc/sys: memory may be overcommitted, the OOM killer acts instead of a panic, a panic reboots
-after 10 s and follows an oops, and root has keys for a million containers."""
+"""Paths below /proc/sys and their values: memory may be overcommitted; out of memory, the OOM killer acts
+instead of a panic; a panic reboots after 10 s; an oops causes a panic; root may have keys for a million
+containers.
+"""
 
 log = logging.getLogger("kubengine.hostsetup")
 
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """A tunable with another value than the wanted one; `actual` is None where it cannot be read."""
+    """A tunable with a wrong value; `actual` is None if it cannot be read."""
 
     name: str
     wanted: int
@@ -42,13 +44,13 @@ class Differing:
 
 
 def differing(directory: Path) -> list[Differing]:
-    """The tunables below `directory` (/proc/sys) that differ from what a kubelet wants."""
+    """Return the tunables below `directory` (/proc/sys) that differ from the kubelet's values."""
     found = ((name, wanted, _read(directory / name)) for name, wanted in TUNABLES.items())
     return [Differing(name, wanted, actual) for name, wanted, actual in found if actual != wanted]
 
 
 def check_tunables(directory: Path) -> None:
-    """Raises Refused naming every tunable that differs (`protectKernelDefaults: true`)."""
+    """Raise `Refused` naming every tunable that differs (`protectKernelDefaults: true`)."""
     wrong = differing(directory)
     if wrong:
         text = "; ".join(map(str, wrong))
@@ -56,7 +58,7 @@ def check_tunables(directory: Path) -> None:
 
 
 def set_tunables(directory: Path) -> None:
-    """Write the wanted values. One warning names those that could not be written."""
+    """Write the kubelet's values. One warning names those that could not be written."""
     failed = []
     for each in differing(directory):
         try:
@@ -77,7 +79,7 @@ def _read(path: Path) -> int | None:
 
 
 def _write(path: Path, value: int) -> None:
-    """A file that is not there is not made."""
+    """Write a tunable; never create a missing file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, str(value).encode())

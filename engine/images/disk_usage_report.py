@@ -25,7 +25,7 @@ async def what_else_fills(
     What is unknown falls to the rest.
     """
     used = (report.capacity or 0) - (report.available or 0) - report.freed
-    found = {"images that stay": sum(v.size for v in report.images if v.verdict != REMOVED)}
+    found = {"images that remain": sum(v.size for v in report.images if v.verdict != REMOVED)}
     try:
         stats = await runtime.list_container_stats()
         found["writable layers of containers"] = sum(s.writable_layer.used_bytes.value for s in stats)
@@ -37,5 +37,5 @@ async def what_else_fills(
                 found["pod logs"] = (await asyncio.to_thread(disk_usage, pod_logs_dir))[0]
     except (OSError, TimeoutError):
         pass
-    found["other files, not the runtime's"] = max(used - sum(found.values()), 0)
+    found["files that do not belong to the runtime"] = max(used - sum(found.values()), 0)
     return found

@@ -27,7 +27,7 @@ async def runtime_filesystems(runtime: RuntimeClient) -> RuntimeFilesystems:
     """Ask the runtime. Raises `Refused` or `Unavailable`, also if it names no image file system."""
     info = await runtime.image_fs_info()
     if not info.image_filesystems or not info.image_filesystems[0].fs_id.mountpoint:
-        raise Unavailable("the runtime names no image file system", subject=runtime.endpoint)
+        raise Unavailable("the runtime reports no image file system", subject=runtime.endpoint)
     first = info.image_filesystems[0]
     containers = [Path(f.fs_id.mountpoint) for f in info.container_filesystems if f.fs_id.mountpoint]
     return RuntimeFilesystems(

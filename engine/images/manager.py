@@ -103,10 +103,11 @@ class ImageManager:
         )
         self._freed = registry.counter(
             "kubengine_image_gc_freed_bytes_total",
-            "Bytes that removed images gave, as `images.order` and `images.accounting` count them.",
+            "Bytes freed by removed images, counted as `images.order` and `images.accounting` say.",
         )
         self._protected = registry.gauge(
-            "kubengine_image_gc_protected", "Unused images that a policy of ours kept from the last run."
+            "kubengine_image_gc_protected",
+            "Unused images that the last run kept because of a policy (images.keep, images.prepull).",
         )
         if self._file is not None:
             records_file.load(self._file, self.records, self._now())
@@ -157,7 +158,7 @@ class ImageManager:
             return (await self.garbage_collect(dry_run=dry_run)).to_json()
         if action == "delete-unused":
             return (await self.delete_unused(dry_run=dry_run)).to_json()
-        raise InvalidInput("is none of gc, delete-unused", subject=action)
+        raise InvalidInput("is not one of gc, delete-unused", subject=action)
 
     async def describe(self) -> dict[str, Any]:
         """Return the policy, and per image its times (Unix seconds, null: never used), users and protection.
@@ -210,7 +211,7 @@ class ImageManager:
             if error and failed:
                 self._recorder.node(WARNING, "ImageGCFailed", error)
             elif error:
-                log.warning("image garbage collection failed once: %s", error)
+                log.warning("image garbage collection failed: %s", error)
             failed = bool(error)
             self._save()
             await asyncio.sleep(self._period)
@@ -265,7 +266,7 @@ class ImageManager:
                 if report.removed:
                     self._listed = (float("-inf"), [])
             for key, error in report.failed.items():
-                log.warning("image %s was not removed: %s", key, error)
+                log.warning("image %s could not be removed: %s", key, error)
             if not dry_run:
                 self.last_report = report
             return report
@@ -405,8 +406,8 @@ class ImageManager:
         try:
             records_file.save(self._file, self.records)
         except Refused as error:
-            log.warning("image records cannot be kept: %s", error)
+            log.warning("cannot store the image records: %s", error)
 
 
 async def _nobody_pulls(name: str) -> None:
-    raise Unavailable("nobody pulls images here", subject=name)
+    raise Unavailable("this node has nothing that pulls images", subject=name)

@@ -47,10 +47,10 @@ class ImageGCPolicy:
                 f"LowThresholdPercent {low} can not be higher than HighThresholdPercent {high}"
             )
         if self.order not in ORDERS:
-            raise InvalidInput(f"{self.order!r} is none of {', '.join(ORDERS)}", subject="images.order")
+            raise InvalidInput(f"{self.order!r} is not one of {', '.join(ORDERS)}", subject="images.order")
         if self.accounting not in ACCOUNTINGS:
             raise InvalidInput(
-                f"{self.accounting!r} is none of {', '.join(ACCOUNTINGS)}", subject="images.accounting"
+                f"{self.accounting!r} is not one of {', '.join(ACCOUNTINGS)}", subject="images.accounting"
             )
         if not 0 <= self.inode_low_percent <= self.inode_high_percent <= 100:
             raise InvalidInput(

@@ -52,10 +52,10 @@ class Prepull:
         self._under_way: set[str] = set()
         self._first_pause = first_pause
         self._counted = registry.counter(
-            "kubengine_image_prepulls_total", "Pulls of images that the node keeps ready.", ["result"]
+            "kubengine_image_prepulls_total", "Pulls of the images in images.prepull.", ["result"]
         )
         missing = registry.gauge(
-            "kubengine_image_prepull_missing", "Images that the node is to keep ready and has not."
+            "kubengine_image_prepull_missing", "Images in images.prepull that the node does not have."
         )
         self._missing = missing
         missing.set(len(self._names))
@@ -90,7 +90,7 @@ class Prepull:
                     return
                 if failure != said:
                     said = failure
-                    log.warning("image %s cannot be kept ready: %s", self._names[full], failure)
+                    log.warning("cannot keep image %s ready: %s", self._names[full], failure)
                     self._record("failed", full, failure)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LAST_PAUSE)

@@ -48,6 +48,6 @@ def save(path: Path, records: ImageRecords) -> None:
     try:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     except OSError as error:
-        text = f"cannot make: {error.strerror}"
+        text = f"cannot create: {error.strerror}"
         raise Refused(text, subject=str(path.parent), errno=error.errno) from error
     keep(path, data)

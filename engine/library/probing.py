@@ -38,7 +38,9 @@ async def run_probe(spec: ProbeSpec, host: str = "") -> ProbeOutcome:
     for a command, which only a container runtime can run, for a port given by name, and without a host.
     """
     if spec.kind == "exec":
-        raise InvalidInput("a command runs in its container only", subject=f"{spec.container} {spec.type}")
+        raise InvalidInput(
+            "a command probe needs the pod's container runtime", subject=f"{spec.container} {spec.type}"
+        )
     target = spec.host or host
     if not target:
         raise InvalidInput("needs a host", subject=f"{spec.container} {spec.type}")

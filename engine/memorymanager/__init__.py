@@ -1,6 +1,6 @@
-"""The memory manager: which NUMA nodes the memory and huge pages of Guaranteed pods come from.
+"""The memory manager: chooses the NUMA nodes for the memory and huge pages of Guaranteed pods.
 
-Pure files decide: `state` (what each node has left), `reservation`, `static_policy`, `checkpoint`. Rules:
+Pure files decide: `state` (free memory of each node), `reservation`, `static_policy`, `checkpoint`. Rules:
 kubelet v1.36 `pkg/kubelet/cm/memorymanager`. May import `engine.api`, `engine._fast`, `engine.metrics`,
 `engine.host` and `engine.topologymanager`.
 """

@@ -1,7 +1,8 @@
-"""The text of `memory_manager_state`, both ways, byte for byte the kubelet's. Pure.
+"""Encodes and decodes `memory_manager_state`, byte for byte as the kubelet does. Pure.
 
-Written is what a kubelet v1.36 writes: V1, or V2 with the gate PodLevelResourceManagers. The checksum is the
-32-bit FNV-1a hash of the data as Go dumps it, with the type's first name, `MemoryManagerCheckpoint`.
+Writes the versions that a kubelet v1.36 writes: V1, or V2 with the gate PodLevelResourceManagers. The
+checksum is the 32-bit FNV-1a hash of the data as Go prints it, with `MemoryManagerCheckpoint`, the type's
+first name.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class MemoryCheckpoint(msgspec.Struct, rename="camel", forbid_unknown_fields=Tru
 
 
 class CheckpointError(ValueError):
-    """The text is no checkpoint, or its checksum does not match its data."""
+    """Raised if the text is not a checkpoint, or its checksum does not match its data."""
 
 
 def encode(checkpoint: MemoryCheckpoint) -> bytes:
-    """The file as the kubelet writes it: V2 where `pod_entries` is given, even empty, else V1."""
+    """Encode the file as the kubelet writes it: V2 if `pod_entries` is given, even empty, else V1."""
     machine = checkpoint.machine_state
     content: dict[str, object] = {
         "policyName": checkpoint.policy_name,
@@ -59,7 +60,7 @@ def _sorted_tables(node: NodeState) -> NodeState:
 
 
 def checksum(checkpoint: MemoryCheckpoint) -> int:
-    """The checksum that belongs to a checkpoint."""
+    """Return the checksum of a checkpoint."""
     machine = go_map({node: _dump_node(state) for node, state in checkpoint.machine_state.items()})
     entries = go_map(
         {
@@ -85,7 +86,7 @@ def decode(text: bytes) -> MemoryCheckpoint:
     try:
         found = msgspec.json.decode(text, type=MemoryCheckpoint)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"not a state of the memory manager: {error}") from None
+        raise CheckpointError(f"not a state file of the memory manager: {error}") from None
     if found.checksum == 0 and found.pod_entries is None:
         return found
     with_pods = msgspec.structs.replace(found, pod_entries=found.pod_entries or {})

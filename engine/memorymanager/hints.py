@@ -1,4 +1,4 @@
-"""On which sets of NUMA nodes a container's memory could be: the memory manager's hints. Pure.
+"""Finds the sets of NUMA nodes that can provide a container's memory: the memory manager's hints. Pure.
 
 Source: kubelet v1.36 `memorymanager/policy_static.go`. A set of nodes is a mask of positions among the
 machine's nodes.
@@ -18,14 +18,15 @@ from engine.topologymanager.many_nodes import MOST, narrowed, positions_that_mat
 from engine.topologymanager.policy import DENSE_NODES, Hint, Numa
 
 Reusable = Mapping[int, Mapping[str, int]]
-"""Bytes that earlier containers of the pod leave: mask of the nodes → type → bytes."""
+"""Reusable bytes of earlier containers of the pod: mask of the nodes → type → bytes."""
 
 
 class MemoryHints:
-    """Sets of nodes that could give `requests` (type → bytes).
+    """Sets of nodes that can provide `requests` (type → bytes).
 
-    A set needs enough allocatable and enough free memory of each type, and no node in it may be in use
-    otherwise: alone, or in another group. Sets of the fewest nodes that could ever do are preferred.
+    A set needs enough allocatable and enough free memory of each type, and none of its nodes may be in use
+    alone or in another group. Preferred are the sets with the fewest nodes that would suffice on an empty
+    machine.
     """
 
     def __init__(
@@ -38,13 +39,16 @@ class MemoryHints:
 
     @cached_property
     def flags(self) -> kernels.Flags:
-        """The hints among all nodes; shape (2^nodes,). For machines of at most `DENSE_NODES` nodes."""
+        """Return the hints among all nodes; shape (2^nodes,). For machines with at most
+        `DENSE_NODES` nodes.
+        """
         return self.among(range(len(self._nodes)))
 
     def weights(self) -> list[int]:
-        """How many bytes each node could give; at least 1 where it could when it is empty.
+        """Return how many bytes each node can provide; at least 1 if it could when empty.
 
-        Such a node decides how few nodes would ever do, and so which sets are preferred.
+        Such a node still counts for the smallest number of nodes that would suffice, and so for the
+        preferred sets.
         """
         return [
             sum(node.free(kind) + (node.allocatable(kind) > 0) for kind in self._requests)
@@ -52,7 +56,7 @@ class MemoryHints:
         ]
 
     def among(self, positions: Sequence[int]) -> kernels.Flags:
-        """ORDINARY or PREFERRED for each mask of the positions that is a hint, else 0."""
+        """Return ORDINARY or PREFERRED for each mask of the positions that is a hint, else 0."""
         nodes = [self._nodes[position] for position in positions]
         count = len(nodes)
         sizes = _sizes(count)
@@ -74,7 +78,7 @@ class MemoryHints:
         return flags
 
     def _usable(self, positions: Sequence[int]) -> NDArray[np.bool_]:
-        """Which masks of the positions the use of their nodes allows."""
+        """Return which masks of the positions do not conflict with the current use of their nodes."""
         idle = 0
         groups: set[int] = set()
         usable = np.zeros(1 << len(positions), bool)
@@ -98,7 +102,7 @@ class MemoryHints:
         return usable
 
     def best(self, containing: int = 0) -> Hint | None:
-        """The preferred hint, or else any, with the fewest and lowest nodes; None if there is none.
+        """Return the preferred hint, or else any hint, with the fewest and lowest nodes; None without a hint.
 
         Its nodes include those of the mask `containing`.
         """
@@ -121,7 +125,7 @@ class MemoryHints:
 
 @cache
 def _sizes(nodes: int) -> NDArray[np.int64]:
-    """How many nodes each mask has; shape (2^nodes,)."""
+    """Return the number of nodes of each mask; shape (2^nodes,)."""
     sizes = np.zeros(1, np.int64)
     for _ in range(nodes):
         sizes = np.concatenate([sizes, sizes + 1])
@@ -129,7 +133,7 @@ def _sizes(nodes: int) -> NDArray[np.int64]:
 
 
 def _sums(values: list[int]) -> NDArray[np.uint64]:
-    """The sum of the values of each mask's nodes, modulo 2^64; shape (2^nodes,)."""
+    """Return the sum of the values of each mask's nodes, modulo 2^64; shape (2^nodes,)."""
     sums = np.zeros(1, np.uint64)
     for value in values:
         sums = np.concatenate([sums, sums + np.uint64(value)])

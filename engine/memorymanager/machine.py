@@ -1,4 +1,4 @@
-"""Reads from sysfs what memory and huge pages each NUMA node has."""
+"""Reads the memory and huge pages of each NUMA node from sysfs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAGES = re.compile(r"hugepages-(\d+)kB")
 
 
 def read_nodes(nodes: Path = NODES, hugepages: Path = HUGEPAGES, meminfo: Path = MEMINFO) -> list[NodeMemory]:
-    """Each NUMA node in ascending order; node 0 with all of the memory where the kernel has no NUMA."""
+    """Read each NUMA node in ascending order; without NUMA in the kernel, node 0 has all of the memory."""
     found = sorted(int(path.name.removeprefix("node")) for path in nodes.glob("node[0-9]*"))
     if not found:
         return [NodeMemory(0, _memory(meminfo), _hugepages(hugepages))]
@@ -26,7 +26,7 @@ def read_nodes(nodes: Path = NODES, hugepages: Path = HUGEPAGES, meminfo: Path =
 
 
 def _memory(path: Path) -> int:
-    """Bytes; 0 where the kernel does not tell."""
+    """Return bytes; 0 if the kernel does not report them."""
     try:
         total = _TOTAL.search(path.read_text())
     except OSError:
@@ -35,7 +35,7 @@ def _memory(path: Path) -> int:
 
 
 def _hugepages(directory: Path) -> dict[int, int]:
-    """Pages by size in KiB."""
+    """Return the number of pages by size in KiB."""
     pages = {}
     for path in directory.glob("hugepages-*"):
         size = _PAGES.fullmatch(path.name)

@@ -1,6 +1,7 @@
-"""The memory manager of a running node: promised memory kept on disk, and told to containers as cpuset.mems.
+"""The memory manager of a running node: stores reserved memory on disk, and sets cpuset.mems of containers.
 
-`static_policy` decides. This file keeps `memory_manager_state` and says what an earlier one no longer allows.
+`static_policy` decides. This file keeps `memory_manager_state` and reports reservations of an earlier agent
+that are no longer valid.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ log = logging.getLogger("kubengine.memory")
 
 
 class MemoryManager:
-    """A `HintProvider` of memory and huge pages under the Static policy; under None nobody asks it.
+    """A `HintProvider` of memory and huge pages under the Static policy; under None it is not used.
 
-    `reserved` is what node allocatable holds back: reservations and hard eviction thresholds.
+    `reserved` is the memory that node allocatable excludes: reservations and hard eviction thresholds.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class MemoryManager:
     # Life
 
     async def start(self) -> None:
-        """Read the state of an earlier agent and keep what of it holds."""
+        """Read the state of an earlier agent and keep its valid reservations."""
         checkpoint = self._file.read(decode, self._damaged)
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -115,7 +116,7 @@ class MemoryManager:
         await self._file.stop()
 
     def _damaged(self, fault: str) -> None:
-        said = f"{fault}; memory of running pods is promised again"
+        said = f"{fault}; reserving memory for running pods again"
         log.error("%s", said)
         self._recorder.node(WARNING, "MemoryManagerStateChanged", said)
 
@@ -137,7 +138,7 @@ class MemoryManager:
             self._recorder.node(WARNING, "MemoryManagerStateChanged", said)
 
     def _fresh(self) -> dict[int, NodeState]:
-        """The machine while nobody has memory."""
+        """Return the state of the machine without any reservation."""
         return copy.deepcopy(self._unused)
 
     def _snapshot(self) -> bytes:
@@ -152,19 +153,19 @@ class MemoryManager:
     # Pods
 
     def concerns(self, pod: Pod) -> bool:
-        """Whether some container of the pod is promised memory."""
+        """Return whether a container of the pod gets reserved memory."""
         return self.policy is not None and any(wanted_memory(pod, one) for one in pod.all_containers)
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
-        """Hints for the pod as a whole."""
+        """Return hints for the whole pod."""
         return self.policy.pod_hints(pod) if self.policy is not None else None
 
     def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
-        """Hints for one container."""
+        """Return hints for one container."""
         return self.policy.container_hints(pod, container) if self.policy is not None else None
 
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
-        """Promise the container its memory. Raises `AllocationError`."""
+        """Reserve the container's memory. Raises `AllocationError`."""
         if self.policy is None or not wanted_memory(pod, container):
             return
         held = self.policy.state.held(pod.uid, container.name)
@@ -189,11 +190,11 @@ class MemoryManager:
 
     @property
     def pod_uids(self) -> Collection[str]:
-        """Pods that are promised memory."""
+        """Return the uids of pods with reserved memory."""
         return self.policy.state.pod_uids if self.policy is not None else ()
 
     def release(self, pod_uid: str) -> None:
-        """The pod is over: its memory is free."""
+        """Release the memory of a terminated pod."""
         self._lost.pop(pod_uid, None)
         self._adopted.discard(pod_uid)
         if self.policy is not None and pod_uid in self.policy.state.pod_uids:
@@ -201,15 +202,15 @@ class MemoryManager:
             self._file.changed()
 
     def collect(self, keep: Collection[str]) -> None:
-        """Take back the memory of pods whose uid is not in `keep`."""
+        """Release the memory of pods whose uid is not in `keep`."""
         for uid in [uid for uid in self.pod_uids if uid not in keep]:
-            log.info("memory of pod %s, which is gone, is free", uid)
+            log.info("memory of pod %s, which no longer exists, is free again", uid)
             self.release(uid)
 
     def adopted(self, pod: Pod, choose: Callable[[Pod, Container], Hint]) -> None:
-        """Promise memory again to containers of a running pod that lost theirs.
+        """Reserve memory again for containers of a running pod that lost theirs.
 
-        `choose` asks the topology policy. The pod is never refused: its pages stay where they are.
+        `choose` asks the topology policy. The pod is never rejected: its pages stay on their nodes.
         """
         if self.policy is None or pod.uid in self._adopted:
             return
@@ -225,9 +226,9 @@ class MemoryManager:
                 self.allocate(pod, container, choose(pod, container))
                 blocks = self.policy.state.held(pod.uid, container.name) or ()
                 where = sorted({node for block in blocks for node in block.nodes})
-                text, kind = f"is now promised memory of NUMA nodes {where}", NORMAL
+                text, kind = f"now has reserved memory on NUMA nodes {where}", NORMAL
             except AllocationError as error:
-                text, kind = f"is promised no memory from now on: {error}", WARNING
+                text, kind = f"has no reserved memory from now on: {error}", WARNING
             why = f" ({before.reason})" if before is not None else ""
             said = f"Container {container.name} {text}{why}"
             self._recorder.pod(pod, kind, "MemoryReassigned", said, container=container.name)
@@ -235,23 +236,25 @@ class MemoryManager:
             self._decisions.pod(pod, "memory", "reassigned", text, inputs, container=container.name)
 
     def container_started(self, pod: Pod, container: Container) -> None:
-        """Init containers before this one have ended: their memory is free."""
+        """Release the memory of init containers that ended before this container."""
         if self.policy is not None and self.policy.container_started(pod, container):
             self._file.changed()
 
     def mems(self, pod: Pod, container: str) -> str:
-        """The NUMA nodes of a container's memory, as `cpuset.mems` has them; empty for any."""
+        """Return the NUMA nodes of a container's memory in the format of `cpuset.mems`; empty for
+        any node.
+        """
         blocks = self.policy.state.held(pod.uid, container) if self.policy is not None else None
         return ",".join(str(node) for node in sorted({n for block in blocks or () for n in block.nodes}))
 
     async def flush(self) -> None:
-        """Return when the present state is on disk."""
+        """Wait until the current state is on disk."""
         await self._file.flush()
 
     # Questions
 
     def describe(self) -> dict[str, Any]:
-        """Memory of each NUMA node and what containers have of it, JSON-able."""
+        """Describe the memory of each NUMA node and its containers as JSON-able values."""
         if self.policy is None:
             return {"policy": NONE}
         state = self.policy.state

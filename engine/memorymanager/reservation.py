@@ -1,6 +1,6 @@
-"""`reservedMemory`: what of each NUMA node's memory is the system's, and that it adds up.
+"""Parses `reservedMemory`, the system's memory on each NUMA node, and checks its sum.
 
-Source: kubelet v1.36 `memorymanager/memory_manager.go`; the errors are in its words.
+Source: kubelet v1.36 `memorymanager/memory_manager.go`, including the error messages.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SUBJECT = "reservedMemory"
 def reserved_memory(
     nodes: Sequence[int], reserved: Mapping[str, Quantity], reservations: Sequence[MemoryReservation]
 ) -> dict[int, dict[str, int]]:
-    """Bytes that are reserved, by NUMA node and type.
+    """Return the reserved bytes by NUMA node and type.
 
-    `reserved` is what node allocatable holds back: kubeReserved, systemReserved and hard eviction
+    `reserved` is the memory that node allocatable excludes: kubeReserved, systemReserved and hard eviction
     thresholds. The reservations of all nodes must add up to it. Raises `InvalidInput`.
     """
     by_node: dict[int, dict[str, int]] = {node: {} for node in nodes}

@@ -1,7 +1,7 @@
-"""What of an earlier agent's memory assignments still holds on this machine, with these settings. Pure.
+"""Decides which memory reservations of an earlier agent are still valid. Pure.
 
-A kubelet stops where the policy, the reservation or the machine's memory are not those of the file. Here
-assignments that are still possible are kept, and the others are listed with the reason.
+A kubelet stops if the policy, the reservation or the machine's memory differ from the file. This module
+keeps the reservations that are still possible and lists the others with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.memorymanager.state import Block, MemoryState, NodeState
 
 @dataclass(frozen=True, slots=True)
 class LostMemory:
-    """An assignment that does not hold any longer, and why."""
+    """A reservation that is no longer valid, and the reason."""
 
     pod_uid: str
     container: str
@@ -25,7 +25,7 @@ class LostMemory:
 
 @dataclass(slots=True)
 class RestoredMemory:
-    """The state to start from, what was lost, and what else changed since the file was written."""
+    """The initial state, the lost reservations, and other changes since the file was written."""
 
     state: MemoryState
     lost: list[LostMemory] = field(default_factory=list)
@@ -33,7 +33,7 @@ class RestoredMemory:
 
 
 def restore(checkpoint: MemoryCheckpoint, unused: Mapping[int, NodeState]) -> RestoredMemory:
-    """Start from a checkpoint, on a machine that is `unused` but for what it says."""
+    """Restore a checkpoint on a machine whose empty state is `unused`."""
     restored = RestoredMemory(MemoryState(dict(unused)))
     state = restored.state
     for uid, containers in checkpoint.entries.items():
@@ -50,14 +50,15 @@ def restore(checkpoint: MemoryCheckpoint, unused: Mapping[int, NodeState]) -> Re
     changed = _changed_amounts(checkpoint.machine_state, state.nodes)
     restored.changes += changed
     if not changed and not restored.lost and _same_use(checkpoint.machine_state, state.nodes):
-        # What each node of a group gives depends on the order in which containers came and went. The sums
-        # agree, so the file's own split is as good, and a kubelet would write it again.
+        # The split of a group's memory among its nodes depends on the order in which containers came and
+        # went. Only
+        # the sums must agree, so keep the file's split, which a kubelet would write again.
         state.nodes = checkpoint.machine_state
     return restored
 
 
 def _fault(blocks: Sequence[Block], nodes: Mapping[int, NodeState]) -> str:
-    """Why blocks cannot be kept; empty if they can."""
+    """Return why blocks cannot be kept; empty if they can."""
     for block in blocks:
         for node in block.nodes:
             if node not in nodes:
@@ -71,7 +72,7 @@ def _fault(blocks: Sequence[Block], nodes: Mapping[int, NodeState]) -> str:
 
 
 def _changed_amounts(before: Mapping[int, NodeState], after: Mapping[int, NodeState]) -> list[str]:
-    """What each node has to give, where that is not what the file says."""
+    """Return differences between the allocatable memory of the nodes and the file."""
     changes = []
     for node in sorted(before.keys() | after.keys()):
         old, new = _amounts(before.get(node)), _amounts(after.get(node))
@@ -85,13 +86,13 @@ def _changed_amounts(before: Mapping[int, NodeState], after: Mapping[int, NodeSt
 
 
 def _amounts(node: NodeState | None) -> dict[str, tuple[int, int, int]]:
-    """(total, reserved for the system, allocatable) by type."""
+    """Return (total, reserved for the system, allocatable) by type."""
     tables = node.memory_map if node is not None else {}
     return {kind: (one.total, one.system_reserved, one.allocatable) for kind, one in tables.items()}
 
 
 def _same_use(before: Mapping[int, NodeState], after: Mapping[int, NodeState]) -> bool:
-    """Whether each group of nodes has given as much as its blocks say."""
+    """Return whether the blocks of each group of nodes add up to the memory used on it."""
 
     def used(nodes: Mapping[int, NodeState], group: Sequence[int], kind: str) -> int:
         return sum(nodes[node].memory_map[kind].reserved for node in group)

@@ -1,6 +1,6 @@
-"""Memory by NUMA node and who has been promised how much of it, as the kubelet accounts for it.
+"""Holds the memory of NUMA nodes and the reservations of containers, with the kubelet's accounting.
 
-A node is used either for containers that fit on it alone or by one group of nodes together, never both.
+A node is used either by containers that fit on it alone or by one group of nodes together, never both.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 UNSIGNED = 2**64
-"""Sums of bytes are the kubelet's: unsigned, modulo this."""
+"""Sums of bytes are modulo 2^64, as the kubelet's unsigned integers."""
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Memory of one type, in bytes, that a container has on one NUMA node or on a group of them."""
+    """Memory of one type, in bytes, that a container has on one NUMA node or on a group of nodes."""
 
     nodes: tuple[int, ...] = msgspec.field(name="numaAffinity", default=())
     type: str = ""
@@ -22,7 +22,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MemoryTable(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """One type of memory on one node, in bytes: allocatable is total less systemReserved."""
+    """One type of memory on one node, in bytes: allocatable is total minus systemReserved."""
 
     total: int = 0
     system_reserved: int = 0
@@ -32,25 +32,25 @@ class MemoryTable(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class NodeState(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """One NUMA node: blocks that use it, its memory by type, and the group of nodes that it is used in."""
+    """One NUMA node: the blocks on it, its memory by type, and the group of nodes in which it is used."""
 
     number_of_assignments: int = 0
     memory_map: dict[str, MemoryTable] = {}
     cells: tuple[int, ...] = ()
 
     def free(self, kind: str) -> int:
-        """Free bytes of a type; 0 of a type that the node does not have."""
+        """Return the free bytes of a type; 0 if the node does not have the type."""
         table = self.memory_map.get(kind)
         return table.free if table is not None else 0
 
     def allocatable(self, kind: str) -> int:
-        """Allocatable bytes of a type; 0 of a type that the node does not have."""
+        """Return the allocatable bytes of a type; 0 if the node does not have the type."""
         table = self.memory_map.get(kind)
         return table.allocatable if table is not None else 0
 
 
 class NodeMemory(msgspec.Struct, frozen=True):
-    """What a NUMA node has: bytes of memory, and pages by size in KiB."""
+    """The memory of a NUMA node: bytes of memory, and pages by size in KiB."""
 
     node: int
     memory: int
@@ -58,7 +58,7 @@ class NodeMemory(msgspec.Struct, frozen=True):
 
 
 def hugepage_type(kib: int) -> str:
-    """The resource of huge pages of a size: `hugepages-2Mi`."""
+    """Return the resource name of huge pages of a size: `hugepages-2Mi`."""
     size, unit = kib, 0
     while size % 1024 == 0 and unit < 2:
         size, unit = size // 1024, unit + 1
@@ -66,7 +66,7 @@ def hugepage_type(kib: int) -> str:
 
 
 def unused(machine: Sequence[NodeMemory], reserved: Mapping[int, Mapping[str, int]]) -> dict[int, NodeState]:
-    """The state of a machine on which nobody has memory; `reserved` is node → type → bytes."""
+    """Return the state of a machine without reservations; `reserved` is node → type → bytes."""
     nodes = {}
     for one in machine:
         kept = reserved.get(one.node, {})
@@ -82,7 +82,8 @@ def unused(machine: Sequence[NodeMemory], reserved: Mapping[int, Mapping[str, in
 
 
 def _table(total: int, reserved: int, in_pages: int) -> MemoryTable:
-    # Where more is reserved or in huge pages than a node has, the kubelet's unsigned numbers wrap around. It
+    # If more memory is reserved or in huge pages than a node has, the kubelet's unsigned integers wrap
+    # around. It
     # compares them with this file when it starts, and stops if they differ.
     allocatable = (total - reserved - in_pages) % UNSIGNED
     return MemoryTable(total=total, system_reserved=reserved, allocatable=allocatable, free=allocatable)
@@ -100,22 +101,22 @@ class MemoryState:
         self._held: dict[str, dict[str, tuple[Block, ...]]] = {}
 
     def held(self, pod_uid: str, container: str) -> tuple[Block, ...] | None:
-        """The blocks of a container; None if it was given none."""
+        """Return the blocks of a container, or None."""
         return self._held.get(pod_uid, {}).get(container)
 
     def entries(self) -> Iterator[tuple[str, str, tuple[Block, ...]]]:
-        """(pod uid, container, blocks) of everybody who has some."""
+        """Yield (pod uid, container, blocks) of all reservations."""
         for pod_uid, containers in self._held.items():
             for container, blocks in containers.items():
                 yield pod_uid, container, blocks
 
     @property
     def pod_uids(self) -> list[str]:
-        """Pods that have memory."""
+        """Return the uids of pods with reserved memory."""
         return list(self._held)
 
     def of_pod(self, pod_uid: str) -> dict[str, tuple[Block, ...]]:
-        """The blocks of each container of a pod."""
+        """Return the blocks of each container of a pod."""
         return dict(self._held.get(pod_uid, {}))
 
     def assign(self, pod_uid: str, container: str, blocks: tuple[Block, ...]) -> None:
@@ -123,7 +124,7 @@ class MemoryState:
         self._held.setdefault(pod_uid, {})[container] = blocks
 
     def use(self, nodes: Sequence[int], kind: str, size: int) -> None:
-        """Take memory from nodes, the first before the next, and make them a group."""
+        """Take memory from nodes in order, and make them a group."""
         for node in nodes:
             state = self.nodes[node]
             state.number_of_assignments += 1
@@ -136,7 +137,7 @@ class MemoryState:
                 size -= part
 
     def release(self, pod_uid: str, container: str) -> None:
-        """Take back what a container has."""
+        """Release the blocks of a container."""
         containers = self._held.get(pod_uid, {})
         blocks = containers.pop(container, ())
         if not containers:
@@ -148,7 +149,7 @@ class MemoryState:
             self._give_back(self.pods.pop(pod_uid))
 
     def release_pod(self, pod_uid: str) -> None:
-        """Take back what all containers of a pod have."""
+        """Release the blocks of all containers of a pod."""
         for container in self.of_pod(pod_uid):
             self.release(pod_uid, container)
 

@@ -1,6 +1,6 @@
 """The Static policy: memory and huge pages of Guaranteed pods from chosen NUMA nodes.
 
-Rules: kubelet v1.36 `memorymanager/policy_static.go`. Pure: `MemoryManager` keeps the state on disk.
+Rules: kubelet v1.36 `memorymanager/policy_static.go`. Pure: `MemoryManager` stores the state on disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.topologymanager.provider import AllocationError
 
 
 def wanted_memory(pod: Pod, container: Container) -> dict[str, int]:
-    """Bytes of memory and huge pages that are promised to the container, by type in order of name."""
+    """Return the bytes of memory and huge pages to reserve for the container, by type in order of name."""
     if pod.spec.resources is not None or compute_qos_class(pod) != GUARANTEED:
         return {}
     return {
@@ -28,7 +28,9 @@ def wanted_memory(pod: Pod, container: Container) -> dict[str, int]:
 
 
 def pod_wanted_memory(pod: Pod) -> dict[str, int]:
-    """The most that the pod's containers need at one time, by type in order of name."""
+    """Return the largest amounts that the pod's containers need at the same time, by type in
+    order of name.
+    """
     sidecars: dict[str, int] = {}
     most: dict[str, int] = {}
     apps: dict[str, int] = {}
@@ -44,14 +46,14 @@ def pod_wanted_memory(pod: Pod) -> dict[str, int]:
 
 
 class StaticPolicy:
-    """Promises memory of `state` to containers. A `HintProvider`."""
+    """A `HintProvider` that reserves the memory of `state` for containers."""
 
     def __init__(self, numa: Numa, state: MemoryState) -> None:
         self.state = state
         self._numa = numa
 
     def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
-        """Hints for the container's memory; those of its blocks, if it has some."""
+        """Return hints for the container's memory; if it already has blocks, the hint for those."""
         wanted = wanted_memory(pod, container)
         if not wanted:
             return None
@@ -61,7 +63,7 @@ class StaticPolicy:
         return self._hints(wanted, self._reusable(pod, container))
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
-        """Hints for the memory of all containers together."""
+        """Return hints for the memory of all containers together."""
         wanted = pod_wanted_memory(pod)
         if not wanted:
             return None
@@ -72,7 +74,9 @@ class StaticPolicy:
         return self._hints(wanted, {})
 
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
-        """Promise the container its memory on the hint's NUMA nodes, or on more if they do not do."""
+        """Reserve the container's memory on the hint's NUMA nodes, or on more nodes if those do
+        not suffice.
+        """
         wanted = wanted_memory(pod, container)
         if not wanted or self.state.held(pod.uid, container.name) is not None:
             return
@@ -112,11 +116,11 @@ class StaticPolicy:
         self._shrink_init_containers(pod, container, nodes, wanted)
 
     def release(self, pod_uid: str) -> None:
-        """Take back all that the pod has."""
+        """Release all memory of the pod."""
         self.state.release_pod(pod_uid)
 
     def container_started(self, pod: Pod, container: Container) -> bool:
-        """Take back what ordinary init containers before this one had; whether that was anything."""
+        """Release the memory of ordinary init containers before this one; return whether there was any."""
         released = False
         for init in pod.init_containers:
             if init.name == container.name:
@@ -127,7 +131,9 @@ class StaticPolicy:
         return released
 
     def _hints(self, wanted: Mapping[str, int], reusable: dict[int, dict[str, int]]) -> dict[str, Hints]:
-        """The same hints for each type; without any, memory has no say and its allocation fails instead."""
+        """Return the same hints for each type; without a hint the type is left out, and its allocation fails
+        instead.
+        """
         hints = MemoryHints(self._numa, self.state.nodes, wanted, reusable)
         if len(self._numa.nodes) > DENSE_NODES:
             return dict.fromkeys(wanted, hints) if hints.best() is not None else {}
@@ -139,7 +145,9 @@ class StaticPolicy:
         return {block.type: [Hint(self._numa.mask(block.nodes), True)] for block in blocks}
 
     def _reusable(self, pod: Pod, container: Container) -> dict[int, dict[str, int]]:
-        """What ordinary init containers before this one leave, by mask of nodes and type."""
+        """Return the memory that ordinary init containers before this one leave, by mask of nodes
+        and type.
+        """
         found: dict[int, dict[str, int]] = {}
         for init in pod.init_containers:
             if init.name == container.name:
@@ -152,7 +160,7 @@ class StaticPolicy:
     def _shrink_init_containers(
         self, pod: Pod, container: Container, nodes: tuple[int, ...], wanted: Mapping[str, int]
     ) -> None:
-        """Count what the container reuses as its own, and no longer as an init container's."""
+        """Move memory that the container reuses from the init containers' blocks to its own."""
         left = dict(wanted)
         for init in pod.init_containers:
             if init.name == container.name:
@@ -181,6 +189,6 @@ class StaticPolicy:
         return len(nodes) == 1 and len(self.state.nodes[nodes[0]].cells) > 1
 
     def _violates_groups(self, nodes: tuple[int, ...]) -> bool:
-        """Whether a group of nodes would use one that is in use alone or in another group."""
+        """Return whether a group of nodes would use a node that is in use alone or in another group."""
         used = [state for state in map(self.state.nodes.__getitem__, nodes) if state.number_of_assignments]
         return len(nodes) > 1 and any(state.cells != nodes for state in used)

@@ -28,7 +28,7 @@ async def cgroup_driver(runtime: RuntimeClient, configured: str, registry: Regis
     """
     losing_support = registry.counter(
         "kubelet_cri_losing_support",
-        "Calls that the runtime lacks and that a kubelet of this version will need.",
+        "The first kubelet version that will not support this runtime, because the runtime lacks a call.",
         ["version"],
     )
     answer = await wait_for_runtime(runtime.runtime_config)

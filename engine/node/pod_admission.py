@@ -66,7 +66,7 @@ class PodAdmission:
         self._probes = managers.probes
         self._waits = registry.counter(
             "kubengine_admission_waits_total",
-            "How often a pod had to wait for something that passes before it could start.",
+            "Pods that had to wait for a transient condition before admission.",
             ["reason"],
         )
 
@@ -84,7 +84,7 @@ class PodAdmission:
             self._admission.add(without_claimed(pod))
             self._devices.adopt(pod)
         except InvalidInput as error:
-            log.error("pod %s runs and cannot be counted: %s", pod.full_name, error)
+            log.error("the resources of running pod %s cannot be counted: %s", pod.full_name, error)
 
     def judge(self, pod: Pod) -> Verdict:
         """Decide, and count the pod. Raises `AdmissionRejected`, after which the pod holds nothing."""

@@ -410,14 +410,17 @@ class PodManager:
             return
         if not record.empty:
             self._services.metrics.orphaned()
-        log.info("pod %s (%s) is not wanted here any more; ending it", record.full_name, uid)
+        log.info("pod %s (%s) is no longer desired; terminating it", record.full_name, uid)
         found = self._found.pop(uid, None) if self._found is not None else None
         accepted = found or self._services.records.accepted.read(uid)
         if accepted is None:
             meta = ObjectMeta(name=record.name or uid, namespace=record.namespace or "unknown", uid=uid)
             stranger = self._start_worker(Pod(metadata=meta, spec=PodSpec()), PodLife(LifeState.LEAVING))
             if record.alive:
-                log.warning("pod %s: what it holds is not known; new pods wait for its end", record.full_name)
+                log.warning(
+                    "pod %s: its resources are unknown; new pods wait until it has terminated",
+                    record.full_name,
+                )
                 self._unaccounted.add(stranger)
             return
         if record.alive:

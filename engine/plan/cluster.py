@@ -79,7 +79,7 @@ class Cluster:
         if self._snapshot is None and self._file is not None:
             self._snapshot = self._file.load()
         if self._snapshot is None:
-            raise InvalidInput("nothing was opened", subject="snapshot")
+            raise InvalidInput("the cluster has not been opened", subject="snapshot")
         return self._snapshot
 
     @property

@@ -83,10 +83,10 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, rename={"with_": "wit
     with_: Annotated[dict[str, Any], Meta(description="the question's parameters")] = {}
     nodes: Annotated[list[str], Meta(description="only these nodes: names or patterns")] = []
     selector: Annotated[str, Meta(description="only nodes with these labels")] = ""
-    sample: Annotated[int, Meta(description="only so many of them, drawn with the seed", ge=0)] = 0
+    sample: Annotated[int, Meta(description="only this many of them, chosen with the seed", ge=0)] = 0
     sweep: Annotated[
         dict[str, list[Any] | Range],
-        Meta(description="parameter (dots go inside: requests.cpu) to its values"),
+        Meta(description="parameter (dots for nested fields: requests.cpu) to its values"),
     ] = {}
     diff: Sides | None = None
     fail_if: list[FailIf] = []
@@ -106,7 +106,7 @@ class ScenarioFile(msgspec.Struct, forbid_unknown_fields=True):
     )
     kind: str = "Plan"
     snapshot: Annotated[
-        list[str], Meta(description="paths, relative to this file; the command line wins")
+        list[str], Meta(description="paths, relative to this file; the command line takes precedence")
     ] = []
     synthetic: Synthetic | None = None
     seed: int = 1
@@ -146,7 +146,7 @@ class Plan:
         names = [scenario.name for scenario in self.file.scenarios]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise self._document.error(("scenarios", index, "name"), f"{name!r} is there already")
+                raise self._document.error(("scenarios", index, "name"), f"{name!r} is defined already")
         self.points = [list(self._points(index)) for index in range(len(names))]
 
     def _points(self, index: int) -> Iterator[tuple[str, list[msgspec.Struct], dict[str, Any]]]:

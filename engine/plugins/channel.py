@@ -58,7 +58,7 @@ class PluginChannel:
         try:
             return answer.FromString(data)
         except (DecodeError, RecursionError, MemoryError):
-            raise CallFailed(INTERNAL, "the answer cannot be decoded") from None
+            raise CallFailed(INTERNAL, "the response cannot be decoded") from None
 
     def messages(self, method: str, request: Message) -> AsyncGenerator[bytes, None]:
         """Yield serialized messages until the plugin ends the call."""

@@ -113,12 +113,12 @@ class PluginWatcher:
         while waiting:
             now = waiting.pop()
             if len(now.relative_to(self._directory).parts) > MAX_DEPTH:
-                log.error("%.200s: more than %d levels of directories; passed over", now, MAX_DEPTH)
+                log.error("%.200s: more than %d levels of directories; ignored", now, MAX_DEPTH)
                 continue
             for entry in self._entries(now):
                 seen += 1
                 if seen > MAX_ENTRIES:
-                    log.error("%s: more than %d entries; the others are passed over", directory, MAX_ENTRIES)
+                    log.error("%s: more than %d entries; the others are ignored", directory, MAX_ENTRIES)
                     return
                 if self._take(entry):
                     waiting.append(entry)
@@ -157,7 +157,7 @@ class PluginWatcher:
         if stat.S_ISSOCK(mode):
             self._end(path)
             if len(self._tasks) >= MAX_SOCKETS:
-                log.error("%s: %d plugin sockets are the most; passed over", path, MAX_SOCKETS)
+                log.error("%s: ignored, the limit of %d plugin sockets is reached", path, MAX_SOCKETS)
                 return False
             turn = self._turns.setdefault(path, asyncio.Lock())
             self._tasks[path] = self._serving.start(self._serve(path, turn), str(path))
@@ -180,7 +180,7 @@ class PluginWatcher:
                     if isinstance(error, InvalidInput):
                         return
                 await asyncio.sleep(retry_delay(failures))
-            log.info("plugin %s registered, which answers at %s", name, endpoint)
+            log.info("plugin %s registered with the endpoint %s", name, endpoint)
             try:
                 await asyncio.Event().wait()
             finally:

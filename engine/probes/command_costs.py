@@ -69,10 +69,10 @@ def shim_seconds(sandbox: str, info: str) -> float:
     except (ValueError, TypeError, AttributeError):
         pid = 0
     if pid <= 0:
-        raise Refused("the runtime names no process of the pod")
+        raise Refused("the runtime reports no process of the pod")
     with open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123
         if sandbox.encode() not in file.read(1 << 16):
-            raise Refused("the pod's own process has gone")
+            raise Refused("the pod's sandbox process has exited")
     shim = _process(_process(pid).parent)
     if not shim.name.startswith(_SHIM):
         raise Refused("the runtime has no process for the pod alone")

@@ -87,11 +87,12 @@ class ProbeManager:
         self._kills = KillBudget(section)
         self._decisions = context.decisions
         self._withheld = registry.counter(
-            "kubengine_liveness_kills_withheld_total", "Containers that failed liveness and were not ended."
+            "kubengine_liveness_kills_withheld_total",
+            "Containers not killed after a failed liveness probe.",
         )
         self._came_back = registry.counter(
             "kubengine_probe_restored_containers_total",
-            "Containers that an earlier agent had probed, by what it knew of them: ready or waiting.",
+            "Containers that an earlier agent probed, by recorded result: ready or waiting.",
             ("as",),
         )
         self._recorder = context.recorder
@@ -266,7 +267,7 @@ class ProbeManager:
         _, ready, started = container.restored
         self._came_back.inc("ready" if ready else "waiting")
         if not ready:
-            why = "it was not ready when the agent before ended: its probes have to succeed first"
+            why = "it was not ready when the previous agent stopped: its probes have to succeed first"
             inputs = {"started": started, "probes": [worker.spec.type for worker in container.workers()]}
             self._decisions.pod(container.pod.pod, "probes", "waiting", why, inputs, container=container.name)
 
@@ -469,7 +470,7 @@ class ProbeManager:
         container, spec = worker.container, worker.spec
         self._withheld.inc()
         self._decide_restart(worker, "withheld", why)
-        self._event(worker, "LivenessKillWithheld", f"Liveness probe failed, container goes on: {why}")
+        self._event(worker, "LivenessKillWithheld", f"Liveness probe failed, container not restarted: {why}")
         self._deregister(worker)
         again = self._register(container, spec, spec.period)
         again.published, again.output = worker.published, worker.output
@@ -580,7 +581,7 @@ class ProbeManager:
             entry.network_trouble = why
             inputs = {"sandbox": entry.sandbox}
             self._decisions.pod(
-                entry.pod, "probes", "failed", f"no way into the pod's network: {why}", inputs
+                entry.pod, "probes", "failed", f"cannot enter the pod's network: {why}", inputs
             )
 
     def _leave_network(self, entry: PodProbes) -> None:

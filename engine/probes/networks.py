@@ -53,7 +53,7 @@ def open_network(sandbox_id: str, info: str) -> int:
     elif pid > 0:
         found = _open_of_process(pid, sandbox_id)
     else:
-        raise InvalidInput("has no network of its own", subject=f"sandbox {sandbox_id}")
+        raise InvalidInput("has no network namespace of its own", subject=f"sandbox {sandbox_id}")
     try:
         _check(found, sandbox_id)
     except BaseException:
@@ -104,7 +104,7 @@ def _open_of_process(pid: int, sandbox_id: str) -> int:
     try:
         with open(os.open("cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process), "rb") as file:  # noqa: PTH123
             if sandbox_id.encode() not in file.read(1 << 16):
-                raise Refused(f"its process {pid} has gone", subject=f"sandbox {sandbox_id}")
+                raise Refused(f"its process {pid} has exited", subject=f"sandbox {sandbox_id}")
         return os.open("ns/net", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
     finally:
         os.close(process)
@@ -116,7 +116,7 @@ def _check(network: int, sandbox_id: str) -> None:
     with contextlib.suppress(OSError):
         kind = fcntl.ioctl(network, _NS_GET_NSTYPE)
     if kind != CLONE_NEWNET:
-        raise InvalidInput("its network is no namespace", subject=f"sandbox {sandbox_id}")
+        raise InvalidInput("its network is not a namespace", subject=f"sandbox {sandbox_id}")
     here, there = os.stat("/proc/self/ns/net"), os.fstat(network)  # noqa: PTH116
     if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
-        raise InvalidInput("has no network of its own", subject=f"sandbox {sandbox_id}")
+        raise InvalidInput("has no network namespace of its own", subject=f"sandbox {sandbox_id}")

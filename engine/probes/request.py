@@ -62,7 +62,7 @@ def http_request(
     lines.append(("Connection", "close"))
     for name, value in [*lines, ("Host", name_host)]:
         if not name or any(c in name for c in " \r\n:\0") or any(c in value for c in "\r\n\0"):
-            raise InvalidInput("not a header that HTTP can carry", subject=f"httpHeaders {name!r}")
+            raise InvalidInput("not a valid HTTP header", subject=f"httpHeaders {name!r}")
     path = "".join(c if 0x20 < ord(c) < 0x7F else "".join(f"%{b:02X}" for b in c.encode()) for c in path)
     rest = "".join(f"{name}: {value}\r\n" for name, value in lines) + "\r\n"
     return path.encode(), b"" if name_host == own else name_host.encode(), rest.encode()

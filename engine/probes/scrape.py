@@ -45,37 +45,44 @@ class ProbeMetrics:
         self._by_pod = detail == "pod"
         self._labels_of = labels_of
         self.lateness = registry.histogram(
-            "kubengine_probe_lateness_seconds", "How late probes began.", buckets=LATENESS
+            "kubengine_probe_lateness_seconds",
+            "Delay between a probe's due time and its start.",
+            buckets=LATENESS,
         )
         self.lateness.counts = _Scraped(self._read_lateness)
         registry.collected(
-            "counter", "kubengine_probe_late_total", "Probes that began over 10 ms late.", (), self._late
+            "counter",
+            "kubengine_probe_late_total",
+            "Probes that started more than 10 ms late.",
+            (),
+            self._late,
         )
         registry.collected(
             "counter",
             "kubengine_probe_kept_waiting_seconds_total",
-            "How long the agent was kept from probing, which is given back to probes that time out.",
+            "Time for which the agent could not run probes; probes that time out get it back.",
             (),
             partial(self._of_loop, "kept_waiting"),
         )
         registry.collected(
             "counter",
             "kubengine_probe_networks_entered_total",
-            "How often probing went into a pod's network.",
+            "Times that the prober entered a pod's network namespace.",
             (),
             partial(self._of_loop, "networks_entered"),
         )
         registry.collected(
             "counter",
             "kubengine_probe_early_failures_total",
-            "Failures of starting containers that did not count.",
+            "Probe failures that did not count because the container was starting.",
             (),
             partial(self._of_loop, "early_failures"),
         )
         registry.collected(
             "gauge",
             "kubengine_probes_beyond",
-            "Probes that have what the kubelet's have not, and commands that another probe could replace.",
+            "Probes that use what the kubelet does not have, and commands that another kind of probe "
+            "could replace.",
             ("feature",),
             self._features,
         )

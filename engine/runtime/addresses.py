@@ -71,7 +71,7 @@ class PodNetwork:
                 self._last = number
                 self._taken.add(address)
                 return address
-        raise Refused("every address is taken", subject=f"pod network {self.subnet}")
+        raise Refused("every address is in use", subject=f"pod network {self.subnet}")
 
     def give_back(self, address: str) -> None:
         self._taken.discard(address)
@@ -97,7 +97,7 @@ class PodNetwork:
             _tell(links.deletion(self.bridge), f"bridge {self.bridge}")
 
     def _choose(self) -> ipaddress.IPv4Network:
-        chosen = kept(self._file, _subnet, without="another subnet is chosen")
+        chosen = kept(self._file, _subnet, without="choosing another subnet")
         if chosen is not None:
             return chosen
         if self._wanted is not None:

@@ -63,7 +63,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _apply(config: cri.ContainerConfig, edits: Mapping[str, Any], device: str) -> None:
     if edits.get("hooks"):
-        raise Unsupported("its specification has hooks, which are left out", subject=f"CDI device {device}")
+        raise Unsupported(
+            "its specification has hooks, which this runtime ignores", subject=f"CDI device {device}"
+        )
     for pair in edits.get("env") or []:
         key, _, value = pair.partition("=")
         config.envs.append(cri.KeyValue(key=key, value=value.encode()))

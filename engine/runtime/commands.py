@@ -45,7 +45,7 @@ class ProcessStream:
                 raise Bug(f"a frame of {size} bytes", subject="shim")
             data = await self._reader.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise Refused("its helper process has hung up", subject=self._subject) from None
+            raise Refused("its helper process has disconnected", subject=self._subject) from None
         if kind == relay.EXIT:
             return int(relay.CODE.unpack(data)[0])
         return kind, data

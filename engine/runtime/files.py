@@ -93,7 +93,9 @@ class ContainerFiles:
             if mount.image.image:
                 image = self._images.get(mount.image.image)
                 if image is None or image.is_host:
-                    raise NoSuchObject("not here; pull it first", subject=f"image {mount.image.image!r}")
+                    raise NoSuchObject(
+                        "not in the image store; pull it first", subject=f"image {mount.image.image!r}"
+                    )
                 below = mount.image_sub_path.strip("/")
                 if ".." in below.split("/"):
                     raise InvalidInput("leads out of the image", subject=mount.image_sub_path)

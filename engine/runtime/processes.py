@@ -240,7 +240,7 @@ class ProcessBackend:
     async def create_container(self, container: RuntimeContainer, image: cri.Image) -> None:
         stored = self.images.get(image.id)
         if stored is None:
-            raise NoSuchObject("was removed meanwhile", subject=f"image {image.id}")
+            raise NoSuchObject("was removed in the meantime", subject=f"image {image.id}")
         sandbox = container.sandbox
         parent = sandbox.config.linux.cgroup_parent
         path = hierarchy.container_path(parent, container.id, self._driver)
@@ -387,7 +387,7 @@ class ProcessBackend:
         try:
             self.state.save_container(container, notes)
         except Refused as error:
-            log.error("%s; its end is found again at the next start", error)
+            log.error("%s; its exit status will be read again at the next start", error)
 
     async def _adopt_container(self, container: RuntimeContainer, notes: BackendNotes) -> None:
         self._notes[container.id] = notes

@@ -54,7 +54,7 @@ def check_sandbox(sandbox: Sandbox) -> None:
 def check_user_namespace(options: cri.NamespaceOption, subject: str) -> None:
     """Raise Unsupported for a user namespace other than the node's."""
     if options.HasField("userns_options") and options.userns_options.mode != cri.NODE:
-        reason = "user namespaces are left out: hostUsers must be true"
+        reason = "user namespaces are not supported: hostUsers must be true"
         raise Unsupported(reason, subject=subject)
 
 

@@ -107,7 +107,7 @@ def _compiled_file(path: Path, capabilities: Collection[str]) -> bytes:
     except InvalidInput as error:
         raise InvalidInput(str(error), subject=f"seccomp profile {path}") from None
     except (TypeError, ValueError, AttributeError, ctypes.ArgumentError, OverflowError) as error:
-        raise InvalidInput(f"is not of the form of one: {error}", subject=f"seccomp profile {path}") from None
+        raise InvalidInput(f"is not a seccomp profile: {error}", subject=f"seccomp profile {path}") from None
 
 
 def default_profile(capabilities: Collection[str]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class RuntimeService:
             raise InvalidInput("expected a name", subject="config.metadata.name")
         handler = request.runtime_handler
         if handler not in self.handlers:
-            raise NoSuchObject("there is no such handler", subject=f"handler {handler!r}")
+            raise NoSuchObject("no such runtime handler", subject=f"handler {handler!r}")
         sandbox = Sandbox(new_id(), config, time.time_ns(), state=NOT_READY, handler=handler)
         self.records.reserve(sandbox)
         try:
@@ -199,7 +199,9 @@ class RuntimeService:
             raise InvalidInput("a privileged container needs a privileged pod", subject=subject)
         image = self._backend.images.resolve(config.image.image)
         if image is None:
-            raise NoSuchObject("not here; pull it first", subject=f"image {config.image.image!r}")
+            raise NoSuchObject(
+                "not in the image store; pull it first", subject=f"image {config.image.image!r}"
+            )
         container = RuntimeContainer(
             new_id(),
             sandbox,
@@ -218,7 +220,7 @@ class RuntimeService:
         self.records.add_container(container)
         if sandbox.id not in self.records.sandboxes:
             await self._remove_container(container)
-            raise WrongState("its sandbox was removed meanwhile", subject=subject)
+            raise WrongState("its sandbox was removed in the meantime", subject=subject)
         self._events.tell(sandbox, container.id, cri.CONTAINER_CREATED_EVENT, container.created_at)
         return cri.CreateContainerResponse(container_id=container.id)
 
@@ -408,7 +410,7 @@ class RuntimeService:
 
     def _stream(self, ticket: Ticket) -> str:
         if self._streaming is None:
-            raise Unsupported("there are no processes behind these containers", subject=self._backend.name)
+            raise Unsupported("these containers have no processes", subject=self._backend.name)
         return self._streaming.url(ticket)
 
     def _running(self, container_id: str) -> RuntimeContainer:

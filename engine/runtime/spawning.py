@@ -112,7 +112,7 @@ class Spawner:
                     break
             finally:
                 self._waiting.pop(token, None)
-        raise Refused("the spawner does not stay up", subject="shim")
+        raise Refused("the spawner keeps failing", subject="shim")
 
     async def _send(self, data: bytes) -> None:
         async with self._lock:

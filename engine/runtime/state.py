@@ -27,7 +27,7 @@ from engine.runtime.objects.records import RuntimeContainer, Sandbox
 from engine.wire import cri_v1_pb2 as cri
 
 RECORD = "record.json"
-WITHOUT = "what runs of it is ended"
+WITHOUT = "its processes are killed"
 log = logging.getLogger("kubengine.runtime")
 
 PLAIN = (
@@ -128,7 +128,7 @@ class StateDirectory:
             return 0
         except (OSError, ValueError) as error:
             written = path.lstat().st_mtime_ns
-            log.error("%s: %s; %s; the time when it was written counts", path, error, set_aside(path))
+            log.error("%s: %s; %s; using the time when it was written", path, error, set_aside(path))
             with contextlib.suppress(Refused):
                 replace_file(path, f"{written}\n{written}\n")
             return written
@@ -140,7 +140,7 @@ class StateDirectory:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            log.error("%s: %s; %s; how it ended is not known", path, error, set_aside(path))
+            log.error("%s: %s; %s; its exit status is unknown", path, error, set_aside(path))
             return None
         return Ending(exit_code, signal, oom_kills, finished_at)
 
@@ -162,7 +162,7 @@ def _said_twice(path: Path) -> str:
     """Read a shim's file: one line, written twice to reveal damage."""
     lines = path.read_text(encoding="ascii").split("\n")
     if len(lines) != 3 or lines[0] != lines[1] or lines[2].strip(" "):
-        raise ValueError("damaged: it does not say the same twice")
+        raise ValueError("damaged: its two copies differ")
     return lines[0]
 
 

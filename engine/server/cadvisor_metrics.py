@@ -54,8 +54,8 @@ _SERIES: tuple[tuple[str, str, str, str, Column], ...] = (
     ("cpu_user_seconds_total", "counter", "CPU time in user mode", "", _column("cpu_user", NANO)),
     ("cpu_system_seconds_total", "counter", "CPU time in the kernel", "", _column("cpu_system", NANO)),
     ("cpu_cfs_periods_total", "counter", "Periods of the CPU limit", "", _column("periods")),
-    ("cpu_cfs_throttled_periods_total", "counter", "Periods cut short", "", _column("throttled_periods")),
-    ("cpu_cfs_throttled_seconds_total", "counter", "Time held back", "", _column("throttled", NANO)),
+    ("cpu_cfs_throttled_periods_total", "counter", "Throttled periods", "", _column("throttled_periods")),
+    ("cpu_cfs_throttled_seconds_total", "counter", "Time throttled", "", _column("throttled", NANO)),
     ("cpu_cfs_burst_periods_total", "counter", "Periods with a burst", "", _column("bursts")),
     ("cpu_cfs_burst_seconds_total", "counter", "Time used in bursts", "", _column("burst", NANO)),
     (
@@ -66,15 +66,15 @@ _SERIES: tuple[tuple[str, str, str, str, Column], ...] = (
         lambda table: (table.working_set, 0),
     ),
     ("memory_usage_bytes", "gauge", "Memory in use", "", _column("memory")),
-    ("memory_max_usage_bytes", "gauge", "Most memory ever in use", "", _column("memory_peak")),
+    ("memory_max_usage_bytes", "gauge", "Highest memory use so far", "", _column("memory_peak")),
     ("memory_rss", "gauge", "Anonymous memory", "", _column("rss")),
     ("memory_cache", "gauge", "Page cache", "", _column("cache")),
     ("memory_mapped_file", "gauge", "Mapped files", "", _column("mapped")),
     ("memory_total_active_file_bytes", "gauge", "Active page cache", "", _column("active_file")),
     ("memory_total_inactive_file_bytes", "gauge", "Inactive page cache", "", _column("inactive_file")),
     ("memory_swap", "gauge", "Swap in use", "", _column("swap")),
-    ("memory_failcnt", "counter", "Times that the limit was met", "", _column("memory_failures")),
-    ("oom_events_total", "counter", "Processes killed for memory", "", _column("oom_kills")),
+    ("memory_failcnt", "counter", "Times that the memory limit was reached", "", _column("memory_failures")),
+    ("oom_events_total", "counter", "Processes killed for lack of memory", "", _column("oom_kills")),
     ("processes", "gauge", "Processes", "", _column("processes")),
     ("file_descriptors", "gauge", "Open file descriptors", "", _opened("descriptors")),
     ("sockets", "gauge", "Open sockets", "", _opened("sockets")),
@@ -86,7 +86,7 @@ _SERIES: tuple[tuple[str, str, str, str, Column], ...] = (
         _opened("open_files_limit"),
     ),
     ("threads", "gauge", "Threads", "", _column("threads")),
-    ("threads_max", "gauge", "Most threads, 0 for any number", "", _limit("threads_limit")),
+    ("threads_max", "gauge", "Limit of threads, 0 for none", "", _limit("threads_limit")),
     ("spec_cpu_shares", "gauge", "CPU shares", "", _column("shares")),
     ("spec_cpu_period", "gauge", "Period of the CPU limit, in microseconds", "", _column("period")),
     ("spec_memory_limit_bytes", "gauge", "Memory limit, 0 for none", "", _limit("memory_limit")),
@@ -188,7 +188,7 @@ def _page(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
         "container_start_time_seconds", "Start in Unix seconds", "gauge", labels, shown.started, MICRO
     )
     seen = np.full(len(rows), int(usage.time), np.int64)
-    yield _family("container_last_seen", "When it was last there, in Unix seconds", "gauge", labels, seen)
+    yield _family("container_last_seen", "When it was last seen, in Unix seconds", "gauge", labels, seen)
     yield _plain("container_scrape_error", "1 if something could not be read", 0)
     yield _plain("machine_cpu_cores", "CPUs", os.cpu_count() or 1)
     yield _plain("machine_memory_bytes", "Memory", memory_total())
@@ -257,7 +257,7 @@ def _devices(table: GroupTable, shown: Shown) -> Iterator[Series]:
         for operation, column in (("Read", "read_bytes"), ("Write", "written_bytes"))
     ]
     name = "container_blkio_device_usage_total"
-    yield from _parts(name, "Bytes that went to and from a block device", shown.labels, by_operation)
+    yield from _parts(name, "Bytes read from and written to a block device", shown.labels, by_operation)
     for name, help, column in _IO:
         parts = [
             (labelled(("device",), (device,)), rows[:, IO_COLUMNS.index(column)], place[rows[:, 0]])

@@ -19,10 +19,10 @@ class ServerHealth:
     def __init__(self, view: ServedNode) -> None:
         self._view = view
         self._current = view.registry.gauge(
-            HEALTH_METRICS, "1 if the check was passed when it was last made, else 0.", ["name", "type"]
+            HEALTH_METRICS, "1 if the last run of the check passed, else 0.", ["name", "type"]
         )
         self._total = view.registry.counter(
-            f"{HEALTH_METRICS}s_total", "Checks made, by their outcome.", ["name", "type", "status"]
+            f"{HEALTH_METRICS}s_total", "Health checks run, by outcome.", ["name", "type", "status"]
         )
 
     def look(self) -> Sequence[tuple[str, str | None]]:

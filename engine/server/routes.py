@@ -117,7 +117,7 @@ async def _resources(view: ServedNode) -> bytes | Iterator[bytes]:
         usage = await view.usage()
         return resource_metrics(usage, await view.runtime_use(usage))
     except KubengineError as error:
-        logger.error("no resource metrics: %s", error)
+        logger.error("cannot read the resource metrics: %s", error)
         return scrape_error(1)
 
 
@@ -181,7 +181,7 @@ async def _room(view: ServedNode, request: Request, path: list[str]) -> Response
 async def _describe(name: str, component: object, request: Request) -> Response:
     describe = getattr(component, "describe", None)
     if describe is None:
-        return failure(404, f"{name} has nothing to show")
+        return failure(404, f"{name} has no page to show")
     expect_known(request.query, inspect.signature(describe).parameters, name)
     result = describe(**request.query)
     if isinstance(result, AsyncGenerator):
@@ -193,8 +193,8 @@ async def _describe(name: str, component: object, request: Request) -> Response:
 
 async def _act(name: str, component: object, action: str, request: Request) -> Response:
     if not request.trusted:
-        return failure(403, "only the agent's unix socket takes orders")
+        return failure(403, "commands are accepted only on the agent's unix socket")
     act = getattr(component, "act", None)
     if act is None:
-        return failure(404, f"{name} cannot be told to do anything")
+        return failure(404, f"{name} accepts no commands")
     return Response(200, JSON, to_json(await act(action, dict(request.query))))

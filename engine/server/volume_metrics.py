@@ -9,12 +9,12 @@ from engine.server.metrics_text import family
 
 _LABELS: Final = ("namespace", "persistentvolumeclaim")
 _AMOUNTS: Final = (
-    ("capacity_bytes", "Bytes that the volume has.", "capacityBytes"),
-    ("available_bytes", "Bytes of the volume that are free.", "availableBytes"),
-    ("used_bytes", "Bytes of the volume that are used.", "usedBytes"),
-    ("inodes", "Inodes that the volume has at most.", "inodes"),
-    ("inodes_free", "Inodes of the volume that are free.", "inodesFree"),
-    ("inodes_used", "Inodes of the volume that are used.", "inodesUsed"),
+    ("capacity_bytes", "Capacity of the volume in bytes.", "capacityBytes"),
+    ("available_bytes", "Free bytes of the volume.", "availableBytes"),
+    ("used_bytes", "Used bytes of the volume.", "usedBytes"),
+    ("inodes", "Number of inodes of the volume.", "inodes"),
+    ("inodes_free", "Free inodes of the volume.", "inodesFree"),
+    ("inodes_used", "Used inodes of the volume.", "inodesUsed"),
 )
 
 
@@ -31,5 +31,5 @@ def volume_metrics(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if "volumeHealthStats" in claim
     ]
     if told:
-        help = "1 where the volume's driver says that it is not well, else 0."
+        help = "1 if the volume's driver reports it as abnormal, else 0."
         yield family("kubelet_volume_stats_health_status_abnormal", help, "gauge", _LABELS, told)

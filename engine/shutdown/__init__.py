@@ -1,2 +1,3 @@
-"""Graceful node shutdown: pods end by priority, within the time that logind gives, before the machine goes
-down."""
+"""Graceful node shutdown: ends pods by priority, within the time that logind allows, before the machine goes
+down.
+"""

@@ -1,4 +1,4 @@
-"""Which pods end in which order when the machine shuts down, and how long each may take. Pure.
+"""Determines the order in which pods end at a shutdown, and the time of each group. Pure.
 
 Source: kubelet v1.36 (`nodeshutdown_manager.go`).
 """
@@ -19,7 +19,7 @@ SYSTEM_CRITICAL_PRIORITY: Final = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Pods of this priority, up to the next period's, have so many seconds."""
+    """The grace period in seconds of pods with this priority, up to the priority of the next period."""
 
     priority: int
     seconds: int
@@ -32,7 +32,7 @@ class Group:
 
 
 def shutdown_periods(config: KubeletConfiguration) -> list[Period]:
-    """From the lowest priority up; empty where a shutdown is not waited for."""
+    """Return the periods from the lowest priority up; empty if a shutdown does not wait for pods."""
     if not config.gate("GracefulNodeShutdown", True):
         return []
     listed = config.shutdown_grace_period_by_pod_priority
@@ -49,13 +49,15 @@ def shutdown_periods(config: KubeletConfiguration) -> list[Period]:
 
 
 def whole_time(periods: Iterable[Period]) -> int:
-    """Seconds that all groups may take, one after another."""
+    """Return the total seconds of all groups, one after another."""
     return sum(period.seconds for period in periods)
 
 
 def by_priority(periods: Sequence[Period], pods: Iterable[Pod]) -> list[Group]:
-    """The groups that have pods, in the order in which they end. A pod belongs to the period with the highest
-    priority that is not above its own, or to the lowest."""
+    """Group pods by priority, in the order in which they end, without empty groups.
+
+    A pod belongs to the period with the highest priority that is not above its own, or to the lowest period.
+    """
     bounds = [period.priority for period in periods]
     members: list[list[Pod]] = [[] for _ in periods]
     for pod in pods:
@@ -65,6 +67,6 @@ def by_priority(periods: Sequence[Period], pods: Iterable[Pod]) -> list[Group]:
 
 
 def grace_seconds(pod: Pod, period: Period) -> int:
-    """How long the pod has: its own grace period, cut to its group's."""
+    """Return the pod's grace period, limited to that of its group."""
     own = pod.spec.termination_grace_period_seconds
     return period.seconds if own is None else min(own, period.seconds)

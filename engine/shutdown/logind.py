@@ -1,6 +1,6 @@
-"""logind over the system bus: how long it waits for inhibitors, a lock that delays shutdowns, its signals.
+"""Talks to logind over the system bus: the inhibitor delay, a lock that delays shutdowns, and signals.
 
-Source: `org.freedesktop.login1(5)`, systemd's inhibitor locks. Calls block, each for 10 s at most.
+Source: `org.freedesktop.login1(5)`, systemd's inhibitor locks. Calls block for at most 10 s each.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ DROP_IN: Final = "99-kubelet.conf"
 SHUTDOWN: Final = "PrepareForShutdown"
 OWNER: Final = "NameOwnerChanged"
 MOST_MESSAGES: Final = 1024
-"""More at once is a flood: the connection is given up and made again."""
+"""More messages at once are a flood: the connection is closed and opened again."""
 _INHIBIT: Final = ("shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay")
 
 
 class _Connection(DBusConnection):  # type: ignore[misc]
-    """Every call has a deadline, the first one too by which the bus is greeted."""
+    """A bus connection with a deadline for every call, including the initial Hello."""
 
     def send_and_get_reply(self, message: Message, *, timeout: float | None = None) -> Message:
         return super().send_and_get_reply(message, timeout=CALL_SECONDS if timeout is None else timeout)
@@ -60,7 +60,7 @@ def _connect(address: str) -> _Connection:
 
 
 class Logind:
-    """One connection. Every method raises Refused or Unavailable, naming the bus."""
+    """One connection. Every method raises `Refused` or `Unavailable`, naming the bus."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -76,8 +76,11 @@ class Logind:
             raise
 
     def _follow(self) -> None:
-        """Take in signals from now on: logind's own, and that logind has another owner because it restarted.
-        Anybody may send signals on the bus, so only those of the present owner count."""
+        """Subscribe to logind's signals, and to a change of the owner of logind's name, which means a
+        restart.
+
+        Any process can send signals on the bus, so only those of the current owner count.
+        """
         owner = MatchRule(
             type="signal",
             sender=message_bus.bus_name,
@@ -93,28 +96,33 @@ class Logind:
         self._connection.filter(_shutdown_of(present), queue=self._signals)
 
     def inhibit_delay(self) -> float:
-        """Seconds for which logind waits for locks (`InhibitDelayMaxSec`)."""
+        """Return how many seconds logind waits for locks (`InhibitDelayMaxSec`)."""
         ((kind, value),) = self._call(Properties(MANAGER).get("InhibitDelayMaxUSec"))
         if kind != "t":
-            raise Refused(f"InhibitDelayMaxUSec is no uint64 but {kind!r}", subject=self._address)
+            raise Refused(
+                f"InhibitDelayMaxUSec has the D-Bus type {kind!r}, expected a uint64", subject=self._address
+            )
         return float(value) / 1e6
 
     def inhibit(self) -> int:
-        """The descriptor that delays a shutdown until it is closed."""
+        """Take a lock: return a descriptor that delays a shutdown until it is closed."""
         (descriptor,) = self._call(new_method_call(MANAGER, "Inhibit", "ssss", _INHIBIT))
         return int(descriptor.to_raw_fd())
 
     def reload(self) -> None:
-        """Have logind read its configuration again, which it does in its own time."""
+        """Ask logind to reload its configuration, which happens asynchronously."""
         self._call(new_method_call(SYSTEMD, "KillUnit", "ssi", (UNIT, "all", SIGHUP)))
 
     def fileno(self) -> int:
-        """Readable when a signal may have come."""
+        """Return the descriptor that is readable when a signal may have arrived."""
         return int(self._connection.sock.fileno())
 
     def signals(self) -> list[bool]:
-        """What logind has said since the last call, without waiting: true for a shutdown, false for one that
-        is cancelled. Raises Unavailable where the bus or logind has gone or restarted."""
+        """Return the signals since the last call, without waiting: true for a shutdown, false for its
+        cancellation.
+
+        Raises `Unavailable` if the bus or logind has gone or restarted.
+        """
         try:
             for _ in range(MOST_MESSAGES):
                 self._connection.recv_messages(timeout=0)
@@ -158,7 +166,7 @@ def _shutdown_of(sender: str) -> MatchRule:
 
 
 def write_inhibit_delay(directory: Path, seconds: float) -> None:
-    """A drop-in of logind.conf with this `InhibitDelayMaxSec`. Raises Refused naming the file."""
+    """Write a drop-in of logind.conf with this `InhibitDelayMaxSec`. Raises `Refused` naming the file."""
     path = directory / DROP_IN
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)

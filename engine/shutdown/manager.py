@@ -46,9 +46,12 @@ class LogindPlaces:
 
 
 class ShutdownManager:
-    """`periods` are what pods have by priority. `active_pods()` are to end; `kill_pod` ends one and
-    `volumes_left(pod)` returns when its volumes are unmounted; `changed()` hears that the node is shutting
-    down, or no longer is. `state_file` keeps the times of the last shutdown; `clock` gives Unix seconds.
+    """Ends pods at a shutdown.
+
+    `periods` are the grace periods by priority. `active_pods()` returns the pods to end; `kill_pod` ends
+    one, and `volumes_left(pod)` returns once its volumes are unmounted. `changed()` is called when the node
+    starts or stops shutting down. `state_file` stores the times of the last shutdown; `clock` returns Unix
+    seconds.
     """
 
     def __init__(
@@ -79,23 +82,23 @@ class ShutdownManager:
         self._trouble = ""
 
     async def start(self) -> None:
-        """Returns at once; logind is asked beside the rest, and where it is missing that is reported once."""
+        """Return at once and connect to logind in the background; a missing logind is logged once."""
         self._show_last()
         self._watching.start(self._watch)
 
     async def stop(self) -> None:
-        """Lets go of the lock: a shutdown no longer waits for this agent."""
+        """Release the lock: a shutdown no longer waits for this agent."""
         await self._watching.stop()
         await self._ending.stop()
         self._release()
 
     def check_admission(self) -> None:
-        """Raises AdmissionRejected while the node is shutting down."""
+        """Raise `AdmissionRejected` while the node is shutting down."""
         if self.shutting_down:
             raise AdmissionRejected("NodeShutdown", REJECTED)
 
     def problem(self) -> str:
-        """What keeps the node from being ready, "" if nothing does."""
+        """Return why the node is not ready, or ""."""
         return "node is shutting down" if self.shutting_down else ""
 
     # logind
@@ -118,13 +121,13 @@ class ShutdownManager:
             await asyncio.sleep(pause)
 
     def _report(self, error: KubengineError) -> None:
-        """The same trouble once."""
+        """Log a problem, but not the same one twice in a row."""
         if str(error) != self._trouble:
             self._trouble = str(error)
-            log.warning("shutdowns of this machine do not wait for its pods: %s", error)
+            log.warning("a shutdown of this machine will not wait for its pods: %s", error)
 
     async def _connect(self) -> Logind:
-        """A connection on which signals are heard, with a new lock taken. Raises Refused."""
+        """Open a connection that receives signals, and take a new lock. Raises `Refused`."""
         connecting = asyncio.ensure_future(asyncio.to_thread(self._open))
         try:
             logind, lock = await asyncio.shield(connecting)
@@ -135,11 +138,11 @@ class ShutdownManager:
         self._lock = lock
         if self._trouble:
             self._trouble = ""
-            log.info("shutdowns of this machine wait for its pods")
+            log.info("a shutdown of this machine waits for its pods")
         return logind
 
     def _open(self) -> tuple[Logind, int]:
-        """For a thread."""
+        """Open a connection; runs in a thread."""
         logind = Logind(self._places.bus)
         try:
             self._raise_delay(logind)
@@ -149,7 +152,9 @@ class ShutdownManager:
             raise
 
     def _raise_delay(self, logind: Logind) -> None:
-        """Have logind wait as long as all pods may need. Where it will not, pods have what it gives."""
+        """Ask logind to wait as long as all pods may need. If it refuses, pods get the time that
+        it allows.
+        """
         wanted, delay = whole_time(self._periods), logind.inhibit_delay()
         if delay >= wanted:
             return
@@ -161,14 +166,16 @@ class ShutdownManager:
                 delay = logind.inhibit_delay()
                 if delay >= wanted:
                     return
-            raise Refused(f"InhibitDelayMaxSec is {delay:g} after its reload", subject="logind")
+            raise Refused(
+                f"InhibitDelayMaxSec is {delay:g} s after logind reloaded its configuration", subject="logind"
+            )
         except Refused as error:
             log.warning(
-                "pods may need %d s to end at a shutdown and logind waits %g s: %s", wanted, delay, error
+                "a shutdown may need %d s to end pods, but logind waits only %g s: %s", wanted, delay, error
             )
 
     async def _follow(self, logind: Logind) -> None:
-        """Act on signals until the connection is lost. Raises Unavailable."""
+        """Handle signals until the connection is lost. Raises `Unavailable`."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(logind.fileno(), readable.set)
@@ -221,7 +228,9 @@ class ShutdownManager:
         log.info("pods have ended; the machine may go down")
 
     async def _end_group(self, group: Group) -> None:
-        """Returns when all its pods have ended and let go of their volumes, or when their time is over."""
+        """End the pods of a group; return when they have ended and unmounted their volumes, or when their
+        time is over.
+        """
         log.info(
             "ending %d pods of priority %d and above within %d s",
             len(group.pods),
@@ -259,20 +268,20 @@ class ShutdownManager:
         try:
             write_times(self._state_file, times)
         except Refused as error:
-            log.warning("the times of the shutdown are not kept: %s", error)
+            log.warning("cannot record the times of the shutdown: %s", error)
 
     def _show_last(self) -> None:
         try:
             self._show(read_times(self._state_file))
         except (OSError, ValueError) as error:
-            log.warning("%s: %s; the last shutdown's times are not known", self._state_file, error)
+            log.warning("%s: %s; the times of the last shutdown are unknown", self._state_file, error)
 
     def _show(self, times: ShutdownTimes) -> None:
         self._metrics.show(seconds(times.start_time), seconds(times.end_time))
 
 
 def _dismiss(connecting: asyncio.Future[tuple[Logind, int]]) -> None:
-    """A connection that came when nobody wants it any longer."""
+    """Close a connection that was opened after `stop`."""
     if not connecting.cancelled() and connecting.exception() is None:
         logind, lock = connecting.result()
         logind.close()

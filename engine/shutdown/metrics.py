@@ -1,4 +1,4 @@
-"""When the last graceful shutdown began and ended, under the kubelet's names."""
+"""Start and end of the last graceful shutdown, under the kubelet's metric names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from engine.metrics import Registry
 
 
 class ShutdownMetrics:
-    """Both are 0 until there was a shutdown, as a kubelet's are."""
+    """Both values are 0 before the first shutdown, as in a kubelet."""
 
     def __init__(self, registry: Registry) -> None:
         self._began = registry.gauge(
@@ -20,6 +20,6 @@ class ShutdownMetrics:
         self.show(0, 0)
 
     def show(self, began: int, ended: int) -> None:
-        """Unix seconds."""
+        """Set the values, in Unix seconds."""
         self._began.set(began)
         self._ended.set(ended)

@@ -1,4 +1,6 @@
-"""`graceful_node_shutdown_state`: when the last graceful shutdown began and ended, as a kubelet keeps it."""
+"""Reads and writes `graceful_node_shutdown_state`: start and end of the last graceful shutdown, in the
+kubelet's format.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,14 @@ class ShutdownTimes(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def seconds(time: str) -> int:
-    """Unix seconds, 0 of `NEVER`. Raises ValueError."""
+    """Return Unix seconds, 0 for `NEVER`. Raises ValueError."""
     return 0 if time == NEVER else int(datetime.fromisoformat(time).timestamp())
 
 
 def read_times(path: Path) -> ShutdownTimes:
-    """What the last agent, or kubelet, left; nothing where there is no file. Raises OSError or ValueError."""
+    """Read the times that the last agent or kubelet wrote; `NEVER` without a file. Raises OSError or
+    ValueError.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -34,5 +38,5 @@ def read_times(path: Path) -> ShutdownTimes:
 
 
 def write_times(path: Path, times: ShutdownTimes) -> None:
-    """Raises Refused naming the file."""
+    """Write the times. Raises `Refused` naming the file."""
     replace_file(path, msgspec.json.encode(times), mode=0o644)

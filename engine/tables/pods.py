@@ -77,7 +77,7 @@ class PodTable:
         return (self._uids[row] for row in self.rows().tolist())
 
     def add(self, pod: Pod, node: int = 0) -> int:
-        """The row of a new pod. Raises `InvalidInput` if its uid is there already or an amount is bad."""
+        """Add a pod and return its row. Raises `InvalidInput` for a known uid or a bad amount."""
         before = self.cells
         row = self.add_ordinary(pod, node)
         if row is not None:
@@ -212,7 +212,7 @@ class PodTable:
         if live != set(self._row_of.values()) or live & set(self._rows.free):
             raise Bug("live rows, uids and the free list disagree", subject="PodTable")
         if any(self._uids[row] != uid for uid, row in self._row_of.items()):
-            raise Bug("a row's uid is not the one it is found by", subject="PodTable")
+            raise Bug("a row has another uid than its index entry", subject="PodTable")
         for name, array in self.columns.arrays():
             if np.any(array[..., list(self._rows.free)]):
                 raise Bug(f"a free row is not zero in {name}", subject="PodTable")

@@ -163,7 +163,7 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         await self._begin("NodeStageVolume", request, context)
         staging = Path(request.staging_target_path)
         if not staging.is_dir():
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{staging} is not there")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{staging} does not exist")
         if _is_block(request):
             (staging / _STAGED_DEVICE).touch()
             _show(self.device(request.volume_id), staging / _STAGED_DEVICE)
@@ -184,7 +184,9 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         await self._begin("NodePublishVolume", request, context)
         target, block = Path(request.target_path), _is_block(request)
         if not (_data_of_device(target) if block else target.parent / DATA).exists():
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nobody has kept whose volume this is")
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "no record names the owner of this volume"
+            )
         source = self.device(request.volume_id) if block else self.volume(request.volume_id)
         if RPC.STAGE_UNSTAGE_VOLUME in self.capabilities and request.staging_target_path:
             source = Path(request.staging_target_path) / (_STAGED_DEVICE if block else "")

@@ -1,5 +1,5 @@
-/* Loaded before User-Mode Linux: its buffer for a process's vector registers, 2,696 bytes, is smaller than what
- * a processor with AMX has, and the kernel takes nothing less than the whole when they are written back. */
+/* Preloaded into User-Mode Linux: its buffer for a process's vector registers (2,696 bytes) is too small for
+ * a processor with AMX, and the kernel accepts only the complete set when the registers are written back. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

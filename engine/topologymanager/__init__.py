@@ -1,8 +1,8 @@
-"""The topology manager: hints of CPUs, memory and devices merged into NUMA nodes to take all of them from.
+"""The topology manager: merges hints for CPUs, memory and devices into a set of NUMA nodes.
 
-`policy` merges what providers ask for, `search` does so on machines with many nodes, `provider` says what
-the CPU, memory and device managers have in common. Rules: kubelet v1.36 `pkg/kubelet/cm/topologymanager`.
-May import `engine.api` and `engine._fast`.
+`policy` merges the hints of providers, `search` does so on machines with many nodes, and `provider` is the
+interface of the CPU, memory and device managers. Rules: kubelet v1.36 `pkg/kubelet/cm/topologymanager`. May
+import `engine.api` and `engine._fast`.
 """
 
 from engine.topologymanager.policy import Hint, Numa, TopologyDecision, TopologyPolicy

@@ -1,9 +1,9 @@
-"""Choosing the NUMA nodes that matter, on machines with too many nodes to list every set of them.
+"""Selects the relevant NUMA nodes on machines with too many nodes to list every set of them.
 
-A kubelet lists 2^nodes sets for CPUs and for memory each, so that some tens of nodes never end. Most nodes of
-such machines have nothing to give: memory of accelerators, for the most part. Sets are listed among the
-nodes that have something of what is requested, and among the fullest `MOST` if even those are too many: the
-answer is then a good place, and the best one among those nodes only.
+A kubelet lists 2^nodes sets for CPUs and for memory, which takes forever with some tens of nodes. Most nodes
+of such machines, such as the memory of accelerators, cannot provide the requested resource. Sets are listed
+among the nodes that can, and among the fullest `MOST` of them if those are too many: then the result is the
+best one among those nodes only.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from typing import Protocol
 from engine._fast.devices import topology as kernels
 
 MOST = 14
-"""Nodes among which every set is listed; that takes about a millisecond."""
+"""The number of nodes whose sets are all listed; that takes about a millisecond."""
 
 
 class PartialHints(Protocol):
-    """One resource's hints, which can be listed among some of the nodes."""
+    """Hints of one resource that can be listed for a subset of the nodes."""
 
     def weights(self) -> Sequence[int]:
-        """How much each node could give, by position."""
+        """Return how much each node can provide, by position."""
         ...
 
     def among(self, positions: Sequence[int]) -> kernels.Flags:
-        """Hints by mask of the given positions; shape (2^positions,)."""
+        """Return hints by mask of the given positions; shape (2^positions,)."""
         ...
 
 
 def positions_that_matter(wanted: Sequence[PartialHints]) -> tuple[tuple[int, ...], bool]:
-    """The positions to list sets among, ascending, and whether those are all that could give something."""
+    """Return the positions to list sets of, ascending, and whether they include every node that can provide
+    something.
+    """
     ranked = []
     for hints in wanted:
         weights = hints.weights()
@@ -47,11 +49,11 @@ def positions_that_matter(wanted: Sequence[PartialHints]) -> tuple[tuple[int, ..
 
 
 def narrowed(mask: int, positions: Sequence[int]) -> int | None:
-    """A mask over all nodes as one over the given positions; None if it has others, too."""
+    """Convert a mask over all nodes to one over the given positions; None if it includes other nodes."""
     found = sum(1 << i for i, position in enumerate(positions) if mask >> position & 1)
     return found if found.bit_count() == mask.bit_count() else None
 
 
 def widened(mask: int, positions: Sequence[int]) -> int:
-    """The reverse of `narrowed`."""
+    """Convert a mask over the given positions to one over all nodes."""
     return sum(1 << position for i, position in enumerate(positions) if mask >> i & 1)

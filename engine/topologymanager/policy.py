@@ -1,6 +1,7 @@
-"""Topology policies: which NUMA nodes devices should come from, and whether a pod may start so.
+"""Topology policies: choose the NUMA nodes for a pod's resources, and decide whether the pod may start.
 
-Rules: kubelet v1.36 `pkg/kubelet/cm/topologymanager`. Pure; the sums are in `engine._fast.devices.topology`.
+Rules: kubelet v1.36 `pkg/kubelet/cm/topologymanager`. Pure; the kernels are in
+`engine._fast.devices.topology`.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ class Numa:
     distances: tuple[tuple[int, ...], ...] = ()
 
     def mask(self, nodes: Sequence[int]) -> int:
-        """Node ids as a mask of positions; ids that the machine does not have are left out."""
+        """Convert node ids to a mask of positions, ignoring ids that the machine does not have."""
         return sum(1 << i for i, node in enumerate(self.nodes) if node in nodes)
 
     def ids(self, mask: int) -> tuple[int, ...]:
-        """The node ids of a mask."""
+        """Return the node ids of a mask."""
         return tuple(node for i, node in enumerate(self.nodes) if mask >> i & 1)
 
     @classmethod
     def of_machine(cls, root: Path = SYSTEM_NODES) -> Numa:
-        """Read from sysfs; one node 0 where the kernel has no NUMA."""
+        """Read the nodes from sysfs; without NUMA in the kernel there is one node 0."""
         found: dict[int, tuple[int, ...]] = {}
         for entry in root.glob("node*") if root.is_dir() else ():
             number = re.fullmatch(r"node(\d+)", entry.name)
@@ -60,7 +61,9 @@ class Numa:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Where devices would come from: a mask of node positions (None: anywhere) and whether that is ideal."""
+    """A set of NUMA nodes that can provide a resource (a mask of positions, None: any) and whether it is
+    preferred.
+    """
 
     mask: int | None
     preferred: bool
@@ -68,8 +71,10 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class TopologyDecision:
-    """The merged hint, and whether the policy lets the pod in. Beyond `DENSE_NODES` nodes a better one may
-    exist if it is not `proven`: see `search`."""
+    """The merged hint, and whether the policy admits the pod.
+
+    Beyond `DENSE_NODES` nodes a better hint may exist if it is not `proven`: see `search`.
+    """
 
     hint: Hint
     admit: bool
@@ -77,14 +82,15 @@ class TopologyDecision:
 
 
 Hints: TypeAlias = "Sequence[Hint] | DeviceCounts | PartialHints | kernels.Flags | None"
-"""One resource's hints: None has no preference, an empty list has no place, counts stand for their hints;
-flags are indexed by mask, shape (2^nodes,), on machines of at most `DENSE_NODES` nodes, and partial hints
-are listed among the nodes that matter."""
+"""The hints of one resource. None: no preference. An empty list: no possible placement. Counts represent
+their hints. Flags are indexed by mask, shape (2^nodes,), on machines with at most `DENSE_NODES` nodes.
+Partial hints are listed for the relevant nodes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyPolicy:
-    """A named policy with its options, over one machine. `decide` merges what resources ask for."""
+    """A named policy with its options, for one machine. `decide` merges the hints of resources."""
 
     name: str = "none"
     scope: str = "container"
@@ -95,9 +101,9 @@ class TopologyPolicy:
     def from_config(
         cls, name: str, scope: str, options: Mapping[str, str] | None, numa: Numa
     ) -> TopologyPolicy:
-        """Checks the kubelet's fields; `InvalidInput` names the field that is wrong.
+        """Create the policy from the kubelet's fields; `InvalidInput` names the invalid field.
 
-        More NUMA nodes than `max-allowable-numa-nodes` (8) are refused unless the policy is none.
+        More NUMA nodes than `max-allowable-numa-nodes` (8) are an error unless the policy is none.
         """
         if name not in POLICIES:
             raise InvalidInput(
@@ -117,7 +123,7 @@ class TopologyPolicy:
         return cls(name, scope, numa, closest)
 
     def decide(self, providers: Sequence[Mapping[str, Hints] | None]) -> TopologyDecision:
-        """Merge the hints of every provider (resource → hints; None or empty has no preference)."""
+        """Merge the hints of every provider (resource → hints; None or empty means no preference)."""
         if self.name == "none":
             return TopologyDecision(Hint(None, False), True)
         nodes = len(self.numa.nodes)
@@ -140,7 +146,7 @@ class TopologyPolicy:
     def _merge_some(
         self, wanted: Sequence[Hints], distances: kernels.Distances | None, *, single: bool
     ) -> Merged:
-        """Merge on a machine of many nodes where hints are not all counts of devices."""
+        """Merge on a machine with many nodes if not all hints are counts of devices."""
         nodes = len(self.numa.nodes)
         partial = [_Partial(hints, nodes) for hints in wanted if hints is not None]
         positions, whole = positions_that_matter(partial)
@@ -153,7 +159,7 @@ class TopologyPolicy:
         return Merged(widened(mask, positions), preferred, whole)
 
     def _one_node(self, wanted: Sequence[_Partial]) -> Merged:
-        """single-numa-node: the first node that every resource prefers alone."""
+        """Apply single-numa-node: the first node that every resource prefers alone."""
         nodes = len(self.numa.nodes)
         for position in range(nodes):
             if all(hints.among((position,))[1] & kernels.PREFERRED for hints in wanted):
@@ -167,7 +173,9 @@ class TopologyPolicy:
 
 
 def _options(options: Mapping[str, str]) -> tuple[bool, int]:
-    """(prefer-closest-numa-nodes, max-allowable-numa-nodes); `InvalidInput` in the kubelet's words."""
+    """Return (prefer-closest-numa-nodes, max-allowable-numa-nodes); `InvalidInput` has the
+    kubelet's message.
+    """
     closest, most = False, DEFAULT_MAX_ALLOWABLE
     for name, value in sorted(options.items()):
         if name == PREFER_CLOSEST:
@@ -194,12 +202,12 @@ def _options(options: Mapping[str, str]) -> tuple[bool, int]:
 
 
 def _is_counted(hints: Hints) -> bool:
-    """Whether hints are counts of devices, or an empty list."""
+    """Return whether hints are counts of devices, or an empty list."""
     return isinstance(hints, DeviceCounts) or (isinstance(hints, Sequence) and not hints)
 
 
 class _Partial:
-    """Any kind of hints as `PartialHints` on a machine of many nodes."""
+    """Presents any kind of hints as `PartialHints` on a machine with many nodes."""
 
     def __init__(self, hints: Hints, nodes: int) -> None:
         self._hints = hints
@@ -231,7 +239,7 @@ class _Partial:
 
 
 def _counts(hints: Hints) -> DeviceCounts | bool:
-    """For machines of many nodes: hints as counts, or as True (anywhere) or False (nowhere)."""
+    """Return hints as counts, or as True (any node) or False (no node), for machines with many nodes."""
     if hints is None:
         return True
     if isinstance(hints, DeviceCounts):
@@ -240,7 +248,7 @@ def _counts(hints: Hints) -> DeviceCounts | bool:
 
 
 def _family(nodes: int, hints: Hints, single: bool) -> kernels.Family:
-    """One resource's hints as flags per mask and an opinion without a mask."""
+    """Return one resource's hints as flags per mask, and its opinion without a mask."""
     opinion = kernels.NO_MASK
     if hints is None:
         flags, opinion = np.zeros(1 << nodes, np.uint8), kernels.ANY_NODE

@@ -1,4 +1,4 @@
-"""What the topology manager asks of whoever gives resources with a place: CPUs, memory, devices."""
+"""The interface between the topology manager and the managers of resources with a location."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ EMPTY_POD_SHARED_POOL = "EmptyPodSharedPoolError"
 
 
 class AllocationError(Exception):
-    """A resource cannot be given. `reason` and `message` are a pod's, in the kubelet's words."""
+    """Raised if a resource cannot be allocated. `reason` and `message` are for the pod's status, in the
+    kubelet's words.
+    """
 
     def __init__(self, error: str, reason: str = UNEXPECTED) -> None:
         super().__init__(error)
@@ -24,44 +26,44 @@ class AllocationError(Exception):
 
 
 class HintProvider(Protocol):
-    """Gives one kind of resource to the containers of pods. Only `flush` waits."""
+    """Allocates one kind of resource to the containers of pods. Only `flush` waits."""
 
     def concerns(self, pod: Pod) -> bool:
-        """Whether some container of the pod asks for the resource."""
+        """Return whether a container of the pod requests the resource."""
         ...
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
-        """Hints for the pod as a whole, by resource; None or empty has no preference."""
+        """Return hints for the whole pod, by resource; None or empty means no preference."""
         ...
 
     def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
-        """Hints for one container, given what earlier containers of the pod hold."""
+        """Return hints for one container, given the allocations of earlier containers of the pod."""
         ...
 
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
-        """Give the container what it asks for, unless it has that. Raises `AllocationError`."""
+        """Allocate the container's request, unless it is allocated already. Raises `AllocationError`."""
         ...
 
     @property
     def pod_uids(self) -> Collection[str]:
-        """Pods that have some of the resource."""
+        """Return the uids of pods with an allocation."""
         ...
 
     def release(self, pod_uid: str) -> None:
-        """Take back all that the pod has."""
+        """Release all allocations of the pod."""
         ...
 
     def collect(self, keep: Collection[str]) -> None:
-        """Take back what pods have whose uid is not in `keep`."""
+        """Release the allocations of pods whose uid is not in `keep`."""
         ...
 
     def adopted(self, pod: Pod, choose: Callable[[Pod, Container], Hint]) -> None:
-        """Give containers of a pod that already runs what they lack; `choose` asks the topology policy.
+        """Allocate what containers of a running pod lack; `choose` asks the topology policy.
 
-        The pod goes on to run whatever comes of it.
+        The pod keeps running whatever the result.
         """
         ...
 
     async def flush(self) -> None:
-        """Return when the present state is on disk. Raises `Refused`."""
+        """Wait until the current state is on disk. Raises `Refused`."""
         ...

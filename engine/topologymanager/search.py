@@ -1,31 +1,31 @@
-"""Hints as device counts, and their merge on machines with more NUMA nodes than masks can be listed for.
+"""Merges hints that are device counts on machines with more NUMA nodes than masks can be listed for.
 
-Up to `policy.DENSE_NODES` (20) nodes the lattice kernels list every mask, and the answer is always the
-kubelet's. Beyond, 2^nodes masks are out of reach, for the kubelet too, but device hints have a shape
-that makes listing needless. Within the nodes that a resource has devices on, its hints are all masks that
-touch every reusable device and enough available ones: with a mask every larger one is a hint too. So, within
-the nodes that all resources have devices on,
+Up to `policy.DENSE_NODES` (20) nodes the lattice kernels list every mask, and the result is always the
+kubelet's. Beyond that, 2^nodes masks are too many, for the kubelet too, but the shape of device hints makes
+listing unnecessary. Within the nodes that have devices of a resource, its hints are all masks that touch
+every reusable device and enough available ones: if a mask is a hint, every larger one is too. So, within the
+nodes that have devices of all resources,
 
 - all of these nodes together are an intersection of hints, and "some hints of the resources intersect in
-  exactly x" stays true when x grows: a merged mask that is not preferred has as many nodes as the neediest
-  resource's smallest hint, or the next number that can be had, and only *which* nodes is open;
-- "x is a hint of every resource" (what a preferred merge needs) stays true when x grows as well.
+  exactly x" stays true when x grows. A merged mask that is not preferred has as many nodes as the largest of
+  the resources' smallest hints, or the next possible number; only the choice of the nodes is open;
+- "x is a hint of every resource" (the condition of a preferred merge) also stays true when x grows.
 
-For both, the fittest mask of a given size under a condition that stays true on growing is found by
-deciding nodes from the highest down, leaving a node out first, and turning back as soon as even all the
-undecided nodes together would not do: the first mask found is the lowest. With distances the search goes
-on and keeps the closest.
+For both, the search finds the fittest mask of a given size under a condition that stays true when the mask
+grows: it decides nodes from the highest down, first tries to leave a node out, and backtracks as soon as
+even all undecided nodes together would not suffice. The first mask found is the lowest. With distances the
+search continues and keeps the closest mask.
 
-Finding a small set of nodes that serves several resources is a covering problem, which no bound on steps
-can always solve. The search ends after `STEPS` of them (some tenths of a second), and then the answer
-says that it is not `proven`. What holds in any case:
+Finding a small set of nodes that serves several resources is a covering problem, which no bound on steps can
+always solve. The search ends after `STEPS` steps (some tenths of a second), and its result is then not
+`proven`. In any case:
 
-- a proven answer is what listing every mask would give: the kubelet's;
-- an answer is called preferred only if it is, so that no policy admits what the kubelet would refuse;
-- the mask is an intersection of hints, so that every resource can be had from where it says;
-- for single-numa-node, every answer is proven: there are no more masks than nodes.
+- a proven result is the kubelet's, as if every mask were listed;
+- a result is called preferred only if it is, so no policy admits a pod that the kubelet would reject;
+- the mask is an intersection of hints, so it can provide every resource;
+- for single-numa-node, every result is proven: there are no more masks than nodes.
 
-What may be missed without proof: a mask that is closer, smaller or preferred.
+Without proof, a closer, smaller or preferred mask may have been missed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ STEPS = 8_000
 
 @dataclass(frozen=True, slots=True)
 class DeviceCounts:
-    """Devices of one resource by the NUMA nodes that they are attached to, and how many are requested.
+    """Devices of one resource by the NUMA nodes that they are attached to, and the requested number.
 
-    Group i is attached to the node positions in mask `groups[i]`. `everything`, `available` and
-    `reusable` count its devices; a reusable group without nodes rules every hint out.
+    Group i is attached to the node positions in mask `groups[i]`. `everything`, `available` and `reusable`
+    count its devices; a reusable group without nodes excludes every hint.
     """
 
     groups: tuple[int, ...]
@@ -57,7 +57,7 @@ class DeviceCounts:
     request: int
 
     def flags(self, nodes: int) -> kernels.Flags:
-        """All hints, as the kernels list them; shape (2^nodes,)."""
+        """Return all hints, in the form that the kernels use; shape (2^nodes,)."""
         return kernels.generate(
             nodes,
             np.array(self.groups, np.uint64),
@@ -68,7 +68,7 @@ class DeviceCounts:
         )
 
     def weights(self, nodes: int) -> list[int]:
-        """How many devices could come from each node, by position, and those that it has at all."""
+        """Return how many devices each node can provide, by position, and how many it has."""
         counts = [sum(each) for each in zip(self.everything, self.available, self.reusable, strict=True)]
         return [
             sum(n for group, n in zip(self.groups, counts, strict=True) if group >> i & 1)
@@ -76,7 +76,7 @@ class DeviceCounts:
         ]
 
     def among(self, positions: Sequence[int]) -> kernels.Flags:
-        """The hints among some positions only, by mask of those; shape (2^positions,)."""
+        """Return the hints among some positions only, by mask of those; shape (2^positions,)."""
         groups = tuple(
             sum(1 << i for i, position in enumerate(positions) if group >> position & 1)
             for group in self.groups
@@ -84,18 +84,18 @@ class DeviceCounts:
         return replace(self, groups=groups).flags(len(positions))
 
     def within(self, nodes: int) -> int:
-        """The nodes that hints are made of: those with devices, or all."""
+        """Return the nodes that hints consist of: those with devices, or all."""
         mask = 0
         for group, count in zip(self.groups, self.everything, strict=True):
             mask |= group if count else 0
         return mask & (1 << nodes) - 1 or (1 << nodes) - 1
 
     def enough(self, mask: int) -> bool:
-        """Whether `mask`, within the resource's nodes, is a hint."""
+        """Return whether `mask`, within the resource's nodes, is a hint."""
         return self.may_be_enough(mask, 0, 0)
 
     def may_be_enough(self, mask: int, undecided: int, more: int) -> bool:
-        """Whether `mask` and `more` of the `undecided` nodes could be a hint; never a false no."""
+        """Return whether `mask` and `more` of the `undecided` nodes could be a hint; never wrongly false."""
         found = 0
         for group, available, reusable in zip(self.groups, self.available, self.reusable, strict=True):
             if group & mask:
@@ -106,14 +106,14 @@ class DeviceCounts:
         return found + self._most(rest, mask, undecided, more) >= self.request
 
     def may_suffice(self, mask: int, undecided: int, more: int) -> bool:
-        """The same as if every device were free and healthy."""
+        """Answer as `may_be_enough` does if every device were free and healthy."""
         found = sum(n for group, n in zip(self.groups, self.everything, strict=True) if group & mask)
         return found + self._most(self.everything, mask, undecided, more) >= self.request
 
     def cover(self, nodes: int, counts: Sequence[int]) -> int:
-        """A small mask, not always the smallest, that meets the request from `counts` of the devices.
+        """Return a small mask, not always the smallest, that meets the request from `counts` of the devices.
 
-        All of the resource's nodes if none smaller does.
+        Returns all of the resource's nodes if no smaller mask suffices.
         """
         mask, undecided = 0, self.within(nodes)
         enough = self.may_suffice if counts is self.everything else self.may_be_enough
@@ -128,11 +128,11 @@ class DeviceCounts:
         return mask or 1
 
     def _most(self, counts: Sequence[int], mask: int, undecided: int, more: int) -> int:
-        """At most how many devices that do not touch `mask` touch `more` of the undecided nodes."""
+        """Return an upper bound of the devices outside `mask` that touch `more` of the undecided nodes."""
         return sum(sorted(self._gains(counts, mask, undecided).values(), reverse=True)[:more]) if more else 0
 
     def _gains(self, counts: Sequence[int], mask: int, undecided: int) -> dict[int, int]:
-        """Per undecided node (as a mask) the devices at it that do not touch `mask`."""
+        """Count for each undecided node (as a mask) its devices that do not touch `mask`."""
         gains: dict[int, int] = {}
         for group, count in zip(self.groups, counts, strict=True):
             nodes = group & undecided if count and not group & mask else 0
@@ -144,7 +144,7 @@ class DeviceCounts:
 
 
 Condition = Callable[[int, int, int], bool]
-"""`(mask, undecided, more)`: could `mask` and `more` of the undecided nodes do? Exact for more = 0."""
+"""`(mask, undecided, more)`: could `mask` and `more` of the undecided nodes suffice? Exact for more = 0."""
 
 
 def _column(counts: Sequence[int]) -> NDArray[np.int64]:
@@ -153,7 +153,9 @@ def _column(counts: Sequence[int]) -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class _Search:
-    """Bounded search for masks; `left` steps remain. Once it has `ended` it finds nothing more."""
+    """Bounded search for masks; `left` is the number of remaining steps. Once `ended`, it finds
+    nothing more.
+    """
 
     nodes: int
     distances: kernels.Distances | None
@@ -166,20 +168,22 @@ class _Search:
         return self.left < 0
 
     def fittest(self, size: int, may: Condition, within: int) -> int | None:
-        """The fittest mask of `size` nodes `within` these that will do; None if there is none."""
+        """Return the fittest mask of `size` nodes `within` these nodes that suffices, or None."""
         self._best = None
         self._descend(self.nodes, size, 0, within, may)
         return self._best
 
     def smallest(self, may: Condition, known: int, within: int) -> int:
-        """The least size of a mask that will do, where one of `known` nodes does; `known` if it ends."""
+        """Return the smallest size of a sufficient mask, given one with `known` nodes; `known` if the search
+        ends early.
+        """
         by_distance, self.distances = self.distances, None
         size = next((n for n in range(1, known) if self.fittest(n, may, within) is not None), known)
         self.distances = by_distance
         return size
 
     def _descend(self, undecided: int, more: int, mask: int, within: int, may: Condition) -> bool:
-        """Decide the `undecided` lowest nodes, the highest first; True ends the search."""
+        """Decide the `undecided` lowest nodes, the highest first; returns True to end the search."""
         self.left -= 1
         if self.ended:
             return True
@@ -222,7 +226,7 @@ def merge_counts(
 ) -> Merged:
     """Merge as `engine._fast.devices.topology.merge` does.
 
-    A resource that is True accepts any node; one that is False fits on none.
+    A resource that is True accepts any node; one that is False accepts none.
     """
     everywhere = (1 << nodes) - 1
     counted = [r for r in resources if isinstance(r, DeviceCounts) and r.enough(r.within(nodes))]
@@ -260,7 +264,7 @@ def merge_counts(
 
 
 def _one_node(nodes: int, resources: Sequence[DeviceCounts], shared: int) -> Merged:
-    """single-numa-node: the first node that is a preferred hint of every resource."""
+    """Apply single-numa-node: return the first node that is a preferred hint of every resource."""
     alone = [1 << node for node in range(nodes)]
     if all(r.within(nodes) in alone or any(r.may_suffice(mask, 0, 0) for mask in alone) for r in resources):
         for mask in alone:
@@ -270,7 +274,7 @@ def _one_node(nodes: int, resources: Sequence[DeviceCounts], shared: int) -> Mer
 
 
 def _preferred(search: _Search, resources: Sequence[DeviceCounts], shared: int) -> int | None:
-    """The fittest mask that is a preferred hint of every resource; None if none was found."""
+    """Return the fittest mask that is a preferred hint of every resource, or None."""
     ideal = {
         search.smallest(
             r.may_suffice, r.cover(search.nodes, r.everything).bit_count(), r.within(search.nodes)
@@ -283,10 +287,11 @@ def _preferred(search: _Search, resources: Sequence[DeviceCounts], shared: int) 
 
 
 def _reachable(mask: int, nodes: int, resources: Sequence[DeviceCounts], search: _Search) -> bool:
-    """Whether hints of the resources intersect in exactly `mask`, a part of the nodes that they share.
+    """Return whether hints of the resources intersect in exactly `mask`, a subset of the nodes that they
+    share.
 
-    Each node outside has to be left out of some resource's hint: the outside is dealt out to the
-    resources so that each can spare its share.
+    Each node outside the mask has to be left out of some resource's hint, so the nodes outside are
+    distributed over the resources such that each hint remains sufficient.
     """
     if any(resource.enough(mask) for resource in resources):
         return True

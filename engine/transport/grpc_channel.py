@@ -47,7 +47,7 @@ ANSWER_WITHIN = 4.0  # seconds that what a server asks beside its answer may wai
 READ, CALM_SECONDS = 32 * 1024, 1.0  # bytes in one turn of the event loop: at worst 10 ms of work
 _CANCEL, _REFUSED_STREAM = 8, 7
 _PREFIX = 5
-_NOT_ONE = "the answer is not one message"
+_NOT_ONE = "the response is not exactly one message"
 _OF_RESET = {7: UNAVAILABLE, 8: CANCELLED, 11: RESOURCE_EXHAUSTED, 12: PERMISSION_DENIED}
 _OF_HTTP = {
     400: INTERNAL,
@@ -345,7 +345,7 @@ class _Connection:
         for kind, stream, what, number in self._core.receive(self._view[:size]):
             if kind == BROKEN:
                 self.flush()
-                self.lose(f"the server breaks HTTP/2 (error {number})")
+                self.lose(f"the server violates HTTP/2 (error {number})")
                 return
             if kind == SETTINGS:
                 self._greeted(True)
@@ -398,7 +398,7 @@ class _Connection:
         for call in calls:
             if call.stream:
                 if call.again:
-                    call.fail(CallFailed(UNAVAILABLE, "the server goes away"))
+                    call.fail(CallFailed(UNAVAILABLE, "the server is closing the connection"))
                     continue
                 call.again, call.stream = True, 0
             call.connection = None
@@ -408,7 +408,7 @@ class _Connection:
         while self._waiting and self._core.ready:
             self.begin(self._waiting.popleft())
         if not self._core.usable and not self._calls and not self._waiting:
-            self._loop.call_soon(self.lose, "the server went away")
+            self._loop.call_soon(self.lose, "the server closed the connection")
 
 
 class _Call:
@@ -473,7 +473,7 @@ class _Call:
         if not self._answer[0] and size <= self._limit:
             return _PREFIX + size
         if self._answer[0]:
-            self.fail(CallFailed(INTERNAL, "the answer is compressed, which was not asked for"))
+            self.fail(CallFailed(INTERNAL, "the response is compressed although no compression was offered"))
         else:
             text = f"an answer of {size} bytes, more than {self._limit}"
             self.fail(CallFailed(RESOURCE_EXHAUSTED, text))
@@ -556,7 +556,7 @@ class _Streaming(_Call):
         self._ended = True
         self._error = self._failure()
         if self._error is None and self._answer:
-            self._error = CallFailed(INTERNAL, "the last message is not whole")
+            self._error = CallFailed(INTERNAL, "the last message is incomplete")
         self._news.set()
 
     def fail(self, error: CallFailed) -> None:

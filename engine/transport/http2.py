@@ -107,7 +107,7 @@ class Exchange:
         async for data in self.chunks():
             body += data
             if len(body) > limit:
-                raise Refused(f"the answer is longer than {limit} bytes", subject=self._connection.peer)
+                raise Refused(f"the response is longer than {limit} bytes", subject=self._connection.peer)
         return bytes(body)
 
     # What the connection tells
@@ -119,7 +119,7 @@ class Exchange:
         known = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         status = known.pop(":status", "")
         if not status.isascii() or not status.isdigit() or len(status) != 3:
-            self.fail(Unavailable("the answer has no status", subject=self._connection.peer))
+            self.fail(Unavailable("the response has no status", subject=self._connection.peer))
         elif not status.startswith("1"):
             self.status, self.headers = int(status), known
             self._news.set()
@@ -144,7 +144,7 @@ class Exchange:
             if self._error is not None:
                 raise self._error
             if self._ended:
-                raise Unavailable("the answer ended before it began", subject=self._connection.peer)
+                raise Unavailable("the response ended before its headers", subject=self._connection.peer)
             await self._until_news()
 
     async def _until_news(self) -> None:
@@ -205,7 +205,7 @@ class Http2Connection(asyncio.Protocol):
         Raises Unavailable when the connection or the exchange breaks off first.
         """
         if self.room < 1:
-            raise Unavailable("the connection takes no more requests", subject=self.peer)
+            raise Unavailable("the connection accepts no further requests", subject=self.peer)
         fixed = ((":method", method), (":scheme", "https"), (":authority", authority), (":path", path))
         fields = [(name.encode(), value.encode()) for name, value in (*fixed, *headers)]
         stream = self._core.request(encode(fields, _SECRET), body)
@@ -306,7 +306,7 @@ class Http2Connection(asyncio.Protocol):
             self._going_away(stream)
         elif kind == BROKEN:
             self._flush()
-            self._fail(Unavailable(f"the server breaks HTTP/2 (error {number})", subject=self.peer))
+            self._fail(Unavailable(f"the server violates HTTP/2 (error {number})", subject=self.peer))
         elif exchange is not None and kind == HEAD:
             exchange.head(what)
         elif exchange is not None and kind == END:
@@ -319,7 +319,7 @@ class Http2Connection(asyncio.Protocol):
         """GOAWAY: what the server has not begun will not be answered, the rest may end."""
         for stream, exchange in list(self._exchanges.items()):
             if stream > last:
-                exchange.fail(NotBegun("the server goes away", subject=self.peer))
+                exchange.fail(NotBegun("the server is closing the connection", subject=self.peer))
         self.retire()
 
     def _fail(self, error: Exception) -> None:
@@ -353,7 +353,7 @@ class Http2Connection(asyncio.Protocol):
         if quiet_for < PING_AFTER:
             self._look_again_in(PING_AFTER - quiet_for)
         elif self._pinged:
-            self._fail(Unavailable("no answer to a ping", subject=self.peer))
+            self._fail(Unavailable("the server did not answer a ping", subject=self.peer))
         else:
             self._pinged = True
             self._core.ping(b"kubengin")

@@ -73,7 +73,9 @@ class Http2Pool:
             if known is not None:
                 return known
             if len(self._connections) >= MAX_CONNECTIONS:
-                raise Unavailable(f"{MAX_CONNECTIONS} connections are full", subject=self.server.authority)
+                raise Unavailable(
+                    f"{MAX_CONNECTIONS} connections have no free stream", subject=self.server.authority
+                )
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     connection = await self._connect()
@@ -163,7 +165,9 @@ class _Tunnel(asyncio.Protocol):
                 self.opened.set_result(None)
             else:
                 line = bytes(self._answer).split(b"\r\n")[0].decode("latin-1")
-                self.opened.set_exception(Unavailable(f"the proxy says {line!r}", subject=self._authority))
+                self.opened.set_exception(
+                    Unavailable(f"the proxy answered {line!r}", subject=self._authority)
+                )
         elif len(self._answer) > 8192:
             self.opened.set_exception(Unavailable("the proxy's answer is too long", subject=self._authority))
 

@@ -173,7 +173,7 @@ async def test_policies_that_respect_the_annotation():
 
 async def test_nonsense_is_rejected_and_changes_nothing():
     situation = Situation([make_pod("a", "1")])
-    for pod, words in ((make_pod("bad", "-1"), "negative"), (make_pod("a", "1"), "on the node already")):
+    for pod, words in ((make_pod("bad", "-1"), "negative"), (make_pod("a", "1"), "already on the node")):
         with pytest.raises(AdmissionRejected, match=words):
             await situation.admission.admit(pod)
     assert situation.admission.admitted.pods.keys() == {"a"}
@@ -224,7 +224,7 @@ async def test_a_victim_that_does_not_end_keeps_nobody_waiting_for_ever(
 
     monkeypatch.setattr(situation.admission, "_kill_pod", kill)
     await situation.admission.admit(make_pod("critical", "1", static=True))
-    assert "big could not be preempted: it has not ended in time" in caplog.text
+    assert "big could not be preempted: it did not terminate in time" in caplog.text
     assert situation.admission.admitted.pods.keys() == {"big", "critical"}
     assert situation.metric("kubelet_preemptions") == {}
     ends.set()
@@ -267,11 +267,11 @@ async def test_a_pod_says_for_whom_it_waits_and_is_refused_when_that_takes_too_l
     admission.reserve(late)
     with pytest.raises(AdmissionRejected) as rejection:
         await admission.wait_for_room(late, tell)
-    assert told == [("AwaitingRoom", "what the pod needs is still held by pods that end: default/old")]
+    assert told == [("AwaitingRoom", "terminating pods still hold what this pod needs: default/old")]
     assert rejection.value.reason == "OutOfcpu"
     assert rejection.value.message == (
         "Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000; "
-        "pods that end have held it for too long"
+        "terminating pods did not release it in time"
     )
     assert "late" not in admission.admitted
     admission.admitted.validate()

@@ -133,9 +133,9 @@ def test_the_account_says_who_why_and_what_remained():
     assert second.distance == 0
     passed = {other.uid: other.why for other in decision.passed_over()}
     assert passed["best-effort"] == passed["guarded"] == "enough was freed without it"
-    assert "critical as well" in passed["also-critical"]
+    assert "also critical" in passed["also-critical"]
     minimal = preempt(pods, CRITICAL, {"cpu": 3500}, policy="minimal")
-    assert {o.uid: o.why for o in minimal.passed_over()}["guarded"] == "annotated not to be preempted"
+    assert {o.uid: o.why for o in minimal.passed_over()}["guarded"] == "protected by an annotation"
     assert minimal.describe()["steps"][0]["short"] == [{"resource": "cpu", "quantity": 3500}]
 
 

@@ -52,7 +52,7 @@ BOMB = b"a: &a [x, x]\n" + b"".join(
         pytest.param(b"[" * 100_000, "nested deeper than 100", id="flow"),
         pytest.param(b"- " * 100_000 + b"x", "nested deeper than 100", id="block"),
         pytest.param(b'{"a":' * 100_000, "not valid JSON", id="json"),
-        pytest.param(BOMB, "once its aliases are opened", id="aliases"),
+        pytest.param(BOMB, "after expanding its aliases", id="aliases"),
     ],
 )
 def test_hostile_documents_are_refused_and_not_fatal(text, says):
@@ -130,7 +130,7 @@ def test_configurations_may_share_a_file_or_not(tmp_path: Path):
         (b", resources: {requests: {memory: 100E}}", "does not fit in 64 bits"),
         (b", volumeMounts: [{name: v, mountPath: /v}]", "there is no volume 'v'"),
         (b", imagePullPolicy: Sometimes", "expected Always, IfNotPresent or Never"),
-        (b", livenessProbe: {}", "livenessProbe: expected exactly one of"),
+        (b", livenessProbe: {}", "livenessProbe: expected exactly one handler"),
         (b", env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: k}}}]", "needs an API server"),
         (b"}, {name: c, image: j", "'c' is already the name of another container"),
         (b"}], volumes: [{name: v, configMap: {name: m}}], x: [{", "a config map volume needs an API server"),

@@ -97,7 +97,7 @@ def test_a_whole_number_may_have_a_point() -> None:
     ("spec", "says"),
     [
         ("  securityContext: {runAsUser: 1" + "0" * 30 + "}\n", "runAsUser: Expected `int"),
-        ("  securityContext: {runAsUser: 9223372036854775808}\n", "runAsUser: a number of more than 64 bits"),
+        ("  securityContext: {runAsUser: 9223372036854775808}\n", "runAsUser: a number exceeds 64 bits"),
         ("  securityContext: {runAsUser: " + "9" * 5000 + "}\n", "runAsUser: Expected `int"),
         ('  hostname: "a\\0b"\n', "spec.hostname: holds a NUL character"),
         ('  volumes: [{name: v, hostPath: {path: "/a\\0"}}]\n', "hostPath.path: holds a NUL character"),

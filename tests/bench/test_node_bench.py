@@ -160,7 +160,7 @@ def test_what_an_old_kubelet_lacks_is_said_and_its_logs_are_cleaned_away(
     output, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, errors
     assert "kubelet: v1.28.15 has no podLogsDir" in errors
-    assert "image-gc: kubelet: collects when it likes" in errors
+    assert "image-gc: kubelet: runs image garbage collection on its own schedule" in errors
     assert "| phase | figure | engine | kubelet | engine / kubelet |" in output
     assert list(Path("/var/log/pods").glob("bench_bench-*")) == []
     assert_nothing_left(directory)
@@ -170,7 +170,7 @@ def test_something_else_than_a_kubelet_is_refused(directory: Path) -> None:
     run = bench(directory, "node", "--kubelet", "/bin/true", *SMALL)
     _, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1
-    assert "which is no kubelet" in errors
+    assert "which is not a kubelet" in errors
     assert_nothing_left(directory)
 
 

@@ -89,11 +89,11 @@ def test_of_several_reports_the_last_in_which_a_spec_ran_counts(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "no XML at line 1"),
-        (b"<testsuites><testcase", "no XML at line 1"),
-        (b"\x00\xff\xfe", "no XML"),
-        (b"<testsuites></testsuites>", "no spec in it"),
-        (b'<t><testcase name="test_x" status="passed"/></t>', "no spec in it"),
+        (b"", "invalid XML at line 1"),
+        (b"<testsuites><testcase", "invalid XML at line 1"),
+        (b"\x00\xff\xfe", "invalid XML"),
+        (b"<testsuites></testsuites>", "contains no spec"),
+        (b'<t><testcase name="test_x" status="passed"/></t>', "contains no spec"),
         (b'<t><testcase name="[It] x" status="great"/></t>', "unknown status 'great'"),
         (b'<!DOCTYPE t [<!ENTITY a "a"><!ENTITY b "&a;&a;">]><t>&b;</t>', "a document type is declared"),
         (b"<t>" * 100_000, "nested deeper"),

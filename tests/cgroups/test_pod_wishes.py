@@ -86,7 +86,7 @@ def test_an_annotation_that_the_node_does_not_name_counts_for_nothing():
 @pytest.mark.parametrize(
     ("names", "v2", "message"),
     [
-        (["turbo"], True, "'turbo' is none of"),
+        (["turbo"], True, "'turbo' is not one of"),
         (["cpu-burst", "swap"], False, "swap needs cgroup v2"),
     ],
 )

@@ -20,7 +20,7 @@ from engine.cgroups.mounts import CgroupHierarchy, Mounts, find_mounts
 SHARED = {
     "no permission": (errno.EACCES, "/podg", "no permission"),
     "busy on removal": (errno.EBUSY, "", "processes or child groups are left in it"),
-    "bad value": (errno.EINVAL, "/podg/memory.", "the kernel takes no such value"),
+    "bad value": (errno.EINVAL, "/podg/memory.", "the kernel rejects this value"),
     "no such file": (errno.ENOENT, "/podg/memory.no_such_file", "its controller is missing or not enabled"),
 }
 
@@ -89,7 +89,9 @@ def test_a_full_hierarchy_refuses_in_words(private_root, monkeypatch):
             real(path, mode)
 
         monkeypatch.setattr(os, "mkdir", full)
-        with pytest.raises(Refused, match=r"/kubepods/podg: cannot make the group: no more groups.*ENOSPC"):
+        with pytest.raises(
+            Refused, match=r"/kubepods/podg: cannot create the group: no further groups are allowed.*ENOSPC"
+        ):
             manager.create_pod(guaranteed("g"))
         monkeypatch.setattr(os, "mkdir", real)
         manager.create_pod(guaranteed("g"))

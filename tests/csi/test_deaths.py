@@ -127,7 +127,7 @@ async def test_what_goes_but_in_part_is_unstaged_all_the_same(
         clear(self, published)
         if not failed:
             failed.append(published)
-            raise Refused("cannot be taken away: Input/output error", subject=str(published.target))
+            raise Refused("cannot be removed: Input/output error", subject=str(published.target))
 
     monkeypatch.setattr(kind, "clear_published", fails_once)
     await csi.delete()

@@ -243,7 +243,7 @@ async def test_a_link_in_a_mounts_place_is_refused_and_not_followed(
     await csi.driver()
     await csi.ask(securityContext={"fsGroup": 77})
     await eventually(lambda: len(csi.messages()) > 0)
-    assert "the driver has made no directory there: " in csi.messages()[0]
+    assert "the driver did not create a directory there: " in csi.messages()[0]
     assert outside.stat().st_gid == (outside / "f").stat().st_gid == 0
     monkeypatch.undo()
     await csi.delete()

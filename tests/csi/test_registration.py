@@ -79,7 +79,7 @@ async def test_a_driver_is_told_why_it_is_not_taken(csi: CsiRig, options: dict[s
 
 
 class Known(CsiDrivers):
-    """One driver that is there already."""
+    """One driver that is registered already."""
 
     def __init__(self, versions: Sequence[str]) -> None:
         super().__init__(NoRecords(), Registry())

@@ -185,7 +185,7 @@ def test_the_first_of_two_answers_stays(caplog):
 
 
 def test_an_unreadable_answer_is_a_bug():
-    with pytest.raises(Bug, match=r"a/a: unreadable Allocate answer"):
+    with pytest.raises(Bug, match=r"a/a: unreadable Allocate response"):
         run_options([CheckpointEntry(resource_name="a/a", alloc_resp=b"\xff")])
 
 

@@ -94,7 +94,7 @@ def test_a_kernel_without_the_files_leaves_the_condition_unknown(
 ):
     reader = StallReader([CPU_PRESSURE], tmp_path, "kubepods")
     assert [reader.read(CPU_PRESSURE) for _ in range(3)] == [None] * 3
-    assert caplog.text.count("CPUPressure cannot be told") == 1
+    assert caplog.text.count("node condition CPUPressure cannot be determined") == 1
     (tmp_path / "kubepods").mkdir()
     (tmp_path / "kubepods" / "cpu.pressure").write_text("some avg10=7.25 avg60=0 avg300=0 total=1\n")
     assert reader.read(CPU_PRESSURE) == 725

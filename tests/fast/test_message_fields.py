@@ -218,7 +218,7 @@ def test_a_number_of_a_message_that_is_there_or_not(form):
 @FORMS
 @pytest.mark.parametrize("column", ["id?", "cpu?", "attributes.id?", "attributes.labels[uid]?"])
 def test_only_numbers_inside_messages_may_be_absent(form, column):
-    with pytest.raises(ValueError, match=r"no kind that can be picked|has no"):
+    with pytest.raises(ValueError, match=r"type that cannot be picked|has no"):
         form.Picker("ListContainerStatsResponse", [column])
 
 

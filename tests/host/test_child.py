@@ -26,7 +26,7 @@ async def test_what_it_prints_and_says():
 
 async def test_one_that_prints_without_end_is_killed(tmp_path: Path):
     pid = tmp_path / "pid"
-    with pytest.raises(Refused, match="it: it prints more than 1000 bytes"):
+    with pytest.raises(Refused, match="it: its output exceeds 1000 bytes"):
         await run_child(["sh", "-c", f"echo $$ > {pid}; yes & yes"], seconds=60, most=1000, subject="it")
     await eventually(lambda: not _runs(int(pid.read_text())))
 

@@ -104,7 +104,7 @@ async def test_a_failure_is_said_once_while_it_is_the_same_and_health_names_it(
         task.start(work)
         await turns(50)
         assert tasks.health() == [("worker", "ValueError: broken")]
-        assert [r.message for r in caplog.records] == ["worker failed and goes on"]
+        assert [r.message for r in caplog.records] == ["worker failed and will be retried"]
         assert "broken" in caplog.text
         go.set()
         await turns()

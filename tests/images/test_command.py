@@ -62,7 +62,7 @@ def test_a_run_that_fails_says_so_and_exits_with_one(agent):
     failed = run(images_command.command, "gc")
     assert failed.exit_code == 1
     assert "(freed 268435456 bytes)" in failed.output
-    assert "other files, not the runtime's" in failed.output
+    assert "files that do not belong to the runtime" in failed.output
 
 
 def test_eviction_shows_distance_and_order(agent):

@@ -413,9 +413,12 @@ async def test_a_broken_records_file_is_said_and_left(tmp_path, disk, caplog):
     [
         (
             ImagesSection(order="newest"),
-            "images.order: 'newest' is none of lru, largest-first, size-aware, layers",
+            "images.order: 'newest' is not one of lru, largest-first, size-aware, layers",
         ),
-        (ImagesSection(accounting="guessed"), "images.accounting: 'guessed' is none of reported, measured"),
+        (
+            ImagesSection(accounting="guessed"),
+            "images.accounting: 'guessed' is not one of reported, measured",
+        ),
     ],
 )
 def test_a_policy_that_does_not_exist_is_refused(section, message):
@@ -429,7 +432,7 @@ async def test_act_and_describe(disk):
     planned = await world.manager.act("gc", {"dry-run": "true"})
     assert len(planned["attempted"]) == 1
     assert planned["images"][0]["verdict"] == "would-remove"
-    with pytest.raises(InvalidInput, match="none of gc"):
+    with pytest.raises(InvalidInput, match="not one of gc"):
         await world.manager.act("drop", {})
     with pytest.raises(InvalidInput, match="dry-run"):
         await world.manager.act("gc", {"dry-run": "yes"})

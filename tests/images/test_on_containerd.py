@@ -253,7 +253,7 @@ async def test_too_little_to_free_says_what_else_fills_the_disk(world):
     finally:
         filler.unlink()
     assert report.kind == "insufficient"
-    assert report.elsewhere["other files, not the runtime's"] >= 60 * MIB
+    assert report.elsewhere["files that do not belong to the runtime"] >= 60 * MIB
     assert [e.reason for e in world.recorder] == ["FreeDiskSpaceFailed"]
 
 

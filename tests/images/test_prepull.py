@@ -84,7 +84,7 @@ async def test_a_pull_that_fails_is_tried_again_and_said_once(caplog: pytest.Log
     await eventually(lambda: registry.metrics[MISSING].values == {(): 0})
     assert registry.metrics[PULLS].values == {("failed",): 3, ("pulled",): 2}
     assert [one.outcome for one in decisions.after(0)] == ["failed", "pulled", "pulled"]
-    assert caplog.text.count("app:1 cannot be kept ready") == 1
+    assert caplog.text.count("cannot keep image app:1 ready") == 1
     await prepull.stop()
 
 

@@ -168,7 +168,7 @@ STAYS = [
         "somebody's anti-affinity",
         [node("n2"), pod("other", "n2", app="db", affinity=anti(HOST))],
         {},
-        "of a pod there",
+        "of a pod on the node",
     ),
     ("affinity to nobody", [node("n2")], {"affinity": near(HOST, "cache")}, "its pod affinity"),
     (
@@ -210,7 +210,7 @@ def test_a_pod_goes_where_a_scheduler_could_send_it(others, spec, target, tmp_pa
     for known in (snapshot, _rewritten(snapshot, tmp_path)):
         assert rows(known) == [
             ("move", "shop/moving", f"to {target}"),
-            ("drained", "", "all its other pods have a place"),
+            ("drained", "", "all its other pods fit elsewhere"),
         ]
 
 
@@ -221,7 +221,7 @@ def test_a_node_whose_pod_has_no_place_is_not_drained(others, spec, why, tmp_pat
         (remains, verdict) = rows(known)
         assert remains[:2] == ("remains", "shop/moving")
         assert why in remains[2]
-        assert verdict == ("not-drained", "", "1 pods that no node takes")
+        assert verdict == ("not-drained", "", "1 pods that fit on no node")
 
 
 @pytest.mark.parametrize(("others", "spec", "why"), [c[1:] for c in UNKNOWN], ids=[c[0] for c in UNKNOWN])

@@ -65,7 +65,7 @@ REFUSED = [
         {"high": 50, "low": 60},
         "low: LowThresholdPercent 60 can not be higher than HighThresholdPercent 50",
     ),
-    ("image-gc", {"order": "random"}, "order: 'random' is none of lru"),
+    ("image-gc", {"order": "random"}, "order: 'random' is not one of lru"),
     ("devices", {"resource": "gpu"}, "resource: no node has gpu; did you mean nvidia.com/gpu?"),
     (
         "admit",

@@ -64,7 +64,7 @@ def test_a_grid_is_asked_point_by_point(cluster, tmp_path):
         ("decision: victim", "decisions: victim", 12, "fail_if[0].where.decisions: unknown field"),
         ("kind: Plan", "kind: Plane", 2, "expected Plan"),
         ("v1alpha1", "v2", 1, "expected kubengine.dev/v1alpha1"),
-        ("  - name: agent", "  - {name: agent, ask: devices}\n  - name: agent", 5, "is there already"),
+        ("  - name: agent", "  - {name: agent, ask: devices}\n  - name: agent", 5, "is defined already"),
         ("kind: Plan", "kind: [", 0, "not valid YAML"),
         ("kind: Plan", "kind: Plan\nkind: Plan", 3, "given twice"),
     ],

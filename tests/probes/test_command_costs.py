@@ -26,10 +26,10 @@ NAMED = '  app liveness: httpGet, port 8080, path /ok, "network": "pod" would as
 @pytest.mark.parametrize(
     ("sandbox", "info", "words"),
     [
-        (HERE, "", "names no process"),
-        (HERE, "[]", "names no process"),
-        (HERE, "{}", "names no process"),
-        ("another", "pid", "has gone"),
+        (HERE, "", "reports no process"),
+        (HERE, "[]", "reports no process"),
+        (HERE, "{}", "reports no process"),
+        ("another", "pid", "has exited"),
         (HERE, "pid", "no process for the pod alone"),
     ],
 )

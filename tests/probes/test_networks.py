@@ -175,10 +175,10 @@ async def test_the_configuration_speaks_for_pods_that_do_not(server):
         ("", Refused, "doesn't say"),
         ("[1]", Refused, "doesn't say"),
         ('{"pid": "x"}', Refused, "doesn't say"),
-        ('{"pid": 0}', InvalidInput, "no network of its own"),
-        ({"pid": 1}, Refused, "has gone"),
-        ({"pid": 1, "runtimeSpec": {"linux": {"namespaces": [{"type": "network"}]}}}, Refused, "has gone"),
-        ("path", InvalidInput, "is no namespace"),
+        ('{"pid": 0}', InvalidInput, "no network namespace of its own"),
+        ({"pid": 1}, Refused, "has exited"),
+        ({"pid": 1, "runtimeSpec": {"linux": {"namespaces": [{"type": "network"}]}}}, Refused, "has exited"),
+        ("path", InvalidInput, "is not a namespace"),
     ],
 )
 def test_what_a_runtime_may_say(tmp_path: Path, info: Any, error: type[Exception], words: str):
@@ -193,7 +193,7 @@ def test_what_a_runtime_may_say(tmp_path: Path, info: Any, error: type[Exception
 
 def test_the_nodes_own_network_is_nobodys():
     own = Path("/proc/self/cgroup").read_text().strip()[-1:]
-    with pytest.raises(InvalidInput, match="no network of its own"):
+    with pytest.raises(InvalidInput, match="no network namespace of its own"):
         open_network(own, json.dumps({"pid": os.getpid()}))
 
 

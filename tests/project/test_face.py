@@ -125,7 +125,9 @@ def test_a_probe_runs_from_the_face() -> None:
         assert asyncio.run(engine.run_probe(specs["liveness"], "127.0.0.1")) == ("success", "")
         failed = asyncio.run(engine.run_probe(specs["readiness"], "127.0.0.1"))
         assert failed == ("failure", "HTTP probe failed with statuscode: 418")
-        with pytest.raises(InvalidInput, match="main startup: a command runs in its container only"):
+        with pytest.raises(
+            InvalidInput, match="main startup: a command probe needs the pod's container runtime"
+        ):
             asyncio.run(engine.run_probe(specs["startup"], "127.0.0.1"))
         with pytest.raises(InvalidInput, match="needs a host"):
             asyncio.run(engine.run_probe(specs["liveness"]))

@@ -16,6 +16,14 @@ from engine.api.decisions import Kind
 from engine.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "package" / "pages"))
+
+import chart  # noqa: E402
+
+
+def test_the_chart_shows_the_figures_of_the_density_page() -> None:
+    drawn = chart.drawn(chart.DENSITY.read_text())
+    assert chart.CHART.read_text() == drawn, "run: python package/pages/chart.py"
 
 
 @pytest.fixture(scope="module")

@@ -382,7 +382,7 @@ async def test_files_that_change_are_used_from_the_next_connection_on(
     shown.pair.key.write_text("half a key")
     for _ in range(3):
         assert await serial() == after, "what cannot be read leaves the one before in force"
-    said = [each for each in caplog.messages if "the one before is used on" in each]
+    said = [each for each in caplog.messages if "the previous one stays in use" in each]
     assert len(said) == 1, "however many connect"
 
 

@@ -218,8 +218,8 @@ async def test_where_logind_keeps_its_delay_pods_have_that(
     await eventually(lambda: served.held() == [True])
     (said,) = (record.message for record in caplog.records if record.name == "kubengine.shutdown")
     assert said == (
-        "pods may need 30 s to end at a shutdown and logind waits 5 s: "
-        "logind: InhibitDelayMaxSec is 5 after its reload"
+        "a shutdown may need 30 s to end pods, but logind waits only 5 s: "
+        "logind: InhibitDelayMaxSec is 5 s after logind reloaded its configuration"
     )
 
 
@@ -240,7 +240,7 @@ async def test_a_machine_without_logind_is_reported_once_and_followed_when_it_co
     await asyncio.sleep(0.5)
     said = [record.message for record in caplog.records if record.name == "kubengine.shutdown"]
     assert len(said) == 1
-    assert said[0].startswith("shutdowns of this machine do not wait for its pods: ")
+    assert said[0].startswith("a shutdown of this machine will not wait for its pods: ")
     assert "org.freedesktop.login1" in said[0]
     served = logind()
     await eventually(lambda: served.held() == [True])
@@ -277,7 +277,7 @@ async def test_a_damaged_state_is_reported_and_replaced(
     (tmp_path / "graceful_node_shutdown_state").write_text("{")
     served = logind()
     await shutdowns.start(Pods())
-    assert "the last shutdown's times are not known" in caplog.text
+    assert "the times of the last shutdown are unknown" in caplog.text
     await eventually(lambda: served.held() == [True])
     served.prepare_for_shutdown(True)
     await eventually(lambda: served.held() == [False])

@@ -32,7 +32,7 @@ cdef struct Cursor:
 
 
 cdef inline bint _varint(Cursor *cursor, uint64_t *value) noexcept nogil:
-    """Read a varint of up to 9 bytes; false if there is none."""
+    """Read a varint of up to 9 bytes; return false if there is none."""
     cdef int shift = 0
     cdef unsigned char byte
     value[0] = 0
@@ -49,7 +49,7 @@ cdef inline bint _varint(Cursor *cursor, uint64_t *value) noexcept nogil:
 
 
 cdef inline bint _bytes(Cursor *cursor, Text *text) noexcept nogil:
-    """Read a length and that many bytes; false if they are not there."""
+    """Read a length and that many bytes; return false if the message ends before."""
     cdef uint64_t size = 0
     if not _varint(cursor, &size) or size > <uint64_t> (cursor.end - cursor.at):
         return False
@@ -60,7 +60,7 @@ cdef inline bint _bytes(Cursor *cursor, Text *text) noexcept nogil:
 
 
 cdef inline bint _skip(Cursor *cursor, uint64_t tag) noexcept nogil:
-    """Pass over an unknown field; false for groups and whatever else is out of the ordinary."""
+    """Skip an unknown field; return false for groups and other unusual input."""
     cdef uint64_t ignored = 0
     cdef Text text
     cdef int kind = tag & 7
@@ -169,7 +169,7 @@ cdef class DeviceIndex:
         return number
 
     cdef int32_t _topology(self, Text encoding, int32_t guess) except -1:
-        """The number of a serialized TopologyInfo; `guess` is what the device had last."""
+        """Return the number of a serialized TopologyInfo; `guess` is the device's last one."""
         cdef bytes key = self._encodings[guess]
         cdef Text known
         if key is not None:
@@ -195,7 +195,7 @@ cdef class DeviceIndex:
         return result if result is not None else self._read_by_rule(message)
 
     def _read_by_rule(self, bytes message):
-        """The twin's reading, with this index's topology numbers."""
+        """Read with the twin, using the topology numbers of this index."""
         if self._twin is None:
             self._twin = _device_list_py.DeviceIndex([id.decode() for id in self._ids])
         listed = self._twin.read(message)
@@ -206,7 +206,7 @@ cdef class DeviceIndex:
         )
 
     cdef Py_ssize_t _devices_in(self, bytes message) noexcept:
-        """How many devices a message lists; too few where it is not in order."""
+        """Count the devices in a message; the count is too low if the message is malformed."""
         cdef Cursor cursor
         cdef uint64_t tag = 0
         cdef Text device
@@ -272,7 +272,7 @@ cdef class DeviceIndex:
                 if has_topology:
                     self._topology(topology, 0)
                 continue
-            # Plugins repeat themselves: the row after the last one is tried before the table.
+            # Plugins send their devices in the same order: try the row after the last one before the table.
             row = order[position] if position < self._known else -1
             if row < 0 or not _same(self._texts[row], id):
                 row = self._find(id)

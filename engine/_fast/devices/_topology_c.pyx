@@ -106,7 +106,7 @@ cdef int64_t _distance(uint64_t mask, const int64_t[:, ::1] distances) noexcept 
 
 
 cdef bint _fitter(uint64_t new, uint64_t old, bint closest, const int64_t[:, ::1] distances) noexcept nogil:
-    """Whether `new` is fitter than `old`."""
+    """Return whether `new` is fitter than `old`."""
     cdef int64_t far_new, far_old
     cdef int size_new = __builtin_popcountll(new), size_old = __builtin_popcountll(old)
     if size_new != size_old:
@@ -202,7 +202,7 @@ def merge(int nodes, families, distances_array):
 
 
 cdef uint64_t _all_agree(families, uint64_t full, bint closest, const int64_t[:, ::1] distances):
-    """Every resource may go anywhere: all nodes, or a preferred hint that one of them has besides."""
+    """Merge hints of resources that all accept any node: all nodes, or a preferred hint of one of them."""
     cdef uint64_t best = full
     for array, _ in families:
         for mask in np.flatnonzero(array & PREFERRED).tolist():

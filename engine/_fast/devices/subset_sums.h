@@ -11,7 +11,7 @@
 #define KB_WIDE
 #endif
 
-/* Numbers that a pass over all low nodes finds in the fastest cache. */
+/* How many numbers stay in the fastest cache during a pass over all low nodes. */
 #define KB_BLOCK ((size_t)2048)
 
 /* Updates every pair of entries (without a node, with it), one node after the other. The low nodes go block by
@@ -74,7 +74,7 @@ KB_WIDE static int kb_smallest(const int32_t *inside, int64_t touching, int64_t 
     return smallest;
 }
 
-/* The fewest nodes of a mask that is flagged; nodes + 1 if none is. */
+/* The fewest nodes of a flagged mask; nodes + 1 if no mask is flagged. */
 KB_WIDE static int kb_smallest_flagged(const uint8_t *flags, int nodes) {
     size_t size = (size_t)1 << nodes;
     int smallest = nodes + 1;
@@ -85,10 +85,10 @@ KB_WIDE static int kb_smallest_flagged(const uint8_t *flags, int nodes) {
     return smallest;
 }
 
-/* How far a number of nodes is from `target`: fewer come before more, and of the fewer the most. */
+/* Rank of a number of nodes by `target`: fewer than the target rank before more, larger ones of those first. */
 #define KB_RANK(members, target) ((members) <= (target) ? (target) - (members) : (members))
 
-/* The lowest mask among those of the best rank that can be reached; 0 if none can. At most 24 nodes. */
+/* The lowest reachable mask of the best rank; 0 if none is reachable. At most 24 nodes. */
 KB_WIDE static uint64_t kb_best_reached(const uint64_t *reach, int target, int nodes) {
     size_t size = (size_t)1 << nodes;
     uint32_t best = UINT32_MAX;
@@ -101,7 +101,7 @@ KB_WIDE static uint64_t kb_best_reached(const uint64_t *reach, int target, int n
     return best == UINT32_MAX ? 0 : best & (size - 1);
 }
 
-/* 2 where a mask is a hint of `smallest` nodes, 1 where it is a larger hint, 0 where it is none. */
+/* 2 for a mask that is a hint of `smallest` nodes, 1 for a larger hint, 0 for no hint. */
 KB_WIDE static void kb_flag(uint8_t *flags, const int32_t *available, const int32_t *reusable,
                             int64_t touching, int64_t request, int smallest, int nodes) {
     size_t size = (size_t)1 << nodes, full = size - 1;

@@ -1,4 +1,4 @@
-"""The face of `client.h`: one connection's frames and flow control, without its socket."""
+"""The Python interface of `client.h`: frames and flow control of one connection, without its socket."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t
@@ -84,8 +84,10 @@ HEAD, DATA, END, RESET, GOAWAY, SETTINGS, PONG, BROKEN = (
 
 
 def encode(headers, secret=()):
-    """A header block of (name, value) bytes; it may be sent on any connection, any number of times. Values of
-    the names in `secret` are marked never to be indexed."""
+    """Encode a header block of (name, value) bytes, which can be sent on any connection, any number of times.
+
+    Values of the names in `secret` are marked as never indexed.
+    """
     cdef hpack_field f
     cdef bytes name, value
     cdef size_t room = 1, at = 0
@@ -101,11 +103,11 @@ def encode(headers, secret=()):
 
 
 cdef class ClientConnection:
-    """One connection: requests and received bytes in, events and bytes to be sent out.
+    """One connection: takes requests and received bytes, returns events and bytes to send.
 
-    `stream_window` and `connection_window` bound what the server may send before somebody has taken it;
-    `header_list` what one header block may hold, with 32 bytes for each field (RFC 9113, 6.5.2). The
-    connection is broken if a server sends more than `idle_frames` frames without data for an open request,
+    `stream_window` and `connection_window` bound the unread data that the server may send, and
+    `header_list` the size of one header block, with 32 bytes for each field (RFC 9113, 6.5.2). The
+    connection breaks if the server sends more than `idle_frames` frames without data for an open request
     between two responses or calls of `calm`.
     """
 
@@ -153,31 +155,33 @@ cdef class ClientConnection:
 
     @property
     def usable(self):
-        """Whether requests may begin now or when others have ended."""
+        """Whether requests can start, now or after others have ended."""
         return bool(http2_usable(&self._core))
 
     @property
     def ready(self):
-        """Whether one more request may begin."""
+        """Whether a request can start now."""
         if self._core.open == self._core.capacity and self._core.capacity < self._most:
             self._grow()
         return http2_room(&self._core) > 0
 
     @property
     def open(self):
-        """How many requests are not yet answered."""
+        """The number of requests without a complete response."""
         return self._core.open
 
     @property
     def settled(self):
-        """Whether the server has spoken HTTP/2."""
+        """Whether the server has sent valid HTTP/2."""
         return bool(self._core.settled)
 
     def request(self, const uint8_t[::1] block not None, bytes body not None=b""):
-        """Begin a request with the header block `block` and its whole body; the stream it goes on. If it
-        is not `ready` it raises RuntimeError."""
+        """Start a request with the header block `block` and its whole body, and return its stream.
+
+        Raises RuntimeError if the connection is not `ready`.
+        """
         if not self.ready:
-            raise RuntimeError("the connection takes no more requests")
+            raise RuntimeError("the connection accepts no further requests")
         cdef http2_stream *s = http2_open(&self._core)
         cdef size_t left = block.shape[0], at = 0, piece
         cdef bint empty = not body
@@ -204,10 +208,10 @@ cdef class ClientConnection:
         return stream
 
     def receive(self, const uint8_t[::1] data not None):
-        """What bytes of the server mean: a list of (kind, stream, what, number).
+        """Parse bytes from the server into a list of (kind, stream, what, number).
 
-        HEAD: a header block as a list of (name, value); DATA: bytes, to be given back by `take`; END;
-        RESET and BROKEN: the error's code as number; GOAWAY: the last stream that is answered as stream, and
+        HEAD: a header block as a list of (name, value); DATA: bytes, to acknowledge with `take`; END;
+        RESET and BROKEN: the error code as number; GOAWAY: as stream the last one that gets a response, and
         the code; SETTINGS and PONG.
         """
         cdef list events = []
@@ -219,7 +223,7 @@ cdef class ClientConnection:
             at += used
             left -= used
             if e.kind == HTTP2_FIELD:
-                if self._fields_of != e.stream:  # the earlier block was cut off by a reset of its stream
+                if self._fields_of != e.stream:  # a reset of its stream cut the earlier block off
                     self._fields, self._fields_of = [], e.stream
                 self._fields.append((
                     PyBytes_FromStringAndSize(e.field.name, e.field.name_len),
@@ -234,7 +238,7 @@ cdef class ClientConnection:
             elif e.kind == HTTP2_WINDOW:
                 self._pump(e.stream)
             elif e.kind == HTTP2_SETTINGS:
-                self._answer()  # before what only the new settings allow
+                self._answer()  # must be sent before frames that only the new settings allow
                 self._pump(0)
                 events.append((HTTP2_SETTINGS, 0, None, 0))
             elif e.kind == HTTP2_GOAWAY:
@@ -245,7 +249,7 @@ cdef class ClientConnection:
                 elif e.kind == HTTP2_END:
                     http2_calm(&self._core)
                     if e.stream in self._bodies:
-                        self.reset(e.stream, 0)  # answered before it had read everything
+                        self.reset(e.stream, 0)  # the server responded before it had read the whole request
                 events.append((e.kind, e.stream, None, e.code))
                 if e.kind == HTTP2_BROKEN:
                     self._write_goaway(e.code)
@@ -257,11 +261,11 @@ cdef class ClientConnection:
         http2_calm(&self._core)
 
     def take(self, uint32_t stream, uint32_t size):
-        """`size` bytes of a stream's data have been read: the server may send as many again."""
+        """Record that `size` bytes of a stream's data were read: the server may send as many again."""
         http2_take(&self._core, stream, size)
 
     def reset(self, uint32_t stream, uint32_t code):
-        """Let go of a request that is not answered to its end, or whose body is not wanted to its end."""
+        """Cancel a request whose response, or the rest of it, is no longer needed."""
         if http2_find(&self._core, stream) == NULL:
             return
         http2_forget(&self._core, stream)
@@ -280,7 +284,7 @@ cdef class ClientConnection:
         self._out_len += FRAME_HEAD + 8
 
     def output(self):
-        """What is to be sent now."""
+        """Return the bytes to send now."""
         self._answer()
         cdef bytes waiting = PyBytes_FromStringAndSize(<char *>self._out, <Py_ssize_t>self._out_len)
         self._out_len = 0
@@ -290,7 +294,7 @@ cdef class ClientConnection:
         return waiting
 
     cdef int _need(self, size_t size) except -1:
-        """Room for `size` more bytes to be sent."""
+        """Make space for `size` more bytes to send."""
         cdef size_t room = max(self._out_len + size, 2 * self._out_room)
         cdef uint8_t *grown
         if self._out_len + size > self._out_room:
@@ -310,7 +314,7 @@ cdef class ClientConnection:
         return 0
 
     cdef int _answer(self) except -1:
-        """What the server waits for."""
+        """Queue the frames that the server waits for."""
         cdef size_t size = 1
         while size:
             self._need(4096)
@@ -327,7 +331,7 @@ cdef class ClientConnection:
         return 0
 
     cdef int _send(self, http2_stream *s, bytes body, Py_ssize_t at) except -1:
-        """As much of a body as the windows let through; the rest waits for them."""
+        """Queue as much of a body as the windows allow; the rest waits for them."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
         cdef uint32_t piece, stream = s.id
         cdef bint ends = False
@@ -349,7 +353,7 @@ cdef class ClientConnection:
         return 0
 
     cdef int _pump(self, uint32_t stream) except -1:
-        """The windows have grown: of one stream, or (0) of all."""
+        """Continue bodies after the window of one stream, or (0) of all, has grown."""
         cdef http2_stream *s
         if not self._bodies or (stream and stream not in self._bodies):
             return 0

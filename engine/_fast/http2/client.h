@@ -1,21 +1,21 @@
 /* The client's side of one HTTP/2 connection (RFC 9113): bytes in, events out; no socket, no clock, no
  * allocation.  Every table and buffer has a bound, whatever the server sends: streams are in the caller's array,
- * texts in the caller's room, and what must be answered (SETTINGS, PING, windows) is counted, not stored, until
- * the caller asks for it.  A malformed stream is treated as a broken connection, as the standard allows. */
+ * texts in the caller's buffer, and frames that need a reply (SETTINGS, PING, windows) are counted, not stored, until
+ * the caller fetches the replies.  A malformed stream breaks the connection, as the standard allows. */
 #ifndef KUBENGINE_HTTP2_CLIENT_H
 #define KUBENGINE_HTTP2_CLIENT_H
 
 #include "frames.h"
 #include "hpack.h"
 
-#define HTTP2_PINGS 8 /* to be answered at once; of a flood the rest is let go */
+#define HTTP2_PINGS 8 /* to answer at once; further ones of a flood are dropped */
 
 typedef struct {
     uint32_t id;
     int32_t send_window;
     int32_t receive_window; /* what the server may still send */
-    uint32_t taken;         /* of what it sent, and not yet given back to it */
-    uint8_t headed;         /* its answer has begun */
+    uint32_t taken;         /* received, and not yet returned to the server's window */
+    uint8_t headed;         /* its response has begun */
     uint8_t sent;           /* our side has ended */
     uint8_t ended;          /* the server's side has ended */
 } http2_stream;
@@ -31,7 +31,7 @@ enum http2_kind {
     HTTP2_SETTINGS,
     HTTP2_WINDOW, /* more may be sent on `stream`, 0 = on any */
     HTTP2_PONG,
-    HTTP2_BROKEN /* the connection is of no more use; `code` */
+    HTTP2_BROKEN /* the connection cannot be used any longer; `code` */
 };
 
 typedef struct {
@@ -46,11 +46,11 @@ typedef struct {
     hpack headers;
     http2_stream *streams; /* those that are open, by id */
     uint32_t capacity, open, next_id;
-    uint32_t length; /* of the frame's payload that is left */
+    uint32_t length; /* bytes left of the frame's payload */
     uint32_t at;     /* read of its payload */
     uint32_t stream; /* the frame's */
     uint32_t block_stream, list_size, list_limit;
-    uint32_t idle, idle_limit; /* frames that brought nothing, since http2_calm; 0 = no limit */
+    uint32_t idle, idle_limit; /* frames without data since http2_calm; 0 = no limit */
     uint32_t most_streams, most_frame, initial_window;
     int32_t send_window, receive_window;
     uint32_t stream_window, connection_window; /* ours */
@@ -59,7 +59,7 @@ typedef struct {
     uint8_t head_len, type, flags, padding, skip;
     uint8_t settled, in_block, block_ends, end_waits, windows_wait, going_away, broken, pings;
     uint8_t head[FRAME_HEAD];
-    uint8_t small[8]; /* what was read last of a frame that has no text */
+    uint8_t small[8]; /* last bytes read of a frame without text */
     uint8_t ping[HTTP2_PINGS][8];
 } http2;
 
@@ -80,12 +80,12 @@ static inline void http2_reset(http2 *h, http2_stream *streams, uint32_t capacit
     h->receive_window = (int32_t)connection_window;
 }
 
-/* Frames are counted from here on.  A connection that lasts is given a limit for each stretch of time. */
+/* Restart the count of frames.  The owner of a long-lived connection calls it regularly. */
 static inline void http2_calm(http2 *h) { h->idle = 0; }
 
 /* Streams */
 
-/* Where a stream is or would be. */
+/* The index of a stream, or where to insert it. */
 static inline uint32_t http2_place(const http2 *h, uint32_t id) {
     uint32_t low = 0, high = h->open;
     while (low < high) {
@@ -105,18 +105,18 @@ static inline http2_stream *http2_find(const http2 *h, uint32_t id) {
 
 static inline int http2_was_opened(const http2 *h, uint32_t id) { return (id & 1) && id < h->next_id; }
 
-/* Whether there will be room for further streams, now or when others have ended. */
+/* Whether further streams can open, now or after others have ended. */
 static inline int http2_usable(const http2 *h) {
     return !h->broken && !h->going_away && h->next_id <= STREAM_LIMIT;
 }
 
-/* How many more streams may be opened now. */
+/* The number of streams that can open now. */
 static inline uint32_t http2_room(const http2 *h) {
     uint32_t most = h->most_streams < h->capacity ? h->most_streams : h->capacity;
     return http2_usable(h) && h->open < most ? most - h->open : 0;
 }
 
-/* A new stream; the caller has seen that there is room. */
+/* Open a stream; the caller has checked that there is space for it. */
 static inline http2_stream *http2_open(http2 *h) {
     http2_stream *s = &h->streams[h->open++];
     memset(s, 0, sizeof *s);
@@ -127,7 +127,7 @@ static inline http2_stream *http2_open(http2 *h) {
     return s;
 }
 
-/* What the server still sends on it is let go. */
+/* Drop a stream; whatever the server still sends on it is discarded. */
 static inline void http2_forget(http2 *h, uint32_t id) {
     uint32_t place = http2_place(h, id);
     if (place == h->open || h->streams[place].id != id) return;
@@ -135,14 +135,14 @@ static inline void http2_forget(http2 *h, uint32_t id) {
     memmove(h->streams + place, h->streams + place + 1, (h->open - place) * sizeof *h->streams);
 }
 
-/* How many bytes of data may be sent in one frame now. */
+/* The number of bytes of data that one frame can carry now. */
 static inline uint32_t http2_sendable(const http2 *h, const http2_stream *s) {
     int32_t window = s->send_window < h->send_window ? s->send_window : h->send_window;
     if (window <= 0) return 0;
     return (uint32_t)window < h->most_frame ? (uint32_t)window : h->most_frame;
 }
 
-/* `size` bytes of data are being sent; `ends` with the stream's last. */
+/* Account for `size` bytes of data being sent; `ends` marks the stream's last bytes. */
 static inline void http2_sent(http2 *h, http2_stream *s, uint32_t size, int ends) {
     s->send_window -= (int32_t)size;
     h->send_window -= (int32_t)size;
@@ -150,7 +150,7 @@ static inline void http2_sent(http2 *h, http2_stream *s, uint32_t size, int ends
     if (s->sent && s->ended) http2_forget(h, s->id);
 }
 
-/* Somebody has read `size` bytes of a stream's data: the server may send as many again. */
+/* Account for `size` bytes of a stream's data that were read: the server may send as many again. */
 static inline void http2_take(http2 *h, uint32_t id, uint32_t size) {
     http2_stream *s = http2_find(h, id);
     h->taken += size;
@@ -159,7 +159,7 @@ static inline void http2_take(http2 *h, uint32_t id, uint32_t size) {
     if (s->taken >= h->stream_window / 2) h->windows_wait = 1;
 }
 
-/* What is to be sent */
+/* Sending */
 
 #define HTTP2_PREFACE_SIZE (sizeof HTTP2_PREFACE - 1 + FRAME_HEAD + 18 + FRAME_HEAD + 4)
 
@@ -176,7 +176,7 @@ static inline size_t http2_write_preface(const http2 *h, uint8_t out[HTTP2_PREFA
     return (size_t)(at - out);
 }
 
-/* Frames that the server waits for, as many as there is room for.  Returns their size. */
+/* Write frames that the server waits for, as many as fit.  Returns their size. */
 static inline size_t http2_write_answers(http2 *h, uint8_t *out, size_t room) {
     uint8_t *at = out, *end = out + room, i;
     uint32_t stream;
@@ -206,7 +206,7 @@ static inline size_t http2_write_answers(http2 *h, uint8_t *out, size_t room) {
     return (size_t)(at - out);
 }
 
-/* What arrives */
+/* Receiving */
 
 static inline uint8_t http2_broken(http2 *h, uint32_t code) {
     h->broken = 1;
@@ -214,7 +214,7 @@ static inline uint8_t http2_broken(http2 *h, uint32_t code) {
     return HTTP2_BROKEN;
 }
 
-/* Whether the frame's size and stream can be right; else the error's code. */
+/* Check the frame's size and stream; returns 0 or the error code. */
 static inline uint32_t http2_misfit(const http2 *h) {
     int known = http2_was_opened(h, h->stream);
     if (h->length > FRAME_LIMIT) return HTTP2_FRAME_SIZE_ERROR;
@@ -317,7 +317,7 @@ static inline uint8_t http2_widen(http2 *h, http2_event *e) {
     return HTTP2_WINDOW;
 }
 
-/* The stream's last frame has been read. */
+/* Handle the end of the stream's last frame. */
 static inline uint8_t http2_end_stream(http2 *h, http2_event *e) {
     http2_stream *s = http2_find(h, h->stream);
     h->end_waits = 0;
@@ -366,7 +366,7 @@ static inline uint8_t http2_end_frame(http2 *h, http2_event *e) {
     }
 }
 
-/* One byte of padding's length, or of what stands before a header block. */
+/* Read one byte of the padding length, or of the fields before a header block. */
 static inline uint8_t http2_prelude(http2 *h, uint8_t c) {
     if (h->at == 0 && (h->flags & FLAG_PADDED)) {
         h->padding = c;
@@ -409,7 +409,7 @@ static inline uint8_t http2_block(http2 *h, const uint8_t *data, size_t n, size_
     return kind;
 }
 
-/* Some of the frame's payload. */
+/* Read a part of the frame's payload. */
 static inline uint8_t http2_payload(http2 *h, const uint8_t *data, size_t n, size_t *used, http2_event *e) {
     uint8_t kind = HTTP2_MORE;
     *used = 1;
@@ -445,8 +445,8 @@ static inline uint8_t http2_payload(http2 *h, const uint8_t *data, size_t n, siz
     return kind;
 }
 
-/* Read on to the next event; `used` of the bytes are done with.  What an event points to lasts until the next
- * call.  HTTP2_MORE: all were used. */
+/* Read up to the next event and set `used` to the number of bytes read.  Pointers in an event are valid until the
+ * next call.  HTTP2_MORE: all bytes were read. */
 static inline uint8_t http2_receive(http2 *h, const uint8_t *data, size_t n, size_t *used, http2_event *e) {
     size_t at = 0, taken;
     uint8_t kind = h->broken ? HTTP2_BROKEN : HTTP2_MORE;

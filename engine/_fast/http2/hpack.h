@@ -1,6 +1,6 @@
 /* HPACK (RFC 7541).  Reading: header blocks in pieces of any size, one field at a time; the dynamic table is as
- * large as the standard's default and the caller brings its room.  Writing: from the static table and literals
- * only, so that a block depends on nothing before it and may be kept and sent again. */
+ * large as the standard's default, in memory of the caller.  Writing: only from the static table and literals,
+ * so that a block does not depend on earlier ones and can be stored and sent again. */
 #ifndef KUBENGINE_HTTP2_HPACK_H
 #define KUBENGINE_HTTP2_HPACK_H
 
@@ -20,7 +20,7 @@ enum hpack_verdict { HPACK_REFUSED = 0, HPACK_TAKEN = 1, HPACK_FIELD = 2 };
 enum hpack_at { HPACK_OPCODE, HPACK_INTEGER, HPACK_LENGTH, HPACK_STRING };
 enum hpack_want { WANT_INDEX, WANT_NAME_INDEX, WANT_RESIZE, WANT_NAME_LENGTH, WANT_VALUE_LENGTH };
 
-/* Name and value; of what is longer than there was room for, the beginning. */
+/* Name and value; truncated if they exceed the space. */
 typedef struct {
     const char *name, *value;
     uint32_t name_len, value_len;
@@ -40,7 +40,7 @@ typedef struct {
     uint32_t integer, shift;
     uint32_t left;                /* of the string being read */
     uint32_t length;              /* decoded bytes of it */
-    uint32_t name_len, value_len; /* decoded, whether kept or not */
+    uint32_t name_len, value_len; /* decoded, whether stored or not */
     uint32_t name_kept, kept;     /* bytes in `scratch`: of the name, of both */
     uint32_t table_size, table_max, text_len, entries, room;
     uint8_t at, want, adds, coded, in_value, resizable;
@@ -60,7 +60,7 @@ static inline void hpack_reset(hpack *h, hpack_table *table, char *scratch, uint
     h->resizable = 1;
 }
 
-/* Forget the oldest entries until there is `room`. */
+/* Evict the oldest entries until `room` bytes are free. */
 static inline void hpack_evict(hpack *h, uint32_t room) {
     uint32_t gone = 0, text = 0;
     while (gone < h->entries && h->table_size + room > h->table_max) {
@@ -186,7 +186,7 @@ static inline int hpack_prefix(hpack *h, uint8_t c, uint8_t bits) {
     return HPACK_TAKEN;
 }
 
-/* One byte of a header block.  HPACK_FIELD: `field` holds one, until the next byte. */
+/* Read one byte of a header block.  HPACK_FIELD: `field` holds a field, until the next byte. */
 static inline int hpack_byte(hpack *h, uint8_t c) {
     switch (h->at) {
     case HPACK_OPCODE:
@@ -216,7 +216,7 @@ static inline int hpack_byte(hpack *h, uint8_t c) {
     }
 }
 
-/* The block ended.  0 = in the middle of a field. */
+/* End the block.  Returns 0 in the middle of a field. */
 static inline int hpack_end_block(hpack *h) {
     h->resizable = 1;
     return h->at == HPACK_OPCODE;
@@ -224,7 +224,7 @@ static inline int hpack_end_block(hpack *h) {
 
 /* Writing */
 
-#define HPACK_FIELD_OVERHEAD 12 /* what a written field takes beside its texts, at most */
+#define HPACK_FIELD_OVERHEAD 12 /* maximum size of a written field without its texts */
 
 static inline size_t hpack_write_integer(uint8_t *out, uint8_t first, uint8_t bits, uint32_t n) {
     uint32_t mask = (1u << bits) - 1;
@@ -245,7 +245,7 @@ static inline size_t hpack_write_string(uint8_t *out, const char *text, uint32_t
     return at + len;
 }
 
-/* One field; `secret` ones are marked for proxies never to be indexed.  Returns its size. */
+/* Write one field; a `secret` one is marked as never indexed.  Returns its size. */
 static inline size_t hpack_write(uint8_t *out, hpack_field f, int secret) {
     uint32_t i, index = 0;
     size_t at;

@@ -26,8 +26,8 @@ static const uint16_t HUFFMAN_SYMBOLS[257] = {
 };
 
 typedef struct {
-    uint32_t code;          /* bits that are no symbol yet */
-    uint32_t first, offset; /* the first code of that length, and which symbol it stands for */
+    uint32_t code;          /* bits of an incomplete symbol */
+    uint32_t first, offset; /* the first code of that length, and its symbol */
     uint8_t length;
 } huffman;
 
@@ -38,7 +38,7 @@ static inline void huffman_reset(huffman *h) {
     h->length = 0;
 }
 
-/* One more bit: a symbol, HUFFMAN_MORE or HUFFMAN_REFUSED. */
+/* Read one bit; returns a symbol, HUFFMAN_MORE or HUFFMAN_REFUSED. */
 static inline int huffman_bit(huffman *h, uint32_t bit) {
     uint16_t symbol;
     h->first = (h->first + HUFFMAN_COUNTS[h->length]) << 1;
@@ -51,7 +51,7 @@ static inline int huffman_bit(huffman *h, uint32_t bit) {
     return symbol == 256 ? HUFFMAN_REFUSED : symbol;
 }
 
-/* What is left at the end of a string must be the beginning of end-of-string: fewer than 8 ones. */
+/* The bits left at the end of a string must be a prefix of end-of-string: fewer than 8 ones. */
 static inline int huffman_may_end(const huffman *h) {
     return h->length <= 7 && h->code == (1u << h->length) - 1;
 }

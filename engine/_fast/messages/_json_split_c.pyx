@@ -28,7 +28,7 @@ cdef inline bint _is_space(uint8_t byte) noexcept nogil:
 
 
 cdef inline int64_t _string_end(const uint8_t *data, int64_t at, int64_t size) noexcept nogil:
-    """Index after the closing quote of the string whose first character is `at`; -1 if cut off."""
+    """Return the index after the closing quote of the string that starts at `at`; -1 if it is cut off."""
     cdef int64_t quote, back
     cdef const void *found
     cdef int64_t first = at
@@ -49,7 +49,7 @@ cdef inline int64_t _string_end(const uint8_t *data, int64_t at, int64_t size) n
 cdef int64_t _value_end(
     const uint8_t *data, int64_t at, int64_t size, int64_t depth, int64_t max_depth, int *status
 ) noexcept nogil:
-    """Index after the bracket that brings `depth` to zero, reading from `at`."""
+    """Return the index after the bracket that brings `depth` to zero, reading from `at`."""
     cdef uint8_t kind
     while at < size:
         kind = _CLASS[data[at]]

@@ -1,8 +1,8 @@
 """Compiled picker of fields; the rule is in `_message_fields_py`.
 
-Reads the wire format's ordinary case in place and passes over every field that no column asks for, of which
-only the length is looked at. What is out of the ordinary (groups, lengths past the end, texts that are no
-UTF-8, overlong numbers) goes to the twin, which lets the protobuf library decide.
+Reads the ordinary case of the wire format in place and skips every field that no column needs by its length.
+Unusual input (groups, lengths past the end, texts that are not UTF-8, overlong numbers) goes to the twin,
+which lets the protobuf library decide.
 """
 
 from array import array as new_array
@@ -19,7 +19,7 @@ from engine._fast.messages import _message_fields_py
 cdef enum:
     COLUMNS = 16
     LEVELS = 16
-    NUMBERS = 32  # fields with higher numbers are passed over
+    NUMBERS = 32  # fields with higher numbers are skipped
     TEXT = 1
     TEXTS = 2
     ENTRY = 3
@@ -51,7 +51,7 @@ cdef struct Level:
 
 
 cdef inline bint _varint(Span *rest, uint64_t *value, int most) noexcept nogil:
-    """A number of `most` bytes or fewer; false if there is none."""
+    """Read a number of at most `most` bytes; return false if there is none."""
     cdef int i
     cdef uint8_t byte
     value[0] = 0
@@ -69,7 +69,7 @@ cdef inline bint _varint(Span *rest, uint64_t *value, int most) noexcept nogil:
 
 
 cdef inline bint _span(Span *rest, Span *span) noexcept nogil:
-    """A length and that many bytes; false if they are not there."""
+    """Read a length and that many bytes; return false if the message ends before."""
     cdef uint64_t size = 0
     if not _varint(rest, &size, 5) or size > <uint64_t>(rest.end - rest.at):
         return False
@@ -104,7 +104,7 @@ cdef inline bint _skip(Span *rest, int wire) noexcept nogil:
 
 
 cdef inline bint _entry(Span entry, Span *key, Span *value) noexcept nogil:
-    """The key and the value of a map's entry."""
+    """Read the key and the value of a map entry."""
     cdef uint32_t number = 0
     cdef int wire = 0
     cdef Span *part
@@ -127,7 +127,7 @@ cdef inline uint64_t _mixed(uint64_t mixed, uint64_t word) noexcept nogil:
 
 
 cdef inline uint64_t _mixed_text(uint64_t mixed, Span text, uint64_t *bits) noexcept nogil:
-    """`bits` gets all that are set in any word."""
+    """Set in `bits` every bit that is set in any word."""
     cdef uint64_t word
     mixed = _mixed(mixed, <uint64_t>(text.end - text.at))
     while text.at < text.end:
@@ -148,7 +148,7 @@ cdef class Picker:
     cdef int8_t _holders[COLUMNS]  # the level that the column's field is in
     cdef list _keys
     cdef Level _table[LEVELS]
-    # of the item in hand
+    # of the current item
     cdef Span _texts[COLUMNS]
     cdef uint64_t _numbers[COLUMNS]
     cdef uint32_t _seen  # a bit for each level
@@ -236,11 +236,11 @@ cdef class Picker:
             else:
                 total += self._digest_item(&bits)
         if bits & <uint64_t>0x8080808080808080:
-            return self._twin.digest(message)  # beyond ASCII it may be no text
+            return self._twin.digest(message)  # beyond ASCII it may not be valid text
         return total
 
     cdef uint64_t _digest_item(self, uint64_t *bits) noexcept:
-        """Of the item in hand."""
+        """The columns of the current item."""
         cdef uint64_t mixed = <uint64_t>0x9E3779B97F4A7C15
         cdef int column, kind
         for column in range(self._columns):
@@ -260,12 +260,12 @@ cdef class Picker:
         return mixed ^ (mixed >> 33)
 
     cdef list _empty(self):
-        """The columns before any item."""
+        """Return the columns before any item."""
         kinds = [self._kinds[column] for column in range(self._columns)]
         return [new_array("q") if kind >= HELD_INT64 else [] for kind in kinds]
 
     cdef bint _pick_item(self, Span item, list picked) except -1:
-        """Append what is wanted of an item; false for what is out of the ordinary."""
+        """Append the requested fields of an item; return false for unusual input."""
         try:
             if not self._read_item(item):
                 return False
@@ -275,7 +275,7 @@ cdef class Picker:
         return True
 
     cdef bint _read_item(self, Span item) except -1:
-        """Fill what is of the item in hand; false for what is out of the ordinary."""
+        """Fill the columns of the current item; return false for unusual input."""
         cdef int column
         for column in range(self._columns):
             self._texts[column].at = self._texts[column].end = item.end

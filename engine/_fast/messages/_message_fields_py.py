@@ -75,7 +75,7 @@ def _column(items: Any, name: str) -> Column:
     kinds = _HELD if held else _LISTS if field.is_repeated else _KINDS
     kind = kinds.get(names[field.type])
     if kind is None or (held and (field.is_repeated or len(numbers) == 1)):
-        raise ValueError(f"{items.name}.{name} is of no kind that can be picked")
+        raise ValueError(f"{items.name}.{name} has a type that cannot be picked")
     return Column(kind, tuple(numbers))
 
 
@@ -112,7 +112,7 @@ class Picker:
         bytes, and for columns that are lists, whole items or end in `?`.
         """
         if not self._single:
-            raise ValueError("a digest is made of columns with one text or number each")
+            raise ValueError("a digest needs columns that hold one text or number for each item")
         return sum(map(_digest, zip(*self.pick(message), strict=True))) & _WORD
 
     def _picked(self, decode: Callable[[], Any]) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ cdef enum:
     SOCKETS = 2
     NODES = 3
     LEVELS = 4
-    MOST_TRIED = 16  # nodes that arrays on the stack have places for
+    MOST_TRIED = 16  # the most nodes that arrays on the stack can hold
 
 cdef int EXHAUSTIVE = _EXHAUSTIVE_NODES
 assert EXHAUSTIVE <= MOST_TRIED
@@ -97,9 +97,9 @@ cdef void take_whole(taking *t, int which, const int *members, int count, int on
 
 
 cdef int sort_in(taking *t, int which, int region_level, int region, int *out) noexcept nogil:
-    """Members with a free CPU in a region (everywhere if it is -1), those with the fewest free CPUs first.
+    """List members with a free CPU in a region (-1: everywhere), those with the fewest free CPUs first.
 
-    Members already in `seen` are left out, and the found ones are added to it. Returns how many were written.
+    Skips members in `seen`, and adds the found ones to it. Returns the number of members written.
     """
     cdef const level *of = &t.layout.levels[which]
     cdef int words = t.layout.words, first = 0, last = of.members, side = region_level == SOCKETS
@@ -260,14 +260,14 @@ cdef void choose_packed(taking *t, bint spread, bint whole_caches) noexcept nogi
 
 
 cdef double rounded(double value) noexcept nogil:
-    """To three digits, halves away from zero."""
+    """Round to three digits, halves away from zero."""
     cdef double scaled = value * 1000
     cdef int64_t whole = <int64_t>scaled
     return <double>(whole + (scaled - whole >= 0.5)) / 1000
 
 
 cdef double imbalance(const int *counts, const int *listed, int length) noexcept nogil:
-    """The standard deviation of counts; it and the mean are rounded to three digits."""
+    """Return the standard deviation of counts; it and the mean are rounded to three digits."""
     cdef int i
     cdef int64_t total = 0
     cdef double mean, deviation, squares = 0
@@ -281,7 +281,7 @@ cdef double imbalance(const int *counts, const int *listed, int length) noexcept
 
 
 cdef bint next_combination(int *places, int size, int length) noexcept nogil:
-    """The next of the sets of `size` places among `length` in lexicographic order; False after the last."""
+    """Step to the next set of `size` places among `length`, in lexicographic order; False after the last."""
     cdef int i = size - 1, j
     while i >= 0 and places[i] == length - size + i:
         i -= 1
@@ -300,12 +300,12 @@ cdef struct split:
     int *left
     int *remaining
     int *chosen
-    int *extra      # [nodes]: which nodes give the rest, one group after the other
+    int *extra      # [nodes]: the nodes that give the rest, one group after the other
 
 
 cdef double most_even_rest(split *s, const int *chosen, int size, int nodes, int64_t rest, int64_t group,
                            int *extra, int *extra_count) noexcept nogil:
-    """Which of the chosen nodes give the rest; writes them to `extra`. Returns INFINITY if they cannot."""
+    """Choose the nodes that give the rest and write them to `extra`. Returns INFINITY if they cannot."""
     cdef int able[MOST_TRIED]
     cdef int places[MOST_TRIED]
     cdef int able_count = 0, i, length
@@ -348,7 +348,7 @@ cdef double most_even_rest(split *s, const int *chosen, int size, int nodes, int
 
 cdef bint most_even_split(split *s, int nodes, int size, int64_t share, int64_t rest,
                           int64_t group) noexcept nogil:
-    """The `size` nodes that give `share` CPUs each, and those that give the rest; False if none can."""
+    """Choose `size` nodes that give `share` CPUs each, and those that give the rest; False if none can."""
     cdef int places[MOST_TRIED]
     cdef int chosen[MOST_TRIED]
     cdef int extra[MOST_TRIED]
@@ -381,10 +381,10 @@ cdef bint most_even_split(split *s, int nodes, int size, int64_t share, int64_t 
 
 cdef bint fullest_split(split *s, int nodes, int size, int64_t share, int64_t rest,
                         int64_t group) noexcept nogil:
-    """The same from the nodes with the most free CPUs, without trying every set of nodes."""
+    """Choose as `_choose` does, but only among the nodes with the most free CPUs."""
     cdef int i, j, node, fullest
     cdef int64_t groups = 0
-    for i in range(nodes):  # insertion keeps the order of nodes that are as full
+    for i in range(nodes):  # insertion keeps the order of equally full nodes
         node = s.nodes[i]
         j = i
         while j > 0 and s.free_cpus[s.remaining[j - 1]] < s.free_cpus[node]:
@@ -419,7 +419,7 @@ cdef int free_in(taking *t, int node, uint64_t *out) noexcept nogil:
 
 
 cdef void take_from(taking *t, taking *part, int64_t count, bint spread) noexcept nogil:
-    """Take `count` CPUs, packed, of those that `part.free` has."""
+    """Take `count` CPUs of `part.free`, packed."""
     memset(part.taken, 0, t.layout.words * sizeof(uint64_t))
     part.needed = count
     choose_packed(part, spread, False)
@@ -427,7 +427,7 @@ cdef void take_from(taking *t, taking *part, int64_t count, bint spread) noexcep
 
 
 cdef bint choose_distributed(taking *t, taking *part, split *s, int64_t group, bint spread) noexcept nogil:
-    """Whether an even split was found and taken."""
+    """Try an even split; return whether it was found and taken."""
     cdef int nodes = sort_nodes(t, s.nodes), size, i
     cdef int64_t count = t.needed, groups = t.needed // group
     cdef int64_t groups_of_machine = (t.layout.cpus + group - 1) // group
@@ -553,7 +553,7 @@ cdef size_t bytes_of(Layout layout) noexcept:
 
 
 cdef void arrange(taking *t, Layout layout, char *memory) noexcept:
-    """Divide one block of memory, of zeros, into what a choice needs."""
+    """Divide one zeroed block of memory into the arrays that a choice needs."""
     cdef int words = layout.compiled.words, longest = layout.longest
     t.layout = &layout.compiled
     t.free = <uint64_t *>memory
@@ -587,7 +587,7 @@ def take_packed(
 
 def take_distributed(Layout layout not None, available, int64_t count, int64_t group, *, bint spread=False):
     if group < 1:
-        raise ValueError(f"groups of {group} CPUs")
+        raise ValueError(f"group size {group}: expected 1 or more")
     if not count or count % group:
         return take_packed(layout, available, count, spread=spread)
     cdef taking t, part

@@ -202,7 +202,7 @@ def take_distributed(layout: Layout, available: int, count: int, group: int, *, 
     Falls back to `take_packed` where the count is no multiple of the group, or no even split exists.
     """
     if group < 1:
-        raise ValueError(f"groups of {group} CPUs")
+        raise ValueError(f"group size {group}: expected 1 or more")
     if not count or count % group:
         return take_packed(layout, available, count, spread=spread)
     taking = _Taking(layout, available, count)

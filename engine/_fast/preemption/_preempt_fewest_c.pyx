@@ -47,7 +47,7 @@ cdef struct search:
 
 cdef void suffix_sums(const int64_t *values, int64_t n, int64_t step, int sign, int size, int64_t *sums,
                       int64_t width, int64_t *smallest) noexcept nogil:
-    """Row i, entry r of `sums` (`width` apart): the r largest (sign -1) or smallest (1) from i on, summed."""
+    """Fill `sums`: row i, entry r is the sum of the r largest (sign -1) or smallest (1) values from i on."""
     cdef int64_t i, value, total
     cdef int held = 0, r
     for r in range(size + 1):

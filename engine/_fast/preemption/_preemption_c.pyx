@@ -37,7 +37,7 @@ cdef extern from "preemption_kernel.h" nogil:
 
 
 def use_width(int doubles):
-    """Go on with the copy for 2, 4 (AVX2) or 8 (AVX-512) doubles at once, 0 by the processor; for tests."""
+    """Select the copy for 2, 4 (AVX2) or 8 (AVX-512) doubles at once, or 0 to detect it; for tests."""
     global kb_width
     kb_width = doubles
 
@@ -45,7 +45,7 @@ def use_width(int doubles):
 cdef int fill(kb_columns *columns, kb_preemptor *who, const int64_t[:, ::1] ranking, const uint8_t[::1] qos,
               const uint8_t[::1] flags, const int32_t[::1] priority, bint critical, preemptor_priority,
               const int32_t[::1] resources, int64_t needs) except -1:
-    """Pointers for the C side. Raises ValueError for shapes that do not go together."""
+    """Collect pointers for the C code. Raises ValueError for shapes that do not match."""
     cdef int64_t rows = flags.shape[0]
     cdef int i
     if ranking.shape[0] < 2 or ranking.shape[1] != rows or qos.shape[0] != rows or priority.shape[0] != rows:

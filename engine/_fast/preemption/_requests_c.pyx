@@ -70,7 +70,7 @@ cdef struct sums:
     kb_nano sidecars[MOST]
     kb_nano peak[MOST]        # the hungriest moment of the init phase
     kb_nano overhead[MOST]
-    int present               # bit per resource that was named at all
+    int present               # one bit for each resource that is named
 
 
 cdef struct measured:
@@ -82,7 +82,7 @@ cdef struct measured:
 
 
 cdef inline int add_list(PyObject *amounts, kb_nano *into, int *present, dict ids) except -1:
-    """Add a resource list. Returns 0 if it is not an ordinary one."""
+    """Add a resource list. Returns 0 if it is not ordinary."""
     cdef PyObject *key = NULL
     cdef PyObject *value = NULL
     cdef PyObject *id
@@ -118,7 +118,7 @@ cdef inline int raise_to(kb_nano *into, const kb_nano *amounts, int resources) n
 
 
 cdef int add_container(object container, measured *m, dict ids, int resources, bint init) except -1:
-    """Count one container. Returns 0 if it is not an ordinary one."""
+    """Count one container. Returns 0 if it is not ordinary."""
     cdef PyObject *resource_field = kb_slot_get(container, &resources_slot, RESOURCES)
     cdef PyObject *restart = NULL
     cdef PyObject *amounts
@@ -170,7 +170,7 @@ cdef int add_container(object container, measured *m, dict ids, int resources, b
 
 
 cdef int measure(object spec, measured *m, dict ids, int resources) except -1:
-    """All sums of a pod. Returns 0 if it is not an ordinary one."""
+    """Compute all sums of a pod. Returns 0 if it is not ordinary."""
     cdef PyObject *field
     cdef Py_ssize_t i
     cdef bint none
@@ -261,7 +261,7 @@ cdef class Filler:
         self.limits = columns.limits
 
     cdef bint write(self, object pod, object metadata, Py_ssize_t row, int32_t node, dict ids) except -1:
-        """Fill a row. Returns whether it was; otherwise the pod is left to the caller."""
+        """Fill a row. Returns whether it was filled; if not, the caller handles the pod."""
         cdef PyObject *spec = kb_slot_get(pod, &spec_slot, SPEC)
         cdef PyObject *status = kb_slot_get(pod, &status_slot, STATUS)
         cdef PyObject *field

@@ -1,5 +1,5 @@
 /* Victims for a preemptor on one node: classes, sums, then the search. Compiled for plain hardware and,
-   on x86-64, for AVX2 and AVX-512; which one runs is decided when the program runs. */
+   on x86-64, for AVX2 and AVX-512; the program selects one at run time. */
 #ifndef KUBENGINE_PREEMPTION_KERNEL_H
 #define KUBENGINE_PREEMPTION_KERNEL_H
 
@@ -59,8 +59,9 @@ static int32_t kb_choose(const kb_columns *columns, const int64_t *needs, int32_
     return kb_choose_plain(columns, needs, rows, n, victims, space);
 }
 
-/* `rows` (NULL: first .. first + n) in list order; `scratch` has room for 3 n. Victims go to `victims`
-   (room for n), what stays short to `shortage`. Returns the number of victims, 0 if something stays short. */
+/* Chooses victims among `rows` (NULL: first .. first + n), which are in list order. `scratch` holds 3 n entries,
+   `victims` n. Amounts that remain short go to `shortage`. Returns the number of victims, 0 if something remains
+   short. */
 static int32_t kb_victims(const kb_columns *columns, const kb_preemptor *who, const int64_t *needs,
                           const int32_t *rows, int64_t first, int64_t n, int32_t *scratch, int32_t *victims,
                           int64_t *shortage, kb_workspace *space) {

@@ -1,13 +1,13 @@
-/* Victims where many candidates are exactly equal: of one *kind*, they ask for the same of everything that
-   decides but their place in the list, where the later is better. So one distance is computed for each kind
-   and round, and a heap of each kind's places gives the last of them.
+/* Chooses victims where many candidates are equal. Candidates of one *kind* differ only in their place in the
+   list, and the later one is better. So one distance is computed for each kind and round, and a heap of each
+   kind's places gives the last candidate.
 
-   The last in the list moves to the place of the one that leaves: it is the top of its kind's heap, and only
+   The last candidate of the list moves to the place of a removed one. It is the top of its kind's heap, and only
    ever moves forward.
 
    Included once per instruction set, after `preemption_search.h`. */
 
-/* What kinds are told apart by; how many columns. */
+/* The columns that distinguish kinds; returns their number. */
 static int KB_NAME(kb_deciding)(const kb_columns *columns, const kb_remaining *left,
                                 const int64_t **deciding) {
     const int64_t *asked[KB_MAX_NEEDS + 2];
@@ -22,7 +22,7 @@ static int KB_NAME(kb_deciding)(const kb_columns *columns, const kb_remaining *l
     return count;
 }
 
-/* Tells the kind of each candidate; 0 if there are too many kinds for their candidates. */
+/* Determines the kind of each candidate; 0 if there are too many kinds. */
 static int KB_NAME(kb_tell_kinds)(kb_kinds *kinds, const kb_columns *columns, const kb_remaining *left,
                                   const int32_t *rows, int32_t n) {
     const int64_t *deciding[KB_MAX_NEEDS + 2];
@@ -74,7 +74,7 @@ static void KB_NAME(kb_enter_kinds)(kb_kinds *kinds, const kb_columns *columns, 
     KB_NAME(kb_enter)(&kinds->pool, columns, left);
 }
 
-/* The top of a kind's heap gives way to an earlier place. */
+/* Replaces the top of a kind's heap by an earlier place. */
 static void KB_NAME(kb_replace_top)(int32_t *heap, int32_t size, int32_t place) {
     int32_t at = 0;
     for (;;) {
@@ -88,7 +88,7 @@ static void KB_NAME(kb_replace_top)(int32_t *heap, int32_t size, int32_t place) 
     heap[at] = place;
 }
 
-/* The last of a kind leaves the list of `n`. */
+/* Removes the last of a kind from the list of `n`. */
 static void KB_NAME(kb_leave_kinds)(kb_kinds *kinds, const kb_remaining *left, int32_t *rows, int32_t n,
                                     int32_t kind) {
     int32_t *heap = kinds->heap[kind];
@@ -131,7 +131,7 @@ static int32_t KB_NAME(kb_choose_by_kind)(const kb_columns *columns, kb_remainin
     return chosen;
 }
 
-/* Victims among `rows` for `needs` (one per column, 0 where nothing is short), as above. */
+/* Chooses victims among `rows` for `needs` (one per column, 0 if it is not short), as above. */
 static int32_t KB_NAME(kb_choose)(const kb_columns *columns, const int64_t *needs, int32_t *rows, int32_t n,
                                   int32_t *victims, kb_workspace *space) {
     kb_remaining left;

@@ -65,7 +65,7 @@ static inline KB_NAME(kb_some) KB_NAME(kb_above)(KB_NAME(kb_some) values, double
                               ((KB_NAME(kb_masks))(infinite + INFINITY) & within));
 }
 
-/* The least of `values` above `limit`; infinite in the padding. */
+/* The least value above `limit`; the padding is infinite. */
 static double KB_NAME(kb_next)(const double *values, int32_t n, double limit) {
     KB_NAME(kb_some) next = {0.0};
     int32_t i;
@@ -85,7 +85,7 @@ static inline unsigned KB_NAME(kb_near)(const kb_pool *pool, int32_t block, doub
     return near;
 }
 
-/* How many of `values` are at most `limit`. */
+/* The number of `values` that are at most `limit`. */
 static int64_t KB_NAME(kb_count)(const double *values, int32_t n, double limit) {
     int64_t count = 0;
     int32_t i;
@@ -116,7 +116,7 @@ static void KB_NAME(kb_limits)(const double *values, int32_t n, int64_t few, int
     }
 }
 
-/* As the rule has it: (need - has) / need, squared, summed in order. */
+/* The exact distance: (need - has) / need, squared, summed in order. */
 static inline double KB_NAME(kb_distance)(const kb_columns *columns, const kb_remaining *left, int32_t row) {
     double sum = 0.0;
     int a;
@@ -130,7 +130,7 @@ static inline double KB_NAME(kb_distance)(const kb_columns *columns, const kb_re
     return sum;
 }
 
-/* The pool's nearest candidate: what the estimates leave open is decided by exact distances. */
+/* The pool's nearest candidate; exact distances decide where estimates are too close. */
 static kb_best KB_NAME(kb_nearest)(kb_pool *pool, const kb_columns *columns, const kb_remaining *left,
                                    int64_t *touched) {
     const double limit = KB_NAME(kb_estimate)(pool, left, touched) + 2.0 * left->margin;

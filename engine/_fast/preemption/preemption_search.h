@@ -1,18 +1,17 @@
 /* The greedy distance search of critical-pod preemption; the rule is in `_preemption_py.py`.
 
-   Each round takes the candidate nearest to what remains. Few candidates are simply all looked at. Among
-   many, a *front* holds the nearest hundred or so, chosen by one look at all; the following rounds look at the
-   front alone for as long as no other candidate can have overtaken it:
+   Each round takes the candidate nearest to the remaining need. Few candidates are all compared. Among
+   many, a *front* holds about a hundred of the nearest, chosen in one scan; the following rounds compare only
+   the front, for as long as no other candidate can have overtaken it:
 
    Let u be the vector of shares that would remain after a candidate, its length the root of its distance. If
    every need has shrunk by at most the factor g since the front was chosen, then the vector is now at least
    g u - (g - 1) in each component, so its length at least g |u| - (g - 1) sqrt(k). With the least |u| outside
    the front that bounds all others at once (`kb_settled`).
 
-   Equal candidates may be more than the front holds. Then it holds the best of them by the rule's further
-   criteria; the others stay behind the last of those, because a candidate that is moved in the list is only
-   ever moved forward. Estimates use reciprocals and a margin; what decides is always the exact distance, divided
-   and summed as the rule does.
+   There may be more equal candidates than the front holds. Then it holds the best of them by the rule's further
+   criteria; the others stay behind those, because a candidate only ever moves forward in the list. Estimates use
+   reciprocals and a margin; the exact distance always decides, divided and summed in the order of the rule.
 
    Included once per instruction set, after `preemption_scan.h`. */
 
@@ -31,7 +30,7 @@ static void KB_NAME(kb_enter)(kb_pool *pool, const kb_columns *columns, const kb
     }
 }
 
-/* The last candidate takes the place of the one that leaves. */
+/* Moves the last candidate to the place of the removed one. */
 static void KB_NAME(kb_leave)(kb_pool *pool, const kb_remaining *left, int32_t entry) {
     const int32_t last = --pool->n;
     int a;
@@ -44,7 +43,7 @@ static void KB_NAME(kb_leave)(kb_pool *pool, const kb_remaining *left, int32_t e
     if (pool->position) pool->position[entry] = pool->position[last];
 }
 
-/* Whether two rows ask for the same of everything that is short, as far as it counts. */
+/* Whether two rows request the same amounts of all short resources, up to the need. */
 static int KB_NAME(kb_same)(const kb_columns *columns, const kb_remaining *left, int32_t one, int32_t other) {
     int a;
     for (a = 0; a < left->count; a++) {
@@ -81,8 +80,8 @@ static void KB_NAME(kb_keep)(kb_best *heap, int32_t *size, int32_t room, kb_best
     heap[at] = one;
 }
 
-/* Limits of the estimates between which the front ends (`kb_limits`). The least of each block say it for all
-   where near candidates are not next to each other. */
+/* Limits of the estimates between which the front ends (`kb_limits`). If near candidates are not next to each
+   other, the minimum of each block is enough. */
 static void KB_NAME(kb_front_limits)(const kb_pool *all, const kb_remaining *left, double nearest,
                                      double *low, double *high) {
     const int32_t blocks = kb_padded(all->n) / KB_BLOCK;
@@ -107,7 +106,7 @@ static void KB_NAME(kb_choose_front)(kb_front *front, kb_pool *all, const kb_col
     int32_t n = 0, kept = 0, equal = -1, block, i;
     int a, alike = 1;
     KB_NAME(kb_front_limits)(all, left, KB_NAME(kb_estimate)(all, left, touched), &low, &high);
-    /* backwards: among equals the later are better */
+    /* backwards: among equal candidates the later ones are better */
     for (block = kb_padded(all->n) / KB_BLOCK - 1; block >= 0; block--) {
         unsigned near;
         if (all->least[block] > high) continue;
@@ -138,7 +137,7 @@ static void KB_NAME(kb_choose_front)(kb_front *front, kb_pool *all, const kb_col
     KB_NAME(kb_enter)(&front->pool, columns, left);
 }
 
-/* Whether the front's best is the best of all. */
+/* Whether the best candidate of the front is the best of all. */
 static int KB_NAME(kb_settled)(kb_front *front, const kb_columns *columns, const kb_remaining *left,
                                const kb_best *best) {
     double growth = 1.0, reach;
@@ -170,8 +169,8 @@ static void KB_NAME(kb_subtract)(kb_remaining *left, const kb_columns *columns, 
     left->margin = KB_MARGIN_PER_NEED * (double)(kept + 1);
 }
 
-/* The nearest of all by the front, which is chosen again where it cannot tell. One that failed at once is not
-   worth its choice: for some rounds all are looked at. */
+/* The nearest candidate according to the front, which is chosen again if it cannot decide. After a front that
+   failed at once, some rounds scan all candidates, because choosing it cost more than it saved. */
 static kb_best KB_NAME(kb_next_of_many)(kb_front *front, kb_pool *all, const kb_columns *columns,
                                         const kb_remaining *left, int64_t *touched) {
     kb_best best = {INFINITY, INT64_MAX, INT64_MAX, -1, -1, -1};
@@ -206,8 +205,8 @@ static void KB_NAME(kb_leave_front)(kb_front *front, const kb_pool *all, const k
         position[i] = position[i] == all->n - 1 ? best->position : position[i];
 }
 
-/* Victims among `rows` for what is left; how many. The caller has made sure that all rows together are enough.
-   `rows` is overwritten. */
+/* Chooses victims among `rows` for the remaining need; returns their number. All rows together must be enough.
+   Overwrites `rows`. */
 static int32_t KB_NAME(kb_choose_one_by_one)(const kb_columns *columns, kb_remaining *left, int32_t *rows,
                                              int32_t n, int32_t *victims, kb_workspace *space) {
     int32_t front_rows[KB_FRONT], front_positions[KB_FRONT];

@@ -1,4 +1,4 @@
-/* What the preemption search works on: candidates of one QoS class as columns of doubles, and what is still
+/* Data of the preemption search: candidates of one QoS class as columns of doubles, and the amounts that are still
    short. The idea is explained in `preemption_search.h`. */
 #ifndef KUBENGINE_PREEMPTION_TYPES_H
 #define KUBENGINE_PREEMPTION_TYPES_H
@@ -11,17 +11,17 @@
 #define KB_MAX_NEEDS 32
 #define KB_BLOCK 16                  /* columns are padded to whole blocks */
 #define KB_FRONT 256                 /* candidates in a front, at most */
-#define KB_WORTH_A_FRONT 512         /* fewer are looked at faster than a front is chosen */
-#define KB_ROWS_BEFORE_A_FRONT 16384 /* looked at in rounds without one */
+#define KB_WORTH_A_FRONT 512         /* scanning fewer candidates is faster than choosing a front */
+#define KB_ROWS_BEFORE_A_FRONT 16384 /* candidates scanned in rounds without a front */
 #define KB_LONGEST_PAUSE 16
 #define KB_ROUNDS_BEFORE_EQUALS 8
 #define KB_KINDS 512      /* of equal candidates, at most */
-#define KB_WORTH_KINDS 32 /* fewer candidates are looked at one by one */
+#define KB_WORTH_KINDS 32 /* fewer candidates are compared one by one */
 /* 1 - h * (1/need) differs from (need - h)/need by less than 2^-50 whatever the sizes. */
 #define KB_MARGIN_PER_NEED (1.0 / 70368744177664.0)
 
 typedef struct {
-    int needs;                           /* how many resources are short */
+    int needs;                           /* the number of short resources */
     const int64_t *column[KB_MAX_NEEDS]; /* requests by row; NULL for `pods`, which is 1 everywhere */
     const int64_t *memory, *cpu;
 } kb_columns;
@@ -31,7 +31,7 @@ typedef struct {
     int slot[KB_MAX_NEEDS]; /* index into kb_columns, in the order of the requirements */
     int64_t need[KB_MAX_NEEDS];
     double inverse[KB_MAX_NEEDS];
-    double margin; /* more than an estimate of a distance can be off */
+    double margin; /* upper bound of the error of an estimated distance */
 } kb_remaining;
 
 /* `n` candidates: amounts at `h[slot * stride + i]`, minus infinity in the padding; estimated distances. */
@@ -49,15 +49,16 @@ typedef struct {
     int32_t position, entry, row;
 } kb_best;
 
-/* The nearest candidates, and what is known of all others (`kb_settled`). */
+/* The nearest candidates, and a bound for all others (`kb_settled`). */
 typedef struct {
     kb_pool pool;
-    int count;                 /* how many resources were short then */
-    double need[KB_MAX_NEEDS]; /* how much of each, by slot */
+    int count;                 /* the number of resources that were short then */
+    double need[KB_MAX_NEEDS]; /* the amount of each, by slot */
     double outside;            /* the square root of a distance that the others exceeded */
-    int tied;                  /* except those that asked for the same as `edge` and came after it */
+    int tied;                  /* except those with the same requests as `edge` and a later place */
     kb_best edge;
-    int served, pause, rest; /* rounds: decided by it; to look at all after it fails at once; left of those */
+    int served, pause,
+        rest; /* rounds: decided by the front; to scan all after an immediate failure; left of those */
 } kb_front;
 
 /* Candidates by kind: equal but for their place in the list. */
@@ -93,7 +94,7 @@ static size_t kb_pool_bytes(int64_t n, int needs) {
     return ((size_t)kb_padded(n) * (size_t)(needs + 1) + (size_t)kb_padded(kb_padded(n) / KB_BLOCK)) * 8;
 }
 
-/* A pool of `rows` at `at`; where the memory after it begins. */
+/* Places a pool of `rows` at `at`; returns the end of its memory. */
 static char *kb_pool_at(kb_pool *pool, char *at, int32_t *rows, int32_t *positions, int64_t n, int needs) {
     pool->stride = kb_padded(n);
     pool->h = (double *)at;
@@ -110,7 +111,7 @@ static size_t kb_bytes_for(int64_t n, int needs) {
     return one_by_one > by_kind ? one_by_one : by_kind;
 }
 
-/* Memory for a search; 0 if there is none. */
+/* Allocates memory for a search; returns 0 if there is none. */
 static int kb_reserve(kb_workspace *space, size_t bytes) {
     if (space->bytes >= bytes) return 1;
     free(space->arena);
@@ -121,7 +122,7 @@ static int kb_reserve(kb_workspace *space, size_t bytes) {
     return 1;
 }
 
-/* What is left of `need` after `rows` are gone; amounts are not negative. */
+/* The rest of `need` after `rows` are removed; amounts are not negative. */
 static int64_t kb_left(const kb_columns *columns, int slot, int64_t need, const int32_t *rows, int32_t n) {
     const int64_t *column = columns->column[slot];
     int32_t i;

@@ -1,4 +1,4 @@
-"""The compiled reader of gRPC answers, to a health check, an exec or a GET; `_grpc_py` states its rule."""
+"""The compiled reader of gRPC responses to a health check, an exec or a GET; `_grpc_py` states its rule."""
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 
@@ -18,7 +18,7 @@ cdef extern from "grpc.h" nogil:
 
 
 cdef class GrpcAnswer:
-    """Reads one answer piece by piece. `feed` and `eof` return the verdict so far."""
+    """Reads one response piece by piece. `feed` and `eof` return the verdict so far."""
 
     cdef grpc_answer _answer
     cdef grpc_room _room
@@ -38,13 +38,13 @@ cdef class GrpcAnswer:
         return grpc_eof(&self._answer)
 
     def result(self):
-        """Verdict, detail, text."""
+        """Return verdict, detail and text."""
         cdef uint32_t size = 0
         cdef const char *text = grpc_text(&self._answer, &size)
         return self._answer.verdict, self._answer.detail, text[:size]
 
     def reply(self):
-        """What the server waits for; asked once."""
+        """Return the frames that the server waits for; call it once per piece."""
         cdef uint8_t waiting[256]  # GRPC_REPLY_SIZE
         cdef size_t size = grpc_reply(&self._answer, waiting)
         return (<char *>waiting)[:size]

@@ -1,8 +1,8 @@
 """The native probe loop: timers, sockets and state machines on a thread that never runs Python.
 
-`run` is that thread's whole life and gives up the GIL for all of it. Everything else is called from
-other threads and takes the loop's lock for a moment. What Python should know waits in the probes until
-`drain`; an eventfd (`fileno`) says that there is something, once per batch.
+`run` is the body of that thread and releases the GIL throughout. All other methods are called from
+other threads and hold the loop's lock briefly. News for Python waits in the probes until
+`drain`; an eventfd (`fileno`) signals it, once per batch.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -145,8 +145,10 @@ cdef text_part _part(bytes text):
 
 
 cdef class ProbeLoop:
-    """Probes by key. `max_connections` bounds the sockets in flight, `max_execs` those of them that have the
-    runtime run a command; what is due beyond it waits.
+    """Probes by key.
+
+    `max_connections` bounds the open sockets, `max_execs` those of them for commands in the runtime; further
+    probes wait.
     """
 
     cdef probe_loop *_loop
@@ -168,7 +170,7 @@ cdef class ProbeLoop:
             free(self._loop)
 
     def run(self):
-        """Probe until `stop`. To be the target of a thread of its own."""
+        """Probe until `stop`. Run it as the target of a dedicated thread."""
         with nogil:
             loop_run(self._loop)
 
@@ -176,7 +178,7 @@ cdef class ProbeLoop:
         loop_stop(self._loop)
 
     def close(self):
-        """Give back every descriptor after `run` has ended. Counters and states stay readable."""
+        """Close every descriptor after `run` has ended. Counters and states stay readable."""
         self._lock()
         if not self._loop.running:
             loop_hang_up(self._loop)
@@ -225,11 +227,12 @@ cdef class ProbeLoop:
 
     def target(self, uint32_t key, str address, int port, bytes head=b"", bytes name=b"", bytes tail=b"", *,
                bytes url_host=b"", int network=-1):
-        """Where and what to send: nothing for TCP; for HTTP the path, the Host header (empty: the address)
-        and the other headers; for gRPC and h2c what stands before and after the
-        :authority (`name`, empty: the address). `url_host` is how the
-        URL writes the address, where that is another way than usual. `network`: a descriptor of the network
-        namespace from where, open until the probe has another target or none; -1 is the node's.
+        """Set the address and the request of a probe.
+
+        TCP sends nothing. HTTP sends the path, the Host header (empty: the address) and the other headers;
+        gRPC and h2c the bytes before and after the :authority (`name`, empty: the address). `url_host`
+        overrides the host of the URL. `network` is a descriptor of the network namespace, which must stay
+        open until the probe has another target or none; -1 is the node's namespace.
         """
         cdef int family = socket.AF_INET6 if ":" in address else socket.AF_INET
         cdef bytes packed = socket.inet_pton(family, address.partition("%")[0])
@@ -242,7 +245,7 @@ cdef class ProbeLoop:
         loop_unlock(self._loop)
 
     def target_container(self, uint32_t key, bytes container_id, bytes head, bytes tail):
-        """In which container to run a command: what stands before and after its id in the ExecSync call."""
+        """Set the command's container: the bytes before and after its id in the ExecSync call."""
         if not 0 < len(container_id) <= CONTAINER_ID_LIMIT or b"\0" in container_id:
             raise ValueError(f"{container_id!r} is not a container's id")
         cdef char *copy = strdup(container_id)
@@ -262,7 +265,7 @@ cdef class ProbeLoop:
         loop_unlock(self._loop)
 
     cdef probe *_retarget(self, uint32_t key, bytes head, bytes name, bytes tail, bytes url_host) except NULL:
-        """The probe with another text and no target, with the lock held."""
+        """Change a probe's text and clear its target, with the lock held."""
         cdef text_part[4] parts
         parts[0], parts[1], parts[2], parts[3] = _part(head), _part(name), _part(tail), _part(url_host)
         cdef probe *p = self._take(key)
@@ -279,7 +282,7 @@ cdef class ProbeLoop:
         return p
 
     def request(self, uint32_t key):
-        """The bytes that the probe sends first; empty without a target."""
+        """Return the first bytes that the probe sends; empty without a target."""
         cdef connection c
         memset(&c, 0, sizeof(c))
         cdef probe *p = self._take(key)
@@ -291,7 +294,7 @@ cdef class ProbeLoop:
             free(c.request)
 
     def untarget(self, uint32_t key):
-        """Forget where: probes error until there is a target."""
+        """Remove the target: probes return an error until there is one."""
         cdef probe *p = self._take(key)
         probe_abandon(self._loop, p)
         loop_poke(self._loop)
@@ -309,12 +312,12 @@ cdef class ProbeLoop:
         loop_unlock(self._loop)
 
     def trigger(self, uint32_t key):
-        """Tick now, and count the period from here."""
+        """Run the probe now, and start its period from here."""
         loop_trigger(self._loop, self._take(key))
         loop_unlock(self._loop)
 
     def finish(self, uint32_t key, uint32_t generation, int outcome, int reason=0, int detail=0):
-        """The outcome of a probe that a library ran. False when the probe it belongs to is gone."""
+        """Record the outcome of a probe that a library ran. Returns False if the probe was removed."""
         if not 0 <= outcome <= OUTCOME_ERROR:
             raise ValueError(f"outcome {outcome} is not one of 0 to {OUTCOME_ERROR}")
         self._lock()
@@ -333,8 +336,8 @@ cdef class ProbeLoop:
         loop_unlock(self._loop)
 
     def drain(self, int most=1024):
-        """Up to `most` pieces of news: (key, generation, news, published, container, outcome, reason,
-        detail, excerpt). What is left raises the eventfd again.
+        """Return up to `most` news: (key, generation, news, published, container, outcome, reason,
+        detail, excerpt). If more are left, the eventfd is raised again.
         """
         cdef list news = []
         cdef probe *p
@@ -357,7 +360,7 @@ cdef class ProbeLoop:
         return news
 
     def info(self, uint32_t key):
-        """One probe as a dict: state, streak, last duration and lateness, time to the next tick (seconds)."""
+        """Describe a probe: state, streak, last duration and lateness, time to the next run (seconds)."""
         cdef probe *p = self._take(key)
         cdef uint64_t now = monotonic_ns()
         found = {
@@ -383,7 +386,7 @@ cdef class ProbeLoop:
         return found
 
     def counters(self):
-        """All probes' (key, outcomes, duration buckets, sum of durations in seconds), for a scrape."""
+        """Return (key, outcomes, duration buckets, sum of durations in seconds) of all probes."""
         cdef uint32_t i
         cdef probe *p
         cdef list found = []
@@ -401,7 +404,7 @@ cdef class ProbeLoop:
         return found
 
     def stats(self):
-        """The loop as a whole."""
+        """Describe the whole loop."""
         self._lock()
         cdef probe_loop *loop = self._loop
         found = {
@@ -430,12 +433,12 @@ cdef class ProbeLoop:
         return found
 
     cdef void _lock(self) noexcept:
-        # Waited for without the GIL: the holder may be a Python thread that needs it to go on.
+        # Waits without the GIL: the lock's holder may be a Python thread that needs the GIL to release it.
         with nogil:
             loop_lock(self._loop)
 
     cdef probe *_take(self, uint32_t key) except NULL:
-        """The probe, with the lock held."""
+        """Return the probe, with the lock held."""
         self._lock()
         cdef probe *p = loop_probe(self._loop, key)
         if p == NULL:

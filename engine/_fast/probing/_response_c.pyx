@@ -64,7 +64,7 @@ cdef class HttpResponse:
 
     @property
     def in_body(self):
-        """Whether the headers ended."""
+        """Whether the headers have ended."""
         return self._response.phase >= AT_LENGTH
 
     @property
@@ -85,7 +85,7 @@ def parse(bytes data, *, bint reset=False):
 
 
 def resolve(str value, str host, str base):
-    """Where a Location leads: verdict, port (0 if unchanged), path."""
+    """Resolve a Location: verdict, port (0 if unchanged), path."""
     cdef bytes v = value.encode(), h = host.encode(), b = base.encode()
     cdef char out[4096]
     cdef http_location found

@@ -1,4 +1,4 @@
-"""What the compiled forms see of `state.h`."""
+"""The declarations of `state.h` for the compiled modules."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
@@ -33,7 +33,7 @@ cdef extern from "state.h" nogil:
 
 
 cdef inline probe_observation observation(seen) except *:
-    """`_state_py.Observation` as the header has it."""
+    """Fill the header's struct from a `_state_py.Observation`."""
     cdef probe_observation known
     known.pod_known = <bint>seen.pod_known
     known.phase_terminal = <bint>seen.phase_terminal

@@ -1,4 +1,4 @@
-"""The native loop's timer wheel, with timers by number; `_wheel_py` states what it promises."""
+"""The native loop's timer wheel, with numbered timers; `_wheel_py` states its guarantees."""
 
 from libc.stdint cimport UINT64_MAX, uint64_t
 from libc.stdlib cimport calloc, free
@@ -54,7 +54,7 @@ cdef class TimerWheel:
             expired.add(<int>(t - self._timers))
 
     def next(self):
-        """A tick not later than the earliest timer's, and after now; None without timers."""
+        """Return a tick after now and not later than the earliest timer's; None without timers."""
         cdef uint64_t at = wheel_next(&self._wheel)
         return None if at == UINT64_MAX else at
 

@@ -1,7 +1,7 @@
 /* One probe's connections: connect, send, read, follow redirects, give up in time.  Non-blocking and
  * without SO_LINGER (a lingering close would block the loop).  Close to the fewest system calls: on the
- * same machine a handshake ends inside connect(), so the request is sent, or the connection judged, before
- * epoll is asked. */
+ * same machine a handshake ends inside connect(), so the request is sent, or the result is known, before
+ * epoll is called. */
 #ifndef KUBENGINE_PROBING_CONNECT_H
 #define KUBENGINE_PROBING_CONNECT_H
 
@@ -10,13 +10,13 @@
 #include "network.h"
 #include "request.h"
 
-#define EXEC_GRACE_NS 5000000000u /* what the runtime may take to tell of its time-out */
+#define EXEC_GRACE_NS 5000000000u /* how long the runtime may take to report its time-out */
 
 static inline socklen_t address_size(const probe_address *a) {
     return a->any.sa_family == AF_INET6 ? sizeof a->v6 : sizeof a->v4;
 }
 
-/* Free up a connection; its probe goes on without it. */
+/* Release a connection; its probe continues without it. */
 static inline void connection_drop(probe_loop *l, connection *c) {
     if (c->phase == CONNECTION_FREE) return;
     timer_cancel(&l->wheel, &c->deadline);
@@ -42,11 +42,11 @@ static inline void connection_end(probe_loop *l, connection *c, uint8_t outcome,
     } else if (reason == REASON_GRPC_STATUS || reason == REASON_EXEC_EXIT) {
         excerpt = grpc_text(&c->answer.grpc, &excerpt_len);
     }
-    connection_drop(l, c); /* what was answered stays until the next begin */
+    connection_drop(l, c); /* the response stays until the next start */
     probe_outcome(l, p, outcome, reason, detail, excerpt, excerpt_len);
 }
 
-/* Errors of this machine say nothing about the container: an attempt that errored, not one that failed. */
+/* Errors of this machine say nothing about the container: the attempt is an error, not a failure. */
 static inline int errno_is_local(int error) {
     return error == EADDRNOTAVAIL || error == EMFILE || error == ENFILE || error == ENOBUFS ||
            error == ENOMEM;
@@ -68,7 +68,7 @@ static inline int connection_watch(probe_loop *l, connection *c, uint32_t events
     return epoll_ctl(l->epoll_fd, op, c->fd, &event);
 }
 
-/* A connect to a port nobody listens on may meet itself where the port is an ephemeral one. */
+/* A connect to an unused ephemeral port can connect to itself (TCP simultaneous open). */
 static inline int connection_met_itself(const probe_loop *l, const connection *c) {
     probe_address own;
     socklen_t size = sizeof own;
@@ -82,7 +82,7 @@ static inline int connection_met_itself(const probe_loop *l, const connection *c
 
 static inline void connection_progress(probe_loop *l, connection *c);
 
-/* Open the socket and go as far as it goes without waiting. */
+/* Open the socket and proceed as far as possible without waiting. */
 static inline void connection_open(probe_loop *l, connection *c) {
     uint8_t kind = c->owner->kind;
     const struct sockaddr *to = kind == KIND_EXEC ? (const struct sockaddr *)&l->runtime : &c->target.any;
@@ -195,8 +195,8 @@ static inline uint8_t grpc_reason(const grpc_answer *g) {
     return reasons[g->verdict];
 }
 
-/* An answer after the time-out, or DEADLINE_EXCEEDED, is the command's failure; what else the runtime could not
- * do says nothing about the container. */
+/* A response after the time-out, or DEADLINE_EXCEEDED, is the command's failure; any other error of the runtime
+ * says nothing about the container. */
 static inline void exec_finish(probe_loop *l, connection *c) {
     const grpc_answer *g = &c->answer.grpc;
     if (g->verdict == GRPC_ANSWERED && g->detail == 0)
@@ -237,7 +237,7 @@ static inline void grpc_finish(probe_loop *l, connection *c) {
     connection_end(l, c, good ? OUTCOME_SUCCESS : OUTCOME_FAILURE, grpc_reason(g), g->detail);
 }
 
-/* Bytes arrived.  1 = the connection has ended or was replaced. */
+/* Handle received bytes.  1 = the connection has ended or was replaced. */
 static inline int connection_take(probe_loop *l, connection *c, size_t n) {
     size_t at = 0, used, reply_len;
     uint8_t verdict, reply[GRPC_REPLY_SIZE];
@@ -249,7 +249,7 @@ static inline int connection_take(probe_loop *l, connection *c, size_t n) {
         }
         reply_len = grpc_reply(g, reply);
         if (reply_len) {
-            /* Answers to SETTINGS and PING; what doesn't fit into the socket's buffer is not worth waiting for. */
+            /* Answer SETTINGS and PING; drop what does not fit into the socket's buffer. */
             ssize_t sent = send(c->fd, reply, reply_len, MSG_NOSIGNAL);
             (void)sent;
         }
@@ -291,7 +291,7 @@ static inline void connection_read(probe_loop *l, connection *c) {
     }
 }
 
-/* Go as far as the socket allows; then wait for it. */
+/* Proceed as far as the socket allows; then wait for it. */
 static inline void connection_progress(probe_loop *l, connection *c) {
     if (c->phase == CONNECTION_CONNECTING && c->owner->kind == KIND_TCP) {
         if (connect(c->fd, &c->target.any, address_size(&c->target)) == 0 || errno == EISCONN) {
@@ -330,15 +330,15 @@ static inline void connection_progress(probe_loop *l, connection *c) {
     connection_read(l, c);
 }
 
-/* When to look what the command has started, shortly before it may be cut off. */
+/* When to list the command's processes: shortly before its time-out. */
 static inline uint64_t exec_slow(const probe *p) { return p->timeout_ns / 5 * 4; }
 
-/* The runtime counts whole seconds and tells of its time-out; what is not whole is cut off from here. */
+/* The runtime counts whole seconds and reports its time-out; this loop enforces fractions of a second. */
 static inline uint64_t exec_patience(const probe *p) {
     return p->timeout_ns % 1000000000u ? p->timeout_ns : p->timeout_ns + EXEC_GRACE_NS;
 }
 
-/* The deadline passed.  Time that this thread was kept from running is given back, once. */
+/* Handle a deadline.  Time in which this thread could not run is given back, once. */
 static inline void connection_timed_out(probe_loop *l, connection *c, uint64_t now) {
     uint64_t lag = l->lag_ns - c->lag_ns;
     probe *p = c->owner;
@@ -365,7 +365,7 @@ static inline void connection_timed_out(probe_loop *l, connection *c, uint64_t n
         connection_end(l, c, OUTCOME_FAILURE, REASON_TIMEOUT_RESPONSE, 0);
 }
 
-/* A connection that nobody uses, or NULL. */
+/* An unused connection, or NULL. */
 static inline connection *connection_find(probe_loop *l) {
     connection *c = l->free_connections;
     if (c) {
@@ -378,14 +378,14 @@ static inline connection *connection_find(probe_loop *l) {
     return c;
 }
 
-/* 0 = there is no memory. */
+/* 0 = out of memory. */
 static inline int connection_has_room(connection *c, uint8_t kind) {
     if (kind == KIND_EXEC && !c->output && !(c->output = malloc(EXEC_OUTPUT_LIMIT))) return 0;
     return (kind != KIND_EXEC && kind != KIND_GRPC && kind != KIND_H2C) || c->room ||
            (c->room = malloc(sizeof *c->room));
 }
 
-/* Give the probe a connection and begin.  0 = there is no memory for it. */
+/* Assign a connection to the probe and start.  0 = out of memory. */
 static inline int connection_begin(probe_loop *l, probe *p, uint64_t now) {
     connection *c = connection_find(l);
     if (!c) return 0;

@@ -1,5 +1,5 @@
-/* The message that answers a CRI ExecSync, in pieces of any size: its exit code, and the beginning of what the
- * command wrote (stdout, then stderr).  The caller brings the room for that; nothing else is kept. */
+/* Reads the response of a CRI ExecSync in pieces of any size: the exit code, and the beginning of the command's
+ * output (stdout, then stderr).  The caller provides the buffer for the output; nothing else is stored. */
 #ifndef KUBENGINE_PROBING_EXEC_H
 #define KUBENGINE_PROBING_EXEC_H
 
@@ -14,7 +14,7 @@ enum { EXEC_STDOUT = 1, EXEC_STDERR = 2, EXEC_EXIT_CODE = 3 };
 typedef struct {
     char *output;    /* room for EXEC_OUTPUT_LIMIT bytes */
     uint64_t number; /* the varint being read */
-    uint64_t left;   /* bytes of the field in hand that are still to come */
+    uint64_t left;   /* bytes left of the current field */
     uint32_t output_len, field;
     int32_t exit_code;
     uint8_t shift, in_value, wire, broken;
@@ -34,7 +34,7 @@ static inline void exec_bytes(exec_reader *e, const uint8_t *data, size_t n) {
     e->output_len += (uint32_t)room;
 }
 
-/* A key or a value is complete. */
+/* Handle a complete key or value. */
 static inline void exec_number(exec_reader *e, uint64_t number) {
     if (e->in_value) {
         e->in_value = 0;
@@ -76,7 +76,7 @@ static inline void exec_feed(exec_reader *e, const uint8_t *data, size_t n) {
     }
 }
 
-/* Whether the message may end here. */
+/* Whether the message is complete here. */
 static inline int exec_whole(const exec_reader *e) {
     return !e->broken && e->left == 0 && e->shift == 0 && !e->in_value;
 }

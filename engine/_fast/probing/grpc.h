@@ -1,6 +1,6 @@
-/* The answer to one request over HTTP/2, a grpc.health.v1 Check, a CRI ExecSync or a GET: bytes in, verdict out; no
+/* The response to one request over HTTP/2, a grpc.health.v1 Check, a CRI ExecSync or a GET: bytes in, verdict out; no
  * socket, no allocation, bounded memory whatever the server sends.  The request is one string that the caller sends,
- * with the widest windows: nothing is ever given back to the server. */
+ * with the largest windows, so window updates are never needed. */
 #ifndef KUBENGINE_PROBING_GRPC_H
 #define KUBENGINE_PROBING_GRPC_H
 
@@ -9,9 +9,9 @@
 #include "exec.h"
 
 #define GRPC_MESSAGE_LIMIT 256              /* of a health answer */
-#define GRPC_EXEC_LIMIT (16u * 1024 * 1024) /* of an exec's, as the kubelet's client has it */
+#define GRPC_EXEC_LIMIT (16u * 1024 * 1024) /* of an exec response, as in the kubelet's client */
 #define GRPC_REPLY_SIZE 256
-#define GRPC_FRAMES_LIMIT 4096 /* that bring no data */
+#define GRPC_FRAMES_LIMIT 4096 /* frames without data */
 #define GRPC_TEXT_LIMIT 512
 #define GRPC_BODY_ENOUGH 10240 /* of a GET's body, as of HTTP/1's */
 
@@ -21,12 +21,12 @@ enum grpc_verdict {
     GRPC_ANSWERED =
         1, /* status OK and a message, or a GET's end; detail = serving status, exit code or HTTP status */
     GRPC_STATUS = 2,   /* the call failed; detail = gRPC status code */
-    GRPC_HTTP = 3,     /* not a gRPC answer; detail = HTTP status */
+    GRPC_HTTP = 3,     /* not a gRPC response; detail = HTTP status */
     GRPC_PROTOCOL = 4, /* not HTTP/2, or broken */
-    GRPC_CLOSED = 5    /* the stream or the connection ended before the answer; detail = HTTP/2 error code */
+    GRPC_CLOSED = 5 /* the stream or the connection ended before the response; detail = HTTP/2 error code */
 };
 
-/* What the headers of an answer need; the caller brings it. */
+/* Memory for the headers of a response; the caller provides it. */
 typedef struct {
     hpack_table table;
     char scratch[HPACK_TABLE_SIZE];
@@ -56,7 +56,7 @@ static inline void grpc_reset(grpc_answer *g, uint8_t call, grpc_room *room, cha
     http2_reset(&g->connection, &g->stream, 1, WINDOW_LIMIT, WINDOW_LIMIT, &room->table, room->scratch,
                 sizeof room->scratch);
     g->connection.idle_limit = GRPC_FRAMES_LIMIT;
-    /* The request is sent as a whole: as if it had used up what any server takes. */
+    /* The request is sent at once: account for it as if it had used the initial window of any server. */
     http2_sent(&g->connection, http2_open(&g->connection), WINDOW_DEFAULT, 1);
 }
 
@@ -65,7 +65,7 @@ static inline uint8_t grpc_end(grpc_answer *g, uint8_t verdict, int32_t detail) 
     return g->verdict = verdict;
 }
 
-/* The serving status in a HealthCheckResponse, or -1 where the message is none. */
+/* The serving status in a HealthCheckResponse, or -1 for another message. */
 static inline int32_t grpc_serving(const uint8_t *m, uint32_t n) {
     int32_t serving = 0;
     uint32_t i = 0;
@@ -102,7 +102,7 @@ static inline int32_t grpc_serving(const uint8_t *m, uint32_t n) {
     return serving;
 }
 
-/* Our stream ended. */
+/* Handle the end of our stream. */
 static inline uint8_t grpc_conclude(grpc_answer *g) {
     int32_t serving;
     if (g->call == GRPC_GET) return grpc_end(g, GRPC_ANSWERED, g->status < 0 ? 0 : g->status);
@@ -118,7 +118,7 @@ static inline uint8_t grpc_conclude(grpc_answer *g) {
     return serving < 0 ? grpc_end(g, GRPC_STATUS, 13) : grpc_end(g, GRPC_ANSWERED, serving);
 }
 
-/* What the call's failure is explained with, or what the command wrote. */
+/* The explanation of a failed call, or the command's output. */
 static inline const char *grpc_text(const grpc_answer *g, uint32_t *len) {
     *len = 0;
     if (g->verdict == GRPC_STATUS && g->grpc_status > 0) {
@@ -188,7 +188,7 @@ static inline uint8_t grpc_heed(grpc_answer *g, const http2_event *e) {
     case HTTP2_END: return grpc_conclude(g);
     case HTTP2_RESET: return grpc_end(g, GRPC_CLOSED, (int32_t)(e->code & 0x7fffffff));
     case HTTP2_GOAWAY:
-        /* A polite one leaves the stream to end by itself. */
+        /* A graceful GOAWAY lets the stream end by itself. */
         return e->code & 0x7fffffff ? grpc_end(g, GRPC_CLOSED, (int32_t)(e->code & 0x7fffffff)) : GRPC_MORE;
     case HTTP2_BROKEN: return grpc_end(g, GRPC_PROTOCOL, 0);
     default: return GRPC_MORE;
@@ -207,7 +207,7 @@ static inline uint8_t grpc_feed(grpc_answer *g, const uint8_t *data, size_t n) {
     return g->verdict;
 }
 
-/* What the server waits for, as far as it fits; asked once. */
+/* The frames that the server waits for, as far as they fit; called once. */
 static inline size_t grpc_reply(grpc_answer *g, uint8_t reply[GRPC_REPLY_SIZE]) {
     return http2_write_answers(&g->connection, reply, GRPC_REPLY_SIZE);
 }

@@ -10,7 +10,7 @@
 enum location_verdict { LOCATION_SAME_HOST = 0, LOCATION_FOREIGN = 1, LOCATION_TLS = 2, LOCATION_BAD = 3 };
 
 typedef struct {
-    const char *authority; /* host[:port] as it stands in the location; NULL when it is relative */
+    const char *authority; /* host[:port] as written in the location; NULL when it is relative */
     size_t authority_len;
     const char *host; /* without brackets; NULL when relative */
     size_t host_len;

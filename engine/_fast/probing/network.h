@@ -1,5 +1,5 @@
-/* In which network namespace sockets are opened.  A socket stays in the one where it was opened, so the loop's thread
- * goes to a pod's for that only, and is back in the node's before it sleeps. */
+/* Chooses the network namespace in which sockets are opened.  A socket stays in its namespace, so the loop's thread
+ * enters a pod's namespace only to open a socket, and returns to the node's before it sleeps. */
 #ifndef KUBENGINE_PROBING_NETWORK_H
 #define KUBENGINE_PROBING_NETWORK_H
 
@@ -10,22 +10,22 @@
 
 #define NAMESPACE_NETWORK 0x40000000 /* CLONE_NEWNET */
 #define NETWORK_OF_THE_NODE (-1)
-#define NETWORK_UNSURE (-2) /* the descriptor that the thread last went to may stand for another by now */
+#define NETWORK_UNSURE (-2) /* the descriptor of the last namespace may have been reused for another */
 
-/* Go to a network: a descriptor of its namespace, or the node's.  0, or an errno. */
+/* Enter a network namespace, given by descriptor, or the node's.  0, or an errno. */
 static inline int network_enter(probe_loop *l, int network) {
     if (network == l->network) return 0;
-    if (l->home_fd < 0) return ENOENT; /* there would be no way back */
+    if (l->home_fd < 0) return ENOENT; /* the thread could not return to the node's namespace */
     if (syscall(SYS_setns, network < 0 ? l->home_fd : network, NAMESPACE_NETWORK) < 0) return errno;
     l->network = network;
     if (network >= 0) l->networks_entered++;
     return 0;
 }
 
-/* Where it fails, every later probe tries again before it opens a socket, and errs. */
+/* If it fails, every later probe retries before it opens a socket, and reports an error. */
 static inline void network_go_home(probe_loop *l) { (void)network_enter(l, NETWORK_OF_THE_NODE); }
 
-/* `network` is open as long as a probe has it: what takes it away comes here first. */
+/* `network` stays open while a probe has it: it is removed here before it is closed. */
 static inline void probe_set_network(probe_loop *l, probe *p, int network) {
     if (p->network == network) return;
     p->network = network;

@@ -1,5 +1,5 @@
-/* The request of one connection, put together from what many probes share and what is this probe's own.  The
- * shared parts are written by engine/probes/request.py. */
+/* Builds the request of one connection from parts that many probes share and parts of this probe.
+ * engine/probes/request.py writes the shared parts. */
 #ifndef KUBENGINE_PROBING_REQUEST_H
 #define KUBENGINE_PROBING_REQUEST_H
 
@@ -63,7 +63,7 @@ static inline uint32_t authority_write(const probe_address *a, char out[AUTHORIT
     return (uint32_t)(decimal_write(end, address_port(a)) - out);
 }
 
-/* Room for the whole request; 0 = no memory. */
+/* Make space for the whole request; 0 = out of memory. */
 static inline int request_begin(connection *c, size_t size) {
     c->request_len = 0;
     if (size > c->request_room) {
@@ -80,7 +80,7 @@ static inline void request_add(connection *c, const void *bytes, uint32_t len) {
     c->request_len += len;
 }
 
-/* The parts must not lie in c->request. */
+/* The parts must not overlap c->request. */
 static inline int request_http(connection *c, text_part path, text_part host, text_part rest) {
     size_t fixed = sizeof REQUEST_GET + sizeof REQUEST_HOST + sizeof REQUEST_LINE_END - 3;
     if (!request_begin(c, fixed + path.len + host.len + rest.len)) return 0;
@@ -110,7 +110,7 @@ static inline int request_grpc(connection *c, text_part head, text_part authorit
     return 1;
 }
 
-/* DATA frames of the largest size that any server takes, around the message: its length, the container's id
+/* Write the message into DATA frames of the size that every server accepts: its length, the container's id
  * as field 1, and the rest. */
 static inline int request_exec(connection *c, text_part head, const char *id, text_part tail) {
     uint32_t id_len = (uint32_t)strlen(id), message = 2 + id_len + tail.len, left = 5 + message, at = 0;
@@ -141,7 +141,7 @@ static inline int request_exec(connection *c, text_part head, const char *id, te
     return 1;
 }
 
-/* What the probe sends first.  0 = no memory. */
+/* Build the first bytes that the probe sends.  0 = out of memory. */
 static inline int request_compose(connection *c, const probe *p) {
     char name[AUTHORITY_SIZE];
     text_part head, host, tail;

@@ -17,11 +17,11 @@
 #define HTTP_EXCERPT_SIZE 512
 
 enum http_verdict {
-    HTTP_MORE = 0,      /* feed on */
+    HTTP_MORE = 0,      /* feed more */
     HTTP_HEADERS = 1,   /* the header block ended: status, location are known; feed the rest for the body */
     HTTP_DONE = 2,      /* the body ended, or enough of it was read */
     HTTP_MALFORMED = 3, /* not a response: the probe failed */
-    HTTP_BROKEN = 4     /* the body broke off: the attempt errored */
+    HTTP_BROKEN = 4     /* the body ended early: the attempt is an error */
 };
 
 enum http_phase {
@@ -65,7 +65,7 @@ typedef struct {
     uint8_t name_len;
     uint8_t index;
     uint8_t interim;
-    uint8_t minor_zero; /* HTTP/1.0 or older knows no transfer encodings */
+    uint8_t minor_zero; /* HTTP/1.0 and older have no transfer encodings */
     uint8_t has_length, has_location, chunked, encodings, digits;
     uint8_t first_line;
     char name[20];
@@ -96,7 +96,7 @@ static inline int http_is_interim(const http_response *r) {
     return r->status >= 100 && r->status < 200 && r->status != 101;
 }
 
-/* The header line in name/value is complete.  0 = refuse the response. */
+/* Handle the complete header line in name/value.  0 = refuse the response. */
 static inline int http_end_header(http_response *r) {
     uint64_t length = 0;
     uint16_t i, n = r->value_len;
@@ -248,7 +248,7 @@ static inline uint8_t http_header_byte(http_response *r, uint8_t c) {
         if (r->header == HEADER_OTHER) return HTTP_MORE;
         if (r->value_len < HTTP_VALUE_SIZE)
             r->value[r->value_len++] = (char)c;
-        else if (c != ' ' && c != '\t') /* blanks at the end do not count */
+        else if (c != ' ' && c != '\t') /* ignore trailing white space */
             return HTTP_MALFORMED;
         return HTTP_MORE;
     case AT_VALUE_CR:
@@ -265,7 +265,7 @@ static inline int http_hex(uint8_t c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* One byte of chunk framing. */
+/* Read one byte of chunk framing. */
 static inline uint8_t http_chunk_byte(http_response *r, uint8_t c) {
     int digit;
     if (++r->line_bytes > HTTP_CHUNK_LINE_LIMIT) return HTTP_BROKEN;
@@ -279,7 +279,7 @@ static inline uint8_t http_chunk_byte(http_response *r, uint8_t c) {
         }
         if (r->digits == 0 || (c != '\r' && c != '\n' && c != ';' && c != ' ' && c != '\t'))
             return HTTP_BROKEN;
-        r->index = c != ';'; /* blanks may only trail */
+        r->index = c != ';'; /* white space is allowed only at the end */
         r->phase = AT_CHUNK_REST;
         /* fall through */
     case AT_CHUNK_REST:
@@ -313,7 +313,7 @@ static inline uint8_t http_chunk_byte(http_response *r, uint8_t c) {
     }
 }
 
-/* Body bytes that are data: count them, keep the first few, say whether it is enough. */
+/* Handle bytes of body data: count them, store the first few, return whether that is enough. */
 static inline uint8_t http_body(http_response *r, const uint8_t *data, size_t n) {
     size_t room = HTTP_EXCERPT_SIZE - r->excerpt_len;
     if (room > n) room = n;
@@ -363,7 +363,7 @@ static inline uint8_t http_feed(http_response *r, const uint8_t *data, size_t n,
     return verdict;
 }
 
-/* The peer closed (or reset) the connection. */
+/* Handle a connection that the peer closed (or reset). */
 static inline uint8_t http_eof(http_response *r, int reset) {
     if (r->verdict >= HTTP_DONE) return r->verdict;
     if (r->phase == AT_END || (r->phase == AT_UNTIL_EOF && !reset))

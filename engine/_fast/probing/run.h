@@ -9,9 +9,9 @@
 
 #define LOOP_STARTS 32 /* connections begun before sockets are looked at again */
 #define LOOP_EVENTS 256
-#define LOOP_LAG_NS 2000000u /* waking later than this is the machine's fault */
+#define LOOP_LAG_NS 2000000u /* a later wake-up is caused by the machine */
 
-/* Give back every descriptor; what was counted can still be read. */
+/* Close every descriptor; counters can still be read. */
 static inline void loop_hang_up(probe_loop *l) {
     uint32_t i;
     int *fds[] = {&l->epoll_fd, &l->wake_fd, &l->news_fd, &l->home_fd};
@@ -42,7 +42,7 @@ static inline void loop_close(probe_loop *l) {
     pthread_mutex_destroy(&l->lock);
 }
 
-/* Below it no port is a connection's own. */
+/* The lowest ephemeral port. */
 static inline uint16_t first_ephemeral_port(void) {
     FILE *file = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
     unsigned first = 1024;
@@ -96,7 +96,7 @@ static inline int loop_is_full(const probe_loop *l, const probe *p) {
     return l->open == l->limit || (p->kind == KIND_EXEC && l->execs == l->exec_limit);
 }
 
-/* Begin what waits, as far as there are connections.  1 = there is more, after the sockets have been looked at. */
+/* Start waiting probes while connections are free.  1 = more probes wait, after the sockets were checked. */
 static inline int loop_start_some(probe_loop *l, probe_queue *q) {
     int starts = 0;
     while (q->first) {
@@ -188,7 +188,7 @@ static inline void loop_stop(probe_loop *l) {
     eventfd_raise(l->wake_fd);
 }
 
-/* What follows is called from outside, with the lock held. */
+/* The following functions are called from other threads, with the lock held. */
 
 static inline int loop_grow(probe_loop *l) {
     probe **grown = realloc(l->blocks, (l->capacity / PROBE_BLOCK + 1) * sizeof *grown);
@@ -223,7 +223,7 @@ static inline probe *loop_add(probe_loop *l) {
     return p;
 }
 
-/* Forget the attempt in hand: its outcome would be about something that is gone. */
+/* Drop the current attempt: its outcome would concern something that is gone. */
 static inline void probe_abandon(probe_loop *l, probe *p) {
     if (p->connected) connection_drop(l, p->connected);
     p->generation++;
@@ -241,7 +241,7 @@ static inline void loop_remove(probe_loop *l, probe *p) {
     probe_free_if_done(l, p);
 }
 
-/* New knowledge of the pod.  A probe of a container that is gone is abandoned. */
+/* Update the observation of the pod.  A probe of a container that is gone is abandoned. */
 static inline void loop_observe(probe_loop *l, probe *p, const probe_observation *seen) {
     int hurried, another = p->seen.container != seen->container;
     if (p->running && (another || seen->state != CONTAINER_RUNNING)) probe_abandon(l, p);
@@ -269,12 +269,12 @@ static inline void probe_set_address(probe *p, int family, const char *packed, u
     p->has_target = 1;
 }
 
-/* Something was queued from outside. */
+/* Wake the loop after another thread queued something. */
 static inline void loop_poke(probe_loop *l) {
     if (l->waiting.first || l->waiting_for_runtime.first) loop_wake_for(l, 0);
 }
 
-/* The next probe with news, taken off the list; NULL when there is none. */
+/* Remove the next probe with news from the list; NULL if there is none. */
 static inline probe *loop_next_news(probe_loop *l) {
     probe *p;
     while ((p = l->first_news)) {

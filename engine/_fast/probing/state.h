@@ -33,7 +33,7 @@ typedef struct {
     uint8_t on_hold;
     uint8_t never_restarts; /* pod restart policy Never, and not a sidecar */
     uint8_t attempt;        /* attempts made in this tick */
-    uint8_t succeeded;      /* the worker's container has, or was known to have */
+    uint8_t succeeded;      /* the worker's container has started, or was known to have */
 } probe_state;
 
 typedef struct {
@@ -87,7 +87,7 @@ static const uint8_t PROBE_INITIAL[] = {RESULT_SUCCESS, RESULT_FAILURE, RESULT_U
 
 static inline uint16_t probe_facts(const probe_state *s, const probe_observation *seen, int64_t now_ms) {
     int64_t running_ms = now_ms - seen->started_at_ms;
-    if (running_ms < 0 && running_ms > -1000) running_ms = 0; /* whole seconds, as the original counts */
+    if (running_ms < 0 && running_ms > -1000) running_ms = 0; /* whole seconds, as the kubelet counts */
     return (uint16_t)((seen->pod_known ? FACT_KNOWN : 0) | (seen->phase_terminal ? FACT_TERMINAL : 0) |
                       (seen->container ? FACT_CONTAINER : 0) |
                       (s->on_hold && s->container == seen->container ? FACT_HELD : 0) |
@@ -127,7 +127,7 @@ static inline uint8_t probe_tick(probe_state *s, const probe_observation *seen, 
     return rule->action;
 }
 
-/* Whether somebody waits for the first success of a container that runs, for it to be started or ready. */
+/* Whether a running container still needs its first success to become started or ready. */
 static inline int probe_is_starting(const probe_state *s, const probe_observation *seen) {
     if (s->type == PROBE_LIVENESS || (s->type == PROBE_STARTUP) == (seen->started != 0)) return 0;
     if (!seen->container || seen->state != CONTAINER_RUNNING || seen->deleted || seen->phase_terminal)
@@ -135,7 +135,7 @@ static inline int probe_is_starting(const probe_state *s, const probe_observatio
     return s->container != seen->container || !(s->succeeded || s->on_hold);
 }
 
-/* The outcome of one attempt of a tick.  Up to one result is published. */
+/* Record the outcome of one attempt of a tick.  Publishes at most one result. */
 static inline uint8_t probe_finish(probe_state *s, uint8_t outcome, uint8_t updates[2], int *count) {
     uint8_t result;
     int32_t threshold;

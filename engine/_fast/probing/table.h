@@ -1,7 +1,7 @@
-/* What the probe loop holds: registered probes, connections in flight, and what Python has not yet been
- * told.  Nothing here grows with traffic: news is kept in the probe that it is about, so the list of
- * probes with news is bounded by the number of probes.  Probes lie in blocks and never move; what many of
- * them share, the text that they send, is stored once. */
+/* The data of the probe loop: registered probes, connections in flight, and news for Python.  Nothing here
+ * grows with traffic: news is stored in its probe, so the list of probes with news is bounded by the number
+ * of probes.  Probes are allocated in blocks and never move; the text that many of them send is stored
+ * once. */
 #ifndef KUBENGINE_PROBING_TABLE_H
 #define KUBENGINE_PROBING_TABLE_H
 
@@ -53,7 +53,7 @@ enum probe_reason {
 };
 
 #define PROBE_BUCKETS 12        /* eleven bounds and infinity */
-#define PROBE_LATE_NS 10000000u /* a probe that begins later than this is counted as late */
+#define PROBE_LATE_NS 10000000u /* a probe that starts later than this counts as late */
 #define PROBE_REDIRECTS 10
 #define PROBE_BLOCK 64 /* probes allocated together */
 #define PROBE_BURST 64 /* probes that may begin together */
@@ -78,20 +78,20 @@ typedef struct connection connection;
 /* A row of the table: half of it is times and counters. */
 typedef struct probe {
     timer tick;
-    struct probe *next_news, *next; /* of the queue that it waits in, or of the free ones */
+    struct probe *next_news, *next; /* link of its waiting queue, or of the free list */
     connection *connected;
     probe_text *text;
-    char *excerpt; /* of what a command wrote, or a body or a refusal said, until Python is told */
+    char *excerpt; /* of a command's output, a body or a refusal, until Python reads it */
     probe_state state;
     probe_observation seen;
     uint64_t period_ns, timeout_ns;
     uint64_t start_period_ns; /* until the container has succeeded once; 0 = period_ns */
-    uint64_t counted_ns;      /* when a failure last counted, or could have first */
-    uint64_t due_ns;          /* the scheduled beginning of the current or next tick */
-    uint64_t late_from_ns;    /* scheduled beginning of the tick in hand, on the grid */
+    uint64_t counted_ns;      /* when a failure last counted, or the first could have */
+    uint64_t due_ns;          /* the scheduled start of the current or next tick */
+    uint64_t late_from_ns;    /* scheduled start of the current tick, on the grid */
     uint64_t began_ns;
     uint64_t duration_sum_us;
-    uint64_t cpu_ns; /* of KIND_EXEC: what this thread spent on it */
+    uint64_t cpu_ns; /* of KIND_EXEC: the CPU time of this thread for it */
     uint64_t successes;
     uint32_t others[4]; /* failure, warning, unknown, error */
     uint32_t durations[PROBE_BUCKETS];
@@ -106,7 +106,8 @@ typedef struct probe {
     } target;
     uint16_t excerpt_len;
     uint8_t kind, initial, registered, running, tick_waiting, queued, news, listed, ended, outcome, reason,
-        has_target, early; /* early = a failure does not count: the period has not passed since one could */
+        has_target,
+        early; /* early = a failure does not count: less than a period has passed since the last that could */
 } probe;
 
 enum connection_phase { CONNECTION_FREE = 0, CONNECTION_CONNECTING, CONNECTION_SENDING, CONNECTION_READING };
@@ -154,10 +155,10 @@ typedef struct {
     probe *first_news, *last_news;
     int epoll_fd, wake_fd, news_fd;
     int home_fd; /* the namespace of the node's network */
-    int network; /* that the thread is in, as probes have it */
+    int network; /* the thread's current namespace, as probes name it */
     uint8_t notified, running, sleeping;
     uint64_t sleeping_until; /* tick */
-    uint64_t lag_ns;         /* time that the thread was kept from running although something was due */
+    uint64_t lag_ns;         /* time in which the thread could not run although a probe was due */
     uint64_t begun, outcomes[5], redirects, handed_over, late, notifications, wakeups;
     uint64_t lateness[PROBE_BUCKETS], lateness_sum_ns;
     uint64_t networks_entered, early_failures;
@@ -172,7 +173,7 @@ static inline uint64_t clock_ns(clockid_t clock) {
 
 static inline uint64_t monotonic_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
 
-/* What the thread has spent so far, asked only where it is shown. */
+/* The CPU time of the thread so far, read only when it is shown. */
 static inline uint64_t spent_ns(const probe *p) {
     return p->kind == KIND_EXEC ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
 }
@@ -193,7 +194,7 @@ static inline void loop_lock(probe_loop *l) {
 
 static inline void loop_unlock(probe_loop *l) { pthread_mutex_unlock(&l->lock); }
 
-/* The loop's own thread lets those pass who wait to register or to look. */
+/* The loop's thread yields the lock to other threads that wait to register or read. */
 static inline void loop_let_pass(probe_loop *l) {
     while (atomic_load_explicit(&l->waiters, memory_order_relaxed) > 0) {
         pthread_mutex_unlock(&l->lock);
@@ -278,7 +279,7 @@ static inline void probe_forget_target(probe_loop *l, probe *p) {
     p->has_target = 0;
 }
 
-/* A removed probe's place may be taken again when no list holds it any more. */
+/* Reuse the slot of a removed probe once no list holds it. */
 static inline void probe_free_if_done(probe_loop *l, probe *p) {
     if (p->registered || p->queued || p->listed) return;
     probe_forget_excerpt(p);
@@ -290,9 +291,9 @@ static inline uint32_t microseconds(uint64_t ns) {
     return ns / 1000 < UINT32_MAX ? (uint32_t)(ns / 1000) : UINT32_MAX;
 }
 
-/* Ticks begin on multiples of so many milliseconds, so that many probes share a waking and the caches that the
- * first of them warms: the coarsest grid on which the period stays exact and no more than PROBE_BURST begin
- * together.  The phase of a probe is random anyway.  Commands don't gather: each is a process. */
+/* Ticks start on multiples of this number of milliseconds, so that many probes share a wake-up and the caches that
+ * the first of them warms: the coarsest grid on which the period stays exact and at most PROBE_BURST probes start
+ * together.  The phase of a probe is random anyway.  Commands have no grid, since each starts a process. */
 static inline uint64_t grid_of(const probe_loop *l, const probe *p, uint64_t period_ns) {
     static const uint64_t grids[] = {200, 100, 40, 20};
     uint64_t i, last = sizeof grids / sizeof *grids - 1;
@@ -320,7 +321,7 @@ static inline void probe_schedule(probe_loop *l, probe *p, uint64_t due_ns, uint
     loop_wake_for(l, tick);
 }
 
-/* While a container starts, failures count once a period at most: nobody is ended sooner. */
+/* While a container starts, failures count at most once per period: no container is killed sooner. */
 static inline void probe_judge_earliness(probe *p) {
     uint64_t now;
     p->early = 0;
@@ -332,7 +333,7 @@ static inline void probe_judge_earliness(probe *p) {
         p->counted_ns = now;
 }
 
-/* Begin the tick that was due at late_from_ns. */
+/* Start the tick that was due at late_from_ns. */
 static inline void probe_begin(probe_loop *l, probe *p) {
     uint8_t updates[2], action;
     int count = 0;
@@ -352,7 +353,7 @@ static inline void probe_begin(probe_loop *l, probe *p) {
     }
 }
 
-/* The timer fired. */
+/* Handle the timer. */
 static inline void probe_due(probe_loop *l, probe *p, uint64_t now) {
     uint64_t due = p->tick.expires * NS_PER_MS, every = probe_interval(p), next = p->due_ns + every;
     if (next <= now) next += (now - next) / every * every + every;
@@ -365,7 +366,7 @@ static inline void probe_due(probe_loop *l, probe *p, uint64_t now) {
     probe_begin(l, p);
 }
 
-/* The first attempt of a tick begins now. */
+/* Start the first attempt of a tick. */
 static inline void probe_began(probe_loop *l, probe *p, uint64_t now) {
     uint64_t late = now > p->late_from_ns ? now - p->late_from_ns : 0;
     p->began_ns = now;
@@ -379,7 +380,7 @@ static inline void probe_began(probe_loop *l, probe *p, uint64_t now) {
     }
 }
 
-/* One attempt has an outcome.  `excerpt` says more of it; it may be NULL. */
+/* Handle the outcome of one attempt.  `excerpt` has details; it may be NULL. */
 static inline void probe_outcome(probe_loop *l, probe *p, uint8_t outcome, uint8_t reason, int32_t detail,
                                  const char *excerpt, uint32_t excerpt_len) {
     uint8_t updates[2], hurried = (uint8_t)probe_hurries(p);

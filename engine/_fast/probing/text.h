@@ -15,8 +15,8 @@ typedef struct {
 } text_part;
 
 /* HTTP: path, Host header (empty = the address), rest of the headers, host of the URL (empty = the address).
- * gRPC: up to the :authority's text, nothing, what follows it.  Exec: up to the message, nothing, the message
- * after the container's id. */
+ * gRPC: the part before the :authority's text, nothing, the part after it.  Exec: the part before the message,
+ * nothing, the message after the container's id. */
 enum { TEXT_HEAD = 0, TEXT_NAME, TEXT_TAIL, TEXT_URL_HOST, TEXT_PARTS };
 
 typedef struct probe_text {
@@ -46,7 +46,7 @@ static inline int text_is(const probe_text *t, const text_part parts[TEXT_PARTS]
     return 1;
 }
 
-/* One more use of the text of these parts; NULL without memory. */
+/* Take a reference to the text of these parts; NULL if out of memory. */
 static inline probe_text *text_take(probe_texts *all, const text_part parts[TEXT_PARTS]) {
     uint32_t hash = 2166136261u, i, j;
     size_t size = sizeof(probe_text);

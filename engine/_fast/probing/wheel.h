@@ -1,6 +1,6 @@
 /* A hierarchical timer wheel of one-millisecond ticks: arm and cancel in constant time, whatever the
  * number of timers.  The first level has a slot per tick for the next 1024, three more levels of 64 slots
- * reach 74 hours; what lies beyond waits in the last slot and is filed again.  _wheel_py.py states
+ * reach 74 hours; later timers wait in the last slot and are filed again.  _wheel_py.py states
  * the rule. */
 #ifndef KUBENGINE_PROBING_WHEEL_H
 #define KUBENGINE_PROBING_WHEEL_H
@@ -18,7 +18,7 @@
 #define WHEEL_NEVER UINT64_MAX
 
 typedef struct timer {
-    struct timer *next, **link; /* link points at whatever points here; NULL when not armed */
+    struct timer *next, **link; /* the pointer that points here; NULL when not armed */
     uint64_t expires;           /* tick */
     uint16_t slot;
     uint16_t kind; /* the owner's */
@@ -78,7 +78,7 @@ static inline void timer_cancel(timer_wheel *w, timer *t) {
     w->armed--;
 }
 
-/* Arm (or move) a timer; a time not after now expires at the next tick. */
+/* Arm (or move) a timer; one that is not in the future expires at the next tick. */
 static inline void timer_arm(timer_wheel *w, timer *t, uint64_t expires) {
     timer_cancel(w, t);
     t->expires = expires;
@@ -86,7 +86,7 @@ static inline void timer_arm(timer_wheel *w, timer *t, uint64_t expires) {
     w->armed++;
 }
 
-/* The next tick worth waking for: never later than the earliest timer, at most 1024 ticks earlier. */
+/* The next tick to wake up at: never later than the earliest timer, at most 1024 ticks earlier. */
 static inline uint64_t wheel_next(const timer_wheel *w) {
     uint64_t turn = (w->now | (WHEEL_FIRST - 1)) + 1; /* upper levels are filed again here */
     uint32_t i, start = (uint32_t)((w->now + 1) & (WHEEL_FIRST - 1));

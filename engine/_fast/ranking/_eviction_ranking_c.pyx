@@ -70,7 +70,7 @@ cdef inline uint64_t rising(int32_t priority) noexcept nogil:
 
 
 cdef inline uint64_t falling(int64_t amount) noexcept nogil:
-    """Larger amounts first; the sign bit is turned so that negative ones come last."""
+    """Return a key that sorts larger amounts first; the flipped sign bit puts negative ones last."""
     return ~(<uint64_t>amount ^ (<uint64_t>1 << 63))
 
 

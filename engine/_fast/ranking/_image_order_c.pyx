@@ -1,7 +1,7 @@
 """The compiled form of image GC's order and cut; `_image_order_py` states the rule.
 
 Order and cut is a quicksort that works from the left and stops as soon as the sum of sizes reaches the
-target: what lies right of the cut is never put in order.
+target: items right of the cut are never sorted.
 """
 
 from cpython.dict cimport PyDict_GetItemWithError
@@ -29,7 +29,7 @@ cdef struct entry:
 
 
 cdef inline bint before(const entry *a, const entry *b) noexcept nogil:
-    """Without branches: which of two random keys is smaller cannot be predicted."""
+    """Compare without branches: a branch on random keys would be mispredicted half of the time."""
     return (a.primary < b.primary) | ((a.primary == b.primary) & (
         (a.secondary < b.secondary) | ((a.secondary == b.secondary) & (a.row < b.row))))
 
@@ -53,8 +53,10 @@ cdef void insertion_sort(entry *items, Py_ssize_t count) noexcept nogil:
 
 
 cdef Py_ssize_t partition(entry *items, Py_ssize_t count) noexcept nogil:
-    """Where the pivot came to lie: what sorts before it is on its left. Takes the median of three and
-    moves every item, whether it must or not, which costs less than guessing wrong."""
+    """Partition around the median of three and return the pivot's index; smaller items are on its left.
+
+    Moves every item, even if it is in place, because that costs less than a mispredicted branch.
+    """
     cdef Py_ssize_t middle = count // 2, last = count - 1, left = 0, i
     cdef entry pivot, item
     if before(&items[middle], &items[0]):
@@ -100,14 +102,14 @@ cdef void heap_sort(entry *items, Py_ssize_t count) noexcept nogil:
 
 
 cdef inline int count_in(const entry *item, int64_t *freed) noexcept nogil:
-    """Adds the item's size; always 1."""
+    """Add the item's size; return 1."""
     freed[0] = LARGEST if item.size > LARGEST - freed[0] else freed[0] + item.size
     return 1
 
 
 cdef Py_ssize_t take(entry *items, Py_ssize_t count, int64_t target, int64_t *freed,
                      int depth) noexcept nogil:
-    """Orders `items` from the left until the sizes reach `target`; how many it took."""
+    """Sort `items` from the left until the sizes reach `target`; return their number."""
     cdef Py_ssize_t taken, cut
     if count <= SMALL or depth == 0:
         if depth == 0:
@@ -169,7 +171,7 @@ cdef void fill(int64_t[::1] chosen, const entry *items) noexcept:
 
 
 cdef inline Py_ssize_t row_of(dict index, object name, Py_ssize_t limit) except -2:
-    """The row of a name, -1 if it has none."""
+    """Return the row of a name, or -1."""
     cdef PyObject *found = PyDict_GetItemWithError(index, name)
     cdef Py_ssize_t row
     if found == NULL:

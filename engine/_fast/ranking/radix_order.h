@@ -16,7 +16,7 @@ typedef struct {
 
 enum { KB_WIDE_DIGIT = 11, KB_NARROW_DIGIT = 8, KB_MANY_ROWS = 2048 };
 
-/* Reorders `rows` in place and leaves other keys in them; `spare` is as large. */
+/* Sorts `rows` in place, overwriting their keys; `spare` has the same size. */
 static void kb_radix_sort(kb_keyed_row *rows, kb_keyed_row *spare, int64_t n) {
     const int width = n < KB_MANY_ROWS ? KB_NARROW_DIGIT : KB_WIDE_DIGIT, digits = 1 << width;
     int64_t counts[1 << KB_WIDE_DIGIT];

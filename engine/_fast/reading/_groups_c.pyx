@@ -36,13 +36,13 @@ assert sizeof(g_io) == IO_WIDTH * sizeof(int64_t)
 
 def refresh_groups(mount, list cgroups, const int64_t[::1] parents, const uint8_t[::1] due,
                    int64_t[:, ::1] numbers, bint v1):
-    """Read as the twin does, without the interpreter's lock."""
+    """Read as the twin does, without the GIL."""
     cdef bytes top = os.fsencode(mount)
     cdef Py_ssize_t n = len(cgroups)
     cdef Py_ssize_t row
     cdef int64_t tick = 10**9 // os.sysconf("SC_CLK_TCK")
     if parents.shape[0] != n or due.shape[0] != n or numbers.shape[0] != n or numbers.shape[1] != G_WIDTH:
-        raise ValueError(f"{n} groups, but other columns")
+        raise ValueError(f"{n} groups, but columns of another length")
     for row in range(n):
         if parents[row] >= row:
             raise ValueError(f"group {row} comes before its parent")

@@ -90,7 +90,7 @@ def refresh_groups(
     Raises ValueError where columns differ in length or a group comes before its parent.
     """
     if not len(parents) == len(due) == len(cgroups) or numbers.shape != (len(cgroups), _WIDTH):
-        raise ValueError(f"{len(cgroups)} groups, but other columns")
+        raise ValueError(f"{len(cgroups)} groups, but columns of another length")
     if (parents >= np.arange(len(cgroups))).any():
         raise ValueError("a group comes before its parent")
     moved = np.ones(len(cgroups), np.uint8)

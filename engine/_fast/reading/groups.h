@@ -1,4 +1,4 @@
-/* What cgroups say of themselves, file after file. `_groups_py` states the rules. */
+/* Reads the files of cgroups. `_groups_py` states the rules. */
 #pragma once
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -77,18 +77,18 @@ typedef struct {
     g_when when;
     int controller;
     const char *name;
-    const char *otherwise; /* read where the first has nothing */
+    const char *otherwise; /* read if the first is missing */
     g_kind kind;
     int column;
     const g_wanted *wanted;
-    int limit; /* the column of the limit that is met, for G_IF_LIMITED */
+    int limit; /* the column of the limit in effect, for G_IF_LIMITED */
 } g_file;
 
 typedef struct {
     const char *at, *end;
 } g_text;
 
-/* The next piece up to `mark`, which is eaten; 0 at the end. */
+/* The next piece up to `mark`, which is consumed; 0 at the end. */
 static int g_next(g_text *text, char mark, g_text *piece) {
     if (text->at >= text->end) return 0;
     const char *found = memchr(text->at, mark, (size_t)(text->end - text->at));
@@ -190,7 +190,7 @@ static int g_device(g_text text, int64_t *major, int64_t *minor) {
     return g_next(&text, ':', &first) && g_integer(first, major) && g_integer(text, minor);
 }
 
-/* The group's row for a device, made where there is none; `first` is where the group's begin. */
+/* The group's row for a device, created if missing; `first` is the group's first row. */
 static g_io *g_io_row(g_ios *ios, size_t first, int64_t row, int64_t major, int64_t minor) {
     for (size_t i = first; i < ios->used; i++)
         if (ios->rows[i].major == major && ios->rows[i].minor == minor) return &ios->rows[i];
@@ -377,7 +377,7 @@ static void g_take(const g_file *file, g_text text, int64_t tick, int64_t *row, 
     }
 }
 
-/* Directories of the controllers, -1 where there is none. */
+/* Directories of the controllers, or -1. */
 static void g_open(const char *mount, int v1, int *tops) {
     char path[G_PATH];
     const char *const *names = v1 ? g_v1_controllers : g_v2_controllers;
@@ -398,7 +398,7 @@ static void g_clear(int64_t *row) {
     for (int i = 0; i < G_WIDTH; i++) row[i] = G_ABSENT;
 }
 
-/* Whether nothing of the row can go on by itself: averages fall and files are written when nobody runs. */
+/* Whether no value of the row changes without running processes: averages decay and files are written back. */
 static int g_settled(const int64_t *row) {
     for (int i = 0; i < 24; i++)
         if (i % 4 && row[G_PRESSURE + i] > 0) return 0;
@@ -422,8 +422,8 @@ static int g_is_read(const g_file *file, const int64_t *row, int64_t threads, in
     return 0;
 }
 
-/* One group (NULL for nobody's row) into its row, which has what was read before; 0 if it rests and no more of it was read than
-   is `due`. `buffer` has G_MOST bytes. */
+/* Reads one group (NULL for a row without a group) into its row, which holds the previous values. Returns 0 if the
+   group is idle and only the `due` part was read. `buffer` has G_MOST bytes. */
 static int g_group(const int *tops, const char *cgroup, int v1, int64_t tick, int due, int within_rest,
                    char *buffer, int64_t at, int64_t *row, g_ios *ios) {
     char path[G_PATH];

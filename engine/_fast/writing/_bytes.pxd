@@ -1,4 +1,4 @@
-"""What both compiled writers use: bytes that are written where they will stay, and pieces of given text."""
+"""Helpers of both compiled writers: bytes written in place, and pieces of given text."""
 
 from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t

@@ -37,7 +37,7 @@ cdef e_text _text(bytes text):
 
 
 cdef class _Run:
-    """One series, and what keeps its memory alive."""
+    """One series, and the objects that own its memory."""
 
     cdef tuple kept
     cdef const int64_t[::1] ends
@@ -67,10 +67,10 @@ cdef class _Run:
         if picked is not None and self.picked.shape[0]:
             self.series.picked = &self.picked[0]
             if not e_all_below(self.series.picked, self.picked.shape[0], self.ends.shape[0]):
-                raise ValueError(f"{opening!r}: a label is picked that is not there")
+                raise ValueError(f"{opening!r}: a point picks a label that does not exist")
         longest = e_longest(self.series.ends, self.ends.shape[0], PyBytes_GET_SIZE(text))
         if longest < 0:
-            raise ValueError(f"{opening!r}: labels don't end one after another")
+            raise ValueError(f"{opening!r}: the ends of labels must not decrease")
         self.most = e_most(&self.series, longest)
 
 

@@ -56,9 +56,9 @@ def exposition(series: Sequence[Series], piece: int = PIECE) -> Iterator[bytes]:
         if count != len(one.values) or not 0 <= one.point <= 18:
             raise ValueError(f"{one.opening!r}: {count} labels, {len(one.values)} values, point {one.point}")
         if one.picked is not None and ((one.picked < 0) | (one.picked >= len(ends))).any():
-            raise ValueError(f"{one.opening!r}: a label is picked that is not there")
+            raise ValueError(f"{one.opening!r}: a point picks a label that does not exist")
         if (np.diff(ends, prepend=0, append=len(text)) < 0).any():
-            raise ValueError(f"{one.opening!r}: labels don't end one after another")
+            raise ValueError(f"{one.opening!r}: the ends of labels must not decrease")
     return _pieces(series, piece)
 
 

@@ -35,7 +35,7 @@ cdef extern from "members.h" nogil:
 
 
 cdef class _Form:
-    """One form, and what keeps its memory alive."""
+    """One form, and the objects that own its memory."""
 
     cdef m_form form
     cdef list kept
@@ -51,7 +51,7 @@ cdef class _Form:
         for text, values, form in steps:
             depth += (form == M_OPEN) - (form == M_CLOSE)
             if depth < 0 or not M_MOMENT <= form <= 18 or (values is None) != (form in (M_OPEN, M_CLOSE)):
-                raise ValueError("a form that is none")
+                raise ValueError("not a form")
             self.form.steps[at] = m_step(e_text(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)), NULL, form)
             if values is not None:
                 column = np.ascontiguousarray(values)
@@ -66,7 +66,7 @@ cdef class _Form:
 
 
 cdef class _Page:
-    """All of a page."""
+    """All forms of a page."""
 
     cdef bytes text
     cdef const int64_t[::1] ends
@@ -88,7 +88,7 @@ cdef class _Page:
         longest = e_longest(&self.ends[0] if self.ends.shape[0] else NULL, self.ends.shape[0],
                             PyBytes_GET_SIZE(self.text))
         if longest < 0:
-            raise ValueError("texts don't end one after another")
+            raise ValueError("the ends of texts must not decrease")
         self.forms = [_Form(steps) for steps in forms]
         self.next = 0
         self.most = 0
@@ -97,7 +97,7 @@ cdef class _Page:
         self.most += longest
         for i in range(self.which.shape[0]):
             if self.which[i] < -1 or self.which[i] >= len(self.forms):
-                raise ValueError("a form that is not there")
+                raise ValueError("a row names a form that does not exist")
             if self.which[i] >= 0:
                 form = self.forms[self.which[i]]
                 if not 0 <= self.rows[i] < form.form.rows:

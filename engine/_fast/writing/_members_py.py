@@ -43,16 +43,16 @@ def filled(
     behind it the members of its form (-1 for none) with the values of its row. A member has a comma before
     it unless a brace is.
 
-    Raises `ValueError` where columns differ in length, texts don't end one after another, a form or row is
+    Raises `ValueError` where columns differ in length, the ends of texts decrease, a form or row is
     asked for that is not there, or a form is no sequence of objects that are opened and closed.
     """
     text, ends = texts
     if not len(ends) == len(which) == len(rows):
         raise ValueError(f"{len(ends)} texts, {len(which)} forms, {len(rows)} rows")
     if (np.diff(ends, prepend=0, append=len(text)) < 0).any():
-        raise ValueError("texts don't end one after another")
+        raise ValueError("the ends of texts must not decrease")
     if ((which < -1) | (which >= len(forms))).any():
-        raise ValueError("a form that is not there")
+        raise ValueError("a row names a form that does not exist")
     for at, steps in enumerate(forms):
         asked, most = rows[which == at], _rows(steps)
         if ((asked < 0) | (asked >= most)).any():
@@ -66,7 +66,7 @@ def _rows(steps: Sequence[MemberStep]) -> int:
     for _, values, form in steps:
         depth += (form == OPEN) - (form == CLOSE)
         if depth < 0 or not MOMENT <= form <= 18 or (values is None) != (form in (OPEN, CLOSE)):
-            raise ValueError("a form that is none")
+            raise ValueError("not a form")
         if values is not None:
             most = min(most, len(values))
     if depth or len(steps) > MOST_STEPS:

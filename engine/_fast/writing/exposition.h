@@ -16,12 +16,12 @@ typedef struct {
 typedef struct {
     e_text heading, opening, ending;
     const char *labels;
-    const int64_t *ends, *values, *picked; /* the i-th label where nothing is picked */
+    const int64_t *ends, *values, *picked; /* the i-th label if nothing is picked */
     int64_t count, next;
     int point;
 } e_series;
 
-/* The length of the longest label, -1 where they don't end one after another within `length`. */
+/* The length of the longest label, -1 if their ends decrease or exceed `length`. */
 static int64_t e_longest(const int64_t *ends, int64_t count, int64_t length) {
     int64_t begin = 0, longest = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -38,7 +38,7 @@ static int e_all_below(const int64_t *values, int64_t count, int64_t limit) {
     return 1;
 }
 
-/* How many bytes a heading and a line may take. */
+/* The maximum size of a heading and of a line. */
 static size_t e_most(const e_series *series, int64_t longest) {
     const size_t brace_blank_and_newline = 3;
     return series->heading.length + series->opening.length + (size_t)longest + brace_blank_and_newline +
@@ -55,7 +55,7 @@ static const char e_pairs[] =
     "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
     "8081828384858687888990919293949596979899";
 
-/* Digits of a value up to `end`; where they begin. */
+/* Writes the digits of a value before `end`; returns their start. */
 static char *e_digits(uint64_t value, char *end) {
     for (; value >= 100; value /= 100) {
         end -= 2;
@@ -107,7 +107,7 @@ static char *e_number(char *out, int64_t value, int point) {
     return out;
 }
 
-/* Lines from the series' next on, until it ends or `full` is reached; there is room for one more than that. */
+/* Writes lines of the series until it ends or `full` is reached; one more line fits after `full`. */
 static char *e_lines(e_series *series, char *out, const char *full) {
     int64_t i = series->next;
     for (; i < series->count && out < full; i++) {

@@ -18,7 +18,7 @@ typedef struct {
     int64_t rows;
 } m_form;
 
-/* How many bytes the members of a form may take. */
+/* The maximum size of the members of a form. */
 static size_t m_most(const m_form *form) {
     size_t most = 0;
     for (int i = 0; i < form->count; i++) most += form->steps[i].text.length + 1 + E_DIGITS;
@@ -30,7 +30,7 @@ static char *m_two(char *out, unsigned value) {
     return out + 2;
 }
 
-/* RFC 3339 in quotes. The days of March are the first of a year here, so that a leap day is the last. */
+/* RFC 3339 in quotes. Years start in March here, so that a leap day is the last day of a year. */
 static char *m_moment(char *out, int64_t second) {
     if (second < 0) second = 0;
     if (second > M_LAST_SECOND) second = M_LAST_SECOND;
@@ -60,7 +60,7 @@ static char *m_moment(char *out, int64_t second) {
     return out;
 }
 
-/* A step's text, number or moment behind what begins at `start`. */
+/* Appends a step's text, number or time to the text that begins at `start`. */
 static char *m_step_out(char *out, const char *start, const m_step *step, int64_t row) {
     if (out > start && out[-1] != '{') *out++ = ',';
     out = e_put(out, step->text);
@@ -75,9 +75,9 @@ static char *m_pending_out(char *out, const char *start, const m_form *form, int
     return out;
 }
 
-/* The members of a form behind a text that begins at `start`. */
+/* Appends the members of a form to the text that begins at `start`. */
 static char *m_members(char *out, const char *start, const m_form *form, int64_t row) {
-    int pending[M_MOST_STEPS], count = 0, opened = 0; /* of the pending, how many are objects */
+    int pending[M_MOST_STEPS], count = 0, opened = 0; /* the number of pending objects */
     for (int i = 0; i < form->count; i++) {
         const m_step *step = &form->steps[i];
         if (step->form == M_OPEN) {

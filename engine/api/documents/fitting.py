@@ -38,7 +38,7 @@ def _fit(value: Any, kind: Any, path: str, depth: int) -> Any:
         return value
     if isinstance(value, int):
         if not -(2**63) <= value < 2**63:
-            raise InvalidInput(f"{path or 'document'}: a number of more than 64 bits")
+            raise InvalidInput(f"{path or 'document'}: a number exceeds 64 bits")
         return value
     if isinstance(value, list):
         item = _form(kind).item
@@ -57,7 +57,7 @@ def _fit_fields(value: dict[Any, Any], kind: Any, path: str, depth: int) -> dict
     kept: dict[str, Any] = {}
     for name, one in value.items():
         if not isinstance(name, str) or "\0" in name:
-            raise InvalidInput(f"{path or 'document'}: a key holds a NUL character or is no text")
+            raise InvalidInput(f"{path or 'document'}: a key holds a NUL character or is not a string")
         field = form.fields.get(name, form.item)
         if one is None:
             if form.fields:

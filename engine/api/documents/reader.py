@@ -184,7 +184,7 @@ def parse_pods(data: bytes, subject: str) -> tuple[list[Pod], list[str]]:
     """Parse pods from bytes like `load_pods`; `subject` names their origin in errors."""
     documents = parse_documents(data, subject)
     if not documents:
-        raise InvalidInput("no object in it; expected a Pod", subject=subject)
+        raise InvalidInput("contains no object; expected a Pod", subject=subject)
     pods: list[Pod] = []
     warnings: list[str] = []
     for document in documents:

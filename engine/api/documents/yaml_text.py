@@ -131,7 +131,7 @@ def _check_bounds(text: str) -> None:
         if len(open_nodes) > MAX_DEPTH:
             raise InvalidInput(f"{_line(event)}nested deeper than {MAX_DEPTH} levels")
         if nodes > MAX_NODES:
-            raise InvalidInput(f"{_line(event)}more than {MAX_NODES} values once its aliases are opened")
+            raise InvalidInput(f"{_line(event)}more than {MAX_NODES} values after expanding its aliases")
 
 
 def _line(event: yaml.Event) -> str:

@@ -137,7 +137,7 @@ def _label_keys(
     """
     for name, keys in (("matchLabelKeys", match), ("mismatchLabelKeys", mismatch)):
         if keys and selector is None:
-            yield f"{where}.{name}: only with a labelSelector"
+            yield f"{where}.{name}: requires a labelSelector"
         else:
             for index, key in enumerate(keys):
                 yield from qualified_name(key, f"{where}.{name}[{index}]")
@@ -163,7 +163,7 @@ def _spread(constraint: TopologySpreadConstraint, where: str) -> Iterator[str]:
         if constraint.min_domains <= 0:
             yield f"{where}.minDomains: expected 1 or more, got {constraint.min_domains}"
         if action != _DO_NOT_SCHEDULE:
-            yield f"{where}.minDomains: only with whenUnsatisfiable {_DO_NOT_SCHEDULE}"
+            yield f"{where}.minDomains: requires whenUnsatisfiable {_DO_NOT_SCHEDULE}"
     policies = ("Honor", "Ignore")
     yield from one_of(constraint.node_affinity_policy, policies, f"{where}.nodeAffinityPolicy")
     yield from one_of(constraint.node_taints_policy, policies, f"{where}.nodeTaintsPolicy")

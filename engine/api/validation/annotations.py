@@ -33,7 +33,7 @@ def annotation_problems(pod: Pod) -> Iterator[str]:
             yield from _seccomp_value(value, field)
         elif name.startswith(_APP_ARMOR):
             if name.removeprefix(_APP_ARMOR) not in {one.name for one in pod.all_containers}:
-                yield f"{field}: there is no such container"
+                yield f"{field}: no container has this name"
             if value not in ("", "runtime/default", "unconfined") and not value.startswith(_LOCALHOST):
                 yield f"{field}: {value[:64]!r} is not an AppArmor profile"
     yield from _contradictions(pod)

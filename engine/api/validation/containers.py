@@ -46,7 +46,7 @@ def _container(pod: Pod, container: Container, where: str, volumes: Mapping[str,
     if not container.image.strip():
         yield f"{where}.image: expected an image reference"
     elif container.image != container.image.strip():
-        yield f"{where}.image: expected no blanks at its ends, got {container.image[:64]!r}"
+        yield f"{where}.image: must not begin or end with white space, got {container.image[:64]!r}"
     yield from one_of(container.image_pull_policy, PULL_POLICIES, f"{where}.imagePullPolicy")
     policies = ("File", "FallbackToLogsOnError", "")
     yield from one_of(container.termination_message_policy, policies, f"{where}.terminationMessagePolicy")
@@ -115,7 +115,7 @@ def _mounts(container: Container, where: str, volumes: Mapping[str, Volume]) -> 
 
 def _mount(mount: VolumeMount, field: str, *, privileged: bool) -> Iterator[str]:
     if mount.sub_path and mount.sub_path_expr:
-        yield f"{field}.subPathExpr: not beside subPath"
+        yield f"{field}.subPathExpr: must not be set together with subPath"
     yield from below(mount.sub_path, f"{field}.subPath")
     yield from below(mount.sub_path_expr, f"{field}.subPathExpr")
     propagation = mount.mount_propagation
@@ -126,9 +126,9 @@ def _mount(mount: VolumeMount, field: str, *, privileged: bool) -> Iterator[str]
     yield from one_of(recursive, ("Disabled", "IfPossible", "Enabled"), f"{field}.recursiveReadOnly")
     if recursive in ("IfPossible", "Enabled"):
         if not mount.read_only:
-            yield f"{field}.recursiveReadOnly: only with readOnly"
+            yield f"{field}.recursiveReadOnly: requires readOnly: true"
         if propagation not in (None, "None"):
-            yield f"{field}.recursiveReadOnly: not with mountPropagation {propagation}"
+            yield f"{field}.recursiveReadOnly: must not be set with mountPropagation {propagation}"
 
 
 def _privileged(container: Container) -> bool:

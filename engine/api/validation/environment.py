@@ -66,7 +66,7 @@ def _variable(variable: EnvVar, volumes: Mapping[str, Volume], field: str) -> It
         if one is not None
     ]
     if variable.value and given:
-        yield f"{field}.valueFrom: not beside a value"
+        yield f"{field}.valueFrom: must not be set together with value"
     elif source.config_map_key_ref is not None or source.secret_key_ref is not None:
         yield f"{field}.valueFrom: {NO_API}"
     elif len(given) != 1:

@@ -21,6 +21,6 @@ _WINDOWS = frozenset({"SIGKILL", "SIGTERM"})
 
 def stop_signal_problems(pod: Pod, signal: str, field: str) -> Iterator[str]:
     if pod.spec.os is None:
-        yield f"{field}: only with spec.os.name"
+        yield f"{field}: requires spec.os.name"
     elif signal not in (_WINDOWS if pod.spec.os.name == "windows" else _LINUX):
         yield f"{field}: expected a signal of {pod.spec.os.name} such as SIGTERM, got {signal[:64]!r}"

@@ -72,7 +72,7 @@ def _owner(owner: OwnerReference, field: str) -> Iterator[str]:
         if not getattr(owner, name):
             yield f"{field}.{name}: expected a value"
     if (owner.api_version.removeprefix("/"), owner.kind) == ("v1", "Event"):
-        yield f"{field}: an Event owns nothing"
+        yield f"{field}: an Event cannot be an owner"
 
 
 def _version(api_version: str) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 from engine.api.resources import is_qualified_name
 
-NO_API: Final = "needs an API server (or a driver), which this node has not got"
+NO_API: Final = "needs an API server (or a driver), which this node does not have"
 LARGEST_INT32: Final = 2**31 - 1
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")

@@ -36,9 +36,9 @@ def _hostname_override(pod: Pod) -> Iterator[str]:
     if name is None:
         return
     if spec.set_hostname_as_fqdn:
-        yield f"{field}: not with setHostnameAsFQDN"
+        yield f"{field}: must not be set with setHostnameAsFQDN"
     if spec.host_network:
-        yield f"{field}: not with hostNetwork"
+        yield f"{field}: must not be set with hostNetwork"
     if len(name) > _LONGEST_HOSTNAME:
         yield f"{field}: expected at most {_LONGEST_HOSTNAME} characters, got {len(name)}"
     yield from dns_subdomain(name, field)
@@ -57,7 +57,7 @@ def _dns_config(pod: Pod) -> Iterator[str]:
         yield from address(server, f"{where}.nameservers[{index}]")
     searches = config.searches or []
     if len(searches) > _MOST_SEARCHES or len(" ".join(searches)) > _LONGEST_SEARCHES:
-        yield f"{where}.searches: at most {_MOST_SEARCHES} of together {_LONGEST_SEARCHES} characters"
+        yield f"{where}.searches: at most {_MOST_SEARCHES} with {_LONGEST_SEARCHES} characters in total"
     for index, search in enumerate(searches):
         name = search.removesuffix(".")
         if search != "." and (len(name) > 253 or _SEARCH.fullmatch(name) is None):

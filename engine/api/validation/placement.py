@@ -26,7 +26,7 @@ def placement_problems(pod: Pod) -> Iterator[str]:
         yield from toleration_problems(toleration, f"spec.tolerations[{index}]")
     yield from affinity_problems(pod)
     if spec.scheduling_gates:
-        yield "spec.schedulingGates: expected none, the pod is on its node already"
+        yield "spec.schedulingGates: expected none: the pod is already assigned to its node"
     if spec.scheduling_group is not None:
         name = spec.scheduling_group.pod_group_name
         yield from dns_subdomain(name or "", "spec.schedulingGroup.podGroupName")

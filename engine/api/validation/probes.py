@@ -26,7 +26,10 @@ def probe_problems(pod: Pod, container: Container, where: str, *, may_have: bool
     if not may_have:
         for name in (*_PROBES, "lifecycle"):
             if getattr(container, name) is not None:
-                yield f"{where}.{json_name(name)}: only for containers that stay (restartPolicy Always)"
+                yield (
+                    f"{where}.{json_name(name)}: may be set only for long-running containers "
+                    "(restartPolicy Always)"
+                )
         return
     for name in _PROBES:
         probe = getattr(container, name)
@@ -56,7 +59,10 @@ def _probe(probe: Probe, where: str, *, readiness: bool) -> Iterator[str]:
         yield f"{where}.successThreshold: expected 1, got {probe.success_threshold}"
     grace = probe.termination_grace_period_seconds
     if grace is not None and readiness:
-        yield f"{where}.terminationGracePeriodSeconds: not for a readiness probe, which ends no container"
+        yield (
+            f"{where}.terminationGracePeriodSeconds: must not be set for a readiness probe, which "
+            "never kills a container"
+        )
     elif grace is not None and grace <= 0:
         yield f"{where}.terminationGracePeriodSeconds: expected more than 0, got {grace}"
 
@@ -64,7 +70,7 @@ def _probe(probe: Probe, where: str, *, readiness: bool) -> Iterator[str]:
 def _handler(owner: Probe | LifecycleHandler, choices: tuple[str, ...], where: str) -> Iterator[str]:
     given = [name for name in choices if getattr(owner, name) is not None]
     if len(given) != 1:
-        yield f"{where}: expected exactly one of exec, httpGet, tcpSocket and the like, got {len(given)}"
+        yield f"{where}: expected exactly one handler such as exec, httpGet or tcpSocket, got {len(given)}"
     if owner.exec is not None and not owner.exec.command:
         yield f"{where}.exec.command: expected a command"
     if owner.http_get is not None:

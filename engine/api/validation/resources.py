@@ -47,10 +47,10 @@ def pod_resources(pod: Pod) -> Iterator[str]:
     if resources is None:
         return
     if pod.spec.os is not None and pod.spec.os.name == "windows":
-        yield f"{where}: not for a Windows pod"
+        yield f"{where}: must not be set for a Windows pod"
         return
     if resources.claims is not None:
-        yield f"{where}.claims: only for containers"
+        yield f"{where}.claims: may be set only for containers"
     yield from _requirements(resources, where, pod_level=True)
     requests, limits = resources.requests or {}, resources.limits or {}
     for name, sum in aggregate_requests(pod).items():
@@ -76,7 +76,7 @@ def _requirements(resources: ResourceRequirements, where: str, *, pod_level: boo
     yield from _requests_within(requests, limits, where)
     named = {*requests, *limits}
     if any(map(is_hugepage, named)) and not named & {CPU, MEMORY}:
-        yield f"{where}: huge pages need an amount of cpu or memory as well"
+        yield f"{where}: huge pages require an amount of cpu or memory as well"
 
 
 def _requests_within(
@@ -86,7 +86,7 @@ def _requests_within(
         field, limit = f"{where}.requests.{name[:64]}", limits.get(name)
         if not is_native(name) or is_hugepage(name):
             if limit is None:
-                yield f"{field}: expected a limit of the same amount"
+                yield f"{field}: expected a limit equal to the request"
             elif request != limit:
                 yield f"{field}: expected to equal the limit {limit}, got {request}"
         elif limit is not None and request > limit:

@@ -15,7 +15,7 @@ _LONGEST_PROFILE = 4095
 def pod_security(pod: Pod) -> Iterator[str]:
     spec, context, where = pod.spec, pod.spec.security_context, "spec.securityContext"
     if spec.share_process_namespace and spec.host_pid:
-        yield "spec.shareProcessNamespace: not with hostPID"
+        yield "spec.shareProcessNamespace: must not be set with hostPID"
     if spec.host_users is False:
         for name, given in (
             ("hostNetwork", spec.host_network),
@@ -23,7 +23,7 @@ def pod_security(pod: Pod) -> Iterator[str]:
             ("hostIPC", spec.host_ipc),
         ):
             if given:
-                yield f"spec.{name}: not with hostUsers false"
+                yield f"spec.{name}: must not be set with hostUsers: false"
     if context is None:
         return
     ids = {"runAsUser": context.run_as_user, "runAsGroup": context.run_as_group, "fsGroup": context.fs_group}
@@ -53,9 +53,12 @@ def _sysctls(pod: Pod, context: PodSecurityContext, where: str) -> Iterator[str]
         seen.add(sysctl.name)
         namespace = namespace_of(sysctl.name)
         if pod.spec.host_network and namespace == "Net":
-            yield f"{field}: {sysctl.name[:64]!r} is the node's own with hostNetwork"
+            yield (
+                f"{field}: {sysctl.name[:64]!r} cannot be set with hostNetwork: the network namespace "
+                "is the node's"
+            )
         if pod.spec.host_ipc and namespace == "IPC":
-            yield f"{field}: {sysctl.name[:64]!r} is the node's own with hostIPC"
+            yield f"{field}: {sysctl.name[:64]!r} cannot be set with hostIPC: the IPC namespace is the node's"
 
 
 def container_security(pod: Pod, container: Container, where: str) -> Iterator[str]:
@@ -66,14 +69,14 @@ def container_security(pod: Pod, container: Container, where: str) -> Iterator[s
     yield from in_range(context.run_as_group, 0, LARGEST_INT32, f"{where}.runAsGroup")
     yield from one_of(context.proc_mount, ("Default", "Unmasked"), f"{where}.procMount")
     if context.proc_mount == "Unmasked" and pod.spec.host_users is not False:
-        yield f"{where}.procMount: Unmasked needs hostUsers false"
+        yield f"{where}.procMount: Unmasked requires hostUsers: false"
     yield from _seccomp(context.seccomp_profile, f"{where}.seccompProfile")
     yield from _app_armor(context.app_armor_profile, f"{where}.appArmorProfile")
     if context.allow_privilege_escalation is False:
         if context.privileged:
-            yield f"{where}: allowPrivilegeEscalation false and privileged true contradict"
+            yield f"{where}: cannot combine allowPrivilegeEscalation: false with privileged: true"
         if context.capabilities is not None and "CAP_SYS_ADMIN" in (context.capabilities.add or []):
-            yield f"{where}: allowPrivilegeEscalation false and the capability CAP_SYS_ADMIN contradict"
+            yield f"{where}: cannot combine allowPrivilegeEscalation: false with the capability CAP_SYS_ADMIN"
 
 
 def _seccomp(profile: SecurityProfile | None, where: str) -> Iterator[str]:
@@ -90,7 +93,7 @@ def _app_armor(profile: SecurityProfile | None, where: str) -> Iterator[str]:
         return
     name, field = profile.localhost_profile, f"{where}.localhostProfile"
     if not name or name != name.strip():
-        yield f"{field}: expected a name without blanks at its ends, got {name[:64]!r}"
+        yield f"{field}: must not begin or end with white space, got {name[:64]!r}"
     if len(name.encode()) > _LONGEST_PROFILE:
         yield f"{field}: expected at most {_LONGEST_PROFILE} bytes"
 
@@ -100,6 +103,6 @@ def _profile_type(profile: SecurityProfile | None, where: str) -> Iterator[str]:
         return
     yield from one_of(profile.type, _PROFILES, f"{where}.type")
     if profile.type != "Localhost" and profile.localhost_profile is not None:
-        yield f"{where}.localhostProfile: only with the type Localhost"
+        yield f"{where}.localhostProfile: may be set only with the type Localhost"
     if profile.type == "Localhost" and profile.localhost_profile is None:
-        yield f"{where}.localhostProfile: expected a profile with the type Localhost"
+        yield f"{where}.localhostProfile: the type Localhost requires a profile"

@@ -52,10 +52,10 @@ def os_problems(pod: Pod) -> Iterator[str]:
     yield from one_of(pod.spec.os.name, ("linux", "windows"), "spec.os.name")
     if pod.spec.os.name == "linux":
         for field, _ in _given_options(pod):
-            yield f"{field}: not for a Linux pod"
+            yield f"{field}: must not be set for a Linux pod"
     elif pod.spec.os.name == "windows":
         for field in _linux_fields(pod):
-            yield f"{field}: not for a Windows pod"
+            yield f"{field}: must not be set for a Windows pod"
 
 
 def _given_options(pod: Pod) -> Iterator[tuple[str, WindowsOptions]]:

@@ -64,12 +64,12 @@ class RootObservation:
 def changed_files(path: str, differing: Mapping[str, tuple[str, str | None]]) -> list[Finding]:
     """Report files whose content differs from what the agent wrote."""
     if differing and all(actual is None for _, actual in differing.values()):
-        return [Finding("missing-group", path, "there is no such group", fixable=True)]
+        return [Finding("missing-group", path, "the cgroup does not exist", fixable=True)]
     return [
         Finding(
             "changed-file",
             f"{path}/{file}",
-            f"holds {actual!r} instead of {wanted!r}; somebody else changed it",
+            f"holds {actual!r} instead of {wanted!r}; another process changed it",
             fixable=True,
         )
         for file, (wanted, actual) in sorted(differing.items())
@@ -99,7 +99,7 @@ def formula_mismatch(
     if theirs is None or theirs == ours:
         return None
     meaning = (
-        f"pods and QoS levels have {ours} CPU weights, the runtime gives containers {theirs} ones "
+        f"pods and QoS levels use {ours} CPU weights, but the runtime gives containers {theirs} weights "
         "(kubernetes/kubernetes#131216): processes beside the containers in a pod's group, and pods beside "
         f"other pods, get other CPU shares than requested; set cgroups.cpuWeight: {theirs}"
     )

@@ -125,7 +125,7 @@ def check_allowed(allowed: Collection[str], *, cgroup_v2: bool) -> None:
     """
     for name in allowed:
         if name not in NAMES:
-            raise InvalidInput(f"{name!r} is none of {', '.join(NAMES)}", subject="cgroups.podAnnotations")
+            raise InvalidInput(f"{name!r} is not one of {', '.join(NAMES)}", subject="cgroups.podAnnotations")
         if not cgroup_v2 and name not in FILES[1]:
             raise InvalidInput(f"{name} needs cgroup v2", subject="cgroups.podAnnotations")
 
@@ -181,7 +181,7 @@ def _limits(text: str, device_number: DeviceNumber) -> tuple[str, ...]:
                 raise _wrong(IO_MAX, f"each of {', '.join(IO_KEYS)} at most once, as in rbps=10Mi", word)
             given[key] = _amount(IO_MAX, amount)
             if given[key] == "0":
-                raise _wrong(IO_MAX, "more than nothing", word)
+                raise _wrong(IO_MAX, "an amount above 0", word)
         if not given or device in lines:
             raise _wrong(IO_MAX, "each device once, with its limits", part.strip())
         lines[device] = " ".join([device, *(f"{key}={given.get(key, UNLIMITED)}" for key in IO_KEYS)])

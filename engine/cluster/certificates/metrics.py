@@ -28,7 +28,8 @@ class CertificateMetrics:
         registry.collected(
             "gauge",
             f"kubelet_certificate_manager_{whose}_ttl_seconds",
-            f"Seconds until the {whose} certificate ends, negative if it has, +Inf where there is none.",
+            f"Seconds until the {whose} certificate expires; negative once it has expired, +Inf "
+            "without a certificate.",
             [],
             self._left,
         )

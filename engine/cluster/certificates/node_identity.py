@@ -73,7 +73,7 @@ class NodeIdentity:
         try:
             bootstrap = load_kubeconfig(self._bootstrap)
         except InvalidInput as error:
-            message = f"{error.message}; it is needed because of {unusable}"
+            message = f"{error.message}; it is needed because of this: {unusable}"
             raise InvalidInput(message, subject=error.subject) from error
         log.info("%s: writing it from the bootstrap kubeconfig %s", unusable, self._bootstrap)
         write_kubeconfig(kubeconfig, bootstrap, self._store.path.absolute())
@@ -133,7 +133,7 @@ class NodeIdentity:
                 return False
             await keep_signed(self._store, certificate, key, self._clock())
         except KubengineError as error:
-            log.info("%s: its client certificate is not used: %s", self.config.path, error)
+            log.info("%s: ignoring its client certificate: %s", self.config.path, error)
             return False
         self.credentials.outdated()
         return True

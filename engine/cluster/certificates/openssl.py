@@ -108,7 +108,7 @@ def digest(data: bytes) -> bytes:
 
 def _plain(name: str) -> str:
     if not _PLAIN.fullmatch(name):
-        raise InvalidInput("cannot stand in a certificate", subject=repr(name))
+        raise InvalidInput("not allowed in a certificate", subject=repr(name))
     return name
 
 

@@ -104,7 +104,7 @@ def issued(request: SigningRequest) -> bytes | None:
         return base64.b64decode(request.status.certificate, validate=True)
     except ValueError:
         subject = f"certificate signing request {request.metadata.name}"
-        raise Refused("its certificate is not base64", subject=subject) from None
+        raise Refused("its signed certificate is not base64", subject=subject) from None
 
 
 async def request_name(wanted: Wanted, key: bytes) -> str:
@@ -131,7 +131,7 @@ async def request_certificate(
             return await _signed(client, asked.metadata)
     except TimeoutError:
         raise Unavailable(
-            f"nobody has signed it within {seconds:g} s",
+            f"it was not signed within {seconds:g} s",
             subject=f"certificate signing request {asked.metadata.name}",
         ) from None
 
@@ -164,7 +164,7 @@ async def _signed(client: ApiClient, meta: ObjectMeta) -> bytes:
             return
         try:
             if request.metadata.uid != meta.uid:
-                raise Refused("it is another one now", subject=subject)
+                raise Refused("it was replaced by another request of the same name", subject=subject)
             certificate = issued(request)
         except Refused as error:
             signed.set_exception(error)

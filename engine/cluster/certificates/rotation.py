@@ -111,7 +111,7 @@ class CertificateRotation:
         try:
             facts = await certificate_facts(read_certificates(path))
         except KubengineError as error:
-            log.warning("the certificate is requested again: %s", error)
+            log.warning("requesting the certificate again: %s", error)
             return float("-inf")
         self._metrics.ends = facts.not_after
         if self._at_once or misses(facts, wanted):
@@ -147,7 +147,7 @@ async def keep_signed(store: CertificateStore, certificate: bytes, key: bytes, n
         raise Refused("the signed certificate is for another key", subject=str(store.path))
     ends = (await certificate_facts(certificate)).not_after
     if ends <= now:
-        raise Refused("the signed certificate has ended already", subject=str(store.path))
+        raise Refused("the signed certificate has already expired", subject=str(store.path))
     store.update(certificate, key, now)
     log.info("%s: a new certificate", store.path)
     return ends

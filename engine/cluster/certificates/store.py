@@ -43,7 +43,7 @@ class CertificateStore:
             self._updated.rename(self.path)
             sync_directory(self._directory)
         except OSError as error:
-            text = f"cannot keep a certificate: {error.strerror or error}"
+            text = f"cannot store a certificate: {error.strerror or error}"
             raise Refused(text, subject=error.filename or str(self.path), errno=error.errno) from error
 
     @property

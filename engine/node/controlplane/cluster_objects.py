@@ -92,7 +92,7 @@ class ClusterObjects(Protocol):
         """Return the services, or None before they are known."""
 
 
-_NONE: Final = "this node belongs to no cluster"
+_NONE: Final = "this node has not joined a cluster"
 
 
 def no_such_class(name: str) -> Missing:

@@ -74,7 +74,7 @@ class DecisionFile:
             self._trouble = trouble
         else:
             if self._trouble:
-                log.info("%s: decisions are written again", self._path)
+                log.info("%s: writing decisions succeeds again", self._path)
             self._trouble = ""
 
     def _append(self, decisions: Sequence[Decision]) -> None:
@@ -129,7 +129,7 @@ def _check(descriptor: int) -> int:
     """Return the size of the file. Checks that only its owner may read it."""
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode):
-        raise OSError(EINVAL, "it is no regular file")
+        raise OSError(EINVAL, "it is not a regular file")
     if stat.S_IMODE(about.st_mode) != _MODE:
         os.fchmod(descriptor, _MODE)
     return about.st_size

@@ -87,7 +87,7 @@ class ImageAccess:
             present = [(image.id, [*image.repo_tags, *image.repo_digests]) for image in images]
             await asyncio.to_thread(self._records.settle, present)
         except (Refused, OSError) as error:
-            log.error("records of pulled images are left as they are: %s", error)
+            log.error("cannot update the records of pulled images: %s", error)
 
     async def looked_at(self, present: Sequence[str], at: float) -> None:
         """Take the ids of all present images, and drop records of other images."""
@@ -95,14 +95,14 @@ class ImageAccess:
         try:
             await asyncio.to_thread(self._records.prune, present, at)
         except OSError as error:
-            log.error("records of images that are gone are left as they are: %s", error)
+            log.error("cannot remove the records of deleted images: %s", error)
 
     async def may_use(self, pod: Pod, image: str, reference: str) -> bool:
         """Tell whether a pod may use a present image without pulling it again."""
         try:
             must_show, known = await self._account(image, reference)
         except OSError as error:
-            log.error("image %s: who may use it cannot be read, it is pulled again: %s", image, error)
+            log.error("image %s: its pull record is unreadable, pulling the image again: %s", image, error)
             self._metrics.checked("error")
             return False
         if not must_show:
@@ -204,7 +204,7 @@ class ImageAccess:
         try:
             await asyncio.to_thread(self._records.came, image, reference, credential)
         except (Refused, OSError) as error:
-            log.error("image %s: who may use it is not kept: %s", image, error)
+            log.error("image %s: its pull record cannot be stored: %s", image, error)
 
     async def _of_secrets(self, pod: Pod) -> list[Credentials]:
         found: list[Credentials] = []

@@ -159,7 +159,7 @@ def load_providers(path: Path) -> list[CredentialProvider]:
     names = [provider.name for provider in providers]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidInput(f"providers: {name!r} is the name of two", subject=str(path))
+            raise InvalidInput(f"providers: {name!r} is the name of two providers", subject=str(path))
     return providers
 
 
@@ -334,9 +334,9 @@ class _Program:
         try:
             response = _responses.decode(printed.out)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise Refused("prints no CredentialProviderResponse", subject=subject) from None
+            raise Refused("its output is not a CredentialProviderResponse", subject=subject) from None
         if response.api_version != provider.api_version:
-            text = f"expected an answer of {provider.api_version}"
+            text = f"expected a response of {provider.api_version}"
             raise Refused(f"{text}, got {response.api_version[:64]!r}", subject=subject)
         self._check_echo(response, shown.token)
         return response

@@ -249,5 +249,5 @@ def _read(file: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        log.warning("%s: %s; it is not used", file, error)
+        log.warning("%s: %s; the file is ignored", file, error)
         return None

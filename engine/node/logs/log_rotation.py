@@ -113,7 +113,7 @@ class LogRotation:
         except FileNotFoundError:
             return
         except (KubengineError, OSError) as error:
-            log.warning("log %s was not rotated: %s", path, error)
+            log.warning("log %s could not be rotated: %s", path, error)
 
     async def _rotate(self, container: ContainerRecord, path: Path) -> None:
         with opened_parent(path, self._logs) as (directory, name):
@@ -141,7 +141,7 @@ def _larger_than(size: int, paths: Sequence[str]) -> list[str]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            log.warning("log %s was not looked at: %s", path, error)
+            log.warning("log %s could not be checked for rotation: %s", path, error)
     return found
 
 

@@ -32,7 +32,7 @@ def parse_node_ips(text: str) -> list[str]:
         try:
             addresses.append(ipaddress.ip_address(part))
         except ValueError:
-            log.warning("--node-ip: %r is no IP address, passed over", part)
+            log.warning("--node-ip: %r is not an IP address, ignored", part)
     if len(addresses) > 2 or (len(addresses) == 2 and addresses[0].version == addresses[1].version):
         raise InvalidInput(
             "must contain either a single IP or a dual-stack pair of IPs", subject=f"--node-ip {text}"
@@ -134,7 +134,7 @@ class HostAddresses:
             return
         found = await _found(self._name, self._given)
         if found and self.ips != (found,):
-            log.info("the node's address is %s now, it was %s", found, ", ".join(self.ips))
+            log.info("the node's address is now %s, it was %s", found, ", ".join(self.ips))
             self.ips = (found,)
             self._changed()
 

@@ -50,7 +50,7 @@ class NodeEvents:
         """
         self._recorder.node(NORMAL, "Starting", "Starting kubelet.")
         try:
-            known = kept(self._record, bytes.decode, without="whether the machine was rebooted is not known")
+            known = kept(self._record, bytes.decode, without="it is unknown whether the machine was rebooted")
             if known == boot_id:
                 return
             if known:

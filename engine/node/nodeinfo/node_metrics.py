@@ -97,7 +97,11 @@ def count_pods(
         lambda: [((), sum(len(pod.spec.ephemeral_containers or ()) for pod in known()))],
     )
     for name, help, pods in (
-        ("desired", "Pods that the node was asked for; static are those that are not of the API.", known),
-        ("active", "Pods that hold resources of the node, or are to.", active),
+        (
+            "desired",
+            "Pods that the node should run; static is true for pods that are not from the API server.",
+            known,
+        ),
+        ("active", "Pods that count when the node admits a new pod.", active),
     ):
         registry.collected("gauge", f"kubelet_{name}_pods", help, ["static"], partial(counted, pods))

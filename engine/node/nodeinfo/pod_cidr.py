@@ -50,12 +50,12 @@ class PodCidr:
             try:
                 await self._runtime.update_pod_cidr(cidr)
             except Unimplemented as error:
-                log.warning("the runtime cannot be told of the pods' addresses %s: %s", cidr, error)
+                log.warning("the runtime does not accept the pod CIDR %s: %s", cidr, error)
                 self._told = cidr
             except KubengineError as error:
                 if str(error) != failure:
                     failure = str(error)
-                    log.warning("the runtime could not be told of the pods' addresses %s: %s", cidr, error)
+                    log.warning("cannot set the pod CIDR %s in the runtime: %s", cidr, error)
                 await asyncio.sleep(RETRY_SECONDS)
                 self._news.set()
             else:

@@ -64,7 +64,7 @@ class AcceptedSpecs:
         try:
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
-            text = f"cannot make: {error.strerror}"
+            text = f"cannot create: {error.strerror}"
             raise Refused(text, subject=str(path.parent), errno=error.errno) from error
         if self._read(pod.uid, bytes) != content:
             keep(path, content)
@@ -77,7 +77,9 @@ class AcceptedSpecs:
         return self._pods.decode(msgspec.json.decode(content, type=_Accepted).pod)
 
     def _read(self, uid: str, decode: Callable[[bytes], _T]) -> _T | None:
-        return kept(self._pod_directory(uid) / FILE, decode, without="what was accepted is not known")
+        return kept(
+            self._pod_directory(uid) / FILE, decode, without="the accepted resources of pods are unknown"
+        )
 
 
 def _manifest(content: bytes) -> str:

@@ -31,11 +31,11 @@ class LifeState(Enum):
 
     ADMITTING = "is in admission, or waits for others to release resources"
     REJECTED = "does not fit the node as it is"
-    WORKING = "runs, or is being brought to run"
+    WORKING = "runs, or is being started"
     FINISHED = "has ended by itself"
     FAILING = "is being stopped for good by the node"
     FAILED = "was stopped for good by the node"
-    LEAVING = "is no longer wanted and is being stopped"
+    LEAVING = "is no longer desired and is being stopped"
     CLEANING_UP = "has stopped, and its cgroup and volumes are being removed"
     REPORTING = "holds nothing of the node; its source has not acknowledged its end"
     REMOVING = "has an acknowledged end, and its remains are being removed"
@@ -48,7 +48,7 @@ class LifeEvent(Enum):
     RETRY = "something changed on the node that may let it fit"
     FINISH = "its containers have ended for good"
     FAIL = "the node ends it: evicted, preempted, past its deadline"
-    REMOVE = "no source wants it any more"
+    REMOVE = "no source desires it any more"
     STOPPED = "nothing of it runs"
     FREED = "it has no cgroup and no volumes any more"
     KNOWN = "its source knows its last status, or has no such pod"
@@ -59,8 +59,8 @@ class Action(Enum):
     """An action that is due at once; the state implies the longer work."""
 
     INTERRUPT = "stop doing what is being done for it"
-    LEAVE = "let others be judged as if it were not here"
-    RELEASE = "give back what it held"
+    LEAVE = "admit other pods without counting it"
+    RELEASE = "release its resources"
     HASTEN = "if it is being stopped, stop it within the grace that is left now"
 
 
@@ -170,7 +170,7 @@ class PodLife:
     def validate(self) -> None:
         """Raises `Bug` where what is kept contradicts the state."""
         if self.grace is not None and self.wanted:
-            raise Bug(f"{self.state.name} and told to leave", subject="pod life")
+            raise Bug(f"{self.state.name} and asked to terminate", subject="pod life")
         needs_end = self.state in (LifeState.REJECTED, LifeState.FAILING, LifeState.FAILED)
         if needs_end and self.end is None:
             raise Bug(f"{self.state.name} without a reason", subject="pod life")

@@ -23,18 +23,18 @@ from engine.cgroups.resize import DEFERRED, FAILED, IN_PROGRESS, INFEASIBLE, PEN
 
 
 class ResizeState(Enum):
-    PROPOSED = "is wanted, and was not looked at yet"
-    DEFERRED = "waits until the node has room"
-    INFEASIBLE = "can never be had on this node as it is"
-    RESIZING = "counts, and reaches cgroups and containers"
-    FAILED = "counts; a step of it was refused and is tried again"
-    DONE = "is what the pod has"
+    PROPOSED = "is requested, and was not evaluated yet"
+    DEFERRED = "waits until the node has the resources"
+    INFEASIBLE = "exceeds what this node can ever give"
+    RESIZING = "is granted, and is being applied to cgroups and containers"
+    FAILED = "is granted; a step failed and is retried"
+    DONE = "is applied"
 
 
 class ResizeEvent(Enum):
-    DEFER = "there is no room now"
-    REFUSE = "there can be no room"
-    BEGIN = "there is room"
+    DEFER = "the node lacks the resources now"
+    REFUSE = "the node can never have the resources"
+    BEGIN = "the node has the resources"
     FAIL = "the runtime or the kernel refused a step"
     COMPLETE = "cgroups and containers have the new amounts"
 

@@ -51,5 +51,5 @@ class TerminationRecords:
     def read(self, uid: str) -> TerminationRecord | None:
         """Return the record, or None if the pod is not known to have ended."""
         path = self._pod_directory(uid) / FILE
-        end = kept(path, self._decoder.decode, without="whether the pod has ended is not known")
+        end = kept(path, self._decoder.decode, without="it is unknown whether the pod has ended")
         return end if end is not None and (end.end is not None or end.status is not None) else None

@@ -208,7 +208,7 @@ def _can_have_a_place(pod: Pod) -> bool:
         if name in ("", ".", "..") or "/" in name or "\0" in name
     ]
     if wrong:
-        log.error("pod %s is passed over: it has the name %r", pod.full_name, wrong[0])
+        log.error("pod %s is ignored: it has the name %r", pod.full_name, wrong[0])
     return not wrong
 
 

@@ -65,7 +65,7 @@ def kubelet_uid(pod: Pod, *, metadata: ObjectMeta, place: str) -> str:
 def printed_pod(pod: Pod, metadata: ObjectMeta) -> str:
     """Return the pod as Go prints the kubelet's structure."""
     if metadata.creation_timestamp or metadata.deletion_timestamp or pod.status != PodStatus():
-        raise Unprintable("times and a status are not printed")
+        raise Unprintable("times and a status have no printed form")
     return _struct("core.Pod", _Manifest(metadata, pod.spec, {}))
 
 

@@ -52,7 +52,7 @@ def fetch(url: str, headers: Headers) -> bytes:
                 if len(data) > MOST_BYTES:
                     raise Refused(f"more than {MOST_BYTES} bytes", subject=url)
                 if time.monotonic() > deadline:
-                    raise Unavailable(f"no whole answer within {ANSWER_SECONDS:g} s", subject=url)
+                    raise Unavailable(f"no complete response within {ANSWER_SECONDS:g} s", subject=url)
     except urllib.error.HTTPError as error:
         error.close()
         raise Refused(f"{error.code} {error.reason}", subject=url) from None
@@ -124,7 +124,7 @@ class ManifestUrl:
         self._uids.keep_only(pod.uid for pod in pods.values())
         self._on_change(list(reversed(pods.values())))
         if len(pods) < len(manifests):
-            text = "several pods of one name; the first of each is taken"
+            text = "several pods have the same name; the first of each is used"
             raise InvalidInput(text, subject=self._url)
 
     def _pod(self, manifest: Pod, held: Mapping[str, PodRecord]) -> Pod:

@@ -119,7 +119,7 @@ def _from_source(pod: Pod, container: Container, source: EnvVarSource, given: En
         return None if value is None else _text(value)
     if source.file_key_ref is not None:
         return _from_file(pod, source.file_key_ref, given)
-    raise InvalidInput("valueFrom: no source that this node knows", subject=pod.full_name)
+    raise InvalidInput("valueFrom: unknown source", subject=pod.full_name)
 
 
 def _from_file(pod: Pod, wanted: FileKeySelector, given: EnvSources) -> str | None:
@@ -173,7 +173,7 @@ def field_value(pod: Pod, path: str, *, pod_ips: tuple[str, ...] = (), host_ips:
         "status.podIPs": ",".join(pod_ips),
     }
     if path not in values:
-        raise InvalidInput(f"fieldPath {path!r} is not one that the downward API has", subject=pod.full_name)
+        raise InvalidInput(f"fieldPath {path!r} is not supported by the downward API", subject=pod.full_name)
     return values[path]
 
 
@@ -204,7 +204,7 @@ def resource_value(
     known = resource in (CPU, MEMORY, EPHEMERAL_STORAGE) or is_hugepage(resource)
     if kind not in ("limits", "requests") or not known:
         raise InvalidInput(
-            f"resource {selector.resource!r} is not one that the downward API has", subject=pod.full_name
+            f"resource {selector.resource!r} is not supported by the downward API", subject=pod.full_name
         )
     amounts = container.limits if kind == "limits" else container.requests
     quantity = amounts.get(resource, Quantity())

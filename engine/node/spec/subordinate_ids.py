@@ -50,7 +50,7 @@ async def _printed(*command: str) -> str:
     subject = " ".join((PROGRAM, *command[1:]))
     printed = await run_child(command, seconds=_SECONDS, most=_MOST_PRINTED, subject=subject)
     if printed.code:
-        raise Unavailable(printed.said or f"it ended with {printed.code}", subject=subject)
+        raise Unavailable(printed.said or f"it exited with {printed.code}", subject=subject)
     return printed.out.decode(errors="replace")
 
 

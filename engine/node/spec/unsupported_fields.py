@@ -10,7 +10,7 @@ from typing import Final
 
 from engine.api.pod import Pod
 
-POD_LEVEL_CLAIMS: Final = "claims belong to containers, not to the pod as a whole"
+POD_LEVEL_CLAIMS: Final = "claims are supported for containers, not for the pod as a whole"
 
 
 def unsupported_fields(pod: Pod) -> Iterator[str]:

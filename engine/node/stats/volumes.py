@@ -119,7 +119,7 @@ def _of_files(pod: Pod, volume: Volume, made: MadeVolume, now: float) -> Entry |
             figures = {**file_system(made.path), "usedBytes": used, "inodesUsed": inodes}
         else:
             figures = None
-    except OSError:  # the volume was removed meanwhile
+    except OSError:  # the volume was removed in the meantime
         return None
     return None if figures is None else _entry(pod, volume, now, figures)
 

@@ -47,26 +47,28 @@ class PodMetrics:
     def __init__(self, registry: Registry) -> None:
         self._work = registry.histogram(
             "kubelet_pod_worker_duration_seconds",
-            "Time that was worked on a pod at a stretch: to create, update or sync it, to kill it, and to "
-            "take away what is left when it has terminated.",
+            "Duration of one sync of a pod: to create, update or sync it, to kill it, and to "
+            "clean up after it has terminated.",
             ["operation_type"],
         )
         self._worker_start = registry.histogram(
-            "kubelet_pod_worker_start_duration_seconds", "From first seeing a pod to working on it."
+            "kubelet_pod_worker_start_duration_seconds",
+            "Time from first seeing a pod to the first work on it.",
         )
         self._start = registry.histogram(
             "kubelet_pod_start_duration_seconds",
-            "From first seeing a pod to its running.",
+            "Time from first seeing a pod to its running.",
             buckets=STARTUP_BUCKETS,
         )
         self._start_total = registry.histogram(
             "kubelet_pod_start_total_duration_seconds",
-            "From an API pod's creation until all its containers had started and the node had said so.",
+            "Time from the creation of an API pod until the node reported that all its containers "
+            "had started.",
             buckets=STARTUP_BUCKETS,
         )
         self._start_sli = registry.histogram(
             "kubelet_pod_start_sli_duration_seconds",
-            "The same of stateless pods, without the time of image pulls and init containers.",
+            "The same for stateless pods, without the time for image pulls and init containers.",
             buckets=STARTUP_BUCKETS,
         )
         self._rejections = registry.counter(
@@ -76,7 +78,7 @@ class PodMetrics:
         )
         self._retried = registry.counter(
             "kubengine_rejected_pods_retried_total",
-            "How often a rejected pod of a manifest was judged again because something had changed.",
+            "Repeated admissions of a rejected static pod, each after a change on the node.",
         )
         self.resizes = ResizeMetrics(registry)
         self._restarted = registry.counter(

@@ -16,26 +16,26 @@ class StartCounts:
     """Count the starts of one node; a cancelled start does not count as a failure."""
 
     def __init__(self, registry: Registry) -> None:
-        self._pods = registry.counter("kubelet_started_pods_total", "Sandboxes that were started.")
+        self._pods = registry.counter("kubelet_started_pods_total", "Sandboxes started.")
         self._pod_errors = registry.counter(
             "kubelet_started_pods_errors_total", "Sandboxes that could not be started."
         )
         self._sandboxes = registry.histogram(
             "kubelet_run_podsandbox_duration_seconds",
-            "How long the runtime took to run a sandbox, by its handler.",
+            "Time that the runtime took to run a sandbox, by runtime handler.",
             ["runtime_handler"],
         )
         self._sandbox_errors = registry.counter(
             "kubelet_run_podsandbox_errors_total",
-            "Sandboxes that the runtime refused, by their handler.",
+            "Sandboxes that the runtime failed to run, by runtime handler.",
             ["runtime_handler"],
         )
         self._containers = registry.counter(
-            "kubelet_started_containers_total", "Containers that were started.", ["container_type"]
+            "kubelet_started_containers_total", "Containers started.", ["container_type"]
         )
         self._container_errors = registry.counter(
             "kubelet_started_containers_errors_total",
-            "Containers that could not be started, by the reason that their status gives.",
+            "Containers that could not be started, by the reason in their status.",
             ["container_type", "code"],
         )
 

@@ -206,7 +206,7 @@ async def _next_attempt(pod: Pod, container: Container, services: Services, reco
     except Refused as error:
         services.cgroups.kill_container(pod.uid, newest.id)
         await services.runtime.watch.refresh_container(pod.uid, newest.id, newest.sandbox_id, notify=False)
-        text = f"what a start that was cut short left cannot be removed: {error.message}"
+        text = f"cannot remove the remains of an interrupted start: {error.message}"
         raise _refused("CreateContainerError", f"{text}; if this lasts, restart the runtime") from error
     services.runtime.watch.forget(pod.uid, [newest.id])
     return newest.attempt

@@ -211,7 +211,7 @@ async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> N
                 services.context.decisions.record(
                     "container-gc",
                     "collected",
-                    "newer ones of its name have ended",
+                    "newer containers of the same name have ended",
                     {"id": container.id, "attempt": container.attempt, "kept": keep},
                     pod=record.full_name,
                     uid=record.uid,

@@ -47,7 +47,7 @@ class PodTermination:
             await asyncio.to_thread(self._services.records.terminations.write, pod.uid, kept)
             self.kept = life.final
         except (Refused, OSError) as error:
-            log.error("pod %s: its end is not kept: %s", pod.full_name, error)
+            log.error("pod %s: cannot record its termination: %s", pod.full_name, error)
 
     async def stop(self) -> None:
         """Stop the pod; return when the runtime lists nothing of it as running and its claims are unprepared.

@@ -22,7 +22,8 @@ from engine.node.volumes.trust_anchors import trust_anchors
 
 DEFAULT_FILE_MODE = 0o644
 NO_POD_CERTIFICATES = (
-    "projected podCertificate: this node requests none (PodCertificateRequest is off by default in v1.36)"
+    "projected podCertificate: this node does not request any (PodCertificateRequest is off by "
+    "default in v1.36)"
 )
 _OWN_MODE = 0o600
 
@@ -60,7 +61,7 @@ class ContentSource:
             mode, optional = _or_default(secret.default_mode), bool(secret.optional)
             return Contents(await self._secret(secret.secret_name, secret.items, mode, optional))
         if volume.projected is None:
-            raise InvalidInput("no source that this node knows")
+            raise InvalidInput("unknown volume source")
         return await self._projected(
             volume.projected.sources or [], _or_default(volume.projected.default_mode)
         )

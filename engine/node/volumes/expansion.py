@@ -161,7 +161,7 @@ class Growing:
             if error.settled and step.tracked:
                 await self._fail(mounted, claim, step, known, error)
             if known.refused:
-                log.error("volume %s stays as it is: %s", mounted.bound.name, error)
+                log.error("volume %s was not expanded: %s", mounted.bound.name, error)
                 return False
             raise
         return True
@@ -183,7 +183,7 @@ class Growing:
             patch = failed(claim, str(error), self._clock(), infeasible=infeasible)
             await self._patch(mounted, claim, patch)
         except Refused as refused:
-            log.error("claim %s does not say that it cannot grow: %s", claim.metadata.name, refused)
+            log.error("cannot record in claim %s that its expansion failed: %s", claim.metadata.name, refused)
 
     async def _finish(self, mounted: _Mounted, claim: PersistentVolumeClaim, step: Growth) -> None:
         text = f'MountVolume.NodeExpandVolume succeeded for volume "{mounted.bound.name}" {self._node}'

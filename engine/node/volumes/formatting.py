@@ -44,7 +44,7 @@ async def format_and_mount(device: Path, target: Path, kind: str, options: Seque
     Raises `InvalidInput` for an unknown type, `FilesystemMismatch` and `Refused`.
     """
     if not _KIND.fullmatch(kind):
-        raise InvalidInput(f"{kind!r} is no kind of file system")
+        raise InvalidInput(f"{kind!r} is not a known file system type")
     about = f"local: failed to mount device {device} at {target} (fstype: {kind}), error"
     try:
         await _format_and_mount(device, target, kind, options)
@@ -85,7 +85,7 @@ async def _format_and_mount(device: Path, target: Path, kind: str, options: Sequ
         text = f"cannot mount unformatted disk {device} as we are manipulating it in read-only mode"
         raise Refused(text)
     else:
-        log.info("%s holds nothing: it gets a file system of kind %s", device, kind)
+        log.info("%s is empty: creating a %s file system", device, kind)
         made = await _run([f"mkfs.{kind}", *_OPTIONS.get(kind, ()), str(device)], WORK_SECONDS)
         if made.code:
             asked = f'type:("{kind}") target:("{target}") options:("{",".join(mounting)}")'
@@ -124,7 +124,7 @@ async def _check(device: Path) -> None:
     try:
         checked = await _run(["fsck", "-a", str(device)], WORK_SECONDS)
     except Unavailable as error:
-        log.warning("%s is not checked: %s", device, error)
+        log.warning("%s cannot be checked: %s", device, error)
         return
     if checked.code == _NOT_MENDED:
         text = f"'fsck' found errors on device {device} but could not correct them"

@@ -131,7 +131,7 @@ class LocalDevices:
         try:
             await asyncio.to_thread(self._take_away, name)
         except OSError as error:
-            log.warning("%s cannot be taken away: %s", self._mounts / name, error.strerror)
+            log.warning("%s cannot be removed: %s", self._mounts / name, error.strerror)
 
     def _take_away(self, name: str) -> None:
         """Unmount, unless a pod still uses the volume since an earlier agent. Raises `OSError`."""

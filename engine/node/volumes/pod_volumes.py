@@ -112,11 +112,11 @@ class PodVolumes:
         if isinstance(given, Contents):
             return self.write(pod, volume, given, allocatable)
         if given is None:
-            raise Refused("no source that this node knows")
+            raise Refused("unknown volume source")
         if isinstance(given.source, HostPathVolume):
             return host_path.set_up(given.source)
         if not isinstance(given.source, LocalVolume):
-            raise Refused("its driver makes it")
+            raise Refused("its CSI driver must create it")
         if given.block:
             return block_device.set_up(directory, given.name, given.source)
         context = pod.spec.security_context
@@ -144,7 +144,7 @@ class PodVolumes:
 
     def _remove_devices(self, uid: str) -> None:
         directory = self.pod_directory(uid)
-        with _refused("let go of devices", directory):
+        with _refused("release block devices", directory):
             block_device.forget_kubelets_part(self._pods, uid)
         _remove(directory / block_device.DIRECTORY)
 

@@ -49,7 +49,7 @@ class ProjectIds:
         self._refused: set[int] = set()
         self._given = registry.counter(
             "kubengine_project_quota_volumes_total",
-            "emptyDirs that were to be counted by a project quota, by whether the file system can.",
+            "emptyDir volumes that should use a project quota, by whether the file system supports it.",
             ["result"],
         )
 
@@ -68,7 +68,7 @@ class ProjectIds:
             self._given.inc("impossible")
             if device not in self._refused:
                 self._refused.add(device)
-                log.warning("no project quotas, emptyDirs are counted file by file: %s", error)
+                log.warning("no project quotas, counting emptyDir volumes file by file: %s", error)
             return
         project_quota.keep_project(record, project)
         self._given.inc("given")

@@ -68,7 +68,7 @@ def mount_sub_path(
             os.close(make_directories(pods_own, f"{DIRECTORY}/{volume_name}/{container}", 0o750))
         _mount(part, target)
     except OSError as error:
-        why = "needs the right to mount" if error.errno == errno.EPERM else error.strerror
+        why = "needs the permission to mount" if error.errno == errno.EPERM else error.strerror
         text = f'subPath of volumeMount "{volume_name}" of container "{container}": {why}'
         raise Refused(text, subject=str(target), errno=error.errno) from error
     finally:

@@ -82,7 +82,7 @@ class VolumeCounts:
     def __init__(self, registry: Registry, pods: Callable[[], Iterable[PodsVolumes]]) -> None:
         self._lasted = registry.histogram(
             "storage_operation_duration_seconds",
-            "How long making a volume took, or taking away those of a pod, which go together.",
+            "Time taken to set up a volume, or to remove all volumes of a pod.",
             ["volume_plugin", "operation_name", "status", "migrated"],
             buckets=_BUCKETS,
         )
@@ -98,7 +98,7 @@ class VolumeCounts:
         registry.collected(
             "gauge",
             "volume_manager_total_volumes",
-            "Volumes that pods are to have (desired_state_of_world), and have.",
+            "Volumes that pods should have (desired_state_of_world), and those that they have.",
             ["plugin_name", "state"],
             volumes,
         )

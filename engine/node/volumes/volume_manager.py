@@ -143,7 +143,7 @@ class VolumeManager:
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     await kept.lock.acquire()
             except TimeoutError:
-                raise Refused("the pod's volumes are still being made") from None
+                raise Refused("the pod's volumes are still being set up") from None
             kept.lock.release()
         with self._counts.timed() as durations, ExitStack() as operations:
             for plugin in {plugin for plugin, here in (kept.plugins() if kept is not None else ()) if here}:
@@ -164,7 +164,7 @@ class VolumeManager:
                 bound = await self._with_directories(kept.pod, await self._bound(kept.pod))
                 given: dict[str, Given] = {**contents, **bound}
                 if kept.left:
-                    raise VolumeRefused("the pod's volumes are being taken away")
+                    raise VolumeRefused("the pod's volumes are being removed")
                 with self._counts.timed() as durations:
                     set_up = partial(self._volumes.set_up, durations=durations)
                     allocatable = self._allocatable()

@@ -63,7 +63,7 @@ def format_for(path: str, given: str) -> str:
         return "table"
     found = _BY_SUFFIX.get(Path(path).suffix)
     if found is None:
-        raise InvalidInput(f"ends in none of {', '.join(_BY_SUFFIX)}; give --format", subject=path)
+        raise InvalidInput(f"ends with none of {', '.join(_BY_SUFFIX)}; give --format", subject=path)
     return found
 
 
@@ -96,7 +96,7 @@ def write_answer(
         with replacing_file(Path(path)) as file:
             writer(file)
     elif format == "parquet" and sys.stdout.isatty():
-        raise InvalidInput("Parquet is not for a terminal; give -o FILE", subject="--format")
+        raise InvalidInput("cannot print Parquet to a terminal; give -o FILE", subject="--format")
     else:
         writer(sys.stdout.buffer)
         sys.stdout.buffer.flush()

@@ -77,7 +77,7 @@ class PodTopology:
         rules = self._rules_of(int(self._template[row]))
         own = (self._namespaces[self._namespace_code[row]],)
         labels = self._labels[self._label_code[row]]
-        yield "anti-affinity of a pod there", ~self._repelled(own[0], labels)
+        yield "anti-affinity of a pod on the node", ~self._repelled(own[0], labels)
         if rules.anti_affinity:
             near = np.zeros(self._snapshot.node_count, bool)
             for term in rules.anti_affinity:

@@ -52,7 +52,7 @@ QUESTIONS = {
             "preempt",
             PreemptParameters,
             preempt,
-            "Who would this pod preempt, on every node?",
+            "Which pods would this pod preempt, on each node?",
             check=check_resources,
         ),
         Question(
@@ -62,7 +62,7 @@ QUESTIONS = {
             "evict",
             EvictParameters,
             evict,
-            "Who is evicted under memory, disk or PID pressure, and when is it over?",
+            "Which pods are evicted under memory, disk or PID pressure, and when does it end?",
         ),
         Question(
             "image-gc", ImageGCParameters, image_gc, "What would image GC free, and which images would go?"
@@ -71,13 +71,13 @@ QUESTIONS = {
             "cgroups",
             CgroupsParameters,
             cgroups,
-            "Which cgroup values follow from another version or setting? Faults too.",
+            "Which cgroup values would another version or setting give, and which are faulty?",
         ),
         Question(
             "devices",
             DevicesParameters,
             devices,
-            "Can N more devices be given under a topology policy, and where?",
+            "Can N more devices be allocated under a topology policy, and where?",
             check=check_devices,
         ),
         Question(

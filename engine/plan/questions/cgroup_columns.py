@@ -123,7 +123,9 @@ def _bounded(limits: Column, rows: Rows) -> Column:
     beyond = int((limits > bounds).any(axis=0).sum())
     if not beyond:
         return limits
-    rows.note(f"pods with a limit beyond {MAX_BYTES} bytes or {MAX_MILLI} milli-CPU, taken as that", beyond)
+    rows.note(
+        f"pods with a limit beyond {MAX_BYTES} bytes or {MAX_MILLI} milli-CPU, treated as that limit", beyond
+    )
     bounded: Column = np.minimum(limits, bounds)
     return bounded
 

@@ -48,7 +48,8 @@ class CgroupsParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         WeightFormula, Meta(description="cpu.weight of pods: linear (kubelet up to 1.34) or logarithmic")
     ] = "linear"
     container_formula: Annotated[
-        WeightFormula | None, Meta(description="cpu.weight of containers, the runtime's; None: the same")
+        WeightFormula | None,
+        Meta(description="cpu.weight of containers, set by the runtime; None: the same as for pods"),
     ] = None
     detail: Annotated[list[Detail], Meta(description="which rows: qos, pods, containers, lint")] = (
         msgspec.field(default_factory=lambda: ["qos", "lint"])

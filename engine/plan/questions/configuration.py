@@ -54,7 +54,7 @@ class NodeConfigurations:
         if self._base:
             rows.note("every node has the given configuration")
         elif self._known < len(self._texts):
-            rows.note("nodes taken to have the default configuration", len(self._texts) - self._known)
+            rows.note("nodes assumed to have the default configuration", len(self._texts) - self._known)
 
     def of(self, node: int) -> KubeletConfiguration:
         return self.of_text(self._texts[node])

@@ -28,7 +28,7 @@ from engine.topologymanager.search import DeviceCounts
 class DevicesParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Parameters of devices."""
 
-    resource: Annotated[str, Meta(description="the resource; none: the only extended one there is")] = ""
+    resource: Annotated[str, Meta(description="the resource; none: the only extended resource")] = ""
     counts: Annotated[
         list[Annotated[int, Meta(ge=1)]], Meta(description="how many devices one container asks for")
     ] = msgspec.field(default_factory=lambda: [1, 2, 4, 8])
@@ -59,7 +59,9 @@ def devices(snapshot: Snapshot, parameters: DevicesParameters) -> Answer:
             known = {0: (int(counted[node]), free)}
         _node(rows, node, known, parameters)
     if unnamed:
-        rows.note("nodes whose devices are not known by name: free is allocatable less requests", unnamed)
+        rows.note(
+            "nodes whose devices are not known individually: free is allocatable minus requests", unnamed
+        )
     return rows.answer()
 
 

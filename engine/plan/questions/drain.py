@@ -58,7 +58,7 @@ class _Course:
 def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
     """Return rows `move` (object the pod, reason the new node), `stays` (daemons and static pods), `remains`
     (no node takes it), `unknown` (the snapshot lacks what the decision needs) and `breaks-budget`. Per node
-    `drained` (amount: pods moved) if all its other pods have a place, `not-drained` (amount: pods that
+    `drained` (amount: pods moved) if all its other pods fit elsewhere, `not-drained` (amount: pods that
     prevent it), or `unverified` if the snapshot holds no constraints of pods at all.
     """
     if not parameters.nodes and not parameters.selector:
@@ -84,13 +84,13 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
             target, why = _place(snapshot, room, requests[index], parameters.rule, constraints, row)
         except Undecidable as unknown:
             rows.add(source, "unknown", label, str(unknown), 1, "pods")
-            course.obstacles["pods of which too little is known"] += 1
+            course.obstacles["pods about which too little is known"] += 1
             if "snapshot" in str(unknown):
                 rows.note(ADD_VOLUMES)
             continue
         if target == NO_NODE:
             rows.add(source, "remains", label, why, 1, "pods")
-            course.obstacles["pods that no node takes"] += 1
+            course.obstacles["pods that fit on no node"] += 1
             continue
         room.take(target, requests[index])
         course.moved += 1
@@ -177,7 +177,7 @@ def _short(snapshot: Snapshot, room: Room, request: NDArray[np.int64], allowed: 
     for index, name in enumerate(snapshot.resources.names):
         if request[index] and not (room.free[index][allowed] >= request[index]).any():
             return f"enough {name}"
-    return "enough of everything at once"
+    return "enough of all resources at once"
 
 
 def _conclude(rows: Rows, source: int, course: _Course, *, verified: bool) -> None:
@@ -185,6 +185,6 @@ def _conclude(rows: Rows, source: int, course: _Course, *, verified: bool) -> No
         said = ", ".join(f"{count} {what}" for what, count in course.obstacles.items())
         rows.add(source, "not-drained", "", said, sum(course.obstacles.values()), "pods")
     elif verified:
-        rows.add(source, "drained", "", "all its other pods have a place", course.moved, "pods")
+        rows.add(source, "drained", "", "all its other pods fit elsewhere", course.moved, "pods")
     else:
         rows.add(source, "unverified", "", "by requests alone", course.moved, "pods")

@@ -44,8 +44,8 @@ class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     signal: Annotated[
         str,
         Meta(
-            description="the signal that available, threshold and soft mean, such as imagefs.available; "
-            "the resource's first if not said"
+            description="the signal that available, threshold and soft refer to, such as imagefs.available; "
+            "default: the first signal of the resource"
         ),
     ] = ""
     growth: Annotated[
@@ -60,11 +60,11 @@ class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         str, Meta(description="the hard threshold instead of the configured: 100Mi or 10%")
     ] = ""
     soft: Annotated[str, Meta(description="the soft threshold instead of the configured: 500Mi or 15%")] = ""
-    grace: Annotated[str, Meta(description="how long the soft threshold may be met: 90s")] = "90s"
+    grace: Annotated[str, Meta(description="grace period of the soft threshold: 90s")] = "90s"
     config: Annotated[str, Meta(description="a KubeletConfiguration for every node")] = ""
     changes: Annotated[dict[str, Any], Meta(description="fields laid over the configuration")] = {}
-    reclaim: Annotated[bool, Meta(description="disk: remove unused images before pods")] = True
-    max_evictions: Annotated[int, Meta(description="stop after so many evictions a node", ge=1)] = 1000
+    reclaim: Annotated[bool, Meta(description="disk: remove unused images before evicting pods")] = True
+    max_evictions: Annotated[int, Meta(description="stop after this many evictions per node", ge=1)] = 1000
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` with the agent's message for what it would refuse in its configuration."""
@@ -283,12 +283,12 @@ def _usage(snapshot: Snapshot, parameters: EvictParameters, rows: Rows) -> Usage
     if missing and parameters.use:
         name = {"memory": "memory", "disk": "ephemeral-storage"}.get(parameters.resource)
         if name is None:
-            raise InvalidInput("pods request no inodes or processes", subject="use")
+            raise InvalidInput("pods cannot request inodes or processes", subject="use")
         assumed = _share(snapshot.per_pod(f"ranking/{name}"), parameters.use, "use")
-        rows.note(f"pods without statistics, taken to use {parameters.use} of their request", missing)
+        rows.note(f"pods without statistics, assumed to use {parameters.use} of their request", missing)
         return np.where(known == 1, usage, assumed), np.ones(len(usage), np.uint8)
     if missing:
-        rows.note("pods without statistics: they go first and free nothing known", missing)
+        rows.note("pods without statistics: evicted first, freeing an unknown amount", missing)
     return usage, known
 
 
@@ -308,7 +308,7 @@ def _given(
     text = parameters.available
     if not text:
         return None
-    rows.note(f"every node is taken to have {text} available before the growth")
+    rows.note(f"every node is assumed to have {text} available before the growth")
     if text.endswith("%"):
         return signal, lambda capacity: _share(capacity, text, "available")
     amount = _amount(text, "available")

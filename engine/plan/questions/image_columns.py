@@ -23,7 +23,7 @@ def image_columns(snapshot: Snapshot, rows: Rows) -> tuple[ImageColumns, NDArray
         cut = int(snapshot.nodes["images_truncated"].to_numpy().sum())
         rows.note("images come from node status: at most 50 a node, no last use, so their order is not known")
         if cut:
-            rows.note("nodes whose list of images is probably cut", cut)
+            rows.note("nodes whose list of images is probably incomplete", cut)
     last_used = images["last_used"].to_numpy(zero_copy_only=False).astype(np.float64)
     detected = images["first_detected"].to_numpy(zero_copy_only=False).astype(np.float64)
     columns = ImageColumns(

@@ -41,7 +41,7 @@ class ImageGCParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     order: Annotated[str, Meta(description="lru (the kubelet's), largest-first or size-aware")] = "lru"
     usage_percent: Annotated[
         Annotated[int, Meta(ge=0, le=100)] | None,
-        Meta(description="assume that the image file system is so full"),
+        Meta(description="assume that the image file system is this full"),
     ] = None
     capacity: Annotated[
         Annotated[int, Meta(gt=0)] | None, Meta(description="bytes of the image file system, where unknown")
@@ -163,6 +163,6 @@ def _file_system(
     available = snapshot.reading("imagefs_available", "nodefs_available")
     if parameters.usage_percent is not None:
         available = capacity // 100 * (100 - parameters.usage_percent)
-        rows.note(f"image file systems are taken to be {parameters.usage_percent} % full")
+        rows.note(f"image file systems are assumed to be {parameters.usage_percent} % full")
     capacity = np.where(available < 0, -1, capacity)
     return capacity, available

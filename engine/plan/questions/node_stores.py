@@ -207,7 +207,7 @@ class NodeStores:
         layers, known = snapshot.usage("layers" if self._resource == "disk" else "layer_inodes")
         missing = int((usage[1] > known).sum())
         if missing:
-            rows.note("pods whose writable layers' part is not known, taken to use nodefs alone", missing)
+            rows.note("pods whose use of writable layers is unknown, assumed to use only nodefs", missing)
         files = np.maximum(usage[0] - layers, 0), usage[1]
         grown_layers = np.minimum(grow(layers, known), grow(*usage)) if known.any() else layers
         self._put_use("layers", (layers, known), grown_layers)

@@ -38,7 +38,8 @@ class PreemptParameters(PodParameters, kw_only=True, forbid_unknown_fields=True)
     ] = "kubelet"
     victims: Annotated[bool, Meta(description="one row per victim, not only per node")] = True
     account: Annotated[
-        bool, Meta(description="one row per step of the search, and per pod passed over with the reason")
+        bool,
+        Meta(description="one row for each step of the search, and for each skipped pod, with the reason"),
     ] = False
 
 
@@ -57,7 +58,7 @@ def preempt(snapshot: Snapshot, parameters: PreemptParameters) -> Answer:
         _ask(rows, use, pod, parameters)
     unknown = int((~use.known).sum())
     if unknown:
-        rows.note("nodes that no Node object describes: nothing fits there", unknown)
+        rows.note("nodes without a Node object: nothing fits there", unknown)
     return rows.answer(sort=len(pods) > 1 or parameters.victims or parameters.account)
 
 
@@ -90,7 +91,7 @@ def _ask(rows: Rows, use: NodeUse, pod: Pod, parameters: PreemptParameters) -> N
             rows.note("nodes whose search was cut off: the best set found so far is used", unproven)
     counts = np.diff(chosen_offsets)
     stuck = np.asarray(tries & (left > 0).any(axis=0))
-    _impossible(rows, name, checked, stuck, left, "even without every pod that may be preempted")
+    _impossible(rows, name, checked, stuck, left, "even after preempting every pod that may be preempted")
     done = np.flatnonzero(tries & ~stuck)
     reasons = _first_short(checked, checked.missing[:, done])
     rows.block(done, "preempt", name, reasons, counts[done], "pods")

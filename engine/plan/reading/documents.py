@@ -1,6 +1,8 @@
-"""The few fields of nodes, pods and the rest that a plan needs, for `msgspec` to decode and skip all else.
+"""The fields of nodes, pods and other documents that a plan needs; `msgspec` decodes them and skips all
+others.
 
-Unusable stay undecoded (`Raw`): a cluster has few distinct ones, so they are read once each (`templates`).
+Fields whose values repeat stay undecoded (`Raw`): a cluster has few distinct values, so each is decoded once
+(`templates`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ EMPTY = Raw(b"")
 
 
 class DocumentStruct(msgspec.Struct, rename="camel", gc=False):
-    """Only what is named is decoded."""
+    """Decodes only the declared fields."""
 
 
 class Owner(DocumentStruct):
@@ -95,7 +97,7 @@ _NO_STATUS = PodStatusFields()
 
 
 class PodDocument(DocumentStruct):
-    """A pod; with `kind` other than Pod (or none) it is looked at again."""
+    """A pod. A document with another `kind` than Pod, or none, is decoded again by its kind."""
 
     kind: str = ""
     metadata: Meta = msgspec.field(default_factory=lambda: _NO_META)
@@ -191,7 +193,7 @@ class VolumeDocument(DocumentStruct):
 
 
 class Head(DocumentStruct):
-    """What tells documents apart: the kind, or the first field of those that have none."""
+    """The fields that identify a document: its kind, or the first field of documents without a kind."""
 
     kind: str = ""
     api_version: str = ""

@@ -150,7 +150,7 @@ class JSONStream:
             while data and len(data) < len(kept) and (more := self._chunks.read()):
                 data += more
         except (EOFError, OSError, zlib.error) as error:
-            self._fault(len(self._buffer), f"cannot be read on: {error}")
+            self._fault(len(self._buffer), f"reading failed: {error}")
             data = b""
         self._ended = not data
         self._buffer = kept + data if kept else data

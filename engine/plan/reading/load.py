@@ -30,7 +30,9 @@ def load_snapshot(
     for source in open_sources(paths, digest, advance or silent):
         if source.is_snapshot:
             if len(paths) > 1:
-                raise InvalidInput("a columnar snapshot stands alone", subject=source.origin)
+                raise InvalidInput(
+                    "a columnar snapshot cannot be combined with other inputs", subject=source.origin
+                )
             file = spooled(source.stream)
             try:
                 return SnapshotFile(file).load()

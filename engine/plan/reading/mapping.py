@@ -1,12 +1,13 @@
-"""Nodes and pods from CSV or Parquet through a small mapping file, so that traces work.
+"""Reads nodes and pods from CSV or Parquet through a small mapping file, so that traces can be used.
 
-The file (see `docs/plan.md`) says which column holds what, and in which unit:
+The file (see `docs/plan.md`) maps fields to columns and their units:
 
     nodes: {file: nodes.csv, columns: {name: sn, cpu: {column: cpu_milli, unit: m}, pods: {value: 110}}}
     pods:  {file: pods.csv, columns: {name: name, memory: {column: memory_mib, unit: Mi}, created: start}}
 
-`name`, `namespace`, `uid`, `node`, `phase`, `qos`, `priority`, `owner`, `created` and `deleted` are the pods'
-fields and `name` the nodes'; every other column is an amount of that resource. Unusable are exact.
+`name`, `namespace`, `uid`, `node`, `phase`, `qos`, `priority`, `owner`, `created` and `deleted` are the
+fields of pods, and `name` that of nodes; every other key is a resource, and its column holds amounts.
+Amounts are exact.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ class ColumnRule(msgspec.Struct, forbid_unknown_fields=True):
 
     column: Annotated[str, Meta(description="the column's name in the file")] = ""
     unit: Annotated[
-        str, Meta(description="of an amount: a Kubernetes suffix (m, Mi, G); of a time: s, ms, h, d")
+        str, Meta(description="unit of an amount: a Kubernetes suffix (m, Mi, G); of a time: s, ms, h, d")
     ] = ""
     value: Annotated[
-        str | int | float | None, Meta(description="the same for every row, instead of a column")
+        str | int | float | None, Meta(description="one value for every row, instead of a column")
     ] = None
-    map: Annotated[dict[str, str | int], Meta(description="text in the file to value; others stay")] = {}
+    map: Annotated[dict[str, str | int], Meta(description="text in the file to value; other texts stay")] = {}
 
 
 class TableRule(msgspec.Struct, forbid_unknown_fields=True):
-    file: Annotated[str, Meta(description="CSV or Parquet; relative to the mapping file")]
+    file: Annotated[str, Meta(description="CSV or Parquet file; relative to the mapping file")]
     columns: Annotated[dict[str, str | ColumnRule], Meta(description="field or resource to column")]
     labels: Annotated[dict[str, str], Meta(description="label to column (nodes)")] = {}
 
@@ -62,7 +63,7 @@ class Mapping(msgspec.Struct, forbid_unknown_fields=True):
     nodes: TableRule
     pods: TableRule
     taken_at: Annotated[
-        float | None, Meta(description="when the snapshot is; None: when most pods are there")
+        float | None, Meta(description="the time of the snapshot; None: when most pods are running")
     ] = None
 
 
@@ -137,7 +138,8 @@ def _text(value: object) -> str:
 
 
 def load_mapped(path: Path, nodes: str = "", pods: str = "") -> tuple[Snapshot, list[str]]:
-    """A snapshot from tables, and what is odd about it; `nodes` and `pods` replace the mapping's files.
+    """Load a snapshot from tables, with notes about unusual input; `nodes` and `pods` replace the mapping's
+    files.
 
     Pods without a node column are unplaced: see `place`. Raises `InvalidInput` with file, line and field.
     """

@@ -1,7 +1,7 @@
-"""What is known per node beyond its Node object: statistics, configuration, images, containers, devices.
+"""Per-node documents besides the Node object: statistics, configuration, images, containers, devices.
 
-Each document is recognised by its fields. Statistics name their node; the rest belong to the node whose name
-is in the path they came from (`bundle.tar:nodes/worker-3/configz.json`, `worker-3.crictl-images.json`).
+Each document is recognised by its fields. Statistics name their node; the others belong to the node whose
+name is in their path (`bundle.tar:nodes/worker-3/configz.json`, `worker-3.crictl-images.json`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from engine.plan.snapshot.objects import configuration_object
 
 _Int = int | None
 Digits = Annotated[str, Meta(pattern=r"^[0-9]{0,19}\Z")]
-"""How some tools write a number."""
+"""A number that some tools write as text."""
 NUMANumber = Annotated[str, Meta(pattern=r"^(-1|[0-5]?[0-9]|6[0-3])\Z")]
-"""-1 where a device names no NUMA node; 64 is what an agent can align."""
+"""-1 if a device names no NUMA node; an agent can align up to 64 nodes."""
 
 
 class MemoryStats(DocumentStruct):
@@ -140,7 +140,7 @@ class DeviceTopology(DocumentStruct):
 
 
 class HeldDevices(DocumentStruct):
-    """Tools write the fields' names either way."""
+    """Devices of a container; tools use either spelling of the field names."""
 
     resource: str = msgspec.field(default="", name="resourceName")
     resource_snake: str = msgspec.field(default="", name="resource_name")
@@ -166,11 +166,11 @@ class PodResources(DocumentStruct):
 
 
 Usage = dict[str, tuple[int | None, ...]]
-"""By `namespace/name`: memory, disk, inodes, processes; writable layers' bytes and inodes."""
+"""By `namespace/name`: memory, disk, inodes, processes; bytes and inodes of writable layers."""
 
 
 class NodeDocuments:
-    """Collects per-node documents; those that wait for a node's name are settled by `finish`."""
+    """Collects per-node documents; `finish` assigns those whose node was not known yet."""
 
     def __init__(self, nodes: NodeRows, faults: FaultLog) -> None:
         self._nodes = nodes
@@ -180,7 +180,7 @@ class NodeDocuments:
         self.usage: Usage = {}
 
     def add(self, head: Head, data: bytes, origin: str) -> bool:
-        """Whether the document is one of these; faults are recorded."""
+        """Add a document and return whether it is one of these; records faults."""
         kind = _kind(head)
         if kind is None:
             return False
@@ -191,7 +191,7 @@ class NodeDocuments:
         return True
 
     def finish(self) -> None:
-        """Give the waiting documents to their nodes, and compare images with containers."""
+        """Assign the waiting documents to their nodes, and compare images with containers."""
         names = sorted(self._nodes.index, key=len, reverse=True)
         used: dict[int, set[str]] = {}
         self._used = used
@@ -322,7 +322,7 @@ class NodeDocuments:
 
 
 def _sum(amounts: Iterable[int | None]) -> int | None:
-    """None if one of them, or all, are not known."""
+    """Return the sum, or None if a value is unknown or there are no values."""
     known = list(amounts)
     return None if not known or None in known else sum(amount or 0 for amount in known)
 
@@ -345,7 +345,7 @@ def _kind(head: Head) -> str | None:
 
 
 def _node_in(origin: str, names: list[str]) -> str | None:
-    """The longest node name that is a part of the path, or begins one."""
+    """Return the longest node name that is a part of the path or a prefix of a part."""
     parts = [part for part in re.split(r"[/:]", origin) if part]
     for name in names:
         for part in parts:

@@ -1,4 +1,4 @@
-"""Node rows of a snapshot: amounts, conditions, readings, and the images that a node reports."""
+"""Collects node rows of a snapshot: amounts, conditions, readings, and the images that a node reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.plan.snapshot.faults import FaultLog
 from engine.tables import ABSENT, ResourceNames
 
 STATUS_IMAGES_LIMIT = 50
-"""`nodeStatusMaxImages`: a status with this many images probably leaves some out."""
+"""`nodeStatusMaxImages`: a status with this many images is probably incomplete."""
 MAX_NODE_AMOUNT = 2**62
 READINGS = (
     "memory_available", "memory_working_set", "memory_capacity",
@@ -79,7 +79,7 @@ class NodeRows:
         row.capacity = self._amounts(node.status.capacity, "status.capacity")
         number = self.row(name)
         if number in self._rows and self._rows[number].document:
-            raise Unusable("is in the snapshot already; this one is left out", subject="metadata.name")
+            raise Unusable("is in the snapshot already; this one is ignored", subject="metadata.name")
         info = node.status.node_info
         row.kubelet_version, row.os, row.arch = info.kubelet_version, info.operating_system, info.architecture
         for condition in node.status.conditions or ():
@@ -115,11 +115,11 @@ class NodeRows:
             column.append(value)
 
     def replace_images(self, node: int) -> None:
-        """What follows from the runtime itself replaces the status's list, which may be cut."""
+        """Replace the images of the status, which may be incomplete, by those of the runtime."""
         self._image_sources[node] = "runtime"
 
     def mark_in_use(self, used: dict[int, set[str]]) -> None:
-        """What the runtime's containers use, by node: image ids and references."""
+        """Record the images that the runtime's containers use, by node: image ids and references."""
         columns = self._images
         for index, node in enumerate(columns["node"]):
             if node in used and columns["source"][index] == "runtime":
@@ -153,7 +153,7 @@ class NodeRows:
         return amounts
 
     def table(self) -> pa.Table:
-        """One row per node, in the order in which they were first named."""
+        """Return one row per node, in the order in which they were first named."""
         blank = _Row()
         rows = [self._rows.get(number, blank) for number in range(len(self.index))]
         columns: dict[str, Any] = {
@@ -178,7 +178,7 @@ class NodeRows:
         return pa.table(columns)
 
     def image_table(self) -> pa.Table:
-        """Images sorted by node; where the runtime was asked, its list only."""
+        """Return images sorted by node; the runtime's list replaces that of the status."""
         schema = pa.schema(list(IMAGE_FIELDS.items()))
         table = pa.table({name: pa.array(v, schema.field(name).type) for name, v in self._images.items()})
         if self._image_sources:
@@ -199,7 +199,7 @@ def _check_document(text: str) -> None:
 
 
 def _document(node: NodeDocument) -> str:
-    """The node as predicates need it: labels, taints, allocatable."""
+    """Return the parts of the node that predicates need: labels, taints, allocatable."""
     meta: dict[str, Any] = {"name": node.metadata.name}
     if bytes(node.metadata.labels):
         meta["labels"] = node.metadata.labels

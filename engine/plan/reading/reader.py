@@ -116,12 +116,12 @@ class SnapshotReader:
         pods, repeated = self._pods.table(templates)
         for name in repeated:
             self.faults.add(
-                "", f"Pod {name}", "metadata.name", "is in the snapshot twice; the later is left out"
+                "", f"Pod {name}", "metadata.name", "is in the snapshot twice; the later one is ignored"
             )
         nodes = self._nodes.table()
         if not nodes.num_rows and not pods.num_rows:
             first = f": {self.faults.kept[0]}" if self.faults.kept else ""
-            raise InvalidInput(f"no nodes and no pods in it{first}", subject=", ".join(sources))
+            raise InvalidInput(f"contains no nodes and no pods{first}", subject=", ".join(sources))
         live = any(is_live(source) for source in sources)
         for name, known in zip(nodes["name"].to_pylist(), nodes["known"].to_pylist(), strict=True):
             if not known:
@@ -149,8 +149,8 @@ class SnapshotReader:
 
 _UNKNOWN = "pods name it, but no Node object describes it"
 _UNKNOWN_LIVE = (
-    "no Node object describes it, and a kubelet does not hand out its own: "
-    "name a file with `kubectl get node -o json` beside the address"
+    "no Node object describes it, and a kubelet does not serve its own Node object: "
+    "also name a file with the output of `kubectl get node -o json`"
 )
 
 

@@ -1,7 +1,8 @@
-"""Pod templates: what pods of one workload share, kept once.
+"""Pod templates: stores the parts that pods of one workload share only once.
 
 A cluster has many pods and few distinct sets of containers and amounts. Each distinct set becomes a template
-with its sums, computed by `engine.tables` from a Pod object as the agent's are; a pod row holds its number.
+with its sums, which `engine.tables` computes from a Pod object as in the agent; a pod row holds the
+template's number.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engine.plan.reading.documents import ContainerSpec, PodSpecFields
 from engine.tables import CPU_LIMITED, MEMORY_LIMITED, PodEntry, ResourceNames, pod_entry
 
 MAX_AMOUNT = 2**51
-"""The largest request that is believed: with it, thousands of pods' sums still fit in 64 bits."""
+"""The largest accepted request: the sums of thousands of such pods still fit in 64 bits."""
 MAX_RESOURCES = 64
 MAX_KNOWN = 200_000
 TEMPLATE_FLAGS = CPU_LIMITED | MEMORY_LIMITED
@@ -36,7 +37,7 @@ Key = tuple[object, ...]
 
 
 class Unusable(InvalidInput):
-    """A pod whose amounts cannot be used; the subject is the field's path."""
+    """Raised for a pod whose amounts cannot be used; the subject is the field's path."""
 
 
 class Templates:
@@ -50,7 +51,7 @@ class Templates:
         self._chunks: list[pa.Table] = []
 
     def number(self, spec: PodSpecFields) -> int:
-        """The template of a pod. Raises `Unusable` with the faulty field as subject."""
+        """Return the number of a pod's template. Raises `Unusable` with the faulty field as subject."""
         key: Key = (
             tuple(
                 [
@@ -149,7 +150,7 @@ class Templates:
         self._pending.clear()
 
     def table(self) -> pa.Table:
-        """Columns as `docs/snapshot-format.md` lists them; amounts in milli-CPU and base units."""
+        """Return the columns that `docs/snapshot-format.md` lists; amounts in milli-CPU and base units."""
         self._flush()
         table = pa.concat_tables(self._chunks, promote_options="default")
         for prefix in ("request", "ranking"):
@@ -161,9 +162,9 @@ class Templates:
 
 
 def intern(resources: ResourceNames, name: str) -> int:
-    """The id of a resource. Raises `Unusable` beyond `MAX_RESOURCES` names."""
+    """Return the id of a resource. Raises `Unusable` beyond `MAX_RESOURCES` names."""
     if name not in resources.ids and len(resources) >= MAX_RESOURCES:
-        raise Unusable(f"{name[:80]!r} is one resource too many: a snapshot holds {MAX_RESOURCES}")
+        raise Unusable(f"{name[:80]!r} exceeds the {MAX_RESOURCES} resources that a snapshot can hold")
     try:
         return resources.intern(name)
     except InvalidInput as error:
@@ -204,7 +205,7 @@ def _check(pod: Pod) -> None:
 
 
 def _located(spec: Any, message: str) -> Unusable:
-    """The decoder's complaint with the name of the resource, which it leaves out for a mapping's value."""
+    """Return the decoder's message with the name of the resource, which it omits for a value of a mapping."""
     text, _, path = message.partition(" - at `$.")
     path = path.rstrip("`")
     if not path.endswith("[...]"):

@@ -50,8 +50,11 @@ class VolumeRows:
         self._selectors[volume.metadata.name] = _with_zones(required, labels)
 
     def table(self) -> pa.Table:
-        """One row per claim, as `docs/snapshot-format.md` describes it. A claim that is bound to a volume
-        of which nothing is known has no `node_affinity` at all (null); "null" selects every node."""
+        """Return one row per claim, as described in `docs/snapshot-format.md`.
+
+        A claim that is bound to an unknown volume has no `node_affinity` (null); the text "null" selects
+        every node.
+        """
         rows = []
         for (namespace, name), volume in self._claims.items():
             known = not volume or volume in self._selectors

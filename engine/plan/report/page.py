@@ -77,7 +77,7 @@ def _header(title: str, source: Mapping[str, Any]) -> str:
         name.replace("_", " ") + ("" if value is True else f" {_plain(value)}")
         for name, value in given.items()
     )
-    lead = f"Asked of {escape(where)}" + (f" with {escape(words)}." if words else ".")
+    lead = f"Snapshot: {escape(where)}" + (f"; question: {escape(words)}" if words else "")
     kicker = '<div class="kicker">Kubengine plan</div>'
     return f'<header>{kicker}<h1>{escape(title)}</h1><p class="lead">{lead}</p></header>'
 
@@ -130,7 +130,7 @@ def _plots(table: pa.Table) -> str:
         figures.append(f"<figure>{caption}{plot.drawing}</figure>")
         if len(figures) == MAX_PLOTS:
             break
-    return f'<h2>In pictures</h2><section class="plots">{"".join(figures)}</section>' if figures else ""
+    return f'<h2>Charts</h2><section class="plots">{"".join(figures)}</section>' if figures else ""
 
 
 def _table(headings: list[str], rows: list[list[str]], name: str) -> str:
@@ -174,7 +174,7 @@ def _rows(answer: Answer) -> str:
         rows.append([str(row[name]) for name in names])
     more = f"the first {MAX_ROWS:,} of {len(answer):,}" if len(answer) > MAX_ROWS else f"{len(answer):,}"
     return (
-        f"<h2>Row by row ({more})</h2>"
+        f"<h2>Rows ({more})</h2>"
         '<input id="filter" type="search" placeholder="Show rows that contain…" aria-label="Filter rows">'
         + _table(names, rows, "rows")
     )
@@ -182,7 +182,7 @@ def _rows(answer: Answer) -> str:
 
 def _notes(answer: Answer) -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in answer.note_lines)
-    return f'<h2>What it rests on</h2><ul class="notes">{items}</ul>' if items else ""
+    return f'<h2>Assumptions</h2><ul class="notes">{items}</ul>' if items else ""
 
 
 def _provenance(source: Mapping[str, Any]) -> str:

@@ -66,7 +66,7 @@ def _overview(kinds: list[dict[str, Any]]) -> Plot:
     for row in kinds:
         totals[row["decision"]] = totals.get(row["decision"], 0) + row["amount_count"]
     items = [(name, float(count), f"{count:,} rows") for name, count in totals.items()][:TOP]
-    return Plot("What was decided", "rows per decision", svg.horizontal_bars(items, "rows per decision"))
+    return Plot("Decisions", "rows per decision", svg.horizontal_bars(items, "rows per decision"))
 
 
 def _sweeps(table: pa.Table) -> Iterator[Plot]:
@@ -163,4 +163,4 @@ def _per_node(table: pa.Table, decision: str, unit: str, color: int) -> Iterator
         yield Plot(f"{decision}, {unit}: every node", "sorted; the steeper, the more uneven", drawing)
     if items:
         drawing = svg.horizontal_bars(items, f"{decision} per node", color)
-        yield Plot(f"{decision}, {unit}: nodes with most", f"the first {len(items)}", drawing)
+        yield Plot(f"{decision}, {unit}: top nodes", f"the first {len(items)}", drawing)

@@ -25,21 +25,21 @@ PHRASES: Final[Mapping[str, str]] = {
     "short": "on {nodes} it finds too few unused images",
     "remove": "{rows} images are removed",
     "free": "{nodes} have {amount} free",
-    "fragmented": "{nodes} have enough, but not where the policy wants it",
+    "fragmented": "{nodes} have enough, but not as aligned as the policy requires",
     "full": "{nodes} have too few",
     "move": "{rows} pods move",
     "stays": "{rows} pods stay",
-    "remains": "{rows} pods have no place",
+    "remains": "{rows} pods fit on no other node",
     "breaks-budget": "{rows} disruption budgets are broken",
     "drained": "{nodes} can be drained",
     "not-drained": "{nodes} cannot be drained",
-    "unverified": "for {nodes} that is not proven",
+    "unverified": "{nodes} cannot be verified",
     "lint": "{rows} faults were found",
 }
 _ONE: Final = {"pods": "pod", "images": "image", "nodes": "node", "faults": "fault", "budgets": "budget"}
 _VERBS: Final = {
     " admit ": " admits ", " refuse ": " refuses ", " stay ": " stays ", " are ": " is ", " have ": " has ",
-    " move": " moves", " stay": " stays", " were ": " was ",
+    " move": " moves", " fit ": " fits ", " stay": " stays", " were ": " was ",
 }  # fmt: skip
 
 

@@ -252,8 +252,8 @@ def check_pods(pods: Table, counts: NDArray[np.int64], first: int, templates: in
     node = placed["node"].to_numpy()
     expected = np.repeat(np.arange(first, first + len(counts), dtype=np.int32), counts)
     if len(expected) > len(node):
-        raise InvalidInput("nodes.pods: names more pods than there are")
+        raise InvalidInput("nodes.pods: counts more pods than the table holds")
     if not np.array_equal(node[: len(expected)], expected):
-        raise InvalidInput("pods.node: not in the order of nodes that nodes.pods gives")
+        raise InvalidInput("pods.node: does not match the counts in nodes.pods")
     _check_range("pods.node", placed["node"], NO_NODE, first + len(counts) - 1)
     _check_range("pods.template", placed["template"], 0, templates - 1)

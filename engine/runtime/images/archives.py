@@ -320,7 +320,7 @@ def _for_this_machine(manifests: Sequence[_Descriptor], path: Path) -> _Descript
         platform = descriptor.platform or _Platform()
         if platform.architecture in ("", architecture()):
             return descriptor
-    raise InvalidInput(f"holds nothing for {architecture()}", subject=str(path))
+    raise InvalidInput(f"has no image for {architecture()}", subject=str(path))
 
 
 def _open_regular(path: Path, subject: str) -> IO[bytes]:

@@ -305,7 +305,7 @@ class ImageStore:
         text = str(error)
         if self._bad_archives.get(path) != text:
             self._bad_archives[path] = text
-            LOG.warning("an image archive is passed over: %s", text)
+            LOG.warning("an image archive is ignored: %s", text)
 
     def _current(self) -> dict[str, StoredImage]:
         changed = self._records.stat().st_mtime_ns

@@ -38,7 +38,7 @@ def unpack(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("a message that is too deep") from None
     if not isinstance(message, dict):
-        raise ValueError("a message that is no object")
+        raise ValueError("a message that is not an object")
     return message
 
 
@@ -58,7 +58,7 @@ def receive_from_child(connection: socket.socket) -> dict[str, Any]:
     except TimeoutError:
         return {"error": "its process could not be prepared in time"}
     except (ValueError, OSError):
-        return {"error": "its process could not say what it is"}
+        return {"error": "its process could not be identified"}
     if message is None:
         return {}
     if isinstance(message.get("error"), str):
@@ -66,7 +66,7 @@ def receive_from_child(connection: socket.socket) -> dict[str, Any]:
     match message.get("user"):
         case [int(uid), int(gid), [*groups]] if all(isinstance(group, int) for group in groups):
             return {"user": [uid, gid, groups]}
-    return {"error": "its process could not say what it is"}
+    return {"error": "its process could not be identified"}
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

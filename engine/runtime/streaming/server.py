@@ -193,7 +193,7 @@ class StreamingServer:
 
             async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
                 if sandbox.state != READY:
-                    raise Refused("is not ready any more", subject=f"sandbox {sandbox.id}")
+                    raise Refused("is no longer ready", subject=f"sandbox {sandbox.id}")
                 return await self._streams.connect(sandbox, port)
 
             forwarder: port_forward.SpdyForwarder | port_forward.WebSocketForwarder
@@ -215,7 +215,7 @@ class StreamingServer:
 
     async def _open(self, ticket: CommandTicket) -> remote_command.Process:
         if ticket.container.state != RUNNING:
-            raise Refused("is not running any more", subject=f"container {ticket.container.id}")
+            raise Refused("is no longer running", subject=f"container {ticket.container.id}")
         if ticket.command:
             return await self._streams.open_command(ticket)
         return await self._streams.open_attachment(ticket)
@@ -243,7 +243,7 @@ async def _read_request(http: h11.Connection, reader: asyncio.StreamReader) -> h
         if event is h11.NEED_DATA:
             data = await reader.read(MAX_HEAD)
             if not data and request is None:
-                raise ConnectionResetError("the client left before it had asked")
+                raise ConnectionResetError("the client left before it sent its request")
             http.receive_data(data)
         elif isinstance(event, h11.Request):
             request = event

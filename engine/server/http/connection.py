@@ -226,7 +226,7 @@ class Connection:
         try:
             await asyncio.wait({sending, going}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
-                raise ConnectionResetError("the peer has gone")
+                raise ConnectionResetError("the peer has disconnected")
             sending.result()
         finally:
             for task in (sending, going):
@@ -248,7 +248,7 @@ class Connection:
         if not data:
             return
         if self._writer.is_closing():
-            raise ConnectionResetError("the peer has gone")
+            raise ConnectionResetError("the peer has disconnected")
         self._writer.write(data)
         self._place.fall_silent()
         if not await while_it_takes(self._writer, self._writer.drain, deadline or WRITE_DEADLINE):

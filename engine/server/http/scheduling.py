@@ -20,5 +20,5 @@ async def in_turn(
     """What `answer` says, or `refusal` of one too many."""
     place.work()
     if crowd.at_work > MAX_AT_WORK and not request.asks_health:
-        return refusal(503, f"{MAX_AT_WORK} requests are being answered; try again")
+        return refusal(503, f"{MAX_AT_WORK} requests are being processed; try again")
     return await answer(request)

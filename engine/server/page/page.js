@@ -215,7 +215,7 @@ const draw = {
         bar(used, each.capacity && each.limit !== null ? 1 - each.limit / each.capacity : undefined));
     });
     const used = ({ usage, request }) => {
-      if (usage === null) return "nothing is known of its usage";
+      if (usage === null) return "its usage is unknown";
       if (request === null) return usage === 1 ? "1 task" : `${counted(usage)} tasks`;
       return usage > request ? `uses ${bytes(usage)}, ${bytes(usage - request)} more than it requests` : `uses ${bytes(usage)} of ${bytes(request)} that it requests`;
     };

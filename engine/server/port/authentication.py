@@ -58,7 +58,7 @@ class Authentication:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if config.webhook.enabled and api is None:
-            text = "no API server is known that could review tokens"
+            text = "no API server is configured to review tokens"
             raise InvalidInput(text, subject="authentication.webhook.enabled")
         self._api = api if config.webhook.enabled else None
         self._anonymous = config.anonymous.enabled

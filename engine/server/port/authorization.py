@@ -48,7 +48,7 @@ class Authorization:
             text = f"expected {WEBHOOK} or {ALWAYS_ALLOW}, got {config.mode!r}"
             raise InvalidInput(text, subject="authorization.mode")
         if config.mode == WEBHOOK and api is None:
-            text = "no API server is known that could review access"
+            text = "no API server is configured to review access"
             raise InvalidInput(text, subject="authorization.mode")
         self._api = api if config.mode == WEBHOOK else None
         self._node_name = node_name

@@ -142,7 +142,7 @@ class SecurePort:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            log.error("no connection can be taken: %s", error)
+            log.error("cannot accept connections: %s", error)
             loop.remove_reader(self._socket)
             self._accepting = loop.call_later(PAUSE_SECONDS, self._listen, tls, answer)
             return
@@ -189,7 +189,7 @@ class SecurePort:
             tls.context()
             self._end_who_is_unvouched(tls)
             if shown is not None and not shown.holds(self._clock(), tls.authorities):
-                raise ConnectionAbortedError("its certificate holds no more")
+                raise ConnectionAbortedError("its certificate is no longer valid")
             given = await in_turn(self._crowd, place, request, partial(answer, session), plain)
             return await self._counted(given, task, place)
 
@@ -282,7 +282,7 @@ async def _shake_hands(
             ssl_shutdown_timeout=CLOSE_SECONDS,
         )
     except (KubengineError, OSError) as error:
-        log.debug("no handshake: %s", error)
+        log.debug("TLS handshake failed: %s", error)
         clear_frames(error.__traceback__)
         peer.close()
         return None

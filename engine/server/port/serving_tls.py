@@ -120,7 +120,7 @@ class ServingTLS:
         """Log a problem once while it lasts, however many clients connect."""
         if str(failure) != self._trouble:
             self._trouble = str(failure)
-            use = "there is none" if self._context is None else "the one before is used on"
+            use = "no certificate is in use" if self._context is None else "the previous one stays in use"
             log.warning("%s; %s", failure, use)
 
     def _read(self, pair: PemFiles) -> ssl.SSLContext:
@@ -169,7 +169,7 @@ def _openssl_curve(numbers: Sequence[int]) -> str:
         listed = ", ".join(map(str, numbers))
         raise InvalidInput(f"{ssl.OPENSSL_VERSION} has none of the curves {listed}", subject=subject)
     if len(numbers) > 1:
-        log.info("tlsCurvePreferences: %s is the one curve that is offered", usable[0])
+        log.info("tlsCurvePreferences: only the curve %s is offered", usable[0])
     return usable[0]
 
 

@@ -36,7 +36,7 @@ async def handed_to(url: str, request: Request, *, idle: float) -> Answer:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise Refused("expected an http URL of the runtime's", subject=url)
+        raise Refused("expected an http URL from the runtime", subject=url)
     context = ssl.create_default_context() if parts.scheme == "https" else None
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
@@ -52,7 +52,7 @@ async def handed_to(url: str, request: Request, *, idle: float) -> Answer:
             return await session.ask(request, parts.netloc, target)
     except (OSError, TimeoutError, h11.ProtocolError) as error:
         session.close()
-        raise Unavailable(f"no answer of the runtime: {error}", subject=parts.netloc) from error
+        raise Unavailable(f"no response from the runtime: {error}", subject=parts.netloc) from error
     except BaseException:
         session.close()
         raise
@@ -80,7 +80,7 @@ class _Session:
         while isinstance(answer, h11.InformationalResponse):
             answer = await self._next()
         if not isinstance(answer, h11.Response):
-            raise h11.RemoteProtocolError("expected the head of an answer")
+            raise h11.RemoteProtocolError("expected the head of an HTTP response")
         body = bytearray()
         while len(body) < MAX_REFUSAL and isinstance(piece := await self._next(), h11.Data):
             body += piece.data

@@ -111,7 +111,7 @@ async def test_what_was_signed_for_another_key_is_not_kept(tmp_path: Path):
     certificate = await self_signed(key, "a", ["a"], 1)
     with pytest.raises(Refused, match="another key"):
         await keep_signed(store, certificate, other, time.time())
-    with pytest.raises(Refused, match="ended already"):
+    with pytest.raises(Refused, match="already expired"):
         await keep_signed(store, certificate, key, time.time() + 2 * DAY)
     assert store.current() is None
 
@@ -145,7 +145,7 @@ async def test_a_denied_request_is_an_error_and_so_is_one_that_nobody_signs(
     server.deny_request(request["metadata"]["name"])
     with pytest.raises(Refused, match="is denied, reason: Test"):
         await asking
-    with pytest.raises(Unavailable, match=r"nobody has signed it within 0\.2 s"):
+    with pytest.raises(Unavailable, match=r"it was not signed within 0\.2 s"):
         await request_certificate(client, client_certificate("n1"), key, seconds=0.2)
 
 
@@ -172,7 +172,7 @@ async def test_a_request_of_the_same_name_is_taken_up(server: ApiServer, client:
     name = await request_name(wanted, key)
     assert name == await request_name(wanted, key) != await request_name(wanted, await new_key())
     for _ in range(2):
-        with pytest.raises(Unavailable, match="nobody"):
+        with pytest.raises(Unavailable, match="not signed"):
             await request_certificate(client, wanted, key, seconds=0.2, name=name)
     assert [each["metadata"]["name"] for each in server.list(REQUESTS)] == [name]
     signed = server.sign_request(name)
@@ -436,7 +436,9 @@ async def test_without_a_kubeconfig_a_missing_bootstrap_kubeconfig_ends_the_star
     with pytest.raises(InvalidInput) as raised:
         _identity(tmp_path, kubeconfig, bootstrap)
     missing = "No such file or directory"
-    assert str(raised.value) == f"{bootstrap}: {missing}; it is needed because of {kubeconfig}: {missing}"
+    assert (
+        str(raised.value) == f"{bootstrap}: {missing}; it is needed because of this: {kubeconfig}: {missing}"
+    )
 
 
 async def test_a_bootstrap_kubeconfig_may_come_after_the_certificate_has_ended(

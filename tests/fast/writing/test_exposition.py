@@ -92,9 +92,9 @@ def test_what_is_not_there_is_not_picked(form, picked):
         (blank(1), 0, "labels, 2 values"),
         (blank(2), 19, "labels, 2 values"),
         (blank(2), -1, "labels, 2 values"),
-        (Texts(b"abc", np.array([2, 4])), 0, "one after another"),
-        (Texts(b"abc", np.array([2, 1])), 0, "one after another"),
-        (Texts(b"abc", np.array([-1, 1])), 0, "one after another"),
+        (Texts(b"abc", np.array([2, 4])), 0, "must not decrease"),
+        (Texts(b"abc", np.array([2, 1])), 0, "must not decrease"),
+        (Texts(b"abc", np.array([-1, 1])), 0, "must not decrease"),
     ],
 )
 def test_what_does_not_fit_is_refused(form, labels, point, complaint):

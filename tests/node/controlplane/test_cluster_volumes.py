@@ -170,7 +170,7 @@ async def test_a_pod_certificate_is_refused_with_the_reason(joined: Joined, clus
     await run_with(cluster, {"projected": {"sources": sources}})
     await eventually(lambda: len(messages(joined, "FailedMount")) == 1)
     assert messages(joined, "FailedMount") == [
-        'MountVolume.SetUp failed for volume "v" : projected podCertificate: this node requests none '
+        'MountVolume.SetUp failed for volume "v" : projected podCertificate: this node does not request any '
         "(PodCertificateRequest is off by default in v1.36)"
     ]
 

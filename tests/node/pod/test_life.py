@@ -103,7 +103,7 @@ def test_the_node_and_the_sources_may_each_give_a_grace_and_the_shorter_one_hold
 def test_only_a_pod_that_is_told_to_leave_has_a_grace_from_its_sources():
     life = PodLife(LifeState.WORKING)
     life.grace = 5
-    with pytest.raises(Bug, match="told to leave"):
+    with pytest.raises(Bug, match="asked to terminate"):
         life.validate()
 
 

@@ -142,7 +142,7 @@ async def test_an_answer_that_is_none_names_the_call(
     )
     runtime = RuntimeClient(str(hollow.socket))
     try:
-        with pytest.raises(Undecodable, match=r"CRI Version on .*: its answer cannot be decoded"):
+        with pytest.raises(Undecodable, match=r"CRI Version on .*: its response cannot be decoded"):
             await runtime.version()
     finally:
         await runtime.close()

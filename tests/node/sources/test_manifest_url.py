@@ -116,7 +116,10 @@ async def test_a_pod_of_before_stays_until_the_url_was_read(served: Rig, manifes
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
-        (json.dumps({"kind": "List", "items": [pod("a"), pod("a")]}).encode(), "several pods of one name"),
+        (
+            json.dumps({"kind": "List", "items": [pod("a"), pod("a")]}).encode(),
+            "several pods have the same name",
+        ),
         (b"", "zero-length data received"),
         (b"{", "not valid"),
         (b'{"kind": "ConfigMap", "apiVersion": "v1"}', "expected a v1 Pod"),

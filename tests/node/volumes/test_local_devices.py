@@ -172,7 +172,7 @@ async def test_a_kind_that_is_no_kind_starts_no_program(
     await ask(cluster)
     if kind:
         await eventually(lambda: len(messages(joined)) == 1)
-        assert messages(joined)[0].endswith(f"{kind!r} is no kind of file system")
+        assert messages(joined)[0].endswith(f"{kind!r} is not a known file system type")
     else:
         await cluster.ready("p")
 

@@ -256,7 +256,7 @@ def test_who_may_not_mount_is_refused_with_the_reason(
 
     if os.geteuid() == 0:
         monkeypatch.setattr(sub_path, "bind", forbidden)
-    with pytest.raises(Refused, match="needs the right to mount"):
+    with pytest.raises(Refused, match="needs the permission to mount"):
         mounted(pod, volume, "a/b")
     assert not (pod / "volume-subpaths" / "v" / "c" / "0").exists()
 

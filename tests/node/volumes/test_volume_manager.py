@@ -269,7 +269,7 @@ async def test_volumes_are_not_taken_away_while_they_are_made(
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     monkeypatch.setattr("engine.node.volumes.volume_manager.PATIENCE_SECONDS", 0.01)
-    with pytest.raises(Refused, match="still being made"):
+    with pytest.raises(Refused, match="still being set up"):
         await keeper.tear_down("u1")
     monkeypatch.setattr("engine.node.volumes.volume_manager.PATIENCE_SECONDS", 60.0)
     leaving = asyncio.create_task(keeper.tear_down("u1"))
