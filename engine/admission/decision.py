@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine._fast.preemption._preemption_py import PODS
+from engine._fast.preemption.preemption import PODS
 from engine.api.errors import Refused
 from engine.tables import CRITICAL, HAS_PRIORITY, PROTECTED, QOS_NAMES, PodTable
 

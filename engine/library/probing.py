@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from engine._fast.probing._state_py import (
+from engine._fast.probing.state import (
     OUTCOME_ERROR,
     OUTCOME_FAILURE,
     OUTCOME_SUCCESS,

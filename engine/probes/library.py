@@ -14,16 +14,16 @@ from functools import cache
 from traceback import clear_frames
 from typing import NamedTuple
 
-from engine._fast.probing import _grpc_py as grpc
-from engine._fast.probing import _response_py as http
-from engine._fast.probing._grpc_c import GrpcAnswer
-from engine._fast.probing._state_py import (
+from engine._fast.probing import grpc
+from engine._fast.probing import response as http
+from engine._fast.probing.grpc import GrpcAnswer
+from engine._fast.probing.response import HttpResponse, resolve
+from engine._fast.probing.state import (
     OUTCOME_ERROR,
     OUTCOME_FAILURE,
     OUTCOME_SUCCESS,
     OUTCOME_WARNING,
 )
-from engine._fast.probing.response import HttpResponse, resolve
 from engine.probes.messages import Reason, text
 from engine.probes.networks import NETWORK_OF_THE_NODE, connect
 from engine.probes.request import authority, grpc_request, h2c_request, http_request, with_authority

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine._fast.probing import _state_py as rule
-from engine._fast.probing._loop_c import ProbeLoop
-from engine._fast.probing._state_py import (
+from engine._fast.probing import state as rule
+from engine._fast.probing.loop import ProbeLoop
+from engine._fast.probing.state import (
     RUNNING,
     TERMINATED,
     WAITING,
@@ -38,7 +38,7 @@ from engine.probes.spec import GETS, TYPES, ProbeSpec, check_section, probe_spec
 from engine.probes.workers import RESULTS, ContainerProbes, PodProbes, Worker, described
 
 if TYPE_CHECKING:
-    from engine._fast.probing._loop_c import News
+    from engine._fast.probing.loop import News
 
 KINDS = {"tcp": 0, "http": 1, "grpc": 2, "exec": 3, "h2c": 5}
 LIBRARY = 4

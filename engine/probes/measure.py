@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine._fast.probing._loop_c import BOUNDS, LATENESS, ProbeLoop
-from engine._fast.probing._state_py import RUNNING, ProbeObservation
+from engine._fast.probing.loop import BOUNDS, LATENESS, ProbeLoop
+from engine._fast.probing.state import RUNNING, ProbeObservation
 from engine.api.errors import InvalidInput
 from engine.probes.networks import NETWORK_OF_THE_NODE
 from engine.probes.request import grpc_request, http_request

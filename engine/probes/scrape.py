@@ -7,7 +7,7 @@ from collections.abc import Callable, ItemsView, Iterator
 from functools import partial
 from typing import Any, Literal
 
-from engine._fast.probing._loop_c import BOUNDS, LATENESS, ProbeLoop
+from engine._fast.probing.loop import BOUNDS, LATENESS, ProbeLoop
 from engine.api.pod import Pod
 from engine.metrics import Histogram, Labels, Registry, Sample
 from engine.probes.beyond import features

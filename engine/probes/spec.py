@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine._fast.probing._state_py import LIVENESS, READINESS, STARTUP
+from engine._fast.probing.state import LIVENESS, READINESS, STARTUP
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Container, IntOrString, Pod, Probe

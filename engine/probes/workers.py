@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine._fast.probing import _state_py as rule
-from engine._fast.probing._state_py import RUNNING, WAITING
+from engine._fast.probing import state as rule
+from engine._fast.probing.state import RUNNING, WAITING
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.probes.cheaper import cheaper
@@ -13,7 +13,7 @@ from engine.probes.networks import NETWORK_OF_THE_NODE
 from engine.probes.spec import GETS, LOOPBACK, ProbeSpec
 
 if TYPE_CHECKING:
-    from engine._fast.probing._loop_c import ProbeInfo
+    from engine._fast.probing.loop import ProbeInfo
 
 RESULTS = ("", "success", "failure", "unknown")
 OUTCOMES = ("success", "failure", "warning", "unknown", "error")

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
-from engine._fast.http2._client_c import (
+from engine._fast.http2.client import (
     BROKEN,
     DATA,
     END,

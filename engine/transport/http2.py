@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, cast
 
-from engine._fast.http2._client_c import (
+from engine._fast.http2.client import (
     BROKEN,
     DATA,
     END,

@@ -241,9 +241,12 @@ def test_each_file_of_host_has_one_purpose_and_a_user() -> None:
     assert used == set(HOST_FILES)
 
 
-SHARED_NAMES = {"AdmittedPods", "CheckpointError", "Node", "StaticPolicy"}
-"""Public class names that exist twice: a name that `engine` exports beside the class that it wraps, and the
-parts of the CPU and memory managers, which mirror each other.
+SHARED_NAMES = {
+    "AdmittedPods", "Allocation", "CheckpointError", "ClaimConsumer", "ClaimSpec", "DeviceAttribute",
+    "Inventory", "Node", "ResourceClaim", "ResourceSlice", "StaticPolicy",
+}  # fmt: skip
+"""Public class names that exist twice: a name that `engine` exports and the class that it wraps, parts of the
+CPU and memory managers, which mirror each other, and what the planner reads of claims in a whole cluster.
 """
 
 
@@ -312,6 +315,20 @@ def test_each_kernel_has_its_twin_selector_and_types() -> None:
         used = any(f"{dotted}.{name} import" in path.read_text() for path in modules())
         for other in (f"_{name}_py.py", f"_{name}_c.pyi", *([f"{name}.py"] if used else [])):
             assert (kernel.parent / other).exists(), f"{kernel.name} has no {other}"
+
+
+def test_only_its_own_folder_imports_a_kernel_or_a_twin() -> None:
+    """Everybody else imports the module in front of them, which chooses between the two."""
+    wrong = []
+    for path in modules():
+        own = ".".join(path.parent.relative_to(ROOT).parts)
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module != own:
+                for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                    folder, _, module = name.rpartition(".")
+                    if re.fullmatch(r"_\w+_(py|c)", module) and folder != own:
+                        wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
 
 
 def test_kernels_do_no_io() -> None:

@@ -1,4 +1,4 @@
-"""The native loop's timer wheel, with numbered timers; `_wheel_py` states its guarantees."""
+"""The native loop's timer wheel, with numbered timers; its test has the twin."""
 
 from libc.stdint cimport UINT64_MAX, uint64_t
 from libc.stdlib cimport calloc, free

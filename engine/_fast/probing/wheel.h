@@ -1,6 +1,6 @@
 /* A hierarchical timer wheel of one-millisecond ticks: arm and cancel in constant time, whatever the
  * number of timers.  The first level has a slot per tick for the next 1024, three more levels of 64 slots
- * reach 74 hours; later timers wait in the last slot and are filed again.  _wheel_py.py states
+ * reach 74 hours; later timers wait in the last slot and are filed again.  wheel_twin.py states
  * the rule. */
 #ifndef KUBENGINE_PROBING_WHEEL_H
 #define KUBENGINE_PROBING_WHEEL_H

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine._fast.probing import _wheel_c as compiled
-from engine._fast.probing import _wheel_py as twin
+from tests.fast.probing import wheel_twin as twin
 
 spans = (
     st.integers(0, 5)
