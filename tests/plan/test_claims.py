@@ -19,8 +19,8 @@ from engine.api.documents import as_written
 from engine.api.errors import InvalidInput
 from engine.plan import load_snapshot, write_snapshot
 from engine.plan.claims.allocation import Demands, allocate
-from engine.plan.claims.objects import DeviceClass, OfferedDevice, ResourceClaim, ResourceSlice, as_v1
-from engine.plan.claims.pools import Inventory
+from engine.plan.claims.objects import DeviceClass, OfferedDevice, OfferedSlice, PlannedClaim, as_v1
+from engine.plan.claims.pools import DeviceInventory
 from engine.plan.claims.selectors import SelectorError, Selectors, expand_bind
 from engine.plan.questions.claims import ClaimsParameters, claims
 from engine.plan.questions.device_taint import DeviceTaintParameters, device_taint
@@ -44,13 +44,13 @@ def recorded() -> Iterator[Item]:
 
 
 def allocated(situation: Item) -> list[list[str]] | None:
-    inventory = Inventory(
-        [as_written(each, ResourceSlice, "slice") for each in situation["slices"]],
-        [as_written(each, ResourceClaim, "used") for each in situation["used"]],
+    inventory = DeviceInventory(
+        [as_written(each, OfferedSlice, "slice") for each in situation["slices"]],
+        [as_written(each, PlannedClaim, "used") for each in situation["used"]],
     )
     classes = [as_written(each, DeviceClass, "class") for each in situation["classes"]]
     demands = Demands({each.metadata.name: each for each in classes})
-    claim = as_written(situation["claim"], ResourceClaim, "claim")
+    claim = as_written(situation["claim"], PlannedClaim, "claim")
     try:
         picks = allocate(claim.spec, inventory.of_node("n1", {"z": "a"}), demands)
     except SelectorError:

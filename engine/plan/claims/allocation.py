@@ -16,12 +16,12 @@ from engine.api.node import Taint
 from engine.api.quantity import Quantity
 from engine.plan.claims.capacity import ZERO, consumed_amounts, has_capacity
 from engine.plan.claims.objects import (
-    ClaimSpec,
     DeviceClass,
     DeviceConstraint,
     DeviceDemand,
     DeviceRequest,
     OfferedDevice,
+    PlannedClaimSpec,
 )
 from engine.plan.claims.pools import DeviceKey, NodeDevices, PoolDevice, consumed_counters
 from engine.plan.claims.selectors import Selectors
@@ -53,7 +53,7 @@ class Demands:
     classes: Mapping[str, DeviceClass]
     selectors: Selectors = field(default_factory=Selectors)
 
-    def check(self, spec: ClaimSpec) -> None:
+    def check(self, spec: PlannedClaimSpec) -> None:
         """Raise `InvalidInput` for a request without a demand, or of a class that there is not."""
         for request in spec.devices.requests or ():
             if not request.demands:
@@ -79,7 +79,7 @@ class Demands:
         )
 
 
-def allocate(spec: ClaimSpec, node: NodeDevices, demands: Demands) -> list[Pick] | None:
+def allocate(spec: PlannedClaimSpec, node: NodeDevices, demands: Demands) -> list[Pick] | None:
     """Return the devices that the scheduler would allocate, or None if the claim does not fit.
 
     Changes nothing. Raise `SelectorError` for a selector that fails, and `TooLong`.
@@ -139,7 +139,7 @@ class _Contradiction(Exception):
 class _Search:
     """One search. `_picks` is the present set; every step back restores what the step changed."""
 
-    def __init__(self, spec: ClaimSpec, node: NodeDevices, demands: Demands) -> None:
+    def __init__(self, spec: PlannedClaimSpec, node: NodeDevices, demands: Demands) -> None:
         self._requests = spec.devices.requests or []
         self._constraints = spec.devices.constraints or []
         self._node, self._demands = node, demands

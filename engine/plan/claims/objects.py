@@ -1,6 +1,7 @@
 """resource.k8s.io objects with the fields that decide an allocation, in the shape of version v1.
 
 Source: Kubernetes v1.36, `staging/src/k8s.io/api/resource/v1`. `as_v1` converts documents of v1beta1.
+The agent, which does not allocate, reads fewer fields (`engine.api.objects.dynamic_resources`).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class CounterConsumption(Struct):
     counters: dict[str, Counter] | None = None
 
 
-class DeviceAttribute(Struct):
+class OfferedAttribute(Struct):
     """One value, of one of the kinds."""
 
     number: int | None = msgspec.field(default=None, name="int")
@@ -84,7 +85,7 @@ class OfferedDevice(Struct):
     """A device of a slice. Names of attributes and capacities without a domain belong to the driver's own."""
 
     name: str
-    attributes: dict[str, DeviceAttribute] | None = None
+    attributes: dict[str, OfferedAttribute] | None = None
     capacity: dict[str, DeviceCapacity] | None = None
     consumes_counters: list[CounterConsumption] | None = None
     node_name: str | None = None
@@ -111,7 +112,7 @@ class SliceSpec(Struct):
     shared_counters: list[CounterSet] | None = None
 
 
-class ResourceSlice(Struct):
+class OfferedSlice(Struct):
     spec: SliceSpec
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
@@ -175,7 +176,7 @@ class DeviceClaim(Struct):
     constraints: list[DeviceConstraint] | None = None
 
 
-class ClaimSpec(Struct):
+class PlannedClaimSpec(Struct):
     devices: DeviceClaim = msgspec.field(default_factory=DeviceClaim)
 
 
@@ -194,24 +195,24 @@ class AllocatedDevices(Struct):
     results: list[AllocatedDevice] | None = None
 
 
-class Allocation(Struct):
+class PlannedAllocation(Struct):
     devices: AllocatedDevices = msgspec.field(default_factory=AllocatedDevices)
 
 
-class ClaimConsumer(Struct):
+class PlannedConsumer(Struct):
     resource: str = ""
     name: str = ""
     uid: str = ""
 
 
 class ClaimStatus(Struct):
-    allocation: Allocation | None = None
-    reserved_for: list[ClaimConsumer] | None = None
+    allocation: PlannedAllocation | None = None
+    reserved_for: list[PlannedConsumer] | None = None
 
 
-class ResourceClaim(Struct):
+class PlannedClaim(Struct):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
-    spec: ClaimSpec = msgspec.field(default_factory=ClaimSpec)
+    spec: PlannedClaimSpec = msgspec.field(default_factory=PlannedClaimSpec)
     status: ClaimStatus = msgspec.field(default_factory=ClaimStatus)
 
     @property
@@ -221,7 +222,7 @@ class ResourceClaim(Struct):
 
 
 class TemplateSpec(Struct):
-    spec: ClaimSpec
+    spec: PlannedClaimSpec
 
 
 class ResourceClaimTemplate(Struct):
@@ -247,9 +248,9 @@ class DeviceTaintRule(Struct):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
 
-KINDS: dict[str, type[ResourceSlice | ResourceClaim | DeviceClass | DeviceTaintRule]] = {
-    "ResourceSlice": ResourceSlice,
-    "ResourceClaim": ResourceClaim,
+KINDS: dict[str, type[OfferedSlice | PlannedClaim | DeviceClass | DeviceTaintRule]] = {
+    "ResourceSlice": OfferedSlice,
+    "ResourceClaim": PlannedClaim,
     "DeviceClass": DeviceClass,
     "DeviceTaintRule": DeviceTaintRule,
 }

@@ -15,8 +15,8 @@ from engine.plan.claims.objects import (
     DeviceTaint,
     DeviceTaintRule,
     OfferedDevice,
-    ResourceClaim,
-    ResourceSlice,
+    OfferedSlice,
+    PlannedClaim,
     SliceSpec,
 )
 
@@ -68,14 +68,14 @@ class NodeDevices:
 @dataclass
 class _Pool:
     generation: int
-    slices: list[ResourceSlice]
+    slices: list[OfferedSlice]
 
     @property
     def is_complete(self) -> bool:
         return len(self.slices) == self.slices[0].spec.pool.resource_slice_count
 
 
-class Inventory:
+class DeviceInventory:
     """Hold the newest generation of each pool and the use of its devices.
 
     Facts of the scheduler v1.36: a pool of which slices are missing, or that names a device twice, is not
@@ -84,8 +84,8 @@ class Inventory:
 
     def __init__(
         self,
-        slices: Iterable[ResourceSlice],
-        claims: Iterable[ResourceClaim],
+        slices: Iterable[OfferedSlice],
+        claims: Iterable[PlannedClaim],
         rules: Iterable[DeviceTaintRule] = (),
     ) -> None:
         self._rules = list(rules)
@@ -137,7 +137,7 @@ class Inventory:
         concerned = [each for each in pool.slices if _concerns(each.spec, name, labels)]
         return bool(concerned) and (not pool.is_complete or _repeats(concerned))
 
-    def _add(self, each: ResourceSlice) -> None:
+    def _add(self, each: OfferedSlice) -> None:
         spec = each.spec
         for counter_set in spec.shared_counters or ():
             for name, counter in (counter_set.counters or {}).items():
@@ -208,7 +208,7 @@ def _reaches(place: SliceSpec | OfferedDevice, name: str, labels: Mapping[str, s
     return place.node_selector is not None and selects(place.node_selector, labels, name)
 
 
-def _newest(slices: Iterable[ResourceSlice]) -> dict[PoolKey, _Pool]:
+def _newest(slices: Iterable[OfferedSlice]) -> dict[PoolKey, _Pool]:
     pools: dict[PoolKey, _Pool] = {}
     for each in slices:
         name, generation = (each.spec.driver, each.spec.pool.name), each.spec.pool.generation
@@ -222,6 +222,6 @@ def _newest(slices: Iterable[ResourceSlice]) -> dict[PoolKey, _Pool]:
     return pools
 
 
-def _repeats(slices: Iterable[ResourceSlice]) -> bool:
+def _repeats(slices: Iterable[OfferedSlice]) -> bool:
     names = Counter(device.name for each in slices for device in each.spec.devices or ())
     return any(count > 1 for count in names.values())

@@ -16,12 +16,12 @@ from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.claims.allocation import Demands, Pick, TooLong, allocate, is_tainted, take
 from engine.plan.claims.objects import (
-    ClaimSpec,
     DeviceClaim,
     DeviceConstraint,
     DeviceDemand,
     DeviceRequest,
-    ResourceClaim,
+    PlannedClaim,
+    PlannedClaimSpec,
 )
 from engine.plan.claims.pools import NodeDevices, PoolDevice
 from engine.plan.claims.selectors import SelectorError
@@ -68,7 +68,7 @@ def claims(snapshot: Snapshot, parameters: ClaimsParameters) -> Answer:
     return rows.answer(sort=True)
 
 
-def _asked(parameters: ClaimsParameters) -> list[ResourceClaim]:
+def _asked(parameters: ClaimsParameters) -> list[PlannedClaim]:
     if bool(parameters.file) == bool(parameters.device_class):
         raise InvalidInput("name a manifest with claims, or a device class", subject="file")
     if parameters.file:
@@ -78,12 +78,12 @@ def _asked(parameters: ClaimsParameters) -> list[ResourceClaim]:
     for count in parameters.counts:
         demand = DeviceDemand(device_class_name=parameters.device_class, count=count)
         request = DeviceRequest(name="devices", exactly=demand)
-        spec = ClaimSpec(
+        spec = PlannedClaimSpec(
             devices=DeviceClaim(
                 requests=[request], constraints=constraints if parameters.match_attribute else None
             )
         )
-        claim = ResourceClaim(spec=spec)
+        claim = PlannedClaim(spec=spec)
         claim.metadata.name = f"{count} {parameters.device_class}"
         found.append(claim)
     return found
@@ -99,7 +99,7 @@ class _Node:
     demands: Demands
     named: set[str] = field(default_factory=set)
 
-    def ask(self, claims: list[ResourceClaim]) -> None:
+    def ask(self, claims: list[PlannedClaim]) -> None:
         for claim in claims:
             name = claim.metadata.name
             try:
@@ -109,7 +109,7 @@ class _Node:
             except (SelectorError, TooLong) as error:
                 self.rows.add(self.node, "unknown", name, str(error), 0, "devices")
 
-    def _matching(self, spec: ClaimSpec) -> list[PoolDevice]:
+    def _matching(self, spec: PlannedClaimSpec) -> list[PoolDevice]:
         wanted = [demand for request in spec.devices.requests or () for demand in request.demands]
         return [
             device
@@ -117,7 +117,7 @@ class _Node:
             if any(self.demands.matches(demand, device) for demand in wanted)
         ]
 
-    def _free(self, spec: ClaimSpec, matching: list[PoolDevice]) -> int:
+    def _free(self, spec: PlannedClaimSpec, matching: list[PoolDevice]) -> int:
         """Return how many of the matching devices are free, and add a row for classes not named yet."""
         free = sum(1 for device in matching if _is_free(device, self.devices))
         tainted = sum(1 for device in matching if is_tainted(device, DeviceDemand()))
@@ -129,7 +129,7 @@ class _Node:
             self.rows.add(self.node, "free", label, state, free, "devices")
         return free
 
-    def _allocate(self, name: str, spec: ClaimSpec, free: int) -> None:
+    def _allocate(self, name: str, spec: PlannedClaimSpec, free: int) -> None:
         times, first, left = 0, list[Pick](), self.devices
         while times < MOST_TIMES and (picks := allocate(spec, left, self.demands)):
             first = first or picks
@@ -154,7 +154,7 @@ def _is_free(device: PoolDevice, devices: NodeDevices) -> bool:
     return untainted and device.key not in devices.used and device.key[:2] not in devices.unusable
 
 
-def _least(spec: ClaimSpec) -> int:
+def _least(spec: PlannedClaimSpec) -> int:
     """Return how many devices a claim needs at least; a request for all devices needs one."""
     return sum(
         min(1 if demand.allocation_mode == "All" else demand.count for demand in request.demands)
@@ -162,17 +162,17 @@ def _least(spec: ClaimSpec) -> int:
     )
 
 
-def _obstacle(spec: ClaimSpec, devices: NodeDevices, demands: Demands) -> str:
+def _obstacle(spec: PlannedClaimSpec, devices: NodeDevices, demands: Demands) -> str:
     """Return the rule without which the claim would fit on the free devices, or ""."""
     constraints = spec.devices.constraints or []
     for dropped in constraints:
         others = [each for each in constraints if each is not dropped]
-        relaxed = ClaimSpec(devices=msgspec.structs.replace(spec.devices, constraints=others))
+        relaxed = PlannedClaimSpec(devices=msgspec.structs.replace(spec.devices, constraints=others))
         if allocate(relaxed, devices, demands) is not None:
             shared = dropped.match_attribute
             how = f"share {shared}" if shared else f"differ in {dropped.distinct_attribute}"
             return f"no free devices that {how}"
-    bare = ClaimSpec(devices=msgspec.structs.replace(spec.devices, constraints=None))
+    bare = PlannedClaimSpec(devices=msgspec.structs.replace(spec.devices, constraints=None))
     if constraints and allocate(bare, devices, demands) is not None:
         return "no free devices that meet all constraints together"
     uncounted = [

@@ -19,7 +19,7 @@ from engine.plan.answers.answer import Answer, Rows
 from engine.plan.claims.objects import (
     DeviceTaint,
     DeviceTaintRule,
-    ResourceClaim,
+    PlannedClaim,
     TaintRuleSpec,
     TaintSelector,
 )
@@ -111,7 +111,7 @@ def _pod_rows(snapshot: Snapshot) -> dict[str, int]:
     return {uid: row for row, uid in enumerate(uids)}
 
 
-def _fate(claim: ResourceClaim, rules: list[DeviceTaintRule]) -> _Fate | None:
+def _fate(claim: PlannedClaim, rules: list[DeviceTaintRule]) -> _Fate | None:
     """Return when a claim's pods are evicted: by the taint that is tolerated least; None if none applies.
 
     A toleration counts here only if it names the effect NoExecute, and one without seconds counts for good.

@@ -16,12 +16,12 @@ from engine.plan.claims.objects import (
     KINDS,
     DeviceClass,
     DeviceTaintRule,
-    ResourceClaim,
+    OfferedSlice,
+    PlannedClaim,
     ResourceClaimTemplate,
-    ResourceSlice,
     as_v1,
 )
-from engine.plan.claims.pools import Inventory
+from engine.plan.claims.pools import DeviceInventory
 from engine.plan.snapshot.columns import Snapshot
 
 ADD_SLICES = (
@@ -36,14 +36,14 @@ T = TypeVar("T")
 class DynamicResources:
     """The slices, claims, classes and taint rules of a cluster."""
 
-    slices: list[ResourceSlice]
-    claims: list[ResourceClaim]
+    slices: list[OfferedSlice]
+    claims: list[PlannedClaim]
     classes: dict[str, DeviceClass]
     rules: list[DeviceTaintRule]
 
-    def inventory(self, *more: DeviceTaintRule) -> Inventory:
+    def inventory(self, *more: DeviceTaintRule) -> DeviceInventory:
         """Return the offered devices and their use, with the taints of the rules and of `more`."""
-        return Inventory(self.slices, self.claims, [*self.rules, *more])
+        return DeviceInventory(self.slices, self.claims, [*self.rules, *more])
 
     @property
     def demands(self) -> Demands:
@@ -72,18 +72,18 @@ def dynamic_resources(snapshot: Snapshot) -> DynamicResources:
     )
 
 
-def claims_of_file(path: str) -> list[ResourceClaim]:
+def claims_of_file(path: str) -> list[PlannedClaim]:
     """Read ResourceClaims and ResourceClaimTemplates from a manifest; other objects are passed over.
 
     Raise `InvalidInput` with the path if there are none.
     """
-    claims: list[ResourceClaim] = []
+    claims: list[PlannedClaim] = []
     for kind, document in _documents(path):
         if kind == "ResourceClaim":
-            claims.append(as_written(document, ResourceClaim, path))
+            claims.append(as_written(document, PlannedClaim, path))
         elif kind == "ResourceClaimTemplate":
             template = as_written(document, ResourceClaimTemplate, path)
-            claims.append(ResourceClaim(metadata=template.metadata, spec=template.spec.spec))
+            claims.append(PlannedClaim(metadata=template.metadata, spec=template.spec.spec))
     if not claims:
         raise InvalidInput("has neither a ResourceClaim nor a ResourceClaimTemplate", subject=path)
     return claims
