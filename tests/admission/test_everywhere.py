@@ -43,7 +43,7 @@ def random_node(rng: np.random.Generator, name: str) -> Node:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_node_says_what_it_says_alone(seed):
+def test_every_node_answers_as_it_does_alone(seed):
     rng = np.random.default_rng(seed)
     nodes = [
         (random_node(rng, f"n{i}"), [random_pod(rng, f"{i}-{j}") for j in range(rng.integers(0, 7))])

@@ -72,7 +72,7 @@ class Situation:
         return self.registry.metrics[name].values
 
 
-async def test_a_critical_pod_makes_room():
+async def test_a_critical_pod_preempts_others():
     situation = Situation([make_pod("big", "1500m"), make_pod("small", "400m"), make_pod("best-effort")])
     verdict = await situation.admission.admit(make_pod("critical", "1", static=True))
     assert [uid for uid, _ in situation.killed] == ["big"] == list(verdict.preemption.victims)

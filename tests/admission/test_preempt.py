@@ -90,7 +90,7 @@ def test_priority_touches_the_lowest_level_it_can_and_few_of_it(drawn, share):
     assert rank(answer.chosen) == min(map(rank, enough))
 
 
-def test_the_deadline_is_kept_and_said():
+def test_the_deadline_is_enforced_and_reported():
     rng = np.random.default_rng(1)
     drawn = [Candidate(row, tuple(rng.integers(900, 1100, 3).tolist()), 0) for row in range(300)]
     needs = [total(drawn, index) // 3 for index in range(3)]

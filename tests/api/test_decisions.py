@@ -14,7 +14,7 @@ def numbers(decisions):
     return [decision.number for decision in decisions]
 
 
-def test_a_decision_says_about_whom_when_and_by_what():
+def test_a_decision_names_its_pod_time_and_inputs():
     decisions = Decisions(lambda: 12.5)
     pod = Pod()
     pod.metadata.name, pod.metadata.namespace, pod.metadata.uid = "web", "shop", "u1"
@@ -53,7 +53,7 @@ def test_many_at_once_are_held_as_if_one_by_one(many):
     assert decisions.after(0) == one_by_one.after(0)
 
 
-async def test_news_come_to_everybody_who_waits():
+async def test_news_reach_every_waiter():
     decisions = Decisions(lambda: 0.0)
     readers = [asyncio.create_task(decisions.news(0)) for _ in range(2)]
     await asyncio.sleep(0)

@@ -33,7 +33,7 @@ POD = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{nam
         pytest.param(b"kind: List\napiVersion: v1\nitems: 3\n", "items: expected a list", id="bad-list"),
     ],
 )
-def test_a_bad_manifest_says_what_and_where(text, says):
+def test_an_error_in_a_manifest_names_the_field_and_the_place(text, says):
     with pytest.raises(InvalidInput) as caught:
         parse_pods(text, "pods/a.yaml")
     assert str(caught.value).startswith("pods/a.yaml: ")
@@ -94,7 +94,7 @@ def test_a_missing_file_and_a_huge_one(tmp_path: Path):
         ("kind: Pod\n", "expected KubeletConfiguration or KubengineConfiguration"),
     ],
 )
-def test_a_bad_configuration_says_what_and_where(tmp_path: Path, text: str, says: str):
+def test_an_error_in_a_configuration_names_the_field_and_the_place(tmp_path: Path, text: str, says: str):
     file = tmp_path / "kubelet.yaml"
     file.write_text(text)
     with pytest.raises(InvalidInput) as caught:
@@ -144,7 +144,7 @@ def test_pod_problems_name_their_field(container, says):
 
 
 @pytest.mark.parametrize("text", [b"0", b"true", b"word", b"2.5", b"[1]", b"- 1", b"[[]]"])
-def test_a_document_that_is_no_object_is_said(text):
+def test_a_document_that_is_not_an_object_is_reported(text):
     with pytest.raises(InvalidInput, match=r"pods\.yaml"):
         parse_documents(text, "pods.yaml")
 

@@ -95,7 +95,7 @@ def test_every_field_of_v1_36_is_known(caplog: pytest.LogCaptureFixture) -> None
     assert not caplog.records
 
 
-def test_unknown_fields_are_said_and_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_fields_are_reported_and_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = "maxPodz: 3\nauthentication: {x509: {caFile: a}}\nmaxPods: 7\n"
     with caplog.at_level(logging.WARNING):
         assert load(tmp_path, text).max_pods == 7

@@ -98,7 +98,7 @@ def test_a_wrong_value_is_one_error_with_file_and_field(fields: dict[str, Any], 
         assert str(caught.value) == f"{file}: invalid configuration: {fault}"
 
 
-def test_all_that_is_wrong_is_said_at_once():
+def test_all_errors_are_reported_at_once():
     with pytest.raises(InvalidInput) as caught:
         load_kubelet_config(None, None, {"oom-score-adj": "-2000", "max-open-files": "-3"})
     assert "oomScoreAdj" in str(caught.value)

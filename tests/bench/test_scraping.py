@@ -71,7 +71,7 @@ def test_what_a_page_costs_is_told_from_the_other_pages_and_from_the_time_betwee
     assert pages.asked == [*PAGES.values()] * 2, "what is made once is not counted"
 
 
-def test_a_page_that_is_refused_is_said_with_its_words(session: Callable[[type[Pages]], Any]) -> None:
+def test_a_refused_page_is_reported_with_its_message(session: Callable[[type[Pages]], Any]) -> None:
     pages = type("P", (Pages,), {"asked": [], "refused": "/stats/summary"})
     with pytest.raises(Unavailable, match="agent: /stats/summary answers 500: b'xxx"):
         scraping.scraping(session(pages))

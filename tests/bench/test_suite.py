@@ -44,7 +44,7 @@ def report(path: Path, *cases: str) -> Path:
     return path
 
 
-def test_a_report_says_what_became_of_each_spec(tmp_path: Path) -> None:
+def test_a_report_has_the_result_of_each_spec(tmp_path: Path) -> None:
     path = report(
         tmp_path / "r.xml",
         passed(PROBE), failed(HOOK), skipped(SERIAL), skipped(VOLUME, "skipped - needs two nodes"),

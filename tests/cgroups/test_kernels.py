@@ -141,7 +141,7 @@ def test_reservation_follows_pods(play):
     assert seen["survived"]
 
 
-def test_groups_taken_away_come_back(play):
+def test_removed_groups_are_restored(play):
     assert play("taken_away") == {
         "removed": True,
         "recreated": True,

@@ -50,7 +50,7 @@ def test_what_hardly_differs_is_left_as_it_is():
     assert RULES.ceiling(Used(5600, 5100, 0), 2500) == 2400
 
 
-def test_held_is_who_uses_what_others_left_until_he_uses_much_less():
+def test_best_effort_counts_as_limited_until_it_uses_much_less():
     assert RULES.holds(1000, Used(0, 0, 950), held=False)
     assert not RULES.holds(1000, Used(0, 0, 850), held=False)
     assert RULES.holds(1000, Used(0, 0, 850), held=True)

@@ -76,7 +76,7 @@ def test_failures_carry_the_agents_words(root: Path) -> None:
             agent.get(path)
 
 
-def test_an_agent_that_says_nothing_is_unavailable(tmp_path: Path) -> None:
+def test_an_agent_without_an_answer_is_unavailable(tmp_path: Path) -> None:
     import socket
 
     path = tmp_path / SOCKET_NAME

@@ -186,7 +186,7 @@ def test_every_flag_of_the_kubelet_is_known():
 
 
 @pytest.mark.parametrize("flag", ["--version", "--version=raw"])
-def test_version_is_told_as_the_kubelet_tells_it(flag: str):
+def test_the_version_is_printed_as_by_the_kubelet(flag: str):
     told = CliRunner().invoke(command, [flag])
     assert told.output.startswith("Kubernetes v1.36.")
     assert told.exit_code == 0

@@ -36,7 +36,7 @@ def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_usage_ends_with_status_2_and_says_why(
+def test_wrong_usage_exits_with_status_2_and_the_reason(
     arguments: list[str], words: str, tmp_path: Path
 ) -> None:
     if "SNAPSHOT" in arguments:

@@ -122,7 +122,7 @@ async def test_no_answer_ends_at_the_deadline(server: ApiServer, connect: Connec
             pass
 
 
-async def test_a_refusal_says_code_and_reason(server: ApiServer, client: ApiClient):
+async def test_a_refusal_has_code_and_reason(server: ApiServer, client: ApiClient):
     for code, reason in ((403, "Forbidden"), (500, "InternalError"), (410, "Expired")):
         server.fail(code)
         with pytest.raises(ApiError) as refusal:
@@ -193,7 +193,7 @@ async def test_a_rotated_certificate_brings_new_connections(
     assert [seen.connection for seen in server.requests] == [1, 1, 2]
 
 
-async def test_an_expired_certificate_is_said(server: ApiServer, connect: Connect):
+async def test_an_expired_certificate_is_reported(server: ApiServer, connect: Connect):
     client = connect(server.kubeconfig("system:node:n1"))
     names = "IP:127.0.0.1"
     good = server._pair

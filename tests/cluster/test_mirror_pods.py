@@ -105,7 +105,7 @@ async def test_nothing_is_done_before_manifests_and_server_are_known(world: Worl
     assert world.mirrors.shown_by(world.one()) is not None
 
 
-async def test_a_mirror_that_somebody_deletes_is_made_anew(world: World):
+async def test_a_deleted_mirror_pod_is_created_again(world: World):
     world.mirrors.want({static().full_name: static()})
     world.mirrors.replaced([])
     await eventually(lambda: world.hashes() == ["h1"])

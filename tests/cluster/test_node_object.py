@@ -33,7 +33,7 @@ EARLIER = {**READY, "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
 OTHERS = {"type": "NetworkUnavailable", "status": "False"}
 
 
-def test_a_patch_says_only_what_differs():
+def test_a_patch_holds_only_the_differences():
     old = {"a": 1, "b": {"x": 1, "y": 2}, "gone": 3, "list": [1], "conditions": [READY, OTHERS]}
     new = {
         "a": 1,
@@ -70,7 +70,7 @@ def test_heartbeats_alone_are_no_news_but_go_with_a_report():
     ]
 
 
-def test_what_others_said_stays():
+def test_a_status_patch_leaves_the_conditions_of_others():
     known = {"conditions": [OTHERS, EARLIER], "volumesAttached": [{"name": "v"}]}
     patch = status_patch(known, {"conditions": [{**READY, "status": "False"}]})["status"]
     assert [condition["type"] for condition in patch["conditions"]] == ["Ready"]
@@ -85,7 +85,7 @@ def test_volumes_in_use_stay_until_they_are_known_and_go_with_the_last():
     assert status_patch({"conditions": []}, {"volumesInUse": []}) == {}
 
 
-def test_a_resource_whose_plugin_went_stays_at_nothing():
+def test_a_resource_whose_plugin_is_gone_stays_at_zero():
     known = {"capacity": {"cpu": "2", "example.com/gpu": "4", "pods": "110"}}
     assert status_patch(known, {"capacity": {"cpu": "2"}}, {"example.com/gpu"})["status"]["capacity"] == {
         "example.com/gpu": "0",

@@ -66,7 +66,7 @@ def manager(server: Server, *, register: bool = False) -> NodeStatusManager:
     )
 
 
-async def test_a_change_that_the_watch_delivers_during_a_patch_is_kept():
+async def test_a_change_from_the_watch_during_a_patch_is_kept():
     server = Server()
     keeper = manager(server)
     capacity = {"cpu": "2", "example.com/dongle": "4"}

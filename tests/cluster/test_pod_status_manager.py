@@ -78,7 +78,7 @@ async def test_what_the_server_knows_is_not_sent_again(world: World):
     assert world.sent() == ["a"]
 
 
-async def test_what_another_wrote_over_is_told_again(world: World):
+async def test_an_overwritten_status_is_sent_again(world: World):
     (uid,) = world.hear("a")
     world.writer.tell(uid, status(), may_run=True)
     await world.writer.settled(uid)

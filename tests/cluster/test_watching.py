@@ -73,7 +73,9 @@ def server_of_both_kinds(server: ApiServer, request: pytest.FixtureRequest) -> A
     return server
 
 
-async def test_the_first_set_and_every_change_are_heard(server_of_both_kinds: ApiServer, follower: Follower):
+async def test_the_initial_list_and_every_change_are_delivered(
+    server_of_both_kinds: ApiServer, follower: Follower
+):
     server = server_of_both_kinds
     server.create(PODS, pod("a"))
     server.create(PODS, pod("elsewhere", "n2"))
@@ -87,7 +89,9 @@ async def test_the_first_set_and_every_change_are_heard(server_of_both_kinds: Ap
     assert follower.sets == 1
 
 
-async def test_what_a_hearer_failed_at_is_heard_again(server_of_both_kinds: ApiServer, client: ApiClient):
+async def test_news_that_a_listener_failed_at_is_delivered_again(
+    server_of_both_kinds: ApiServer, client: ApiClient
+):
     server_of_both_kinds.create(PODS, pod("a"))
     follower = Follower(client)
     kinds = ("replaced", "changed", "deleted")
@@ -121,7 +125,7 @@ async def test_what_a_hearer_failed_at_is_heard_again(server_of_both_kinds: ApiS
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_clean_end_goes_on_from_the_last_version(server: ApiServer, follower: Follower):
+async def test_a_clean_end_continues_from_the_last_version(server: ApiServer, follower: Follower):
     await follower.watch.synced.wait()
     server.create(PODS, pod("a"))
     await follower.until("a")
@@ -132,7 +136,9 @@ async def test_a_clean_end_goes_on_from_the_last_version(server: ApiServer, foll
     assert (follower.sets, follower.pauses) == (1, 0)
 
 
-async def test_a_forgotten_version_brings_the_set_anew(server_of_both_kinds: ApiServer, follower: Follower):
+async def test_a_forgotten_version_lists_all_objects_again(
+    server_of_both_kinds: ApiServer, follower: Follower
+):
     server = server_of_both_kinds
     server.create(PODS, pod("a"))
     await follower.until("a")
@@ -257,7 +263,7 @@ async def test_what_cannot_be_streamed_is_listed(server: ApiServer, client: ApiC
     assert "watch" not in second
 
 
-async def test_a_server_that_was_set_back_is_heard_anew(
+async def test_a_restored_server_is_listed_again(
     server_of_both_kinds: ApiServer, client: ApiClient, follower: Follower
 ):
     server = server_of_both_kinds

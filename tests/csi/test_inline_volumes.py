@@ -146,7 +146,7 @@ async def test_a_pod_waits_for_a_driver_that_comes_later(csi: CsiRig) -> None:
     await csi.cluster.ready("p")
 
 
-async def test_a_missing_driver_is_said(csi: CsiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_driver_is_reported(csi: CsiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.csi.drivers.CsiDrivers.wait_for.__defaults__", (0.01,))
     csi.known()
     await csi.ask()

@@ -46,7 +46,7 @@ async def test_a_csi_node_without_drivers_may_say_null(csi: CsiRig) -> None:
     assert [each["name"] for each in csi.csi_node()["spec"]["drivers"]] == [driver.name]
 
 
-async def test_a_driver_that_is_another_by_now_is_said_anew(csi: CsiRig) -> None:
+async def test_a_replaced_driver_is_reported_again(csi: CsiRig) -> None:
     driver = await csi.driver()
     await csi.joined.stop()
     driver.node_id, driver.most_volumes = "node-2", 3

@@ -84,7 +84,7 @@ async def test_a_driver_that_cannot_tell_is_not_asked(csi: CsiRig) -> None:
     assert driver.called("NodeGetVolumeStats") == []
 
 
-async def test_a_volume_that_is_not_well_is_said_once(csi: CsiRig) -> None:
+async def test_an_abnormal_volume_is_reported_once(csi: CsiRig) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver(capabilities=HEALTHY)

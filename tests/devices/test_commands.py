@@ -75,6 +75,6 @@ async def test_devices_are_shown_and_explained(agent, tmp_path):
         await server.stop()
 
 
-def test_questions_about_nobody_are_refused(agent):
+def test_questions_about_unknown_pods_are_refused(agent):
     with pytest.raises(InvalidInput, match="no pod 'nobody'"):
         agent.manager.describe(explain="nobody")

@@ -112,7 +112,7 @@ def test_too_few_are_said_to_be_too_few(inventory):
         chosen(inventory, 8)
 
 
-def test_a_list_that_arrives_while_the_plugin_thinks_confuses_nobody(inventory):
+def test_a_list_during_an_allocation_is_harmless(inventory):
     choosing = select(inventory, GPU, 2, affinity=(7,), consult=True)
     next(choosing)
     inventory.update(message(("0new", "Healthy", None), ("a1", "Healthy", [0]), ("a2", "Healthy", [0])))

@@ -104,7 +104,7 @@ async def test_no_more_calls_at_once_than_are_meant(
     assert await asyncio.gather(*held) == [1, 1, 1]
 
 
-async def test_a_peer_that_goes_takes_its_call_with_it(
+async def test_a_peer_that_disconnects_ends_its_call(
     server: ClaimedServer, tmp_path: Path, asked: Asked
 ) -> None:
     call = asyncio.create_task(ask(tmp_path, endpoint="wait"))

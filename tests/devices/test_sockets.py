@@ -27,7 +27,7 @@ async def test_a_second_plugin_of_a_resource_replaces_the_first(agent):
     assert agent.counts() == (3, 3), "the end of the replaced plugin changes nothing"
 
 
-async def test_lies_are_taken_for_what_they_are_worth(agent):
+async def test_repeated_and_unnamed_devices_are_sorted_out(agent):
     plugin = await agent.plugin(count=1)
     await plugin.set_devices(
         [

@@ -61,7 +61,7 @@ async def test_the_first_service_of_the_drivers_list_that_is_known_is_taken(dra:
     assert driver.calls[0].service == "v1beta1.DRAPlugin"
 
 
-async def test_a_claim_of_two_pods_is_prepared_once_and_given_back_with_the_last(dra: DraRig) -> None:
+async def test_a_claim_of_two_pods_is_prepared_once_and_unprepared_with_the_last(dra: DraRig) -> None:
     driver = await dra.driver()
     dra.claim("a", "p", "q")
     await asyncio.gather(*(dra.manager.prepare(dra.pod(name, "a")) for name in "pq"))
@@ -107,7 +107,7 @@ async def test_a_claim_that_is_missing_or_another_pods_is_not_prepared(dra: DraR
     assert driver.calls == []
 
 
-async def test_a_claim_of_the_same_name_waits_until_the_old_one_is_given_back(dra: DraRig) -> None:
+async def test_a_claim_of_the_same_name_waits_until_the_old_one_is_unprepared(dra: DraRig) -> None:
     driver = await dra.driver()
     dra.claim("a", "p")
     await dra.manager.prepare(dra.pod("p", "a"))
@@ -199,7 +199,7 @@ async def test_a_failed_attempt_takes_nothing_from_a_pod_that_runs(dra: DraRig) 
     assert good.called(UNPREPARE) == bad.called(UNPREPARE) == []
 
 
-async def test_a_driver_that_never_answers_harms_nobody_else(dra: DraRig) -> None:
+async def test_a_driver_that_never_answers_does_not_delay_others(dra: DraRig) -> None:
     dra.call_seconds = 0.2
     await dra.restart()
     good, bad = await dra.driver(), await dra.driver(OTHER)
@@ -267,7 +267,7 @@ async def test_prepare_and_unprepare_of_one_claim_never_cross(dra: DraRig) -> No
     assert kept(dra) == []
 
 
-async def test_a_call_is_waited_for_though_its_pod_is_gone(dra: DraRig) -> None:
+async def test_a_call_is_awaited_although_its_pod_is_gone(dra: DraRig) -> None:
     driver = await dra.driver()
     driver.delay = 0.1
     dra.claim("a", "p")

@@ -277,7 +277,7 @@ async def test_slices_of_this_node_are_deleted_when_the_agent_starts(claims: Cla
     await eventually(lambda: [s["metadata"]["name"] for s in server.list(SLICES)] == [f"n2-{DRIVER}"])
 
 
-async def test_one_bad_driver_harms_nobody_else(claims: ClaimsRig) -> None:
+async def test_one_bad_driver_does_not_affect_others(claims: ClaimsRig) -> None:
     bad = await claims.driver("bad.example.com")
     await claims.driver()
     claims.claim("bad", drivers=["bad.example.com"])

@@ -219,7 +219,7 @@ async def test_describe_names_who_would_go_first(node, tmp_path):
         assert distance["memory.available"] == said["signals"]["memory.available"]["available"] - 100 * MIB
 
 
-async def test_a_signal_that_cannot_be_read_evicts_nobody(node, tmp_path):
+async def test_an_unreadable_signal_evicts_no_pod(node, tmp_path):
     node.run(make_pod("pod"), mib=5)
     async with managed(
         node, tmp_path, eviction_hard={"nodefs.available": "100Ti", "memory.available": "1Mi"}

@@ -88,7 +88,7 @@ async def test_the_default_triggers_are_taken(group: Path):
 
 @needs_pressure
 @pytest.mark.root
-async def test_a_removed_cgroup_wakes_once_and_is_let_go(group: Path):
+async def test_a_removed_cgroup_wakes_once_and_is_dropped(group: Path):
     wakes: list[None] = []
     events = PressureEvents(group, lambda: wakes.append(None))
     events.start()
@@ -123,7 +123,7 @@ async def test_without_privilege_the_window_is_longer(tmp_path, monkeypatch):
     assert attempts == list(TRIGGERS)
 
 
-async def test_a_kernel_without_pressure_says_nothing(tmp_path, caplog):
+async def test_a_kernel_without_pressure_files_logs_nothing(tmp_path, caplog):
     caplog.set_level("INFO", "kubengine.eviction")
     events = PressureEvents(tmp_path, lambda: None)
     events.start()

@@ -77,7 +77,7 @@ def test_v1_has_no_stall_of_pods(tmp_path: Path):
 
 @needs_pressure
 @pytest.mark.root
-async def test_the_pod_that_thrashes_goes_and_no_other(
+async def test_only_the_thrashing_pod_is_evicted(
     group: Path,  # noqa: F811
     private_cgroup_root: str,
     tmp_path: Path,

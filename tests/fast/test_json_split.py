@@ -56,7 +56,7 @@ def test_kernel_and_twin_agree_on_anything(data):
 
 
 @FORMS
-def test_says_why_it_stopped(split):
+def test_the_reason_of_a_stop_is_reported(split):
     bounds = np.zeros((1, 2), np.int64)
     assert split.split_items(b'{"a":1},{"b":2}]', 0, bounds, 9) == (1, 8, FULL)
     assert split.split_items(b'{"a":{"b":[1]}}', 0, bounds, 2) == (0, 0, TOO_DEEP)

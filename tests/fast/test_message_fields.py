@@ -168,7 +168,7 @@ def test_later_fields_win_and_messages_merge(form):
 
 
 @FORMS
-def test_a_group_is_passed_over(form):
+def test_a_group_is_skipped(form):
     item = b"\x0a\x01a" + b"\xa3\x06" + b"\x08\x01" + b"\xa4\x06"  # id, then group 100 around a number
     data = b"\x0a" + bytes([len(item)]) + item
     assert form.Picker("ListImagesResponse", ["id"]).pick(data) == (["a"],)

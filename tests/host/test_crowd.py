@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
 
 
-def test_the_longest_silent_makes_room() -> None:
+def test_the_longest_idle_connection_is_closed() -> None:
     gone: list[str] = []
     crowd = ConnectionLimiter(3)
 
@@ -35,7 +35,7 @@ def test_the_longest_silent_makes_room() -> None:
     assert crowd.at_work == 1
 
 
-def test_nobody_at_work_is_dropped() -> None:
+def test_busy_connections_are_not_dropped() -> None:
     crowd = ConnectionLimiter(2)
     places = [crowd.enter(lambda: None), crowd.enter(lambda: None)]
     for place in places:

@@ -128,7 +128,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, target: str) ->
     assert names(tmp_path) == ["directory", "file"]
 
 
-def test_what_a_dead_process_left_is_taken_away_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_remains_of_a_dead_process_are_removed(tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     keep = [f".file.{os.getpid()}-00ff.new", ".hidden.new", "file", "file.1-00ff.new"]
@@ -139,7 +139,7 @@ def test_what_a_dead_process_left_is_taken_away_and_nothing_else(tmp_path: Path)
     remove_unfinished(tmp_path / "missing")
 
 
-def test_a_long_name_has_room_for_its_temporary_one(tmp_path: Path) -> None:
+def test_a_long_name_leaves_space_for_its_temporary_name(tmp_path: Path) -> None:
     path = tmp_path / ("\N{LATIN SMALL LETTER E WITH ACUTE}" * 127)
     replace_file(path, b"new")
     assert names(tmp_path) == [path.name]

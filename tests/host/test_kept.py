@@ -101,7 +101,9 @@ def test_a_name_with_the_signs_of_a_pattern_is_only_itself(tmp_path: Path) -> No
     assert len(found) == len(other) + MAX_SET_ASIDE
 
 
-def test_one_that_cannot_be_set_aside_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_cannot_be_set_aside_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = tmp_path / "d"
     directory.mkdir()
     path = directory / ("n" * 255)
@@ -134,7 +136,7 @@ def test_one_fault_of_the_disk_is_not_the_files(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_what_cannot_be_read_now_is_neither_damaged_nor_gone(
+def test_an_unreadable_file_is_neither_damaged_nor_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     path = tmp_path / "f"

@@ -39,7 +39,7 @@ def test_it_hears_of_start_life_and_end(manager: tuple[str, socket.socket]) -> N
     assert heard == [b"READY=1", b"WATCHDOG=1", b"STATUS=two lines", b"STOPPING=1"]
 
 
-def test_without_a_service_manager_nothing_is_said() -> None:
+def test_without_a_service_manager_nothing_is_sent() -> None:
     service = ServiceManager({"WATCHDOG_USEC": "1000000"})
     service.ready()
     assert service.watchdog_seconds is None
@@ -74,7 +74,9 @@ def test_a_variable_that_makes_no_sense_is_named(name: str, value: str) -> None:
         ServiceManager({"NOTIFY_SOCKET": "/run/notify", name: value})
 
 
-async def test_it_beats_while_all_is_well_and_says_what_is_not(manager: tuple[str, socket.socket]) -> None:
+async def test_the_watchdog_is_notified_while_all_is_well_and_problems_are_named(
+    manager: tuple[str, socket.socket],
+) -> None:
     address, listener = manager
     listener.setblocking(False)
     loop = asyncio.get_running_loop()

@@ -102,7 +102,7 @@ def test_what_cannot_be_told_is_taken_for_alive(
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
-def test_what_is_no_socket_stays(tmp_path: Path, claimer: Claimer, kind: str) -> None:
+def test_what_is_not_a_socket_stays(tmp_path: Path, claimer: Claimer, kind: str) -> None:
     path = tmp_path / "s"
     if kind == "link":
         path.symlink_to("x")

@@ -56,7 +56,7 @@ def few_descriptors() -> Iterator[None]:
     "levels",
     [HELD_LEVELS - 1, HELD_LEVELS, HELD_LEVELS + 1, 3_000, pytest.param(10_000, marks=pytest.mark.slow)],
 )
-def test_a_deep_tree_is_measured_and_goes(tmp_path: Path, levels: int, few_descriptors: None) -> None:
+def test_a_deep_tree_is_measured_and_removed(tmp_path: Path, levels: int, few_descriptors: None) -> None:
     make_deep(tmp_path / "deep", levels)
     assert disk_usage(tmp_path / "deep")[1] == 2 * levels + 1
     remove_tree(tmp_path / "deep")

@@ -38,7 +38,7 @@ def test_a_layer_that_an_image_names_twice_is_one():
     assert removal_order([(BASE, BASE)], [0.0], [0]) == [(0, 100)]
 
 
-def test_the_order_is_that_of_asking_anew_after_each_removal():
+def test_the_order_is_that_of_ranking_again_after_each_removal():
     """Against the plain rule, over overlapping layers."""
     layers = [Layer(f"l{n}", (n * 37) % 101) for n in range(12)]
     images = [tuple(layers[(row * step) % 12] for step in (1, 2, 5)) for row in range(30)]

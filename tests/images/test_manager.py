@@ -396,7 +396,7 @@ def test_steady_clock():
     assert clock() == 102.0
 
 
-async def test_a_broken_records_file_is_said_and_left(tmp_path, disk, caplog):
+async def test_a_broken_records_file_is_reported_and_left(tmp_path, disk, caplog):
     (tmp_path / "image_gc_records.json").write_text("{")
     section = ImagesSection(keep_records=True)
     manager = ImageManager(

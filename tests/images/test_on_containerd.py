@@ -149,7 +149,7 @@ async def test_measured_accounting_stops_when_the_disk_says_so(world):
     assert report.freed - max(freed.values()) < report.wanted
 
 
-async def test_dry_run_removes_nothing_and_says_the_same(world):
+async def test_dry_run_removes_nothing_and_reports_the_same(world):
     manager = world.manager(image_gc_high_threshold_percent=20, image_gc_low_threshold_percent=10)
     await world.add(manager, "one", "two", "three")
     before = await world.names()

@@ -9,7 +9,7 @@ from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_the_second_pod_with_a_host_port_is_turned_away(rig: Rig, at_once: bool):
+async def test_the_second_pod_with_a_host_port_is_rejected(rig: Rig, at_once: bool):
     spec = {"containers": [container(ports=[{"containerPort": 80, "hostPort": 8080}])]}
     if at_once:
         rig.write("one", spec)

@@ -169,7 +169,7 @@ async def test_a_pod_under_another_name_waits_for_the_one_that_makes_it_room(rig
     assert reason not in rig.reasons()
 
 
-async def test_a_rejected_pod_is_tried_again_when_there_is_room(rig):
+async def test_a_rejected_pod_is_admitted_once_resources_are_free(rig):
     first = rig.write("first", HOST_PORT)
     await eventually(lambda: rig.running("first"))
     rig.write("second", HOST_PORT)
@@ -271,7 +271,7 @@ async def test_a_pod_that_was_being_ended_is_ended_by_the_next_agent(rig):
     assert rig.runtime.counts()["StartContainer"]["calls"] == 1
 
 
-async def test_a_bad_record_of_an_end_is_named_and_holds_up_nobody(rig, caplog):
+async def test_an_invalid_termination_record_is_reported_and_delays_no_pod(rig, caplog):
     rig.write("job", {"containers": [container()], "restartPolicy": "Never"})
     await eventually(lambda: rig.running("job"))
     await rig.node.stop()

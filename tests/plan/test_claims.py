@@ -247,7 +247,7 @@ def test_a_taint_evicts_those_who_do_not_tolerate_it(snapshot_of: Any):
         ((slice_of("n0", EIGHT),), ClaimsParameters(), "name a manifest with claims, or a device class"),
     ],
 )
-def test_a_question_that_cannot_be_answered_says_what_is_missing(
+def test_an_unanswerable_question_names_what_is_missing(
     snapshot_of: Any, items: tuple[Item, ...], asked: ClaimsParameters, text: str
 ):
     with pytest.raises(InvalidInput, match=text):

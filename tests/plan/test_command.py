@@ -103,7 +103,7 @@ def test_errors_are_one_line(run_plan, cluster_file, arguments, words):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_faults_are_told_and_strict_refuses(run_plan, cluster, tmp_path):
+def test_faults_are_reported_and_strict_refuses(run_plan, cluster, tmp_path):
     bad = tmp_path / "bad.json"
     with bad.open("wb") as file:
         write_list(cluster, file)

@@ -51,7 +51,7 @@ def test_the_answer_is_the_same_bit_for_bit(cluster, workers, name, asked):
     assert there.notes == here.notes
 
 
-def test_nobody_is_warned_of_what_is_meant(cluster, workers):
+def test_large_shards_cause_no_warning(cluster, workers):
     """Shards travel with their tasks, which Dask finds large."""
     small = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1kB"})
     with small, warnings.catch_warnings(record=True) as heard:

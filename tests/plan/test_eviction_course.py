@@ -257,7 +257,7 @@ def test_what_is_said_of_a_signal_goes_to_the_file_system_that_it_watches(cluste
         ({"soft": "5%", "grace": "soon"}, "invalid duration"),
     ],
 )
-def test_a_signal_that_makes_no_sense_is_said(cluster, asked, words):
+def test_a_nonsensical_signal_is_reported(cluster, asked, words):
     with pytest.raises(InvalidInput, match=words):
         evict(cluster, msgspec.convert(asked, EvictParameters))
 

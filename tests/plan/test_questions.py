@@ -240,7 +240,7 @@ def test_growth_is_exact_and_calm_nodes_keep_their_distance(cluster):
 
 
 @pytest.mark.parametrize("growth", ["x%", "-5%", "20"])
-def test_a_bad_growth_is_said(cluster, growth):
+def test_an_invalid_growth_is_reported(cluster, growth):
     if growth == "20":
         evict(cluster, EvictParameters(growth=growth))
     else:
@@ -493,7 +493,7 @@ def test_drain_names_the_budget_that_it_breaks(cluster):
     assert [row["object"] for row in broken] == [f"{namespace}/all"]
 
 
-def test_every_question_says_what_it_does_and_takes_nothing_unknown():
+def test_every_question_is_described_and_rejects_unknown_parameters():
     for question in QUESTIONS.values():
         assert question.summary.endswith((".", "?"))
         with pytest.raises(msgspec.ValidationError, match="unknown field"):

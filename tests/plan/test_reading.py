@@ -162,7 +162,7 @@ pods = st.builds(
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(documents=st.lists(pods, min_size=1, max_size=4))
-def test_rows_hold_what_the_api_room_computes(tmp_path, documents):
+def test_rows_hold_what_the_api_package_computes(tmp_path, documents):
     for index, document in enumerate(documents):
         document["metadata"]["name"] = f"x{index}"
     snapshot, faults = load(tmp_path, listed(node(), *documents))
@@ -203,7 +203,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_said_by_object_and_field_and_the_rest_goes_on(tmp_path, fault):
+def test_a_fault_names_object_and_field_and_the_rest_continues(tmp_path, fault):
     document, field, words = FAULTS[fault]
     data = listed(node(), pod("a"), document, pod("b"))
     snapshot, faults = load(tmp_path, data)

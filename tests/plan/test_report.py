@@ -112,7 +112,7 @@ class _Tags(HTMLParser):
         self.references += [v for k, v in attrs if k in ("src", "href") and v]
 
 
-def test_the_page_stands_alone_and_is_escaped(answer, source):
+def test_the_page_is_self_contained_and_escaped(answer, source):
     page = render(answer, source)
     tags = _Tags()
     tags.feed(page)
@@ -214,7 +214,7 @@ def rows_of(*rows: tuple[int, str, int, str]) -> Answer:
         ([(0, "cpu.weight", 5, "weight")], ""),
     ],
 )  # fmt: skip
-def test_an_answer_is_told_in_a_sentence(rows, said):
+def test_an_answer_is_summarized_in_a_sentence(rows, said):
     assert sentence(rows_of(*rows).table) == said
 
 

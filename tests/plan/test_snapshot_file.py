@@ -75,7 +75,7 @@ def test_row_groups_that_a_shard_needs_are_enough(tmp_path, monkeypatch, cluster
         same(file.shard(first, last), cluster.shard(first, last))
 
 
-def test_a_column_that_nobody_asks_for_is_not_read(cluster, tmp_path):
+def test_an_unused_column_is_not_read(cluster, tmp_path):
     """Not of the whole file and not of a shard; who asks for a bad one is told file, table and column."""
     path = tmp_path / "bad-sizes.kes"
     at = cluster.images.column_names.index("size")
@@ -132,14 +132,14 @@ def broken(cluster_file: Path, tmp_path: Path, change) -> Path:
         (lambda name, data: b"" if name == "pods.parquet" else data, "not a readable snapshot"),
     ],
 )
-def test_what_is_broken_is_said(cluster_file, tmp_path, change, words):
+def test_what_is_broken_is_reported(cluster_file, tmp_path, change, words):
     path = broken(cluster_file, tmp_path, change)
     with pytest.raises(InvalidInput, match=words) as caught:
         SnapshotFile(path).load()
     assert caught.value.subject == str(path)
 
 
-def test_a_cut_file_is_said(cluster_file, tmp_path):
+def test_a_truncated_file_is_reported(cluster_file, tmp_path):
     path = tmp_path / "cut.kes"
     path.write_bytes(cluster_file.read_bytes()[:-1000])
     with pytest.raises(InvalidInput, match="not a readable snapshot"):

@@ -30,7 +30,7 @@ def bind(path: Path) -> None:
         made.bind(str(path))
 
 
-async def test_a_deep_directory_is_passed_over(
+async def test_a_deep_directory_is_ignored(
     watched: PluginWatcher, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     top = tmp_path / "r"

@@ -81,14 +81,14 @@ async def test_between_two_looks_it_is_the_cost(rig, monkeypatch):
     )
 
 
-async def test_a_pod_that_was_made_anew_meanwhile_is_left_out(rig, monkeypatch):
+async def test_a_pod_that_was_created_again_is_skipped(rig, monkeypatch):
     looks = [{"runtime_cpu_seconds": 5.0}, {"runtime_cpu_seconds": 0.1, "sandbox": "t"}]
     assert not [
         line for line in await shown(rig, monkeypatch, looks, "--seconds", "0") if "commands;" in line
     ]
 
 
-async def test_what_is_not_told_is_said(rig, monkeypatch):
+async def test_what_is_not_reported_is_marked(rig, monkeypatch):
     assert OF_POD + "the runtime's unknown: no shim" in await shown(
         rig, monkeypatch, [{"runtime_cpu_seconds": None, "untold": "no shim"}]
     )

@@ -172,7 +172,7 @@ async def test_commands_at_once_are_bounded_and_delay_no_other_probe(execs, runt
     assert runtime.most_at_once == 2
 
 
-async def test_a_runtime_that_is_away_fails_nobody(execs, tmp_path):
+async def test_an_unavailable_runtime_fails_no_pod(execs, tmp_path):
     execs.run(pod_with(liveness=command("true"), readiness=command("true")))
     await eventually(lambda: execs.probe("liveness")["outcomes"]["error"] > 1)
     assert "the runtime's socket: no such file or directory" in execs.messages("Unhealthy")[0]

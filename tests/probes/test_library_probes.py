@@ -133,7 +133,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_starved_node_is_late_and_fails_nobody():
+async def test_a_starved_node_is_late_and_fails_no_probe():
     """The agent is stopped for longer than the time-out while an answer is on its way, three times."""
     async with serving(replying(b"", OK, pause=0.3)) as port:
         agent = await asyncio.create_subprocess_exec(

@@ -136,7 +136,7 @@ def words(path: Path) -> Iterator[str]:
             yield node.id
 
 
-def test_trees_are_walked_and_removed_in_one_room() -> None:
+def test_trees_are_walked_and_removed_in_one_package() -> None:
     found = {
         str(path.relative_to(ENGINE))
         for path in ENGINE.rglob("*.py")

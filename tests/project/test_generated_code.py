@@ -28,7 +28,7 @@ def test_wire_is_current_with_protos(tmp_path: Path) -> None:
     assert not stale, f"run `make protos`: {stale}"
 
 
-def test_make_builds_the_kernels_anew_when_any_of_their_sources_changes() -> None:
+def test_make_rebuilds_the_kernels_when_any_of_their_sources_changes() -> None:
     command = ["make", "-s", "--eval", "known:; @echo $(KERNELS)", "known"]
     known = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=PATIENCE)
     kinds = {".pyx", ".pxd", ".h"}

@@ -47,7 +47,7 @@ def test_every_document_is_a_page(site: Path) -> None:
         assert (site / document.relative_to(ROOT / "docs")).with_suffix(".html").exists(), document
 
 
-def test_every_command_stands_with_its_help(site: Path) -> None:
+def test_every_command_is_listed_with_its_help(site: Path) -> None:
     text = words(site / "reference/commands.html")
     for name in COMMANDS:
         assert f"Usage: kubengine {name} " in text

@@ -425,7 +425,7 @@ async def test_streams_need_something_that_runs(pods: Pods) -> None:
 
 
 @pytest.mark.root
-async def test_a_container_that_ended_meanwhile_is_told_to_the_client(embedded: Pods) -> None:
+async def test_a_client_learns_that_its_container_has_ended(embedded: Pods) -> None:
     container = await idle(embedded)
     url = await exec_url(embedded, container, "true")
     await embedded.client.stop_container(container, 0)

@@ -210,7 +210,7 @@ async def test_truncated_frames_and_a_vanished_client_end_the_process(made: Made
     await client.close()
 
 
-async def test_a_dead_client_is_noticed_while_nobody_reads_from_it(
+async def test_a_dead_client_is_noticed_while_its_output_is_not_read(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "KEEP_ALIVE", 0.05)
@@ -274,7 +274,7 @@ async def test_credit_comes_back_for_what_was_taken(made: Made) -> None:
     [(b"\x82\x01x", 1002), (b"\x82\xff" + struct.pack("!Q", 1 << 40), 1009), (masked(b"x", 0), 1002)],
     ids=["unmasked", "too-long", "continues-nothing"],
 )
-async def test_noise_instead_of_websocket_frames_is_told_why(made: Made, data: bytes, code: int) -> None:
+async def test_noise_instead_of_websocket_frames_gets_a_reason(made: Made, data: bytes, code: int) -> None:
     client = await WebSocket.connect(made.url(), V4, early=data)
     while True:
         kind, payload = await client.frame()
@@ -296,7 +296,7 @@ async def test_websocket_says_hello_answers_pings_and_ignores_other_channels(mad
     await client.close()
 
 
-async def test_too_many_sessions_are_turned_away(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_sessions_are_rejected(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_SESSIONS", 1)
     async with await Spdy.connect(made.url(), V4):
         with pytest.raises(Refusal) as refusal:
@@ -326,7 +326,7 @@ async def test_stopping_closes_what_is_open(made: Made) -> None:
         await upgraded(made.url(), "GET", [])
 
 
-async def test_a_taken_port_is_named(made: Made) -> None:
+async def test_a_port_in_use_is_named(made: Made) -> None:
     other = StreamingServer(made, port=made.server.port)
     with pytest.raises(Refused, match=f"streaming port {made.server.port}"):
         await other.start()
@@ -349,7 +349,9 @@ async def test_forwarding_by_channels_needs_ports(made: Made) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /exec/x HTT"], ids=["silent", "half-a-head"])
-async def test_strangers_keep_nobody_out(made: Made, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unauthenticated_clients_block_no_others(
+    made: Made, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made.server._strangers = ConnectionLimiter(20)
     strangers = []
     try:

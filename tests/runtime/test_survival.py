@@ -238,7 +238,7 @@ async def test_two_runtimes_do_not_share_a_state_directory(embedded: Pods) -> No
     await second.service.stop()
 
 
-async def test_other_users_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_users_get_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Refused, match="containers need root"):
         EmbeddedRuntime(socket=tmp_path / "r.sock", root=tmp_path / "root", state=tmp_path / "state")

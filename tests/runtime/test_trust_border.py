@@ -169,7 +169,7 @@ async def test_odd_user_files_are_named(
 
 
 @pytest.mark.root
-async def test_odd_lines_of_user_files_are_passed_over(embedded: Pods) -> None:
+async def test_odd_lines_of_user_files_are_ignored(embedded: Pods) -> None:
     odd = (
         "root:x:²:0::/:\nroot:x:{}:0::/:\nroot:x:0:-1::/:\nshort\n\n".format("9" * 5000).encode() + b"\xff:\n"
     )
@@ -214,7 +214,7 @@ def _said(data: bytes) -> dict[str, Any]:
         messages.HEAD.pack(100_000, 0) + b"[" * 100_000,
     ],
 )
-def test_what_a_child_says_is_checked(data: bytes) -> None:
+def test_the_output_of_a_child_is_checked(data: bytes) -> None:
     answer = _said(data)
     assert answer.keys() <= {"error"}
 

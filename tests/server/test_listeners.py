@@ -111,7 +111,7 @@ async def test_a_crowd_at_one_door_leaves_the_others_open(serve: Any) -> None:
      b"GET /stats/summary HTTP/1.1\r\nHost: n\r\n\r\n" * 3],
     ids=["silent", "half-a-head", "idle", "no-body", "deaf"],
 )  # fmt: skip
-async def test_no_crowd_keeps_health_from_being_asked(
+async def test_health_checks_pass_despite_many_clients(
     serve: Any, door: str, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of clients that say nothing, stop half-way, stay when they have their answer, or don't take it."""

@@ -135,7 +135,7 @@ async def next_of(events: AsyncIterator[tuple[str, Any]], wanted: str) -> Any:
                 return data
 
 
-async def test_a_reader_hears_everything_first_and_then_what_changes(serve: Any) -> None:
+async def test_a_reader_gets_everything_first_and_then_the_changes(serve: Any) -> None:
     view = View(known=[pod("web"), pod("db")])
     async with reading(await serve(view)) as events:
         assert await anext(events) == ("begin", {})
@@ -152,7 +152,7 @@ async def test_a_reader_hears_everything_first_and_then_what_changes(serve: Any)
         assert await next_of(events, "pods") == {"rows": {}, "gone": ["uid-web"]}
 
 
-async def test_nobody_looks_when_nobody_reads_and_once_for_all_who_do(serve: Any) -> None:
+async def test_parts_are_read_once_for_all_readers_and_not_without_one(serve: Any) -> None:
     devices = Devices()
     view = View(components={"devices": devices})
     served: Served = await serve(view)

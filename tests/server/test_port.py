@@ -156,7 +156,7 @@ async def test_reviews_are_kept_for_their_time_and_shared(server: ApiServer, ope
         (False, "good", False, 401),
     ],
 )
-async def test_who_is_nobody(
+async def test_anonymous_access_follows_the_configuration(
     server: ApiServer, open_port: Open, anonymous: bool, token: str, webhook: bool, status: int
 ) -> None:
     port = await open_port(
@@ -441,7 +441,7 @@ async def test_unknown_versions_and_ciphers_are_named(open_port: Open, fields: d
 @pytest.mark.parametrize(
     "sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"], ids=["silent", "half", "plain"]
 )
-async def test_strangers_leave_room_and_nothing_behind(
+async def test_unauthenticated_clients_leave_nothing_behind(
     server: ApiServer, open_port: Open, sent: bytes
 ) -> None:
     """A thousand that never finish a handshake; who is known comes in all the same."""
@@ -460,7 +460,7 @@ async def test_strangers_leave_room_and_nothing_behind(
     assert not port.port._crowd.silent
 
 
-async def test_a_port_that_is_taken_is_named(open_port: Open) -> None:
+async def test_the_error_names_a_port_in_use(open_port: Open) -> None:
     port = await open_port()
     other = SecurePort(port.view, "127.0.0.1", port.number)
     with pytest.raises(Refused, match=f"port 127.0.0.1:{port.number}"):

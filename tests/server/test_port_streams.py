@@ -116,7 +116,7 @@ async def test_a_token_among_the_subprotocols_goes_nowhere_either(port: Secured,
         assert kept in head
 
 
-async def test_who_reads_slowly_loses_nothing_of_the_end(port: Secured, backend: Backend) -> None:
+async def test_a_slow_reader_gets_the_whole_end(port: Secured, backend: Backend) -> None:
     """Neither of a page nor of a session."""
 
     async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -153,7 +153,7 @@ async def test_the_end_of_the_runtimes_words_ends_the_session_with_all_of_them(
     assert data.partition(b"\r\n\r\n")[2] == b"hello" + b"x" * 3_000_000
 
 
-async def test_a_refusal_of_the_runtime_goes_back(port: Secured, backend: Backend) -> None:
+async def test_a_refusal_of_the_runtime_is_returned(port: Secured, backend: Backend) -> None:
     backend.answer = b"HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nspent"
     answer = parse(await port.raw(UPGRADE.format(EXEC).encode()))
     assert (answer.status, answer.body) == (404, b"spent")
@@ -190,7 +190,7 @@ async def test_what_the_runtime_does_not_know_is_not_found(port: Secured) -> Non
     assert parse(await port.raw(UPGRADE.format(EXEC).encode())).status == 404
 
 
-async def test_without_an_upgrade_nothing_is_asked(port: Secured) -> None:
+async def test_without_an_upgrade_nothing_is_requested(port: Secured) -> None:
     answer = await port.ask("POST", EXEC)
     assert (answer.status, answer.body) == (500, b"Upgrade request required\n")
     assert not port.view.runtime.asked
@@ -233,7 +233,7 @@ async def test_sessions_are_bounded_and_strangers_do_not_end_them(
         writer.transport.abort()
 
 
-async def test_a_log_goes_on_until_its_reader_goes(port: Secured, tmp_path: Any) -> None:
+async def test_a_log_is_followed_until_its_reader_disconnects(port: Secured, tmp_path: Any) -> None:
     (tmp_path / "p").mkdir()
     log = tmp_path / "p" / "0.log"
     log.write_bytes(b"2024-05-01T10:00:00Z stdout F here\n")

@@ -151,7 +151,7 @@ async def test_pods_end_by_priority_while_the_lock_is_held(shutdowns: Shutdowns,
     assert shutdowns.times() == (NOW, NOW)
 
 
-async def test_a_group_has_its_time_and_no_more(shutdowns: Shutdowns, logind: MakeLogind):
+async def test_a_group_has_only_its_own_time(shutdowns: Shutdowns, logind: MakeLogind):
     served = logind()
     pods = Pods(slow=0, at_once=50, last=100)
     await shutdowns.start(pods, Period(0, 1), Period(50, 0), Period(100, 20))
@@ -246,7 +246,7 @@ async def test_a_machine_without_logind_is_reported_once_and_followed_when_it_co
     await eventually(lambda: served.held() == [True])
 
 
-async def test_a_shutdown_that_somebody_else_announces_is_none(
+async def test_a_shutdown_signal_of_another_process_is_ignored(
     shutdowns: Shutdowns, logind: MakeLogind, bus: str
 ):
     from jeepney import new_signal  # type: ignore[import-untyped]

@@ -57,7 +57,7 @@ async def test_a_critical_pod_takes_the_place_of_as_few_as_the_rule_says(rig: Ri
     assert rejections == {("OutOfcpu",): 1}
 
 
-async def test_room_that_was_freed_is_given_again(rig: Rig, containerd: Containerd):
+async def test_freed_space_is_allocated_again(rig: Rig, containerd: Containerd):
     node = await rig.start()
     most = f"{node.node_object().allocatable['cpu'].milli}m"
     path = rig.write("first", pod(most), **FROM_API)

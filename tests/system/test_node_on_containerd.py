@@ -185,7 +185,7 @@ async def test_hooks_run_and_grace_is_kept(rig: Rig, tmp_path: Path):
     assert (said / "log").read_text().split() == ["started", "stopping", "term"]
 
 
-async def test_a_missing_image_is_said_and_the_rest_runs(rig: Rig):
+async def test_a_missing_image_is_reported_and_the_rest_runs(rig: Rig):
     await rig.start()
     rig.write("missing", {"containers": [container(image="example.com/nothing:1")]})
     rig.write("fine", {"containers": [container()]})

@@ -113,7 +113,7 @@ async def test_a_failure_is_told_in_the_servers_words(tmp_path: Path, text: str)
         assert failure.value.status == grpc_codes.UNIMPLEMENTED
 
 
-async def test_a_call_that_is_given_up_is_taken_back_from_the_server(tmp_path: Path) -> None:
+async def test_an_abandoned_call_is_cancelled_on_the_server(tmp_path: Path) -> None:
     async with served(tmp_path) as (service, channel):
         with pytest.raises(CallFailed) as failure:
             await channel.unary("/t/Wait", b"", 0.2)

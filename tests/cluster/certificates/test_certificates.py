@@ -354,7 +354,7 @@ async def _running(identity: NodeIdentity) -> AsyncIterator[ApiClient]:
         client.close()
 
 
-async def test_a_node_with_a_bootstrap_token_becomes_somebody(server: ApiServer, tmp_path: Path):
+async def test_a_node_with_a_bootstrap_token_gets_an_identity(server: ApiServer, tmp_path: Path):
     bootstrap = server.kubeconfig("system:bootstrap:abc", token="abc.def")
     kubeconfig = tmp_path / "etc" / "kubelet.conf"
     first = _identity(tmp_path, kubeconfig, bootstrap)

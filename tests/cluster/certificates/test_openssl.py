@@ -15,7 +15,7 @@ from engine.cluster.certificates.openssl import (
 from engine.host.child import run_child
 
 
-async def test_a_request_says_who_asks_and_under_which_names():
+async def test_a_request_names_the_node_and_its_addresses():
     key = await new_key()
     request = await certificate_request(
         key, "system:node:n1", "system:nodes", ["n1.example", "10.0.0.1", "fe80::1"]

@@ -128,7 +128,7 @@ async def test_volumes_in_use_are_told_until_they_are_released_and_attached_ones
     assert known["status"]["volumesAttached"] == attached["status"]["volumesAttached"]
 
 
-async def test_a_node_that_somebody_deleted_is_not_made_again(tmp_path: Path, start: Any):
+async def test_a_deleted_node_is_not_created_again(tmp_path: Path, start: Any):
     async with ApiServer(tmp_path / "server") as server:
         await start(server.kubeconfig("system:node:n1"))
         await _until(lambda: bool(server.list("/api/v1/nodes")) and is_ready(server.get(NODE)))

@@ -314,7 +314,7 @@ def test_a_limit_of_streams_is_kept():
     assert not client.usable
 
 
-def test_pings_are_answered_and_a_flood_is_let_go():
+def test_pings_are_answered_and_a_flood_is_dropped():
     client = ClientConnection()
     client.output()
     client.receive(SETTINGS + frame(6, 0, b"abcdefgh", 0))

@@ -12,7 +12,7 @@ def frame(kind: int, flags: int, payload: bytes = b"", stream: int = 0) -> bytes
 
 
 @pytest.mark.parametrize("continued", [False, True], ids=["cut-by-a-read", "cut-by-a-frame"])
-def test_fields_of_a_stream_that_was_let_go_are_dropped(continued: bool) -> None:
+def test_fields_of_a_cancelled_stream_are_dropped(continued: bool) -> None:
     client = ClientConnection()
     client.receive(frame(4, 0))
     asked = encode([(b":method", b"GET")])

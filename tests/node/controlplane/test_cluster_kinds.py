@@ -69,7 +69,7 @@ async def test_a_pods_sandbox_is_made_by_the_handler_of_its_class(
     await eventually(lambda: CLASSES not in {path for path, _ in cluster.server.open_watches})
 
 
-async def test_a_handler_that_the_runtime_has_not_got_is_said(joined: Joined, cluster: Cluster) -> None:
+async def test_a_handler_that_the_runtime_lacks_is_reported(joined: Joined, cluster: Cluster) -> None:
     cluster.server.create(CLASSES, {"metadata": {"name": "own"}, "handler": "kata"})
     await joined.start()
     await cluster.run("p", runtimeClassName="own")
@@ -174,7 +174,7 @@ def test_anchors_by_name():
         shown(ClusterTrustBundleProjection("p"))
 
 
-def test_what_is_no_pem_is_passed_over():
+def test_what_is_not_pem_is_ignored():
     text = pem(b"1") + "-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n" + pem(b"2")
     known = {"x": ClusterTrustBundle(ObjectMeta(name="x"), ClusterTrustBundleSpec("", text))}
     wanted = ClusterTrustBundleProjection("p", name="x")
@@ -203,7 +203,7 @@ async def test_a_trust_bundle_is_a_file_and_is_followed(joined: Joined, cluster:
     await eventually(lambda: BUNDLES not in {path for path, _ in cluster.server.open_watches})
 
 
-async def test_a_trust_bundle_that_goes_leaves_its_file(joined: Joined, cluster: Cluster) -> None:
+async def test_a_deleted_trust_bundle_leaves_its_file(joined: Joined, cluster: Cluster) -> None:
     spec = {"trustBundle": pem(b"1")}
     cluster.server.create(BUNDLES, {"metadata": {"name": "x"}, "spec": spec})
     await joined.start()

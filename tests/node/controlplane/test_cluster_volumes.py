@@ -326,7 +326,7 @@ def watched(cluster: Cluster) -> set[str]:
     }
 
 
-async def test_a_pod_that_has_ended_keeps_nothing_secret(joined: Joined, cluster: Cluster) -> None:
+async def test_an_ended_pod_keeps_no_secrets(joined: Joined, cluster: Cluster) -> None:
     secret(cluster, a=b"1")
     await joined.start()
     await run_with(cluster, {"secret": {"secretName": "s"}}, activeDeadlineSeconds=1)

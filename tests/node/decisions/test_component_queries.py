@@ -18,7 +18,7 @@ ACTIONS = [
 ]
 
 
-async def test_every_room_refuses_what_it_does_not_know(rig: Rig) -> None:
+async def test_every_component_rejects_unknown_parameters(rig: Rig) -> None:
     node = await rig.start()
     components = [name for name, room in node.components.items() if hasattr(room, "describe")]
     assert len(components) >= 8

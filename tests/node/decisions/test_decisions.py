@@ -138,7 +138,7 @@ async def test_steady_pods_are_no_decision(rig):
     assert len(node.decisions.after(0)) == held
 
 
-async def test_the_room_shows_what_is_asked_for(rig):
+async def test_the_component_shows_what_is_requested(rig):
     node = await rig.start()
     for name in ("a", "b"):
         rig.write(name, {"containers": [container()]})

@@ -198,7 +198,7 @@ async def test_a_program_is_asked_as_often_as_its_answers_say(
         "",
     ],
 )
-async def test_a_program_that_fails_says_nothing(tmp_path: Path, script: str) -> None:
+async def test_a_failing_program_gives_no_credentials(tmp_path: Path, script: str) -> None:
     config = write_programs(tmp_path, script=script)
     programs = load_programs(config, tmp_path / "bin", lambda: NOW)
     assert await programs.credentials("r.example.com/a") == []
@@ -291,7 +291,7 @@ def test_an_image_whose_pull_outlived_the_agent_is_for_nobody_known(tmp_path: Pa
     assert list((tmp_path / "image_manager/pulling").iterdir()) == []
 
 
-def test_records_of_images_that_are_gone_go(tmp_path: Path) -> None:
+def test_records_of_deleted_images_are_removed(tmp_path: Path) -> None:
     now = NOW
     records = PullRecords(tmp_path, lambda: now)
     for reference in ("sha256:stays", "sha256:gone", "sha256:damaged"):

@@ -42,7 +42,7 @@ def test_faults_are_the_kubelets(name: str, fault: str):
     assert fault_of_name(name) == fault
 
 
-async def test_a_container_whose_image_has_no_name_says_so(rig: Rig):
+async def test_a_container_with_an_image_without_a_name_reports_that(rig: Rig):
     await rig.start()
     rig.write("unnamed", {"containers": [container(image="a b")]})
 

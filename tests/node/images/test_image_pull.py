@@ -207,7 +207,7 @@ async def test_a_pulled_image_is_kept_until_its_container_is_made(
     await eventually(lambda: rig.phase("pulls") == rig.phase("blocks") == "Running")
 
 
-async def test_a_slow_post_start_hook_holds_up_nobody_else(
+async def test_a_slow_post_start_hook_delays_no_other_pod(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("engine.node.running_node.STARTS_AT_ONCE", 1)

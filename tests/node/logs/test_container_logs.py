@@ -142,7 +142,9 @@ def waits(reason: str) -> ContainerState:
         ),
     ],
 )
-def test_whose_log_it_is(state: ContainerState, last: ContainerState, previous: bool, expected: str) -> None:
+def test_a_log_request_selects_the_current_or_previous_run(
+    state: ContainerState, last: ContainerState, previous: bool, expected: str
+) -> None:
     status = ContainerStatus(
         name="c", ready=False, restart_count=0, image="", image_id="", state=state, last_state=last,
         container_id="containerd://now",
@@ -212,7 +214,7 @@ async def test_following_over_rotations_until_the_container_ends(tmp_path: Path)
     assert bytes(seen) == b"".join(b"%d\n" % number for number in range(31))
 
 
-async def test_a_reader_who_leaves_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_reader_that_disconnects_leaves_nothing_behind(tmp_path: Path) -> None:
     path, watch = tmp_path / "0.log", LogWatch()
     path.write_bytes(line(0))
     before = len(list(Path("/proc/self/fd").iterdir()))

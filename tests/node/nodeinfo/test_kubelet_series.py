@@ -48,7 +48,7 @@ def matching(name: str, patterns: Iterable[str]) -> int:
 
 
 @pytest.mark.parametrize("page", SERIES)
-def test_each_series_stands_in_the_documents_once(page: str) -> None:
+def test_each_series_is_documented_once(page: str) -> None:
     patterns = not_given(page)
     assert given(page) <= SERIES[page], "no series of a kubelet"
     left_out = SERIES[page] - given(page)

@@ -107,7 +107,7 @@ def test_only_a_pod_that_is_told_to_leave_has_a_grace_from_its_sources():
         life.validate()
 
 
-def test_a_pod_is_taken_away_only_when_its_last_status_is_known():
+def test_a_pod_is_removed_only_once_its_last_status_is_known():
     life = PodLife(LifeState.WORKING)
     way = [LifeEvent.REMOVE, LifeEvent.STOPPED, LifeEvent.FREED, LifeEvent.KNOWN, LifeEvent.REMOVED]
     states = []

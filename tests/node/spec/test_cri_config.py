@@ -228,7 +228,7 @@ def test_every_amount_is_handed_on():
     }
 
 
-async def test_the_runtime_hears_it_all(rig: Rig, hollow: HollowRuntime):
+async def test_the_runtime_receives_everything(rig: Rig, hollow: HollowRuntime):
     rig.config.cluster_domain = "c.local"
     await rig.start()
     ports = [{"containerPort": 80}, {"containerPort": 80}, {"containerPort": 81, "hostPort": 8081}]

@@ -68,7 +68,7 @@ def test_values(text: bytes, key: bytes, value: bytes):
         (b"A='" + b"x" * (LONGEST_LINE - 3) + b"'\n", "line 1: line is too long"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(text: bytes, words: str):
+def test_errors_name_their_line(text: bytes, words: str):
     with pytest.raises(InvalidInput) as wrong:
         value_of(text, b"KEY")
     assert str(wrong.value) == words

@@ -84,7 +84,7 @@ async def test_a_crashing_container_backs_off(rig: Rig):
     assert "BackOff" in rig.reasons()
 
 
-async def test_a_back_off_is_said_as_go_writes_durations(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+async def test_a_back_off_is_written_as_go_writes_durations(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("engine.node.running_node.Backoff", lambda: Backoff(first=80.0))
     await rig.start()
     rig.write("crash", {"containers": [container()]}, annotations={f"{EXIT}exit-after": "10ms"})
@@ -156,9 +156,7 @@ async def test_a_pod_that_ends_stays_ended(rig: Rig, hollow: HollowRuntime, poli
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["deleted", "moved away"])
-async def test_a_manifest_taken_away_and_there_again_restarts_its_pod(
-    rig: Rig, hollow: HollowRuntime, moved: bool
-):
+async def test_a_removed_and_restored_manifest_restarts_its_pod(rig: Rig, hollow: HollowRuntime, moved: bool):
     await rig.start()
     path = rig.write("web", {"containers": [container()]})
     await eventually(lambda: rig.phase("web") == "Running")
@@ -335,7 +333,7 @@ async def test_a_pod_waits_for_the_room_of_one_that_the_node_ends(rig: Rig, holl
     assert not [reason for reason in rig.reasons() if reason.startswith("OutOf")]
 
 
-async def test_a_lost_runtime_is_said_and_survived(rig: Rig, hollow: HollowRuntime):
+async def test_a_lost_runtime_is_reported_and_survived(rig: Rig, hollow: HollowRuntime):
     await rig.start()
     rig.write("before", {"containers": [container()]})
     await eventually(lambda: rig.phase("before") == "Running")
@@ -347,7 +345,7 @@ async def test_a_lost_runtime_is_said_and_survived(rig: Rig, hollow: HollowRunti
     await eventually(lambda: rig.phase("during") == "Running")
 
 
-async def test_a_sandbox_that_is_refused_again_and_again_is_said_once(
+async def test_a_sandbox_that_is_refused_repeatedly_is_reported_once(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("engine.node.sync.retries.FIRST_RETRY_SECONDS", 0.05)
@@ -495,7 +493,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-async def test_a_full_disk_is_said_and_survived(small_disk: Path, rig: Rig):
+async def test_a_full_disk_is_reported_and_survived(small_disk: Path, rig: Rig):
     """Pods that need room on the full root directory wait, others run on."""
     rig.root = small_disk / "root"
     await rig.start()

@@ -45,7 +45,7 @@ def test_one_that_is_to_be_made_waits(fields: dict[str, str]):
     assert not init["ready"]
 
 
-def test_how_it_ended_stays_known():
+def test_its_exit_status_is_kept():
     pod = with_init()
     before = shown(pod, record(copy("init", EXITED), copy("c", EXITED, 3)))
     after = shown(pod, record())
@@ -54,7 +54,7 @@ def test_how_it_ended_stays_known():
     assert after["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
 
 
-def test_how_the_one_before_ended_stays_known():
+def test_the_exit_status_of_the_previous_one_is_kept():
     pod = with_init()
     shown(pod, record(copy("init", EXITED, 1)))
     both = shown(pod, record(again(copy("init", EXITED)), copy("init", EXITED, 1)))["initContainerStatuses"]

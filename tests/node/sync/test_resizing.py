@@ -126,7 +126,7 @@ def test_each_changed_amount_is_one_requested_resize(
     assert list(requested_resizes(old, new)) == counted
 
 
-async def test_two_resizes_do_not_get_the_same_room(
+async def test_two_resizes_do_not_get_the_same_resources(
     rig: Rig, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
 ):
     updating, go_on = hold_updates(hollow, monkeypatch)

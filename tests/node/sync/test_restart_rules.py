@@ -102,7 +102,7 @@ async def test_a_container_that_its_rule_restarts_runs_again_in_a_pod_that_never
     assert rig.phase("retry") == "Running"
 
 
-async def test_a_pod_begins_anew_in_its_sandbox(rig: Rig, hollow: HollowRuntime):
+async def test_a_pod_starts_again_in_its_sandbox(rig: Rig, hollow: HollowRuntime):
     await rig.start()
     rules = [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [7]}}]
     rig.write(

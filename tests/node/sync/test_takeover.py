@@ -111,7 +111,7 @@ async def test_another_pod_of_that_name_is_replaced(
     assert identity not in hollow.service.records.containers
 
 
-async def test_of_two_pods_of_a_name_the_newer_is_kept(
+async def test_of_two_pods_with_the_same_name_the_newer_is_kept(
     rig: Rig, hollow: HollowRuntime, client: RuntimeClient
 ):
     logs = rig.root.parent / "logs"

@@ -250,7 +250,7 @@ async def test_a_token_is_renewed_when_it_is_time(
 
 
 @pytest.mark.root
-async def test_volumes_are_not_taken_away_while_they_are_made(
+async def test_volumes_are_not_removed_while_they_are_set_up(
     keep: Callable[[Objects], VolumeManager],
     volumes: PodVolumes,
     tmp_path: Path,

@@ -348,7 +348,7 @@ def test_a_file_that_leads_out_is_named(volumes: PodVolumes, name: str, tmp_path
 # Removal
 
 
-def test_a_deep_volume_goes(volumes: PodVolumes) -> None:
+def test_a_deep_volume_is_removed(volumes: PodVolumes) -> None:
     path = set_up(volumes, pod(Volume("v", empty_dir=EmptyDirVolume())))["v"]
     at = os.open(path, os.O_RDONLY)
     for _ in range(3000):

@@ -77,7 +77,7 @@ async def test_each_profile_is_served(port: Secured) -> None:
         ("no/such", 404, "no/such: no profile; there are cmdline, goroutine, heap, profile, symbol\n"),
     ],
 )
-async def test_what_there_is_not_is_said(port: Secured, path: str, status: int, text: str) -> None:
+async def test_what_does_not_exist_is_reported(port: Secured, path: str, status: int, text: str) -> None:
     answer = await port.ask("GET", f"/debug/pprof/{path}")
     assert answer.status == status
     assert answer.body.decode().startswith(text)
