@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from engine.api.errors import Refused
 from engine.api.pod import Container, Pod
 from engine.metrics import Registry
 from engine.node.images.pull import StartRefused
+
+MOUNT_FAILED: Final = "ImageVolumeMountFailed"
+"""How a runtime's refusal to mount an image begins (`k8s.io/cri-api/pkg/errors`)."""
 
 
 class StartCounts:
@@ -39,15 +43,56 @@ class StartCounts:
             ["container_type", "code"],
         )
 
+        self._namespaced = registry.counter(
+            "kubelet_started_user_namespaced_pods_total", "Sandboxes with a user namespace started."
+        )
+        self._namespaced_errors = registry.counter(
+            "kubelet_started_user_namespaced_pods_errors_total",
+            "Sandboxes with a user namespace that could not be started.",
+        )
+        self._image_volumes = registry.counter(
+            "kubelet_image_volume_requested_total", "Number of requested image volumes."
+        )
+        self._mounted = registry.counter(
+            "kubelet_image_volume_mounted_succeed_total", "Number of successful image volume mounts."
+        )
+        self._mount_errors = registry.counter(
+            "kubelet_image_volume_mounted_errors_total", "Number of failed image volume mounts."
+        )
+
     @contextmanager
-    def sandbox(self, handler: str) -> Iterator[None]:
-        """Count a call to the runtime that creates a sandbox."""
+    def image_volumes(self, container: Container, volumes: Collection[str]) -> Iterator[None]:
+        """Count the image volumes of a container that is created.
+
+        Any other refusal counts as a successful mount, as with a kubelet.
+        """
+        if not volumes:
+            yield
+            return
+        self._image_volumes.inc(by=len(volumes))
+        counter = self._mounted
+        try:
+            yield
+        except Refused as error:
+            if error.message.startswith(MOUNT_FAILED):
+                counter = self._mount_errors
+            raise
+        finally:
+            counter.inc(by=sum(mount.name in volumes for mount in container.volume_mounts or ()))
+
+    @contextmanager
+    def sandbox(self, handler: str, *, namespaced: bool = False) -> Iterator[None]:
+        """Count a call to the runtime that creates a sandbox; `namespaced` if it has its own users."""
         self._pods.inc()
+        if namespaced:
+            self._namespaced.inc()
         began = time.monotonic()
         try:
             yield
         except Refused:
             self._pod_errors.inc()
+            if namespaced:
+                self._namespaced_errors.inc()
             self._sandbox_errors.inc(handler)
             raise
         finally:

@@ -93,7 +93,7 @@ async def start_sandbox(pod: Pod, services: Services, config: cri.PodSandboxConf
     """Run the sandbox and read it back from the runtime. Raises `SandboxRefused`."""
     Path(config.log_directory).mkdir(mode=0o755, parents=True, exist_ok=True)
     try:
-        with services.starts.counts.sandbox(handler):
+        with services.starts.counts.sandbox(handler, namespaced=pod.spec.host_users is False):
             sandbox_id = await services.runtime.client.run_pod_sandbox(config, handler)
     except Refused as error:
         why = error.status_text or error.message
@@ -135,7 +135,10 @@ async def start_container(
         except (InvalidInput, Refused, OSError) as error:
             raise _refused("CreateContainerConfigError", str(error)) from error
         try:
-            container_id = await services.runtime.client.create_container(record.sandbox.id, config, sandbox)
+            with services.starts.counts.image_volumes(container, images.keys() - {""}):
+                container_id = await services.runtime.client.create_container(
+                    record.sandbox.id, config, sandbox
+                )
         except Refused as error:
             text = error.message
             runtime = services.facts.runtime_name, services.facts.runtime_version

@@ -235,6 +235,16 @@ def image_volume(reference: str, **fields: Any) -> dict[str, Any]:
 MOUNT = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
 
 
+def image_volumes(rig: Rig) -> tuple[float, ...]:
+    """How many were requested, mounted and refused."""
+    assert rig.node is not None
+    counters = (
+        rig.node.registry.counter(f"kubelet_image_volume_{name}_total", "")
+        for name in ("requested", "mounted_succeed", "mounted_errors")
+    )
+    return tuple(counter.values.get((), 0) for counter in counters)
+
+
 async def test_an_image_volume_is_pulled_mounted_and_counts_as_used(rig: Rig, hollow: HollowRuntime):
     rig.config.image_minimum_gc_age = Duration(0)
     await rig.start()
@@ -254,6 +264,7 @@ async def test_an_image_volume_is_pulled_mounted_and_counts_as_used(rig: Rig, ho
     assert not mounted.host_path
     assert (mounted.image.image, mounted.image.user_specified_image) == (weights.id, "weights:1")
     assert "/data" not in {m.container_path for m in containers["without"].mounts}
+    assert image_volumes(rig) == (1, 1, 0)
     hollow.images.add("unused:1")
     manager: Any = rig.node.components["images"]
     await manager.delete_unused()
@@ -292,6 +303,21 @@ async def test_a_runtime_that_cannot_mount_images_is_named(
     found = waiting(rig, "model")
     assert found.reason == "CreateContainerError"
     assert "too old" not in found.message  # nobody knows that of this runtime
+
+
+async def test_an_image_that_the_runtime_cannot_mount_counts_as_failed(
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    async def refuse(made: Any, image: cri.Image) -> None:
+        raise Refused("ImageVolumeMountFailed: no such layer")
+
+    monkeypatch.setattr(hollow.backend, "create_container", refuse)
+    await rig.start()
+    rig.write("model", {"volumes": [image_volume("weights:1")], "containers": [container(**MOUNT)]})
+    await eventually(lambda: "Failed" in rig.reasons())
+    requested, mounted, failed = image_volumes(rig)
+    assert mounted == 0
+    assert requested == failed >= 1
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def named(text: str) -> list[str]:
 
 def given(page: str) -> set[str]:
     """What the documents say is given."""
-    return set(named(SECTIONS[page].partition("\n| not given | why |")[0]))
+    return set(named(SECTIONS[page].partition("\n| not provided | reason |")[0]))
 
 
 def not_given(page: str) -> list[str]:
