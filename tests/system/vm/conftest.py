@@ -13,9 +13,6 @@ from tests.system.vm import image, node_in_machine, pods_in_machine
 from tests.system.vm.machine import Machine, Size, interpreter
 from tests.system.vm.node_in_machine import ROOT
 
-FOLDERS = {"kube": "KUBE_BIN", "containerd2": "CONTAINERD2_BIN"}
-"""Folders with binaries of the user's own, which the machine can mount under these tags."""
-
 PLACE = Path(os.environ["KUBENGINE_VM"]) if "KUBENGINE_VM" in os.environ else None
 """Where the image and the machines are kept."""
 
@@ -43,7 +40,6 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     assert PLACE is not None
     name = request.module.__name__.rpartition(".")[2].removeprefix("test_")
     mounts = {"checkout": ROOT} | ({"python": python} if (python := interpreter()) else {})
-    mounts |= {tag: Path(os.environ[name]) for tag, name in FOLDERS.items() if name in os.environ}
     size = getattr(request.module, "SIZE", Size(cpus=2, memory=3072))
     made = image.make(PLACE, lambda text: say("image", text))
     machine = Machine(made, PLACE / "machines" / name, size, mounts, lambda text: say(name, text))

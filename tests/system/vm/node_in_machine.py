@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,11 +102,15 @@ def checkout_unit() -> str:
     return f"[Service]\nType=oneshot\nRemainAfterExit=yes\n{starts}"
 
 
-def mount(machine: Machine, tag: str) -> str:
-    """Mount a directory that the machine was started with, until its next boot. Return where."""
-    path = f"/run/{tag}"
-    machine.check(f"mkdir -p {path}; mountpoint -q {path} || mount -t 9p -o {NINE_P} {tag} {path}")
-    return path
+def bring(machine: Machine, folder: Path, *names: str) -> str:
+    """Copy these programs, as far as the folder has them, into the machine. Return their directory there."""
+    (machine.share / "programs").mkdir(exist_ok=True)
+    for name in names:
+        if (folder / name).exists():
+            shutil.copy(folder / name, machine.share / "programs")
+    place = f"/opt/{folder.name}"
+    machine.check(f"mkdir -p {place}; mv -f {SHARE}/programs/* {place}", LONG)
+    return place
 
 
 def install(machine: Machine) -> None:

@@ -26,9 +26,11 @@ PAGE = 4096
 def test_memory_qos(node: Machine) -> None:
     limited = pod("limited", {"requests": {"memory": "32Mi"}, "limits": {"memory": "64Mi"}})
     pods = (GUARANTEED, limited)
-    write_pods(node, pods)
+    write_pods(node, ())
+    wait_for_pods(node, ())
     fields = {"featureGates": {"MemoryQoS": True}, "memoryReservationPolicy": "TieredReservation"}
     run_agent(node, {**fields, "memoryThrottlingFactor": 0.5})
+    write_pods(node, pods)
     ids = wait_for_pods(node, pods)
     assert value(node, ids["limited"], "memory.high") == str(48 * MIB)
     assert value(node, ids["limited"], "memory.low") == str(32 * MIB)

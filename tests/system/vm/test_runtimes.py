@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,10 @@ from tests.system.vm.machine import Machine
 from tests.system.vm.node_in_machine import (
     LONG,
     UNIT,
+    bring,
     containerd_config,
     faults,
     import_images,
-    mount,
     put,
     run_agent,
     start_agent,
@@ -56,7 +57,8 @@ def test_crun(machine: Machine) -> None:
     reason="needs CONTAINERD2_BIN: a folder with containerd 2, its shim, ctr and runc",
 )
 def test_containerd_2(machine: Machine) -> None:
-    folder = mount(machine, "containerd2")
+    programs = ("containerd", "containerd-shim-runc-v2", "ctr", "runc")
+    folder = bring(machine, Path(os.environ["CONTAINERD2_BIN"]), *programs)
     path = f"[Service]\nEnvironment=PATH={folder}:/usr/sbin:/usr/bin:/sbin:/bin\n"
     put(machine, "/etc/containerd/config.toml", containerd_config())
     command = f"ExecStart=\nExecStart={folder}/containerd\n"
