@@ -7,7 +7,6 @@ import json
 from tests.system.vm.machine import Machine
 from tests.system.vm.node_in_machine import STATE, UNIT, faults, run_agent, start_agent
 from tests.system.vm.pods_in_machine import (
-    USUAL,
     containers,
     group,
     pod,
@@ -60,7 +59,7 @@ def test_reboot_starts_every_pod_again(node: Machine) -> None:
     assert faults(node) == "no faults"
 
 
-def test_shutdown_ends_pods_by_priority(node: Machine) -> None:
+def test_shutdown_ends_pods_by_priority(machine: Machine) -> None:
     """systemd would end both at once; the critical pod, which is quicker, is the second to end."""
     write = "echo {0} >> /host/ends; sync; exit 0"
     wait = "trap '{0}' TERM; while true; do sleep 1; done"
@@ -70,16 +69,14 @@ def test_shutdown_ends_pods_by_priority(node: Machine) -> None:
     )
     for manifest in (usual, critical):
         manifest["spec"]["terminationGracePeriodSeconds"] = 100
-    node.run("rm -f /var/tmp/ends")
-    write_pods(node, (usual, critical))
-    run_agent(node, {"shutdownGracePeriod": "200s", "shutdownGracePeriodCriticalPods": "100s"})
-    before = wait_for_pods(node, (usual, critical))
-    assert "delay" in node.check("systemd-inhibit --list --no-legend")
-    node.power_off()
-    node.start()
-    assert node.check("cat /var/tmp/ends").split() == ["usual", "critical"]
-    times = json.loads(node.check(f"cat {STATE}/graceful_node_shutdown_state"))
+    machine.run("rm -f /var/tmp/ends")
+    run_agent(machine, {"shutdownGracePeriod": "200s", "shutdownGracePeriodCriticalPods": "100s"})
+    write_pods(machine, (usual, critical))
+    before = wait_for_pods(machine, (usual, critical))
+    assert "delay" in machine.check("systemd-inhibit --list --no-legend")
+    machine.power_off()
+    machine.start()
+    assert machine.check("cat /var/tmp/ends").split() == ["usual", "critical"]
+    times = json.loads(machine.check(f"cat {STATE}/graceful_node_shutdown_state"))
     assert not times["endTime"].startswith("0001")
-    wait_for_pods(node, (usual, critical), other_than=before)
-    write_pods(node, USUAL)
-    wait_for_pods(node)
+    wait_for_pods(machine, (usual, critical), other_than=before)

@@ -7,11 +7,8 @@ import json
 import pytest
 
 from tests.system.vm.machine import Machine
-from tests.system.vm.node_in_machine import PORT, faults, run_agent, start_agent
+from tests.system.vm.node_in_machine import PORT, faults, run_agent, stop_agent
 from tests.system.vm.pods_in_machine import (
-    BEST_EFFORT,
-    BURSTABLE,
-    GUARANTEED,
     equal,
     pod,
     value,
@@ -23,57 +20,58 @@ MIB = 1 << 20
 PAGE = 4096
 
 
-def test_memory_qos(node: Machine) -> None:
+def test_memory_qos(machine: Machine) -> None:
+    reserved = pod("reserved", equal(cpu="100m", memory="32Mi"))
     limited = pod("limited", {"requests": {"memory": "32Mi"}, "limits": {"memory": "64Mi"}})
-    pods = (GUARANTEED, limited)
-    write_pods(node, ())
-    wait_for_pods(node, ())
     fields = {"featureGates": {"MemoryQoS": True}, "memoryReservationPolicy": "TieredReservation"}
-    run_agent(node, {**fields, "memoryThrottlingFactor": 0.5})
-    write_pods(node, pods)
-    ids = wait_for_pods(node, pods)
-    assert value(node, ids["limited"], "memory.high") == str(48 * MIB)
-    assert value(node, ids["limited"], "memory.low") == str(32 * MIB)
-    assert value(node, ids["guaranteed"], "memory.high") == "max"
-    assert value(node, ids["guaranteed"], "memory.min") == str(32 * MIB)
-    assert faults(node) == "no faults"
+    run_agent(machine, {**fields, "memoryThrottlingFactor": 0.5})
+    write_pods(machine, (reserved, limited))
+    ids = wait_for_pods(machine, (reserved, limited))
+    assert value(machine, ids["limited"], "memory.high") == str(48 * MIB)
+    assert value(machine, ids["limited"], "memory.low") == str(32 * MIB)
+    assert value(machine, ids["reserved"], "memory.high") == "max"
+    assert value(machine, ids["reserved"], "memory.min") == str(32 * MIB)
+    assert faults(machine) == "no faults"
 
 
-def test_swap(node: Machine) -> None:
+def test_swap(machine: Machine) -> None:
     """A Burstable pod gets swap in proportion to its request, the others none."""
-    pods = (GUARANTEED, BURSTABLE, BEST_EFFORT)
-    node.check(
-        "truncate -s 0 /swap && fallocate -l 512M /swap && chmod 600 /swap && mkswap /swap && swapon /swap"
-    )
+    machine.check("fallocate -l 512M /swap && chmod 600 /swap && mkswap /swap && swapon /swap")
     try:
-        write_pods(node, ())
-        wait_for_pods(node, ())
-        run_agent(node, {"failSwapOn": False, "memorySwap": {"swapBehavior": "LimitedSwap"}})
-        write_pods(node, pods)
-        ids = wait_for_pods(node, pods)
-        lines = (line.split() for line in node.check("cat /proc/meminfo").splitlines())
+        run_agent(machine, {"failSwapOn": False, "memorySwap": {"swapBehavior": "LimitedSwap"}})
+        pods = (
+            pod("swaps", {"requests": {"memory": "32Mi"}}),
+            pod("reserved-all", equal(cpu="100m", memory="32Mi")),
+            pod("requests-none"),
+        )
+        write_pods(machine, pods)
+        ids = wait_for_pods(machine, pods)
+        lines = (line.split() for line in machine.check("cat /proc/meminfo").splitlines())
         total = {words[0]: int(words[1]) << 10 for words in lines}
         share = 32 * MIB / total["MemTotal:"] * total["SwapTotal:"]
-        assert abs(int(value(node, ids["burstable"], "memory.swap.max")) - share) <= PAGE
-        assert value(node, ids["guaranteed"], "memory.swap.max") == "0"
-        assert value(node, ids["besteffort"], "memory.swap.max") == "0"
-        assert faults(node) == "no faults"
+        assert abs(int(value(machine, ids["swaps"], "memory.swap.max")) - share) <= PAGE
+        assert value(machine, ids["reserved-all"], "memory.swap.max") == "0"
+        assert value(machine, ids["requests-none"], "memory.swap.max") == "0"
+        assert faults(machine) == "no faults"
     finally:
-        node.check("swapoff /swap; rm /swap")
+        stop_agent(machine)
+        machine.check("swapoff /swap; rm /swap")
 
 
-def test_huge_pages(node: Machine) -> None:
-    node.check("echo 64 > /proc/sys/vm/nr_hugepages; test $(cat /proc/sys/vm/nr_hugepages) = 64")
+def test_huge_pages(machine: Machine) -> None:
+    stop_agent(machine)  # it counts the machine's huge pages when it starts
+    machine.check("echo 64 > /proc/sys/vm/nr_hugepages; test $(cat /proc/sys/vm/nr_hugepages) = 64")
     try:
+        run_agent(machine)
         huge = pod("huge", equal(cpu="100m", memory="32Mi", **{"hugepages-2Mi": "8Mi"}))
-        write_pods(node, (huge,))
-        start_agent(node)
-        ids = wait_for_pods(node, (huge,))
-        assert value(node, ids["huge"], "hugetlb.2MB.max") == str(8 * MIB)
-        assert value(node, ids["huge"], "../hugetlb.2MB.max") == str(8 * MIB)
-        assert faults(node) == "no faults"
+        write_pods(machine, (huge,))
+        ids = wait_for_pods(machine, (huge,))
+        assert value(machine, ids["huge"], "hugetlb.2MB.max") == str(8 * MIB)
+        assert value(machine, ids["huge"], "../hugetlb.2MB.max") == str(8 * MIB)
+        assert faults(machine) == "no faults"
     finally:
-        node.check("echo 0 > /proc/sys/vm/nr_hugepages")
+        stop_agent(machine)
+        machine.check("echo 0 > /proc/sys/vm/nr_hugepages")
 
 
 @pytest.mark.parametrize("resource", ["cpu", "memory", "io"])
