@@ -60,7 +60,7 @@ def pods_asked_about(
     """Typed pods with an API server's defaults, on no node yet. Raises `InvalidInput`.
 
     `like` finds a pod by `namespace/name`, `class_priority` the value of a PriorityClass;
-    `warn` is told what of a manifest is passed over. A resource name that no API server would take is refused
+    `warn` receives the ignored parts of a manifest. A resource name that no API server would take is refused
     with the nearest of `known_resources`.
     """
     if parameters.file and parameters.like:

@@ -42,7 +42,7 @@ class _ExecCredential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Credentials:
-    """Provide `headers()` and `context()` for the next request; listeners are told when connections are
+    """Provide `headers()` and `context()` for the next request; listeners are called when connections are
     outdated.
 
     `pair()` is a file whose certificate and key take precedence over the kubeconfig's.

@@ -51,7 +51,7 @@ class CsiLimits:
         self._settle(driver)
 
     def drop(self, driver: str) -> None:
-        """A driver has gone."""
+        """Handle a driver that unregistered."""
         self._drivers.pop(driver, None)
         self._settle(driver)
 

@@ -48,7 +48,7 @@ class CsiVolume:
 
     @property
     def access_mode(self) -> str:
-        """The one that a driver is told."""
+        """Return the access mode that the driver receives."""
         return self.access_modes[0] if self.access_modes else READ_WRITE_ONCE
 
     @property
@@ -103,7 +103,7 @@ def spec_of(driver: CSIDriver | None) -> CSIDriverSpec:
 
 
 def pod_info(pod: Pod, mode: str) -> dict[str, str]:
-    """What a driver with `podInfoOnMount` is told of the pod."""
+    """Return the pod's attributes for a driver with `podInfoOnMount`."""
     meta, prefix = pod.metadata, "csi.storage.k8s.io/"
     return {
         f"{prefix}pod.name": meta.name,

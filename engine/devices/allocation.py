@@ -30,7 +30,7 @@ from engine.topologymanager.provider import HintProvider
 
 NO_HINT = Hint(None, preferred=False)
 TOPOLOGY_MESSAGE = "Resources cannot be allocated with Topology locality"
-UNPROVEN_MESSAGE = "the search among so many NUMA nodes was cut short; a better aligned choice may exist"
+UNPROVEN_MESSAGE = "the search among so many NUMA nodes ended early; a better aligned choice may exist"
 EXPLANATIONS = 1000
 NODE_RESOURCES = ""
 """The lock of what providers give; it sorts before every device resource."""

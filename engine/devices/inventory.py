@@ -160,7 +160,9 @@ class Inventory:
         return all(row is not None and self._state[row] == HEALTHY for row in rows)
 
     def is_unhealthy(self, id: str) -> bool:
-        """Tell whether the plugin reported the device as unhealthy or has gone; false before any report."""
+        """Return whether the plugin reported the device as unhealthy or disconnected; false
+        before a report.
+        """
         row = self._rows.get(id)
         return row is not None and bool(self._state[row] == UNHEALTHY)
 

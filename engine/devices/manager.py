@@ -359,7 +359,7 @@ class DeviceManager:
     async def await_plugins(self, pod: Pod, tell: TellWaiting = nobody_waits) -> None:
         """With `admission_retry`: wait for plugins that the pod needs and that went away, but not longer.
 
-        Returns in any case; callers go on to admit or reject. `allocate` waits too, within the same
+        Returns in any case; callers then admit or reject. `allocate` waits too, within the same
         allowance. A node that admits pods in turn waits here first, where no other pod is behind.
         """
         while True:

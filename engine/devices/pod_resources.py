@@ -92,13 +92,13 @@ class MemoryBlock(NamedTuple):
 
 
 class PinnedResources(Protocol):
-    """What the CPU and memory managers give; `engine.node.pinning.Pinning`."""
+    """The allocations of the CPU and memory managers; `engine.node.pinning.Pinning`."""
 
     def exclusive_cpus(self, pod_uid: str, container: str) -> Sequence[int]:
         """The CPUs that a container has for itself, ascending."""
 
     def promised_memory(self, pod_uid: str, container: str) -> Sequence[MemoryBlock]:
-        """The memory that a container was promised."""
+        """Return the reserved memory of a container."""
 
     def allocatable_cpus(self) -> Sequence[int]:
         """All CPUs that can be exclusive, ascending."""

@@ -1,4 +1,4 @@
-"""Dynamic resource allocation: claims prepared by drivers, kept, and given back.
+"""Dynamic resource allocation: drivers prepare and unprepare claims, which are recorded.
 
 Pure files decide: `claims` (which claims a pod uses and whether it may), `table` (what is prepared),
 `answers` (what a driver said, held to what it was asked), `places` (the NUMA nodes of claimed devices, and

@@ -195,7 +195,9 @@ class ClaimManager:
             self._lasted.observe(time.perf_counter() - begun, operation, failed)
 
     async def _to_its_end(self, work: Callable[[Wanted], Coroutine[Any, Any, None]]) -> None:
-        """Wait for work that goes on if the caller is cancelled; the work can ask whether it is `wanted`."""
+        """Wait for work that continues if the caller is cancelled; the work can check if it is
+        still `wanted`.
+        """
         done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
         async def carry_out() -> None:

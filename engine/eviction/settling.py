@@ -1,4 +1,4 @@
-"""Detects when a file system has given back what removals free. Pure: readings in, verdict out.
+"""Detects when a file system shows the space that removals freed. Pure: readings in, verdict out.
 
 Blocks may become free long after a removal returns (a runtime that collects layers later, a file system that
 frees in the background): kubernetes/kubernetes#130663.

@@ -93,7 +93,7 @@ def _check_nesting(paths: Iterable[str]) -> None:
 
 
 def _current(directory: int) -> str | None:
-    """Return the directory of `..data`, or None if there is none of ours."""
+    """Return the directory of `..data`, or None if it is not the agent's."""
     try:
         target = os.readlink(DATA, dir_fd=directory)
     except OSError:

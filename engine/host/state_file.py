@@ -59,10 +59,10 @@ class StateFile:
         self._writer = (tasks or Tasks()).task(name)
 
     def read(self, decode: Callable[[bytes], T], damaged: Callable[[str], None]) -> T | None:
-        """What the file of an earlier agent says; None if there is none, or none that can be trusted.
+        """Read the file of an earlier agent; None if there is none, or if it is damaged.
 
-        `decode` raises `ValueError` for a content that it does not take. The file is then set aside, and
-        `damaged` is told. Raises `Unavailable` where the machine is short of what it takes to read.
+        `decode` raises `ValueError` for invalid content. The file is then set aside, and `damaged` is called
+        with the reason. Raises `Unavailable` if the machine lacks the memory or descriptors to read it.
         """
         try:
             text = read_again(self.path)

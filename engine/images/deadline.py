@@ -12,7 +12,7 @@ LOOKS: Final = 8
 class Patience:
     """Cancel a wait of the creating task after `seconds`, or up to an eighth later.
 
-    A timer checks now and then whether the same wait still goes on, so that a short wait costs next to
+    A timer checks now and then whether the same wait is still running, so that a short wait costs next to
     nothing. Call `begin` before each wait, which ends the one before, and `end` after the last; after a
     cancellation, `ended_it` tells whether it was ours.
     """

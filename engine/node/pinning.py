@@ -23,7 +23,7 @@ from engine.wire import cri_v1_pb2 as cri
 
 
 class Pinning:
-    """The node's exclusive CPUs and promised memory; `engine.node.sync.services.ContainerPlacement`."""
+    """The node's exclusive CPUs and reserved memory; `engine.node.sync.services.ContainerPlacement`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Pinning:
         )
 
     def place(self, pod: Pod, container: Container, values: ContainerResources) -> ContainerResources:
-        """Add the CPUs and NUMA nodes that a container may use to what the runtime is told of it."""
+        """Add the CPUs and NUMA nodes that a container may use to its configuration for the runtime."""
         return replace(
             values,
             cpuset_cpus=self.cpus.cpuset(pod, container.name),
@@ -100,7 +100,7 @@ class Pinning:
         return list(cpu_set.numbers(policy.allocatable)) if policy is not None else []
 
     def promised_memory(self, pod_uid: str, container: str) -> list[MemoryBlock]:
-        """The memory that a container was promised."""
+        """Return the reserved memory of a container."""
         policy = self.memory.policy
         blocks = policy.state.held(pod_uid, container) or () if policy is not None else ()
         return [MemoryBlock(block.type, block.size, block.nodes) for block in blocks]

@@ -1,9 +1,9 @@
-"""The plugin watcher: sockets that appear below `plugins_registry` are asked who they are.
+"""The plugin watcher: identifies the plugins behind sockets that appear below `plugins_registry`.
 
-A plugin (`pluginregistration.Registration`) answers GetInfo and is told by NotifyRegistrationStatus whether
-the room for its kind takes it. Names that begin with a dot and files that are not sockets are passed over.
-Each socket has a task of its own, so that a hanging plugin keeps nobody else waiting; of one path a plugin
-is let go of before the next is taken on.
+A plugin (`pluginregistration.Registration`) answers GetInfo, and NotifyRegistrationStatus informs it whether
+the handler of its type accepted it. Names that begin with a dot and files that are not sockets are ignored.
+Each socket has its own task, so that a hanging plugin delays no other; a plugin is deregistered before the
+next one at the same path is registered.
 """
 
 from __future__ import annotations

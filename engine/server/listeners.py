@@ -98,7 +98,7 @@ class HttpServer:
             self._own_port.bind()
 
     async def start(self) -> None:
-        """Opens the doors. Raises `Refused` naming the address that cannot be had."""
+        """Open the listeners. Raises `Refused` naming an address that is not available."""
         try:
             if self._ports is None:
                 self.bind()
@@ -115,7 +115,7 @@ class HttpServer:
             raise
 
     async def stop(self) -> None:
-        """Closes the doors and ends the connections; safe to call twice."""
+        """Close the listeners and the connections; safe to call twice."""
         if self._own_port is not None:
             await self._own_port.stop()
         for door in self._doors:

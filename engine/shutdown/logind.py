@@ -121,7 +121,7 @@ class Logind:
         """Return the signals since the last call, without waiting: true for a shutdown, false for its
         cancellation.
 
-        Raises `Unavailable` if the bus or logind has gone or restarted.
+        Raises `Unavailable` if the bus or logind has stopped or restarted.
         """
         try:
             for _ in range(MOST_MESSAGES):

@@ -466,7 +466,7 @@ class _Call:
             self.fail(CallFailed(INTERNAL, _NOT_ONE))
 
     def checked_size(self) -> int:
-        """How many bytes the message in hand has with its prefix, or 0 where that is not known yet."""
+        """Return the size of the current message with its prefix, or 0 if it is not known yet."""
         if len(self._answer) < _PREFIX:
             return 0
         size = int.from_bytes(self._answer[1:_PREFIX], "big")
@@ -583,7 +583,7 @@ def _connected(path: str) -> socket.socket:
 
 @lru_cache(maxsize=512)
 def _head(method: str, timeout: float | None) -> bytes:
-    """The header block of a call; `timeout` seconds are told to the server."""
+    """Return the header block of a call; `timeout` in seconds is sent to the server."""
     fields = [
         (b":method", b"POST"),
         (b":scheme", b"http"),

@@ -1,10 +1,10 @@
-"""One HTTP/2 connection from the client's side: many exchanges at once, each at its own pace.
+"""The client side of one HTTP/2 connection: many concurrent exchanges, each at its own pace.
 
-The native core (`engine._fast.http2`) keeps the protocol; this file moves bytes between it, the transport
-(asyncio's TLS, over `ssl.MemoryBIO`) and those who wait. What a server sends is given back to it when its
-reader has taken it, so no more than `WINDOW` bytes wait for a slow reader and a slow reader holds up nobody
-else. A connection that stays silent is pinged after `PING_AFTER` seconds and given up when nothing comes back
-within `PING_WAIT` (as client-go does).
+The native core (`engine._fast.http2`) implements the protocol; this file moves bytes between it, the
+transport (asyncio's TLS, over `ssl.MemoryBIO`) and the callers. The window of received data is returned to
+the server only when its reader has taken it, so at most `WINDOW` bytes wait for a slow reader, which does
+not delay the others. A connection that stays silent is pinged after `PING_AFTER` seconds and closed if
+nothing comes back within `PING_WAIT` (as client-go does).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Exchange:
     # What the connection tells
 
     def head(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """The answer's status and headers; an interim answer (1xx) and trailers are passed over."""
+        """Return the response's status and headers, ignoring interim responses (1xx) and trailers."""
         if self.status:
             return
         known = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
@@ -155,7 +155,7 @@ class Exchange:
 class Http2Connection(asyncio.Protocol):
     """A connection that speaks HTTP/2 from its first byte (TLS with ALPN `h2`, or prior knowledge).
 
-    `peer` names the server in errors; `on_lost` is told once when it can take no more requests. The
+    `peer` names the server in errors; `on_lost` is called once when it cannot accept further requests. The
     server's settings are known, and so its limit of streams, when `wait_until_ready` returns.
     """
 

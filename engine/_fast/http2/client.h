@@ -24,7 +24,7 @@ enum http2_kind {
     HTTP2_MORE = 0,
     HTTP2_FIELD,  /* of the header block being read: `field` */
     HTTP2_HEAD,   /* the header block has ended */
-    HTTP2_DATA,   /* `data`, `size`; to be given back with http2_take */
+    HTTP2_DATA,   /* `data`, `size`; to be acknowledged with http2_take */
     HTTP2_END,    /* the server's side has ended */
     HTTP2_RESET,  /* the server ended the stream; `code` */
     HTTP2_GOAWAY, /* streams above `last` will not be answered; `code` */

@@ -1,6 +1,6 @@
 """Finds where JSON objects begin and end in a byte buffer, so that a huge list is read piece by piece.
 
-Only strings and brackets are looked at; whether the pieces are valid JSON is for the decoder to say.
+Only strings and brackets are examined; the decoder checks whether the pieces are valid JSON.
 The rule:
 
 * `open_document` skips white space and commas to the next value. An array, or an object with a key `items` at

@@ -338,7 +338,7 @@ static inline uint64_t exec_patience(const probe *p) {
     return p->timeout_ns % 1000000000u ? p->timeout_ns : p->timeout_ns + EXEC_GRACE_NS;
 }
 
-/* Handle a deadline.  Time in which this thread could not run is given back, once. */
+/* Handle a deadline.  Time in which this thread could not run is added once. */
 static inline void connection_timed_out(probe_loop *l, connection *c, uint64_t now) {
     uint64_t lag = l->lag_ns - c->lag_ns;
     probe *p = c->owner;

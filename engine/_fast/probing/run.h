@@ -7,7 +7,7 @@
 
 #include "connect.h"
 
-#define LOOP_STARTS 32 /* connections begun before sockets are looked at again */
+#define LOOP_STARTS 32 /* connections to start before sockets are checked again */
 #define LOOP_EVENTS 256
 #define LOOP_LAG_NS 2000000u /* a later wake-up is caused by the machine */
 

@@ -47,7 +47,7 @@ def look_up(pods, dict usage not None, dict row_of not None, str name not None):
     elif name == "amount":
         slot = &amount_slot
     else:
-        raise ValueError(f"{name} is none of memory, processes, amount")
+        raise ValueError(f"{name} is not one of memory, processes, amount")
     rows, amounts, known = np.empty(n, np.int32), np.zeros(n, np.int64), np.zeros(n, np.uint8)
     cdef int32_t[::1] row = rows
     cdef int64_t[::1] amount = amounts

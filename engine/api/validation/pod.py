@@ -50,7 +50,7 @@ def problems(pod: Pod) -> Iterator[str]:
 
 
 def _of_an_api_server(pod: Pod) -> Iterator[str]:
-    """What a static pod may not refer to (v1.36 PreventStaticPodAPIReferences), and what we have not got."""
+    """Yield API references, which a static pod must not have (v1.36 PreventStaticPodAPIReferences)."""
     spec = pod.spec
     if spec.resource_claims:
         yield f"spec.resourceClaims: {NO_API}"

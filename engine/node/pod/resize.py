@@ -8,7 +8,7 @@
                                                    FAILED ────complete────┘
 
 What has begun counts as held from then on, and is gone on with, not judged again. Only a pod that works is
-resized; its life (`life`) goes on beside this.
+resized; its life cycle (`life`) continues independently.
 """
 
 from __future__ import annotations

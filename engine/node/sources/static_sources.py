@@ -63,7 +63,7 @@ class StaticSources:
             )
 
     async def start(self) -> None:
-        """Returns when the directory has been looked at; the URL may take its time."""
+        """Start the sources; return once the directory was read, without waiting for the URL."""
         if self._directory is not None:
             await self._directory.start()
             await self._directory.looked.wait()

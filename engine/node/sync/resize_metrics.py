@@ -42,7 +42,7 @@ def _operation(before: Quantity, after: Quantity) -> Operation | None:
 
 
 class ResizeMetrics:
-    """The resizes of one node. `trigger` is why deferred ones are looked at again now."""
+    """The resizes of one node. `trigger` is the reason why deferred ones are evaluated again."""
 
     def __init__(self, registry: Registry) -> None:
         self.trigger: Trigger = "periodic_retry"

@@ -94,7 +94,7 @@ class ContainerPlacement(Protocol):
     """`engine.node.pinning.Pinning`: where containers may run, and which NUMA nodes their memory is on."""
 
     def place(self, pod: Pod, container: Container, values: ContainerResources) -> ContainerResources:
-        """Add a container's CPUs and NUMA nodes to what the runtime is told of it."""
+        """Add a container's CPUs and NUMA nodes to its configuration for the runtime."""
 
     def starting(self, pod: Pod, container: Container) -> None:
         """Called before a created container is started."""

@@ -1,7 +1,7 @@
 """Compute on which nodes a ResourceClaim could be allocated, how often, and what fragments the devices.
 
 `engine.plan.claims` allocates as the scheduler v1.36 does, from the slices, claims and classes of the
-snapshot. Nodes are asked one by one: other requests of the claim's pod (CPU, memory) are not looked at.
+snapshot. Nodes are asked one by one: other requests of the claim's pod (CPU, memory) are ignored.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def dynamic_resources(snapshot: Snapshot) -> DynamicResources:
 
 
 def claims_of_file(path: str) -> list[PlannedClaim]:
-    """Read ResourceClaims and ResourceClaimTemplates from a manifest; other objects are passed over.
+    """Read ResourceClaims and ResourceClaimTemplates from a manifest; other objects are ignored.
 
     Raise `InvalidInput` with the path if there are none.
     """

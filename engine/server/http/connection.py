@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection: h11 says what the bytes mean, this file moves them within bounds.
 
 A peer may be slow, hostile or gone. Each request has a deadline to arrive whole and limits on its head and
-its body. A peer that goes on sending waits before each further step for its turn of the event loop, as all
+its body. A peer that keeps sending waits before each further step for its turn of the event loop, as all
 such peers of a listener do; the first request of a connection does not wait, so that newcomers are heard.
 A peer that takes nothing of an answer for a while does not get the rest. Whatever goes wrong ends this
 connection only.

@@ -2,7 +2,7 @@
 
 Nothing is read but a bounded head and body, and nothing is done, before it is known who asks and that they
 may. A bounded number of strangers is inside; who has been silent longest makes way for a new one. Answers
-that go on for as long as a user wants (logs, sessions) are counted apart: strangers can't end them.
+that last as long as a user wants (logs, sessions) are counted separately: unknown clients can't end them.
 
 A connection ends with the certificate that its client showed. It ends too when other authorities vouch for
 clients, which is seen with the next connection or request.
@@ -212,7 +212,7 @@ class SecurePort:
             writer.transport.abort()
 
     async def _counted(self, answer: Answer, task: asyncio.Task[None], place: ConnectionSlot) -> Answer:
-        """What goes on for long is counted apart."""
+        """Count long-running requests separately."""
         if not _goes_on(answer):
             return answer
         if len(self._sessions) >= MAX_SESSIONS:
