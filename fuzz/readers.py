@@ -191,6 +191,65 @@ def snapshot() -> Reader:
     return read
 
 
+def http2_streams() -> Reader:
+    """Play a conversation of several streams; the input chooses the steps, and what either side cuts off.
+
+    Each field and each byte of data that a well-behaved server sends names its stream, so that nothing of one
+    stream may turn up in another.
+    """
+    from engine._fast.http2._client_c import BROKEN, DATA, HEAD, ClientConnection, encode
+
+    def frame(kind: int, flags: int, payload: bytes, stream: int) -> bytes:
+        return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+    def block(stream: int, size: int) -> bytes:
+        """Encode one to sixteen fields in HEADERS and CONTINUATION frames of `size` bytes."""
+        fields = encode([(b":status", b"200"), *((b"x", b"%d" % stream) for _ in range(size % 16))])
+        pieces = [fields[at : at + size] for at in range(0, len(fields), size)]
+        last = len(pieces) - 1
+        return b"".join(
+            frame(9 if at else 1, 4 if at == last else 0, piece, stream) for at, piece in enumerate(pieces)
+        )
+
+    def hear(client: ClientConnection, data: bytes) -> None:
+        for kind, stream, what, _ in client.receive(data):
+            assert kind != BROKEN
+            if kind == HEAD:
+                assert all(value == b"%d" % stream for name, value in what if name == b"x")
+                assert [name for name, _ in what].count(b":status") == 1
+            elif kind == DATA:
+                assert set(what) == {stream % 256}
+                client.take(stream, len(what))
+
+    def read(data: bytes) -> None:
+        client = ClientConnection()
+        client.receive(frame(4, 0, b"", 0))
+        asked, open, headed, pending = encode([(b":method", b"GET")]), list[int](), set[int](), b""
+        for step, choice in zip(data[::2], data[1::2], strict=False):
+            chosen = open[choice % len(open)] if open else 0
+            match step % 8:
+                case 0 | 1 if client.ready and len(open) < 8:
+                    open.append(client.request(asked))
+                case 2 if chosen and chosen not in headed:
+                    headed.add(chosen)
+                    pending += block(chosen, 1 + choice % 40)
+                case 3 if chosen in headed:
+                    pending += frame(0, 0, bytes((chosen % 256,)) * (1 + choice), chosen)
+                case 4 if chosen:
+                    client.reset(chosen, 8)
+                    open.remove(chosen)
+                case 5 if chosen:
+                    pending += frame(3, 0, bytes(4), chosen)
+                    open.remove(chosen)
+                case _:
+                    now, pending = pending[:choice], pending[choice:]
+                    hear(client, now)
+            client.output()
+        hear(client, pending)
+
+    return read
+
+
 def _same_in_pieces(read: Callable[[Iterable[bytes]], list[Any]]) -> Reader:
     """However the bytes arrive, the reader sees the same."""
 
@@ -300,6 +359,10 @@ SEEDS: dict[str, list[bytes]] = {
         _tar(("a", tarfile.REGTYPE, ""), ("h", tarfile.LNKTYPE, "../outside")),
         _tar(("a/.wh...", tarfile.REGTYPE, ""), (".wh..wh..opq", tarfile.REGTYPE, "")),
     ],
+    "http2_streams": [
+        bytes((0, 0, 0, 0, 2, 7, 6, 40, 4, 0, 2, 1, 7, 255, 7, 255)),
+        bytes((0, 0, 0, 0, 0, 0, 3, 9, 2, 16, 7, 20, 5, 1, 4, 0, 0, 0, 2, 18, 3, 200, 7, 90, 7, 255)),
+    ],
     "snapshot": [
         json.dumps({"kind": "List", "items": [_NODE, _POD]}).encode(),
         json.dumps({"node": {"nodeName": "n", "memory": {"workingSetBytes": 1}}, "pods": []}).encode(),
@@ -317,6 +380,7 @@ READERS: dict[str, Callable[[], Reader]] = {
     "websocket": websocket,
     "layer": layer,
     "snapshot": snapshot,
+    "http2_streams": http2_streams,
 }
 
 logging.disable(logging.CRITICAL)
