@@ -10,6 +10,7 @@ import gzip
 import io
 import sys
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,9 +129,11 @@ def _sniffed(stream: Stream, origin: str) -> Iterator[DocumentSource]:
     if head.startswith(_GZIP_MAGIC):
         inner = gzip.GzipFile(fileobj=stream)
         try:
-            inner.peek(512)
-        except (EOFError, OSError) as error:
+            nested = inner.peek(512).startswith(_GZIP_MAGIC)
+        except (EOFError, OSError, zlib.error) as error:
             raise InvalidInput(f"broken gzip: {error}", subject=origin) from None
+        if nested:
+            raise InvalidInput("gzip within gzip; expected one level of compression", subject=origin)
         yield from _sniffed(inner, origin)
     elif head.startswith(MAGIC):
         yield DocumentSource(origin, stream, is_snapshot=True)
