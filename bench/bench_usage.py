@@ -33,6 +33,8 @@ from engine.server.resource_metrics import resource_metrics
 from engine.wire import cri_v1_pb2 as cri
 
 PODS = 2500
+DESCRIPTORS = 10  # of each of the two processes of a group
+LIMITS = "Max open files            1024                 524288               files\n"
 Benchmark = Any
 FILES = {
     "cpu.stat": "usage_usec 2500000\nuser_usec 1000000\nsystem_usec 500000\nnr_periods 10\nnr_throttled 3\n"
@@ -73,6 +75,11 @@ def mount() -> Iterator[Path]:
             directory.mkdir(parents=True, exist_ok=True)
             for file, text in FILES.items():
                 (directory / file).write_text(text)
+    for process in ("1", "22"):
+        (top / "proc" / process / "fd").mkdir(parents=True)
+        (top / "proc" / process / "limits").write_text(LIMITS)
+        for number in range(DESCRIPTORS):
+            (top / "proc" / process / "fd" / str(number)).symlink_to(f"socket:[{number}]")
     yield top
     shutil.rmtree(top)
 
@@ -102,6 +109,7 @@ def sampler(mount: Path) -> UsageSampler:
         runtime=mount / "none.sock",
         clock=lambda: float(next(now)),
         mount=mount,
+        proc=mount / "proc",
     )
 
 
