@@ -16,7 +16,9 @@ from engine.api.references import (
     ClusterTrustBundleProjection,
     ConfigMapVolume,
     FileKeySelector,
+    ISCSIVolume,
     KeySelector,
+    NFSVolume,
     ObjectProjection,
     PersistentVolumeClaimVolume,
     SecretVolume,
@@ -373,8 +375,8 @@ class Volume(Struct):
     persistent_volume_claim: PersistentVolumeClaimVolume | None = None
     ephemeral: dict[str, Any] | None = None
     csi: CSIVolume | None = None
-    nfs: dict[str, Any] | None = None
-    iscsi: dict[str, Any] | None = None
+    nfs: NFSVolume | None = None
+    iscsi: ISCSIVolume | None = None
     fc: dict[str, Any] | None = None
     flex_volume: dict[str, Any] | None = None
     git_repo: dict[str, Any] | None = None

@@ -91,3 +91,34 @@ class ClusterTrustBundleProjection(Struct):
 class PersistentVolumeClaimVolume(Struct):
     claim_name: str = ""
     read_only: bool = False
+
+
+class SecretReference(Struct):
+    name: str = ""
+    namespace: str = ""
+
+
+class NFSVolume(Struct):
+    """A directory that an NFS server exports."""
+
+    server: str = ""
+    path: str = ""
+    read_only: bool = False
+
+
+class ISCSIVolume(Struct):
+    """A LUN of an iSCSI target. `secret_ref` has the CHAP credentials; its namespace is used only in a
+    persistent volume.
+    """
+
+    target_portal: str = ""
+    iqn: str = ""
+    lun: Int32 = 0
+    iscsi_interface: str = "default"
+    fs_type: str = ""
+    read_only: bool = False
+    portals: list[str] | None = None
+    chap_auth_discovery: bool = False
+    chap_auth_session: bool = False
+    secret_ref: SecretReference | None = None
+    initiator_name: str | None = None

@@ -20,9 +20,9 @@ from engine.api.objects.storage import (
     READ_WRITE_ONCE,
     CSIPersistentVolume,
     PersistentVolume,
-    SecretReference,
     VolumeNodeAffinity,
 )
+from engine.api.references import SecretReference
 from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
@@ -20,11 +20,14 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """One mount; `options` are those of the mount and of its file system (`kind`) together."""
+    """One mount; `options` are those of the mount and of its file system (`kind`) together, `device` its
+    `major:minor`.
+    """
 
     point: str
     kind: str
     options: frozenset[str]
+    device: str = field(default="", compare=False)
 
 
 def mounted(mountinfo: str = MOUNTINFO) -> list[Mounted]:
@@ -79,6 +82,28 @@ def mounts_below(directory: Path) -> list[Path]:
     return [Path(point) for point in reversed(points)]
 
 
+def is_mount_point(path: Path, mountinfo: str = MOUNTINFO) -> bool:
+    """Tell whether something is mounted at a path, from the table of mounts alone: a file system whose server
+    does not answer is not asked. Links in the path's last part are not followed. Raises `OSError`.
+    """
+    return device_at(path, mountinfo) is not None
+
+
+def device_at(path: Path, mountinfo: str = MOUNTINFO) -> str | None:
+    """Return `major:minor` of the file system that was mounted last at a path, None for none. Raises
+    `OSError`.
+    """
+    point = str(path.parent.resolve() / path.name)
+    named = f" {_escaped(point)} "
+    with _lines(mountinfo) as lines:
+        found = [
+            mount.device
+            for _, _, mount in _read(each for each in lines if named in each)
+            if mount.point == point
+        ]
+    return found[-1] if found else None
+
+
 def _table(mountinfo: str) -> list[tuple[int, int, Mounted]]:
     """Return each mount with its id and its parent's. Lines that are cut off, or of an unknown form, are
     ignored.
@@ -97,7 +122,8 @@ def _read(lines: Iterable[str]) -> Iterator[tuple[int, int, Mounted]]:
         fields, rest = before.split(" "), after.split()
         if len(fields) >= 6 and rest and fields[0].isdecimal() and fields[1].isdecimal():
             own = rest[2].split(",") if len(rest) > 2 else []
-            mount = Mounted(_unescaped(fields[4]), rest[0], frozenset([*fields[5].split(","), *own]))
+            options = frozenset([*fields[5].split(","), *own])
+            mount = Mounted(_unescaped(fields[4]), rest[0], options, fields[2])
             yield int(fields[0]), int(fields[1]), mount
 
 

@@ -83,6 +83,7 @@ from engine.node.sync.start_counts import StartCounts
 from engine.node.volumes import PodVolumes, VolumeManager
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.csi_storage import CSI_PLUGIN, CsiStorage
+from engine.node.volumes.intree_storage import InTreeStorage
 from engine.node.volumes.local_devices import LocalDevices
 from engine.plugins.watcher import PluginHandler, PluginWatcher
 from engine.wire import cri_v1_pb2 as cri
@@ -239,12 +240,14 @@ class RunningNode:
             DRA_PLUGIN: self._claims.drivers,
         }
         self._plugins = PluginWatcher(context.root / PLUGINS_REGISTRY, handlers, context.tasks)
+        attaches = plane.api is not None and context.config.enable_controller_attach_detach
         self._volume_manager = VolumeManager(
             context,
             self._volumes,
             plane.objects,
             self._csi,
             LocalDevices(context.root, context.recorder),
+            InTreeStorage(context.root, plane.objects, self.attachments if attaches else None, context.tasks),
             host_ips=lambda: self._addresses.ips,
             node=self.description.current,
             allocatable=self._admission.allocatable,

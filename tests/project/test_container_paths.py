@@ -84,7 +84,7 @@ MAY_TOUCH = {
     ("node/volumes/block_device.py", "symlink_to"): AGENTS_OWN,
     ("node/volumes/block_device.py", "exists"): AGENTS_OWN,
     ("node/volumes/block_device.py", "listdir"): AGENTS_OWN,
-    ("node/volumes/formatting.py", "open"): "the host's owner names this path; trusted as the kubelet does",
+    ("node/volumes/intree_storage.py", "exists"): AGENTS_OWN,
     ("node/volumes/local_devices.py", "exists"): AGENTS_OWN,
     ("node/volumes/local_devices.py", "listdir"): AGENTS_OWN,
     ("node/volumes/local_devices.py", "mkdir"): AGENTS_OWN,

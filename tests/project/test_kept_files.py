@@ -71,6 +71,8 @@ PEM = "PEM under the kubelet's names; what does not parse is asked for anew"
 CONTAINERS = "for containers; not read back"
 WRITERS = {
     "csi/volume_data.py": "the file is a kubelet's; one that says nothing leaves a mount that is taken away",
+    "intree/iscsi.py": "a kubelet's file; without a good one the directory's name tells what to detach",
+    "intree/scsi.py": "sysfs",
     "cluster/certificates/bootstrap.py": "a kubeconfig under the kubelet's name",
     "cluster/certificates/store.py": PEM,
     "cluster/certificates/serving.py": PEM,

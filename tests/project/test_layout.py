@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memorymanager": {"api", "metrics", "_fast", "host", "topologymanager"},
     "devices": BASE | {"host", "transport", "wire", "plugins", "topologymanager"},
     "csi": {"api", "metrics", "host", "transport", "wire", "plugins"},
+    "intree": {"api", "host"},
     "images": BASE | {"host", "wire", "cri"},
     "containers": BASE | {"host", "wire", "cri"},
     "eviction": BASE | {"host", "wire", "cri", "images", "containers"},
@@ -55,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"api", "metrics", "host", "wire", "cri"},
     "node": BASE
     | DECISION_PACKAGES
-    | {"host", "hostsetup", "shutdown", "wire", "cri", "cluster", "plugins", "csi", "dra"},
+    | {"host", "hostsetup", "shutdown", "wire", "cri", "cluster", "plugins", "csi", "dra", "intree"},
     "bench": {"api", "host", "wire", "cri", "cluster"},
     "server": {"api", "metrics", "host", "node", "_fast"},
     "plan": BASE | DECISION_PACKAGES | {"host"},
@@ -210,6 +211,7 @@ HOST_FILES = {
     "child": "runs a program and returns its output",
     "connection_limiter": "limits the number of open connections",
     "files": "replaces one file",
+    "formatting": "creating, checking, mounting and growing file systems with the machine's programs",
     "inotify": "reports changes in directories",
     "loop_devices": "attaches files as block devices",
     "loop_share": "shares the event loop among peers",

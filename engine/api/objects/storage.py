@@ -8,6 +8,7 @@ import msgspec
 
 from engine.api.meta import ObjectMeta
 from engine.api.pod import HostPathVolume, ResourceList, ResourceRequirements
+from engine.api.references import ISCSIVolume, NFSVolume, SecretReference
 from engine.api.scheduling import NodeSelector
 from engine.api.struct import Struct
 
@@ -56,11 +57,6 @@ class LocalVolume(Struct):
 
 class VolumeNodeAffinity(Struct):
     required: NodeSelector | None = None
-
-
-class SecretReference(Struct):
-    name: str = ""
-    namespace: str = ""
 
 
 class CSIPersistentVolume(Struct):
@@ -129,6 +125,8 @@ class PersistentVolumeSpec(Struct):
     host_path: HostPathVolume | None = None
     local: LocalVolume | None = None
     csi: CSIPersistentVolume | None = None
+    nfs: NFSVolume | None = None
+    iscsi: ISCSIVolume | None = None
     aws_elastic_block_store: AWSElasticBlockStore | None = None
     azure_disk: AzureDisk | None = None
     azure_file: AzureFile | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from engine.api.pod import DownwardAPIVolume, HostPathVolume, Pod, ProjectedVolume, Volume, VolumeProjection
 from engine.api.quantity import ZERO
+from engine.api.references import ISCSIVolume, NFSVolume
 from engine.api.validation.containers import PULL_POLICIES
 from engine.api.validation.environment import FILE_FIELDS, field_reference, resource_reference
 from engine.api.validation.names import NO_API, dns_label, file_below, file_mode, no_backsteps, one_of
@@ -16,8 +18,6 @@ _NEEDS_API_SERVER = [
     "persistent_volume_claim",
     "ephemeral",
     "csi",
-    "nfs",
-    "iscsi",
     "fc",
     "flex_volume",
     "git_repo",
@@ -37,7 +37,12 @@ _NEEDS_API_SERVER = [
     "scale_io",
     "storageos",
 ]
-_SUPPORTED_SOURCES = ("host_path", "empty_dir", "downward_api", "projected", "image")
+_SUPPORTED_SOURCES = ("host_path", "empty_dir", "downward_api", "projected", "image", "nfs", "iscsi")
+_NAMES = "(hostPath, emptyDir, downwardAPI, projected, image, nfs, iscsi)"
+_ISCSI_NAMES = re.compile(
+    r"iqn\.\d{4}-\d{2}\.[A-Za-z0-9.-]+(:[^,;*&$|\s]+)|eui.[A-Za-z0-9]{16}|naa.[A-Za-z0-9]{32}", re.ASCII
+)
+_MOST_LUN = 255
 _PROJECTED_FROM_API = (
     "config_map",
     "secret",
@@ -75,7 +80,7 @@ def _volume(volume: Volume, where: str) -> Iterator[str]:
         return
     given = [name for name in _SUPPORTED_SOURCES if getattr(volume, name) is not None]
     if len(given) != 1:
-        yield f"{where}: expected exactly one source (hostPath, emptyDir, downwardAPI, projected, image)"
+        yield f"{where}: expected exactly one source {_NAMES}"
     if volume.image is not None:
         yield from one_of(volume.image.pull_policy, PULL_POLICIES, f"{where}.image.pullPolicy")
     if volume.host_path is not None:
@@ -84,6 +89,10 @@ def _volume(volume: Volume, where: str) -> Iterator[str]:
         limit = volume.empty_dir.size_limit
         if limit is not None and limit < ZERO:
             yield f"{where}.emptyDir.sizeLimit: expected 0 or more, got {limit}"
+    if volume.nfs is not None:
+        yield from _nfs(volume.nfs, f"{where}.nfs")
+    if volume.iscsi is not None:
+        yield from _iscsi(volume.iscsi, f"{where}.iscsi")
     if volume.downward_api is not None:
         yield from _downward(volume.downward_api, f"{where}.downwardAPI")
     if volume.projected is not None:
@@ -95,6 +104,30 @@ def _host_path(source: HostPathVolume, where: str) -> Iterator[str]:
         yield f"{where}.path: expected a path"
     yield from no_backsteps(source.path, f"{where}.path")
     yield from one_of(source.type, _HOST_PATH_TYPES, f"{where}.type")
+
+
+def _nfs(source: NFSVolume, where: str) -> Iterator[str]:
+    if not source.server:
+        yield f"{where}.server: expected the name or address of a server"
+    if not source.path.startswith("/"):
+        yield f"{where}.path: expected an absolute path, got {source.path!r}"
+
+
+def _iscsi(source: ISCSIVolume, where: str) -> Iterator[str]:
+    if not source.target_portal:
+        yield f"{where}.targetPortal: expected an address, with a port or without"
+    names = [("iqn", source.iqn)]
+    if source.initiator_name is not None:
+        names.append(("initiatorName", source.initiator_name))
+    for name, value in names:
+        if not _ISCSI_NAMES.fullmatch(value):
+            yield f"{where}.{name}: expected a name of the form iqn, eui or naa, got {value!r}"
+    if not 0 <= source.lun <= _MOST_LUN:
+        yield f"{where}.lun: expected 0 to {_MOST_LUN}, got {source.lun}"
+    if source.secret_ref is not None and source.secret_ref.name:
+        yield f"{where}.secretRef: {NO_API}"
+    elif source.secret_ref is None and (source.chap_auth_discovery or source.chap_auth_session):
+        yield f"{where}.secretRef: expected the secret with the CHAP credentials"
 
 
 def _projected(volume: ProjectedVolume, where: str) -> Iterator[str]:

@@ -1,14 +1,16 @@
 """Measures the usage of volumes: by walking files, from the file system, or from the CSI driver.
 
-As in the kubelet (v1.36), volumes that the agent creates are walked, a local volume has the figures of its
-file system, a block device its size, and hostPath and image volumes have none.
+As in the kubelet (v1.36), volumes that the agent creates are walked, a local, NFS or iSCSI volume has the
+figures of its file system, a block device its size, and hostPath and image volumes have none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,11 +18,12 @@ from engine.api.events import WARNING, EventRecorder
 from engine.api.moments import rfc3339
 from engine.api.objects.storage import LocalVolume
 from engine.api.pod import Pod, Volume
+from engine.api.references import NFSVolume
 from engine.cri.paths import project_record
-from engine.csi.usage import VolumeMeasurement
+from engine.csi.usage import PATIENCE_SECONDS, VolumeMeasurement
 from engine.host.project_quota import volume_usage
 from engine.node.volumes.agent_written import is_agent_written
-from engine.node.volumes.claims import claim_name, is_of_driver
+from engine.node.volumes.claims import claim_name, in_tree_source, is_of_driver
 from engine.node.volumes.csi_storage import CsiStorage
 from engine.node.volumes.mounted_volumes import MadeVolume
 
@@ -108,10 +111,14 @@ class VolumeFigures:
 
 
 def _of_files(pod: Pod, volume: Volume, made: MadeVolume, now: float) -> Entry | None:
-    local = made.bound is not None and isinstance(made.bound.source, LocalVolume)
+    in_tree = in_tree_source(volume, made.bound)
+    local = in_tree is not None or (made.bound is not None and isinstance(made.bound.source, LocalVolume))
+    figures: Mapping[str, int] | None
     try:
         if made.bound is not None and made.bound.block:
             figures = {"capacityBytes": _device_bytes(made.path)} if local else None
+        elif isinstance(in_tree, NFSVolume):
+            figures = _REMOTE.of(made.path)
         elif local:
             figures = file_system(made.path)
         elif volume.empty_dir is not None or is_agent_written(volume):
@@ -160,6 +167,37 @@ def file_system(path: Path) -> dict[str, int]:
         "inodes": disk.f_files,
         "inodesUsed": disk.f_files - disk.f_ffree,
     }
+
+
+class _RemoteFileSystems:
+    """Asks file systems of servers, each in a thread of its own, for at most `PATIENCE_SECONDS`.
+
+    One whose server does not answer holds up neither the caller nor other threads of the agent, and is not
+    asked again before it has answered.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[Path, threading.Thread] = {}
+
+    def of(self, path: Path) -> dict[str, int] | None:
+        """Return the figures of the file system of a path; None without an answer in time."""
+        before = self._asked.get(path)
+        if before is not None and before.is_alive():
+            return None
+        answer: list[dict[str, int]] = []
+
+        def ask() -> None:
+            with suppress(OSError):
+                answer.append(file_system(path))
+
+        self._asked = {each: thread for each, thread in self._asked.items() if thread.is_alive()}
+        thread = self._asked[path] = threading.Thread(target=ask, name=f"statfs {path}", daemon=True)
+        thread.start()
+        thread.join(PATIENCE_SECONDS)
+        return answer[0] if answer else None
+
+
+_REMOTE: Final = _RemoteFileSystems()
 
 
 def _device_bytes(path: Path) -> int:

@@ -23,6 +23,7 @@ from engine.api.objects.storage import (
     PersistentVolumeSpec,
 )
 from engine.api.pod import HostPathVolume, Pod, Volume
+from engine.api.references import ISCSIVolume, NFSVolume
 from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.refusals import VolumeRefused
 
@@ -32,13 +33,15 @@ _PROTECTED = "kubernetes.io/pvc-protection"
 
 @dataclass(frozen=True, slots=True)
 class BoundVolume:
-    """A persistent volume of one of three kinds, with its settings and its claim.
+    """A persistent volume with its settings and its claim.
+
+    A volume of a cloud that a pod names in its own spec has no claim.
 
     `directory` is what a pod gets mounted, if the volume is local and not a device.
     """
 
     metadata: ObjectMeta
-    source: HostPathVolume | LocalVolume | CSIPersistentVolume
+    source: HostPathVolume | LocalVolume | CSIPersistentVolume | NFSVolume | ISCSIVolume
     spec: PersistentVolumeSpec = field(default_factory=PersistentVolumeSpec)
     claim: PersistentVolumeClaim = field(default_factory=PersistentVolumeClaim)
     directory: Path | None = None
@@ -62,6 +65,17 @@ def is_of_driver(volume: Volume, bound: object) -> bool:
     """Tell whether a storage driver provides the volume; `bound` is what its claim is bound to."""
     of_claim = isinstance(bound, BoundVolume) and isinstance(bound.source, CSIPersistentVolume)
     return volume.csi is not None or of_claim
+
+
+def in_tree_source(volume: Volume, bound: object) -> NFSVolume | ISCSIVolume | None:
+    """Return the source of a volume that the agent mounts with the machine's commands; None for others."""
+    source = bound.source if isinstance(bound, BoundVolume) else volume.nfs or volume.iscsi
+    return source if isinstance(source, NFSVolume | ISCSIVolume) else None
+
+
+def volume_name(volume: Volume, bound: object) -> str:
+    """Return the name in messages and paths: that of what the claim is bound to, or the pod's own."""
+    return bound.name if isinstance(bound, BoundVolume) else volume.name
 
 
 def claim_name(pod: Pod, volume: Volume) -> str | None:
@@ -156,7 +170,7 @@ def _usable(bound: PersistentVolume, claim: PersistentVolumeClaim, node: Node) -
     if required is not None and not selects(required, node.metadata.labels or {}, node.metadata.name):
         text = "no matching NodeSelectorTerms"
         raise VolumeRefused(f'{doing}.NodeAffinity check failed for volume "{name}" : {text}')
-    source = (None if block else spec.host_path) or spec.local or spec.csi
+    source = (None if block else spec.host_path or spec.nfs) or spec.local or spec.csi or spec.iscsi
     if source is not None:
         return BoundVolume(bound.metadata, source, spec, claim)
     step = "SetUpDevice" if block else "SetUp"

@@ -22,8 +22,9 @@ from engine.api.grpc_codes import (
     RESOURCE_EXHAUSTED,
 )
 from engine.api.moments import rfc3339
-from engine.api.objects.storage import CSIDriver, CSIDriverSpec, CSIPersistentVolume, SecretReference
+from engine.api.objects.storage import CSIDriver, CSIDriverSpec, CSIPersistentVolume
 from engine.api.pod import Pod, Volume
+from engine.api.references import SecretReference
 from engine.csi import places
 from engine.csi.driver_calls import CsiDriver, CsiDriverFailed
 from engine.csi.drivers import CsiDrivers

@@ -70,23 +70,26 @@ class LocalDevices:
         with refusing(name, INITIALIZING):
             if not await asyncio.to_thread(_is_device, volume):
                 return Path(volume.path)
-        from engine.node.volumes.formatting import DEFAULT_KIND, FilesystemMismatch, format_and_mount
+        from engine.host.formatting import DEFAULT_KIND, FilesystemMismatch, format_and_mount
 
-        target = self._mounts / name
+        target, kind = self._mounts / name, volume.fs_type or DEFAULT_KIND
         async with self._turn(name):
             with refusing(name, MOUNT_DEVICE):
                 if await asyncio.to_thread(is_mount, target):
                     return target
                 await asyncio.to_thread(target.mkdir, 0o750, parents=True, exist_ok=True)
                 try:
-                    kind = DEFAULT_KIND if volume.fs_type is None else volume.fs_type
-                    await format_and_mount(Path(volume.path), target, kind or DEFAULT_KIND, options)
+                    await format_and_mount(Path(volume.path), target, kind, options)
                 except BaseException as error:
                     self._users[name].discard(uid)
                     await self._try_to_take_away(name)
+                    if not isinstance(error, Refused):
+                        raise
+                    about = f"local: failed to mount device {volume.path} at {target} (fstype: {kind}), error"
+                    failed = type(error)(f"{about} {error}", errno=error.errno)
                     if isinstance(error, FilesystemMismatch):
-                        self._say_mismatch(bound, error)
-                    raise
+                        self._say_mismatch(bound, failed)
+                    raise failed from error
                 self._mismatches.pop(name, None)
         return target
 
@@ -96,7 +99,7 @@ class LocalDevices:
         try:
             if bound.block or not await asyncio.to_thread(_is_device, bound.source):
                 return
-            from engine.node.volumes.formatting import grow_file_system
+            from engine.host.formatting import grow_file_system
 
             async with self._turn(bound.name):
                 await grow_file_system(Path(bound.source.path), self._mounts / bound.name)

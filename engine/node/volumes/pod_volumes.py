@@ -17,7 +17,13 @@ from engine.host.mounts import is_mount, unmount_below
 from engine.host.trees import remove_tree
 from engine.metrics import Registry
 from engine.node.volumes import agent_written, block_device, empty_dir, host_path, local, sub_path
-from engine.node.volumes.claims import BoundVolume, is_of_driver, mount_options
+from engine.node.volumes.claims import (
+    BoundVolume,
+    in_tree_source,
+    is_of_driver,
+    mount_options,
+    volume_name,
+)
 from engine.node.volumes.contents import Contents
 from engine.node.volumes.project_ids import NONE, ProjectIds
 from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, refusing
@@ -58,8 +64,8 @@ class PodVolumes:
         allocatable: Mapping[str, Quantity],
         durations: Durations | None = None,
     ) -> dict[str, Path]:
-        """Create the volumes that containers use, except images and those of storage drivers; existing ones
-        are kept.
+        """Create the volumes that containers use, except images, NFS, iSCSI and those of storage drivers;
+        existing ones are kept.
 
         Returns name → host path. `given` has by name what is not in the pod itself: contents of the agent's
         volumes, and what claims are bound to. The time that each takes is added to `durations`. Raises
@@ -73,10 +79,10 @@ class PodVolumes:
         noted = durations or Durations()
         for volume in used_volumes(pod):
             bound = given.get(volume.name)
-            if is_of_driver(volume, bound):
+            if is_of_driver(volume, bound) or in_tree_source(volume, bound) is not None:
                 continue
             block = isinstance(bound, BoundVolume) and bound.block
-            failure = refusing(_shown_name(volume, given), SET_UP_DEVICE if block else SET_UP)
+            failure = refusing(volume_name(volume, bound), SET_UP_DEVICE if block else SET_UP)
             with failure, noted.of(plugin_name(volume, bound), mounting(bound)):
                 paths[volume.name] = self._set_up(pod, volume, bound, allocatable)
         return paths
@@ -168,12 +174,6 @@ def _refused(doing: str, directory: Path) -> Iterator[None]:
     except OSError as error:
         path = str(error.filename or directory)
         raise Refused(f"cannot {doing}: {error.strerror}", subject=path, errno=error.errno) from error
-
-
-def _shown_name(volume: Volume, given: Mapping[str, Given]) -> str:
-    """Return the name for messages; a claim is called by what it is bound to."""
-    bound = given.get(volume.name)
-    return bound.name if isinstance(bound, BoundVolume) else volume.name
 
 
 def used_volumes(pod: Pod) -> list[Volume]:

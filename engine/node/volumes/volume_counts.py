@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from engine.api.objects.storage import LocalVolume
+from engine.api.objects.storage import CSIPersistentVolume, LocalVolume
 from engine.api.pod import HostPathVolume, Volume
+from engine.api.references import NFSVolume
 from engine.metrics import Registry, Sample
 from engine.node.volumes import agent_written
-from engine.node.volumes.claims import BoundVolume
+from engine.node.volumes.claims import BoundVolume, in_tree_source
 
 MOUNT, MAP, UNMOUNT = "volume_mount", "map_volume", "volume_unmount"
 ACTUAL, DESIRED = "actual_state_of_world", "desired_state_of_world"
@@ -37,8 +38,10 @@ def plugin_name(volume: Volume, bound: object) -> str:
         return f"{_OF_KUBERNETES}empty-dir"
     if isinstance(source, LocalVolume):
         return f"{_OF_KUBERNETES}local-volume"
-    if source is not None:
+    if isinstance(source, CSIPersistentVolume):
         return f"{_OF_KUBERNETES}csi:{source.driver}"
+    if (in_tree := in_tree_source(volume, bound)) is not None:
+        return f"{_OF_KUBERNETES}{'nfs' if isinstance(in_tree, NFSVolume) else 'iscsi'}"
     directory = agent_written.plugin_of(volume)
     return directory.replace("~", "/") if directory is not None else NOT_KNOWN
 

@@ -30,12 +30,14 @@ from engine.node.volumes.claims import (
     BoundVolume,
     bound_volume,
     claim_name,
+    in_tree_source,
     is_of_driver,
     is_read_only,
     mount_options,
 )
 from engine.node.volumes.contents import Contents, ContentSource
 from engine.node.volumes.csi_storage import CsiStorage
+from engine.node.volumes.intree_storage import InTreeStorage
 from engine.node.volumes.local_devices import LocalDevices
 from engine.node.volumes.mounted_volumes import MadeVolume
 from engine.node.volumes.pod_volumes import Given, PodVolumes, used_volumes
@@ -64,6 +66,7 @@ class VolumeManager:
         objects: ClusterObjects,
         csi: CsiStorage,
         local: LocalDevices,
+        in_tree: InTreeStorage,
         *,
         host_ips: Callable[[], tuple[str, ...]],
         node: Callable[[], Node],
@@ -73,6 +76,7 @@ class VolumeManager:
         self._objects = objects
         self._csi = csi
         self._local = local
+        self._in_tree = in_tree
         self._host_ips = host_ips
         self._node = node
         self._allocatable = allocatable
@@ -87,6 +91,7 @@ class VolumeManager:
         """Remove what an earlier agent left of pods that are gone. Raises `Refused`."""
         await self._csi.start()
         await self._local.sweep()
+        await self._in_tree.start()
 
     def follow(self, pod: Pod) -> None:
         """Follow the objects that the pod refers to from now on."""
@@ -132,6 +137,7 @@ class VolumeManager:
             kept.forget_time()
         await self._working.stop()
         await self._csi.stop()
+        await self._in_tree.stop()
 
     async def _take_away(self, uid: str, remove: Callable[[str], None]) -> None:
         self._objects.leave(uid)
@@ -150,6 +156,7 @@ class VolumeManager:
                 operations.enter_context(durations.of(plugin, UNMOUNT))
             await asyncio.to_thread(self._volumes.remove_sub_paths, uid)
             await self._csi.withdraw(uid)
+            await self._in_tree.withdraw(uid)
             await asyncio.to_thread(remove, uid)
             await self._local.leave(uid)
         if self._has_claims:
@@ -252,8 +259,13 @@ class VolumeManager:
         return MadeVolume(path, bound, self._local.expand, grows=True)
 
     async def _of_drivers(self, kept: _Kept, bound: Mapping[str, BoundVolume]) -> dict[str, MadeVolume]:
-        """Set up the volumes of drivers in parallel; raise the first refusal when all have ended."""
-        volumes = [v for v in used_volumes(kept.pod) if is_of_driver(v, bound.get(v.name))]
+        """Set up the volumes of drivers, NFS and iSCSI in parallel; raise the first refusal at the end."""
+        volumes = [
+            volume
+            for volume in used_volumes(kept.pod)
+            if is_of_driver(volume, bound.get(volume.name))
+            or in_tree_source(volume, bound.get(volume.name)) is not None
+        ]
         making = (self._publish(kept, v, bound.get(v.name)) for v in volumes)
         made = await asyncio.gather(*making, return_exceptions=True)
         for failure in made:
@@ -264,7 +276,8 @@ class VolumeManager:
 
     async def _publish(self, kept: _Kept, volume: Volume, bound: BoundVolume | None) -> MadeVolume:
         with self._counts.timed() as durations, durations.of(plugin_name(volume, bound), mounting(bound)):
-            return await self._csi.set_up(kept.pod, volume, bound, kept.leaving)
+            storage = self._in_tree if in_tree_source(volume, bound) is not None else self._csi
+            return await storage.set_up(kept.pod, volume, bound, kept.leaving)
 
     @cached_property
     def _growing(self) -> Growing:

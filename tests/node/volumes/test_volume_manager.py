@@ -41,6 +41,7 @@ from engine.node.volumes import PodVolumes, VolumeManager, VolumeRefused
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.contents import Contents
 from engine.node.volumes.csi_storage import CsiStorage
+from engine.node.volumes.intree_storage import InTreeStorage
 from engine.node.volumes.local_devices import LocalDevices
 from tests.contexts import node_context
 from tests.waiting import eventually
@@ -192,6 +193,7 @@ def keep(
             objects,
             csi,
             LocalDevices(tmp_path / "root", recorder),
+            InTreeStorage(tmp_path / "root", objects, None, Tasks()),
             host_ips=lambda: ("192.0.2.1",),
             node=Node,
             allocatable=dict,

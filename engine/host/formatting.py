@@ -45,36 +45,6 @@ async def format_and_mount(device: Path, target: Path, kind: str, options: Seque
     """
     if not _KIND.fullmatch(kind):
         raise InvalidInput(f"{kind!r} is not a known file system type")
-    about = f"local: failed to mount device {device} at {target} (fstype: {kind}), error"
-    try:
-        await _format_and_mount(device, target, kind, options)
-    except FilesystemMismatch as error:
-        raise FilesystemMismatch(f"{about} {error}") from error
-    except Refused as error:
-        raise Refused(f"{about} {error}") from error
-
-
-async def grow_file_system(device: Path, mount: Path) -> None:
-    """Grow the mounted file system to the size of its device. Raises `Refused`."""
-    found = await _found(device)
-    commands = {
-        **{kind: ["resize2fs", str(device)] for kind in ("ext3", "ext4")},
-        "xfs": ["xfs_growfs", "-d", str(mount)],
-        "btrfs": ["btrfs", "filesystem", "resize", "max", str(mount)],
-    }
-    if not found:
-        return
-    command = commands.get(found)
-    if command is None:
-        text = f"resize of format {found} is not supported for device {device} mounted at {mount}"
-        raise Refused(f"ResizeFS.Resize - {text}")
-    grown = await _run(command, WORK_SECONDS)
-    if grown.code:
-        text = f"resize of device {command[-1]} failed: exit status {grown.code}"
-        raise Refused(f"{text}. {command[0]} output: {_words(grown)}")
-
-
-async def _format_and_mount(device: Path, target: Path, kind: str, options: Sequence[str]) -> None:
     read_only = "ro" in options
     mounting = [*options, "defaults"]
     found = await _found(device)
@@ -96,6 +66,26 @@ async def _format_and_mount(device: Path, target: Path, kind: str, options: Sequ
     if mounted.code:
         text = f"mount failed: exit status {mounted.code}: {_words(mounted)}"
         raise FilesystemMismatch(f"{text} (it holds {found})") if found not in ("", kind) else Refused(text)
+
+
+async def grow_file_system(device: Path, mount: Path) -> None:
+    """Grow the mounted file system to the size of its device. Raises `Refused`."""
+    found = await _found(device)
+    commands = {
+        **{kind: ["resize2fs", str(device)] for kind in ("ext3", "ext4")},
+        "xfs": ["xfs_growfs", "-d", str(mount)],
+        "btrfs": ["btrfs", "filesystem", "resize", "max", str(mount)],
+    }
+    if not found:
+        return
+    command = commands.get(found)
+    if command is None:
+        text = f"resize of format {found} is not supported for device {device} mounted at {mount}"
+        raise Refused(f"ResizeFS.Resize - {text}")
+    grown = await _run(command, WORK_SECONDS)
+    if grown.code:
+        text = f"resize of device {command[-1]} failed: exit status {grown.code}"
+        raise Refused(f"{text}. {command[0]} output: {_words(grown)}")
 
 
 async def _found(device: Path) -> str:

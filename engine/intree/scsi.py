@@ -1,0 +1,87 @@
+"""Finds, scans and deletes SCSI disks of iSCSI targets through sysfs and /dev. Blocking; call it in a thread.
+
+Source: kubelet v1.36 (`pkg/volume/util/device_util_linux.go`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_HOST: Final = re.compile(r"host([0-9]{1,9})")
+
+log = logging.getLogger("kubengine.volumes")
+
+
+class ScsiDisks:
+    """The disks of one machine; other directories than /sys and /dev are for tests."""
+
+    def __init__(self, sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> None:
+        self._sys = sys
+        self._dev = dev
+
+    def hosts(self, iqn: str) -> dict[str, int]:
+        """Return the SCSI host of each portal that has a session with the target."""
+        found = {}
+        for number, session in self._sessions(iqn):
+            for connection in sorted(session.glob("connection*")):
+                said = connection / "iscsi_connection" / connection.name
+                with suppress(OSError):
+                    for kind in ("", "persistent_"):
+                        address = (said / f"{kind}address").read_text().strip()
+                        port = (said / f"{kind}port").read_text().strip()
+                        found[f"[{address}]:{port}" if ":" in address else f"{address}:{port}"] = number
+        return found
+
+    def scan(self, host: int, lun: int) -> None:
+        """Have a host look for one LUN, and for no other. Raises `OSError`."""
+        (self._sys / "class" / "scsi_host" / f"host{host}" / "scan").write_text(f"0 0 {lun}")
+
+    def find(self, link: str) -> Path | None:
+        """Return the first device in /dev/disk/by-path whose name matches a pattern."""
+        return next(iter(sorted((self._dev / "disk" / "by-path").glob(link))), None)
+
+    def multipath(self, devices: Iterable[Path]) -> Path | None:
+        """Return the multipath device that one of the devices is a path of."""
+        for device in devices:
+            with suppress(OSError):
+                name = device.resolve(strict=True).name
+                for mapped in sorted((self._sys / "block").glob("dm-*")):
+                    if (mapped / "slaves" / name).exists():
+                        return self._dev / mapped.name
+        return None
+
+    def disks(self, iqn: str, lun: int) -> list[Path]:
+        """Return the disks of a LUN, one for each path."""
+        found = []
+        for number, session in self._sessions(iqn):
+            directory = session / f"target{number}:0:0" / f"{number}:0:0:{lun}" / "block"
+            found += [self._dev / disk.name for disk in sorted(directory.glob("*"))[:1]]
+        return found
+
+    def delete(self, disk: Path) -> None:
+        """Have the kernel forget a disk that nobody uses; one that is gone is fine."""
+        try:
+            (self._sys / "block" / disk.name / "device" / "delete").write_text("1")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("%s is not deleted: %s", disk, error.strerror)
+
+    def _sessions(self, iqn: str) -> Iterator[tuple[int, Path]]:
+        """Return the sessions with a target and the number of the SCSI host of each."""
+        for host in sorted((self._sys / "class" / "iscsi_host").glob("host*")):
+            number = _HOST.fullmatch(host.name)
+            if number is None:
+                continue
+            for session in sorted((host / "device").glob("session*")):
+                try:
+                    target = (session / "iscsi_session" / session.name / "targetname").read_text()
+                except OSError:
+                    continue
+                if target.strip() == iqn:
+                    yield int(number[1]), session

@@ -1,0 +1,183 @@
+"""Sets up NFS and iSCSI volumes, from claims or from a pod's own spec; the code is imported with the first.
+
+Source: kubelet v1.36 (`pkg/volume/nfs`, `pkg/volume/iscsi`, events of `operationexecutor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from engine.api.errors import KubengineError, Refused
+from engine.api.pod import Pod, Volume
+from engine.api.references import ISCSIVolume, NFSVolume
+from engine.host.tasks import Tasks
+from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.volumes.attachments import Attachments
+from engine.node.volumes.claims import BoundVolume, in_tree_source, is_read_only, volume_name
+from engine.node.volumes.mounted_volumes import MadeVolume
+from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, refusing
+
+if TYPE_CHECKING:
+    from engine.intree.iscsi import Access, IscsiVolumes
+    from engine.intree.iscsi_disk import IscsiDisk
+    from engine.intree.nfs import NfsVolumes
+
+ATTACH_SECONDS: Final = 123.0
+MOUNT_DEVICE: Final = "MountVolume.MountDevice failed"
+_NFS: Final = "volumes/kubernetes.io~nfs"
+_ISCSI: Final = ("volumes/kubernetes.io~iscsi", "volumeDevices/kubernetes.io~iscsi")
+
+
+class InTreeStorage:
+    """The NFS and iSCSI volumes of a node with the directory `root`.
+
+    `attachments` is None on a node whose volumes no controller attaches.
+    """
+
+    def __init__(
+        self, root: Path, objects: ClusterObjects, attachments: Attachments | None, tasks: Tasks
+    ) -> None:
+        self._root = root
+        self._objects = objects
+        self._attachments = attachments
+        self._tasks = tasks
+        self._attached: dict[str, set[str]] = {}
+
+    @cached_property
+    def _nfs(self) -> NfsVolumes:
+        from engine.intree.nfs import NfsVolumes
+
+        return NfsVolumes(self._root)
+
+    @cached_property
+    def _iscsi(self) -> IscsiVolumes:
+        from engine.intree.iscsi import IscsiVolumes
+
+        return IscsiVolumes(self._root, self._tasks)
+
+    async def start(self) -> None:
+        """Detach the iSCSI disks that an earlier agent left and no pod uses."""
+        if (self._root / "plugins" / "kubernetes.io" / "iscsi").exists():
+            await self._iscsi.start()
+
+    async def stop(self) -> None:
+        """Stop, and leave volumes as they are."""
+        if "_iscsi" in self.__dict__:
+            await self._iscsi.stop()
+
+    async def set_up(
+        self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
+    ) -> MadeVolume:
+        """Set up a volume. `left` is set when nobody waits any longer. Raises `VolumeRefused`."""
+        source, name = in_tree_source(volume, bound), volume_name(volume, bound)
+        if isinstance(source, NFSVolume):
+            options = [*_options(bound), *(["ro"] if _read_only(volume, bound) else ())]
+            with refusing(name):
+                return MadeVolume(await self._nfs.set_up(pod.uid, name, source, options), bound)
+        assert isinstance(source, ISCSIVolume)
+        block = bound is not None and bound.block
+        doing = "MapVolume" if block else "MountVolume"
+        with refusing(name, f"{doing}.WaitForAttach failed"):
+            from engine.intree.iscsi_disk import disk_of, unique_name
+
+            disk = disk_of(name, source)
+            if self._attachments is not None:
+                await self._wait_until_attached(self._attachments, pod.uid, unique_name(source), left)
+            await self._reserve(pod.uid, disk, bound)
+            access = await self._access(pod, volume, bound, source)
+            device = await self._iscsi.attach(disk, access)
+        if block:
+            with refusing(name, SET_UP_DEVICE):
+                return MadeVolume(await self._iscsi.link_for_pod(pod.uid, name, device), bound)
+        with refusing(name, MOUNT_DEVICE):
+            directory = await self._iscsi.mount_for_all(disk, device, access)
+        with refusing(name, SET_UP):
+            return MadeVolume(await self._iscsi.mount_for_pod(pod.uid, name, directory, access), bound)
+
+    async def withdraw(self, uid: str) -> None:
+        """Remove all of a pod's volumes; unused disks are detached in the background. Raises `Refused`."""
+        pod = self._root / "pods" / uid
+        try:
+            if (pod / _NFS).exists():
+                await self._nfs.leave(uid)
+            if "_iscsi" in self.__dict__ or any((pod / each).exists() for each in _ISCSI):
+                await self._iscsi.leave(uid)
+        except OSError as error:
+            raise Refused(str(error), errno=error.errno) from error
+        if self._attachments is not None:
+            for name in self._attached.pop(uid, ()):
+                self._attachments.release(name, uid)
+
+    async def _wait_until_attached(
+        self, attachments: Attachments, uid: str, name: str, left: asyncio.Event
+    ) -> None:
+        """Return when the node's status lists the volume as attached, after it was reported in use.
+
+        The controller does nothing else for these volumes, but a kubelet waits for it. Raises `Refused`.
+        """
+        self._attached.setdefault(uid, set()).add(name)
+        attachments.use(name, uid)
+        leaving = asyncio.ensure_future(left.wait())
+        attached = asyncio.ensure_future(attachments.attached(name))
+        both: set[asyncio.Future[Any]] = {leaving, attached}
+        try:
+            await asyncio.wait(both, timeout=ATTACH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not attached.done():
+                raise Refused("timed out waiting for the condition")
+        finally:
+            for each in both:
+                each.cancel()
+
+    async def _reserve(self, uid: str, disk: IscsiDisk, bound: BoundVolume | None) -> None:
+        block = bound is not None and bound.block
+        if bound is not None and bound.for_one_pod:
+            users = await asyncio.to_thread(self._iscsi.users, disk, block=block)
+            if users - {uid}:
+                raise Refused(TAKEN)
+        self._iscsi.reserve(uid, disk, block=block)
+
+    async def _access(
+        self, pod: Pod, volume: Volume, bound: BoundVolume | None, source: ISCSIVolume
+    ) -> Access:
+        from engine.intree.iscsi import Access
+
+        context = pod.spec.security_context
+        return Access(
+            block=bound is not None and bound.block,
+            fs_type=source.fs_type,
+            read_only=_read_only(volume, bound),
+            options=_options(bound),
+            group=context.fs_group if context is not None else None,
+            group_policy=context.fs_group_change_policy if context is not None else None,
+            secret=await self._secret(pod, bound, source),
+            discovery_chap=source.chap_auth_discovery,
+            session_chap=source.chap_auth_session,
+        )
+
+    async def _secret(self, pod: Pod, bound: BoundVolume | None, source: ISCSIVolume) -> dict[str, bytes]:
+        """Return the CHAP credentials, which a pod's own volume has in the pod's namespace."""
+        reference = source.secret_ref
+        if reference is None or not (source.chap_auth_discovery or source.chap_auth_session):
+            return {}
+        namespace = (reference.namespace if bound is not None else "") or pod.metadata.namespace
+        try:
+            secret = await self._objects.read_secret(namespace, reference.name)
+        except KubengineError as error:
+            text = f"couldn't get secret {namespace}/{reference.name} error: {error.message}"
+            raise Refused(text) from error
+        return dict(secret.data or {})
+
+
+def _read_only(volume: Volume, bound: BoundVolume | None) -> bool:
+    """A persistent volume's is its claim's, as in the kubelet: not the field of the persistent volume."""
+    if bound is not None:
+        return is_read_only(volume)
+    own = volume.nfs or volume.iscsi
+    return own is not None and own.read_only
+
+
+def _options(bound: BoundVolume | None) -> list[str]:
+    return list(bound.spec.mount_options or ()) if bound is not None else []
