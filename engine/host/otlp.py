@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -66,7 +66,8 @@ class OtlpTracing:
 
         def shut_down() -> None:
             self._provider.shutdown()
-            loop.call_soon_threadsafe(done.set)
+            with suppress(RuntimeError):  # nobody waits any longer, and the loop is closed
+                loop.call_soon_threadsafe(done.set)
 
         # A daemon: what a silent collector holds up ends with the process.
         threading.Thread(target=shut_down, name="last spans", daemon=True).start()

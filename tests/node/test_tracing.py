@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,7 @@ async def test_a_collector_that_is_gone_holds_nothing_up(monkeypatch: pytest.Mon
     from engine.host import otlp
 
     monkeypatch.setattr(otlp, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(otlp, "EXPORT_SECONDS", 1)
     config = KubeletConfiguration(
         tracing=TracingConfiguration("unix:///nowhere.sock", sampling_rate_per_million=EVERY)
     )
@@ -145,6 +148,23 @@ async def test_a_collector_that_is_gone_holds_nothing_up(monkeypatch: pytest.Mon
         with tracing.span("syncPod", {}):
             pass
     await tracing.stop()
+    await eventually(lambda: "last spans" not in {thread.name for thread in threading.enumerate()})
+
+
+def test_spans_that_end_after_their_loop_disturb_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.host import otlp
+
+    monkeypatch.setattr(otlp, "STOP_SECONDS", 0.05)
+    config = KubeletConfiguration(tracing=TracingConfiguration(sampling_rate_per_million=EVERY))
+    tracing = node_tracing(config, "n1")
+    assert isinstance(tracing, otlp.OtlpTracing)
+    go_on = threading.Event()
+    shut_down = tracing._provider.shutdown
+    monkeypatch.setattr(tracing._provider, "shutdown", lambda: (go_on.wait(), shut_down()))
+    asyncio.run(tracing.stop())
+    (thread,) = [each for each in threading.enumerate() if each.name == "last spans"]
+    go_on.set()
+    thread.join()
 
 
 def test_without_the_libraries_a_warning_names_the_field_and_the_extra(
