@@ -1,4 +1,4 @@
-"""What the cluster knows of this node's storage drivers: its CSINode, and what of it stands on the Node.
+"""Publishes this node's storage drivers: the CSINode, and their annotation and labels on the Node.
 
 Source: kubelet v1.36 (`pkg/volume/csi/nodeinfomanager`).
 """
@@ -29,8 +29,9 @@ MIGRATED_PLUGINS: Final = ",".join(
         *("aws-ebs", "azure-disk", "azure-file", "cinder", "gce-pd", "portworx-volume", "vsphere-volume"),
     )
 )
-"""For controllers and schedulers: volumes of these in-tree plugins are translated here
-(`engine.csi.migration`)."""
+"""Shows controllers and schedulers that volumes of these in-tree plugins are translated on this node
+(`engine.csi.migration`).
+"""
 MOST_VOLUMES: Final = 2**31 - 1
 TRIES: Final = 4
 FIRST_DELAY: Final = 0.01
@@ -64,7 +65,7 @@ class CsiNodeKeeper:
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
-        """Makes the CSINode, so that who looks for this node's drivers finds that there are none."""
+        """Create the CSINode, so that clients that look for this node's drivers find that there are none."""
         await self._registered.wait()
         async with self._turn:
             known = await self._known()
@@ -75,7 +76,7 @@ class CsiNodeKeeper:
     async def install(
         self, driver: str, node_id: str, most_volumes: int, topology: Mapping[str, str]
     ) -> None:
-        """Makes a driver known. Raises `Refused`."""
+        """Publish a driver. Raises `Refused`."""
         if not node_id:
             raise Refused("error adding CSI driver node info: driverNodeID must not be empty")
         wanted = CSINodeDriver(name=driver, node_id=node_id, topology_keys=sorted(topology) or None)
@@ -85,7 +86,7 @@ class CsiNodeKeeper:
         await self._try(said, "CSINode", lambda: self._put(driver, wanted))
 
     async def uninstall(self, driver: str) -> None:
-        """A driver is here no more. Raises `Refused`."""
+        """Remove a driver. Raises `Refused`."""
         self._limits.drop(driver)
         said = "error removing CSI driver node info from {} object: {}"
         await self._try(said, "CSINode", lambda: self._put(driver, None))
@@ -96,7 +97,9 @@ class CsiNodeKeeper:
         self._limits.keep(driver, refresh)
 
     async def exhausted(self, driver: str) -> bool:
-        """Refresh the limit of a driver that can attach no more volumes; whether its limit may change."""
+        """Refresh the limit of a driver that cannot attach further volumes; return whether its limit may
+        change.
+        """
         return await self._limits.exhausted(driver)
 
     async def update_limit(self, driver: str, most_volumes: int) -> None:
@@ -131,7 +134,7 @@ class CsiNodeKeeper:
             delay *= FACTOR
 
     async def _note(self, driver: str, node_id: str | None, topology: Mapping[str, str]) -> None:
-        """The driver's id of this node, and where it is, on the Node."""
+        """Write the driver's id of this node, and its topology, to the Node."""
         metadata = (await self._client.get(self._node, Node)).metadata
         labels, annotations = metadata.labels or {}, metadata.annotations or {}
         for key, value in topology.items():
@@ -171,7 +174,9 @@ class CsiNodeKeeper:
         return await self._client.patch(f"{self._all}/{self._name}", patch, CSINode, form=MERGE)
 
     async def _known(self) -> CSINode:
-        """The server's, made where there is none; one of another Node of this name goes first."""
+        """Return the server's CSINode, created if missing; one of another Node of this name is
+        deleted first.
+        """
         try:
             known = await self._client.get(f"{self._all}/{self._name}", CSINode)
         except ApiError as error:
@@ -192,12 +197,12 @@ class CsiNodeKeeper:
 
 
 def _limit(most_volumes: int) -> CSINodeAllocatable | None:
-    """None for any number."""
+    """Return the limit, or None for no limit."""
     return CSINodeAllocatable(count=min(most_volumes, MOST_VOLUMES)) if most_volumes > 0 else None
 
 
 def _ids(text: str) -> dict[str, str]:
-    """Raises `Refused` where somebody else wrote something else there."""
+    """Parse the annotation. Raises `Refused` if another client wrote something else into it."""
     if not text:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""One volume of a driver as a pod wants it, and what the cluster's CSIDriver has to do with it. Pure.
+"""One volume of a driver as a pod requests it, and the rules of the cluster's CSIDriver for it. Pure.
 
 Source: kubelet v1.36 (`pkg/volume/csi`).
 """
@@ -18,13 +18,16 @@ GROUP_WITH_FILE_SYSTEM: Final = "ReadWriteOnceWithFSType"
 GROUP_ALWAYS, GROUP_NEVER = "File", "None"
 TOKENS: Final = "csi.storage.k8s.io/serviceAccount.tokens"
 SAYS: Final = "kubernetes.io/csi: "
-"""How a kubelet begins what it says of these volumes itself."""
+"""The prefix of a kubelet's own messages about these volumes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsiVolume:
-    """`name` is the persistent volume's, or the pod's own for it; `block`: a device, not a file system.
-    Secrets and contexts are what the driver gets with it, and part of no text."""
+    """`name` is the persistent volume's name, or the pod's own name for it; `block`: a device, not a file
+    system.
+
+    Secrets and contexts are passed to the driver and never appear in messages.
+    """
 
     driver: str
     handle: str
@@ -53,7 +56,7 @@ class CsiVolume:
 
     @property
     def belongs_to_group(self) -> bool:
-        """Whether the node gives what is in it to the fsGroup, as no driver has done it."""
+        """Return whether the node gives the files to the fsGroup, because no driver has done so."""
         if self.group is None or self.group_policy == GROUP_NEVER or self.read_only:
             return False
         if self.group_policy == GROUP_ALWAYS:
@@ -63,12 +66,12 @@ class CsiVolume:
 
 
 def needs_attachment(driver: CSIDriver | None) -> bool:
-    """Whether somebody attaches a persistent volume of the driver to the node before it is used."""
+    """Return whether a controller attaches a persistent volume of the driver to the node before its use."""
     return driver is None or driver.spec.attach_required is not False
 
 
 def check_mode(name: str, driver: CSIDriver | None, mode: str) -> None:
-    """Raises `Refused` unless the driver has such volumes."""
+    """Raise `Refused` unless the driver supports such volumes."""
     if driver is None:
         if mode == EPHEMERAL:
             raise Refused(
@@ -88,7 +91,7 @@ def _no_mode(text: str) -> str:
 
 
 def group_policy(driver: CSIDriver | None) -> str:
-    """Raises `Refused` where the object does not say."""
+    """Return the group policy. Raises `Refused` if the object has none."""
     if driver is None:
         return GROUP_WITH_FILE_SYSTEM
     if not driver.spec.fs_group_policy:
@@ -98,7 +101,7 @@ def group_policy(driver: CSIDriver | None) -> str:
 
 
 def spec_of(driver: CSIDriver | None) -> CSIDriverSpec:
-    """What holds where a cluster has no such object."""
+    """Return the defaults for a cluster without such an object."""
     return driver.spec if driver is not None else CSIDriverSpec()
 
 

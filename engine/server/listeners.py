@@ -1,12 +1,12 @@
-"""The agent's doors.
+"""The agent's HTTP listeners.
 
-- `readOnlyPort` on `server.readOnlyAddress` (loopback unless told otherwise): reads, no authentication.
+- `readOnlyPort` on `server.readOnlyAddress` (loopback by default): read-only, without authentication.
 - `healthzPort` on `healthzBindAddress`: `/healthz` only.
-- `port` on `address`: TLS, who is known and may (`engine.server.port`), if there is one.
-- `kubengine.sock` in the root directory, mode 0600: the same reads, and orders.
+- `port` on `address`: TLS, for authenticated and authorized clients (`engine.server.port`), if it is open.
+- `kubengine.sock` in the root directory, mode 0600: the same pages, and commands.
 
-Each door holds a bounded number of connections; where it is full, who has been silent longest makes room for
-the new peer. Some places of the work behind it are for `/healthz` alone.
+Each listener holds a bounded number of connections; when it is full, the connection that was idle longest is
+closed for the new peer. A few slots for requests are reserved for `/healthz`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STEPS_IN_A_TURN = 4  # of the event loop, for each listener
 
 @dataclass(slots=True)
 class _Door:
-    """A bound socket, what answers behind it and who is inside."""
+    """A bound socket, its request handler and its connections."""
 
     socket: socket.socket
     handler: Handler
@@ -62,9 +62,9 @@ class OwnPort(Protocol):
 class HttpServer:
     """Serves a node's HTTP API from its event loop.
 
-    `socket_path` is the admin socket and `port` the node's own port, None for none; `routes` are those that
-    it shares with the port. Ports that are 0, and the read-only port with `enableServer: false`, stay closed,
-    as with the kubelet.
+    `socket_path` is the admin socket and `port` the node's own port, or None; `routes` are those that it
+    shares with the port. Ports that are 0, and the read-only port with `enableServer: false`, stay closed,
+    as in the kubelet.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HttpServer:
         self._doors: list[_Door] = []
 
     def bind(self) -> None:
-        """Takes the ports; who connects waits for `start`. Raises `Refused` naming the one that is taken."""
+        """Bind the ports; clients that connect wait for `start`. Raises `Refused` naming a port in use."""
         config, section = self._view.config, self._view.kubengine_config.server
         self._ports = []
         if config.healthz_port:
@@ -175,7 +175,7 @@ class HttpServer:
 
         def bind(at: str) -> None:
             bound.bind(at)
-            bound.listen(BACKLOG)  # so that another claimer finds it served
+            bound.listen(BACKLOG)  # so that another process that claims it finds it in use
 
         try:
             self._claim = claim(path, bind)

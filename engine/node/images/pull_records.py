@@ -1,9 +1,10 @@
-"""What the node has pulled and with which credentials: an image pulled with a secret is not for everybody.
+"""Records which images the node pulled with which credentials: an image pulled with a secret is not for every
+pod.
 
-Files beneath `<root>/image_manager`, as a kubelet v1.36 keeps them: `pulling/` has a name for as long as it
-is being pulled, so that an agent that dies meanwhile does not take the image for one that was always there;
-`pulled/` has, for each image, who may use it under which name. Both are named by the SHA-256 of what they
-are about.
+The files below `<root>/image_manager` are those of a kubelet v1.36. `pulling/` has an entry for an image
+name while it is being pulled, so that an agent that dies in the middle does not mistake the image for one
+that was always present. `pulled/` has an entry for each image: who may use it, by image name. The file names
+are the SHA-256 of the image name or id.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from engine.node.images.keyring import Credential, SecretSource
 
 API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 MOST_SECRETS: Final = 100
-"""So many secrets are kept of one image that were only found to fit, not pulled with."""
+"""How many secrets are recorded per image that matched but did not pull it."""
 
 T = TypeVar("T")
 log = logging.getLogger("kubengine.images")
@@ -46,7 +47,7 @@ class PullServiceAccount(Struct):
 
 
 class PullCredentials(Struct):
-    """Who may use an image under one name: pods with one of these, or all of the node."""
+    """Who may use an image under one name: pods with one of these credentials, or every pod of the node."""
 
     kubernetes_secrets: list[PullSecret] | None = None
     kubernetes_service_accounts: list[PullServiceAccount] | None = None
@@ -62,7 +63,7 @@ class PulledRecord(Struct):
 
     @property
     def written_at(self) -> float:
-        """Unix seconds, in the whole; 0 where it does not say."""
+        """Return Unix seconds, rounded; 0 if the record has no time."""
         try:
             return datetime.fromisoformat(self.last_updated_time).timestamp()
         except ValueError:
@@ -80,7 +81,7 @@ _intents: Final = msgspec.json.Decoder(PullIntent)
 
 
 class PullRecords:
-    """One per node. Every method touches the disk. `clock` gives Unix seconds."""
+    """One per node. Every method accesses the disk. `clock` returns Unix seconds."""
 
     def __init__(self, root: Path, clock: Callable[[], float]) -> None:
         self._pulling = root / "image_manager" / "pulling"
@@ -88,11 +89,11 @@ class PullRecords:
         self._clock = clock
         self._under_way: dict[str, int] = {}
         self.edition = object()
-        """Another one whenever anything has changed: who holds the same one has read what there is."""
+        """Changes with every write: a reader that holds the current value has read the current records."""
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Who reads meanwhile has read of neither edition."""
+        """Make a reader that overlaps with the write hold an outdated value."""
         self.edition = object()
         try:
             yield
@@ -100,7 +101,9 @@ class PullRecords:
             self.edition = object()
 
     def begins(self, image: str) -> None:
-        """Raises `Refused` where it cannot be written: such an image is not pulled."""
+        """Record that a pull begins. Raises `Refused` if it cannot be written: then the image is
+        not pulled.
+        """
         self._pulling.mkdir(mode=0o700, parents=True, exist_ok=True)
         intent = {"kind": "ImagePullIntent", "apiVersion": API_VERSION, "image": image}
         with self._changing():
@@ -108,7 +111,7 @@ class PullRecords:
             self._under_way[image] = self._under_way.get(image, 0) + 1
 
     def failed(self, image: str) -> None:
-        """Nothing came of it."""
+        """Record that the pull failed."""
         left = self._under_way.get(image, 1) - 1
         if left > 0:
             self._under_way[image] = left
@@ -119,12 +122,12 @@ class PullRecords:
                 _file(self._pulling, image).unlink(missing_ok=True)
 
     def came(self, image: str, reference: str, credential: Credential | None) -> None:
-        """Pulled with this credential, or with none. Raises `Refused`: the intent stays then."""
+        """Record a pull with this credential, or with none. Raises `Refused`: then the intent remains."""
         self.allow(image, reference, _who(credential))
         self.failed(image)
 
     def is_ours(self, image: str, reference: str) -> bool:
-        """Whether the node pulled it, or was about to."""
+        """Return whether the node pulled the image, or was about to."""
         if image in self._under_way or _file(self._pulled, reference).exists():
             return True
         intent = _read(_file(self._pulling, image), _intents)
@@ -135,7 +138,9 @@ class PullRecords:
         return (record.credential_mapping or {}).get(without_tag(image)) if record is not None else None
 
     def allow(self, image: str, reference: str, more: PullCredentials | None) -> None:
-        """More who may use it; None: nobody is known, so all have to show that they may. Raises `Refused`."""
+        """Allow further credentials; None: unknown, so every pod has to present valid ones.
+        Raises `Refused`.
+        """
         name = without_tag(image)
         record = self._record(reference)
         mapping = dict((record and record.credential_mapping) or {})
@@ -161,8 +166,9 @@ class PullRecords:
         return not _files(self._pulling) and not _files(self._pulled)
 
     def settle(self, present: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """At start: an image (its id, its names) that a dead agent was pulling has come, for nobody known;
-        of images that are gone nothing is kept. Raises `Refused` or `OSError`."""
+        """At start: record an image (id and names) that a dead agent was pulling as pulled with unknown
+        credentials, and remove the records of deleted images. Raises `Refused` or `OSError`.
+        """
         intents = [_read(file, _intents) for file in _files(self._pulling)]
         names = {intent.image for intent in intents if intent is not None}
         ids = set()
@@ -175,8 +181,9 @@ class PullRecords:
         self.prune(ids, math.inf)
 
     def prune(self, present: Collection[str], looked_at: float) -> None:
-        """Of images that are gone nothing is kept; `present` are the ids that were there at a moment in Unix
-        seconds, and what came later stays. Raises `OSError`."""
+        """Remove the records of deleted images. `present` are the ids that were present at a time in Unix
+        seconds; records of later images remain. Raises `OSError`.
+        """
         kept = {_file(self._pulled, reference).name for reference in present}
         for file in _files(self._pulled):
             if file.name in kept:
@@ -192,7 +199,7 @@ class PullRecords:
 
 
 def merged(before: PullCredentials | None, more: PullCredentials) -> PullCredentials:
-    """Who may use an image when `more` may; once it is for all of the node it stays so."""
+    """Merge permissions; an image that every pod of the node may use stays so."""
     if before is None or more.node_pods_accessible:
         return more
     if before.node_pods_accessible:
@@ -215,7 +222,7 @@ def secret_of(credential: Credential) -> PullSecret | None:
 
 
 def without_tag(image: str) -> str:
-    """An image's name as it was written, without tag and digest."""
+    """Return an image's name as it was written, without tag and digest."""
     name = image.partition("@")[0]
     repository, colon, tag = name.rpartition(":")
     return repository if colon and "/" not in tag else name

@@ -14,12 +14,12 @@ RESIZE_BUCKETS: Final = (
     *(10, 50, 100, 500, 1000, 2000, 5000, 10000, 20000, 30000, 60000, 120000, 300000, 600000),
 )
 Trigger = Literal["pod_resized", "pods_removed", "pod_terminated", "periodic_retry"]
-"""What made the node look at deferred resizes again; the last stands for everything that is no pod."""
+"""The causes of evaluating deferred resizes again; the last one covers everything that is not a pod."""
 Operation = Literal["add", "remove", "increase", "decrease"]
 
 
 def requested_resizes(old: Pod, new: Pod) -> Iterator[tuple[str, str, Operation]]:
-    """Yield resource, `requests` or `limits`, and operation of each amount that a container shall change."""
+    """Yield resource, `requests` or `limits`, and operation of each requested change of a container."""
     for before, after in zip(old.all_containers, new.all_containers, strict=True):
         for resource in (MEMORY, CPU):
             for part, then, now in (
@@ -74,7 +74,7 @@ class ResizeMetrics:
             self._requested.inc(*labels)
 
     def infeasible(self, detail: str) -> None:
-        """Count a resize that can never be had; `detail` is a label of the kubelet's."""
+        """Count a resize that is infeasible; `detail` is a label of the kubelet's."""
         self._infeasible.inc(detail)
 
     def accepted_after_waiting(self) -> None:

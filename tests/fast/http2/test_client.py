@@ -303,7 +303,7 @@ def test_a_limit_of_streams_is_kept():
     for _ in range(3):
         client.request(REQUEST)
     assert not client.ready
-    with pytest.raises(RuntimeError, match="no more requests"):
+    with pytest.raises(RuntimeError, match="no further requests"):
         client.request(REQUEST)
     heard.hear(SETTINGS + frame(1, 5, b"\x88", 3))
     assert client.ready
