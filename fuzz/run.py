@@ -62,6 +62,20 @@ SEEDS: dict[str, list[bytes]] = {
         + frame(3, 0, b"\0\0\0\7", 7),
         b"\7" + frame(4, 0, b"", 0) + frame(1, 0, b"\x20\x88\x40\x0bgrpc-") + frame(9, 4, b"status\x0212"),
     ],
+    "cgroup_files": [
+        b"\x22usage_usec 12\nuser_usec 3\n\0\x04max 100000\n\0\x06100\n\0\x0a9223372036854775807\n",
+        b"\x1a253:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n"
+        b"\0\x1csome avg10=0.12 avg60=1.00 avg300=99.99 total=7\n",
+        b"\x218:0 Read 1\n8:0 Write 2\n8:0 Total 3\n\0\x19cache 1\ntotal_rss -2\n\0\x07-1\n",
+        b"\x02Max open files            1024                 4096                 files\n",
+    ],
+    "written_text": [
+        b"\x0f\x03"
+        + (2**63).to_bytes(8, "little")
+        + (2**63 - 1).to_bytes(8, "little") * 15
+        + bytes(range(60)),
+        b"\x02\x12" + bytes(128) + b"\x02\x02\x00\x01\x01\x05",
+    ],
     "grpc_answer": [
         b"\5"
         + frame(4, 0, b"\0\3\0\0\0\x64", 0)
