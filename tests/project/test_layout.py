@@ -243,12 +243,9 @@ def test_each_file_of_host_has_one_purpose_and_a_user() -> None:
     assert used == set(HOST_FILES)
 
 
-SHARED_NAMES = {
-    "AdmittedPods", "Allocation", "CheckpointError", "ClaimConsumer", "ClaimSpec", "DeviceAttribute",
-    "Inventory", "Node", "ResourceClaim", "ResourceSlice", "StaticPolicy",
-}  # fmt: skip
-"""Public class names that exist twice: a name that `engine` exports and the class that it wraps, parts of the
-CPU and memory managers, which mirror each other, and what the planner reads of claims in a whole cluster.
+SHARED_NAMES = {"AdmittedPods", "CheckpointError", "Node", "StaticPolicy"}
+"""Public class names that exist twice: a name that `engine` exports and the class that it wraps, and parts of
+the CPU and memory managers, which mirror each other.
 """
 
 
