@@ -19,8 +19,11 @@ WITHOUT_CGROUPS = ("engine/cgroups/manager.py", "create_pod")
 
 NOT_THE_AGENT = ("engine/runtime/", "engine/testing/", "engine/wire/")
 STATUS = ("engine/node/sync/status.py", "pod_status")
-CALLS, FILES, STATUSES = 2_150, 135, 2
-"""The budget of one more static pod: Python calls, the files that they are in, and computed statuses."""
+CALLS, FILES, STATUSES = 2_050, 142, 2
+"""The budget of one more static pod: Python calls, the files that they are in, and computed statuses.
+
+Background tasks of the node that run meanwhile add up to 40 calls in three files.
+"""
 
 Entrance = tuple[str, str]
 
