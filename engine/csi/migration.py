@@ -7,11 +7,13 @@ gone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.api.objects.storage import (
@@ -20,8 +22,10 @@ from engine.api.objects.storage import (
     READ_WRITE_ONCE,
     CSIPersistentVolume,
     PersistentVolume,
+    PersistentVolumeSpec,
     VolumeNodeAffinity,
 )
+from engine.api.pod import Volume
 from engine.api.references import SecretReference
 from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 
@@ -71,6 +75,46 @@ def migrated(volume: PersistentVolume) -> PersistentVolume:
             found.spec.access_modes = _gce_access_modes(found.spec.access_modes)
         return found
     return volume
+
+
+def migrated_inline(volume: Volume, namespace: str) -> PersistentVolume | None:
+    """Return the persistent volume of a CSI driver for a cloud volume in the spec of a pod of this namespace;
+    None for other volumes.
+
+    The name is the same for every pod with that disk, since it is part of paths. Raises `InvalidInput`.
+    """
+    for plugin in _PLUGINS:
+        given = getattr(volume, plugin.field)
+        if given is not None:
+            return _inline(plugin, given, volume.name, namespace)
+    return None
+
+
+def _inline(plugin: _Plugin, given: dict[str, Any], name: str, namespace: str) -> PersistentVolume:
+    """The secret of an inline azureFile volume is always in the pod's namespace."""
+    fields = {key: value for key, value in given.items() if key != "secretNamespace"}
+    reference = {"namespace": namespace or "default"}
+    key = dict(_json_names())[plugin.field]
+    try:
+        wanted = {"metadata": {"name": name}, "spec": {key: fields, "claimRef": reference}}
+        found = migrated(msgspec.convert(wanted, PersistentVolume))
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"failed to translate in-tree volume to CSI: {error}") from error
+    source, spec = found.spec.csi, found.spec
+    assert source is not None
+    spec.claim_ref = spec.node_affinity = None
+    read_only = bool(given.get("readOnly")) and plugin.field in ("gce_persistent_disk", "portworx_volume")
+    spec.access_modes = [READ_ONLY_MANY if read_only else READ_WRITE_ONCE]
+    found.metadata.name = f"{source.driver}-{given.get('pdName', source.volume_handle)}"
+    if plugin.field in ("azure_disk", "azure_file"):
+        found.metadata.name = source.volume_handle
+    if plugin.field == "azure_file":
+        spec.access_modes = [READ_WRITE_MANY]
+    return found
+
+
+def _json_names() -> Iterator[tuple[str, str]]:
+    return ((field.name, field.encode_name) for field in msgspec.structs.fields(PersistentVolumeSpec))
 
 
 # One plugin each

@@ -37,8 +37,11 @@ def pods_volumes(root: Path, uid: str) -> Path:
 
 
 def published(root: Path, uid: str, name: str) -> Path:
-    """The directory of one pod's volume. Raises `InvalidInput` for a name that leads elsewhere."""
-    return pods_volumes(root, uid) / _one_name(name)
+    """Return the directory of one pod's volume; a slash in the name becomes a tilde.
+
+    Raises `InvalidInput` for a name that leads elsewhere.
+    """
+    return pods_volumes(root, uid) / _one_name(name.replace("/", "~"))
 
 
 def all_staged(root: Path) -> Path:

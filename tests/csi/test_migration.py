@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput
 from engine.api.objects.storage import PersistentVolume
+from engine.api.pod import Volume
 from engine.api.struct import to_builtins
-from engine.csi.migration import migrated
+from engine.csi.migration import migrated, migrated_inline
+from engine.csi.places import published
 from tests.csi_rig import CLAIMED, CsiRig
 from tests.waiting import eventually
 
@@ -235,11 +238,72 @@ async def test_a_pod_gets_an_in_tree_volume_from_its_driver(csi: CsiRig) -> None
     driver = await csi.driver(name=name)
     csi.claim(csi=None, awsElasticBlockStore={"volumeID": "aws://us-east-1a/vol-1", "fsType": "ext4"})
     await csi.run(CLAIMED)
-    (published,) = driver.called("NodePublishVolume")
-    assert (published.volume_id, published.volume_context["partition"]) == ("vol-1", "0")
+    (call,) = driver.called("NodePublishVolume")
+    assert (call.volume_id, call.volume_context["partition"]) == ("vol-1", "0")
     await csi.delete()
     await eventually(csi.leaves_nothing)
     assert csi.csi_node()["metadata"]["annotations"]["storage.alpha.kubernetes.io/migrated-plugins"] == (
         "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,kubernetes.io/azure-file,kubernetes.io/cinder,"
         "kubernetes.io/gce-pd,kubernetes.io/portworx-volume,kubernetes.io/vsphere-volume"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "handle", "mode"),
+    [
+        (
+            {"awsElasticBlockStore": {"volumeID": "aws://z/vol-1"}},
+            "ebs.csi.aws.com-vol-1",
+            "vol-1",
+            "ReadWriteOnce",
+        ),
+        (
+            {"gcePersistentDisk": {"pdName": "d", "readOnly": True}},
+            "pd.csi.storage.gke.io-d",
+            "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/d",
+            "ReadOnlyMany",
+        ),
+        ({"azureDisk": {"diskName": "d", "diskURI": DISK}}, DISK, DISK, "ReadWriteOnce"),
+        (
+            {"azureFile": {"secretName": "azure-storage-account-acc-secret", "shareName": "x"}},
+            "#acc#x#v#ns",
+            "#acc#x#v#ns",
+            "ReadWriteMany",
+        ),
+        ({"cinder": {"volumeID": "c"}}, "cinder.csi.openstack.org-c", "c", "ReadWriteOnce"),
+        ({"vsphereVolume": {"volumePath": "p"}}, "csi.vsphere.vmware.com-p", "p", "ReadWriteOnce"),
+        (
+            {"portworxVolume": {"volumeID": "p", "readOnly": True}},
+            "pxd.portworx.com-p",
+            "p",
+            "ReadOnlyMany",
+        ),
+    ],
+)
+def test_a_cloud_volume_of_a_pods_own_spec(given: dict[str, Any], name: str, handle: str, mode: str) -> None:
+    found = migrated_inline(convert({"name": "v", **given}, Volume, "test"), "ns")
+    assert found is not None
+    assert found.spec.csi is not None
+    assert (found.metadata.name, found.spec.csi.volume_handle) == (name, handle)
+    assert found.spec.access_modes == [mode]
+
+
+def test_a_bad_cloud_volume_of_a_pods_own_spec_is_named() -> None:
+    with pytest.raises(InvalidInput, match="failed to translate in-tree volume to CSI: Expected `str`"):
+        migrated_inline(Volume(name="v", cinder={"volumeID": 1}), "ns")
+
+
+async def test_a_pod_gets_a_cloud_volume_of_its_own_spec_from_the_driver(csi: CsiRig) -> None:
+    name = "disk.csi.azure.com"
+    csi.known(name)
+    driver = await csi.driver(name=name)
+    pod = await csi.run({"azureDisk": {"diskName": "d", "diskURI": "d1"}})
+    (call,) = driver.called("NodePublishVolume")
+    assert call.volume_id == "d1"
+    assert csi.published(pod, "d1").is_dir()
+    await csi.delete()
+    await eventually(csi.leaves_nothing)
+
+
+def test_a_slash_in_a_volumes_name_is_no_step_in_the_path(tmp_path: Path) -> None:
+    assert published(tmp_path, "u", DISK).name == DISK.replace("/", "~")

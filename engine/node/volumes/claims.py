@@ -67,6 +67,32 @@ def is_of_driver(volume: Volume, bound: object) -> bool:
     return volume.csi is not None or of_claim
 
 
+def is_of_cloud(volume: Volume) -> bool:
+    """Tell whether a pod's own spec names a volume of a cloud, which a CSI driver provides."""
+    return any(
+        source is not None
+        for source in (
+            volume.aws_elastic_block_store,
+            volume.azure_disk,
+            volume.azure_file,
+            volume.cinder,
+            volume.gce_persistent_disk,
+            volume.portworx_volume,
+            volume.vsphere_volume,
+        )
+    )
+
+
+def cloud_volume(volume: Volume, namespace: str) -> BoundVolume:
+    """Return the CSI driver's volume in the place of a cloud's in a pod's own spec. Raises `InvalidInput`."""
+    from engine.csi.migration import migrated_inline
+
+    found = migrated_inline(volume, namespace)
+    assert found is not None
+    assert found.spec.csi is not None
+    return BoundVolume(found.metadata, found.spec.csi, found.spec)
+
+
 def in_tree_source(volume: Volume, bound: object) -> NFSVolume | ISCSIVolume | None:
     """Return the source of a volume that the agent mounts with the machine's commands; None for others."""
     source = bound.source if isinstance(bound, BoundVolume) else volume.nfs or volume.iscsi

@@ -115,8 +115,8 @@ class CsiVolumes:
             path = await self._mounting.publish(pod.uid, published, driver, able, again=again)
         if again:
             self._again.setdefault(pod.uid, set()).add(volume.name)
-        if bound is None:
-            return MadeVolume(path)
+        if bound is None or not bound.claim.metadata.name:
+            return MadeVolume(path, bound)
         expand = partial(self._expand, wanted, path)
         return MadeVolume(path, bound, expand, grows=able.expands)
 

@@ -30,7 +30,9 @@ from engine.node.volumes.claims import (
     BoundVolume,
     bound_volume,
     claim_name,
+    cloud_volume,
     in_tree_source,
+    is_of_cloud,
     is_of_driver,
     is_read_only,
     mount_options,
@@ -234,9 +236,11 @@ class VolumeManager:
         bound = {}
         for volume in used_volumes(pod):
             claim = claim_name(pod, volume)
-            if claim is not None:
-                with refusing(volume.name):
+            with refusing(volume.name):
+                if claim is not None:
                     bound[volume.name] = await bound_volume(pod, volume, claim, self._objects, self._node())
+                elif is_of_cloud(volume):
+                    bound[volume.name] = cloud_volume(volume, pod.metadata.namespace)
         return bound
 
     async def _with_directories(self, pod: Pod, bound: Mapping[str, BoundVolume]) -> dict[str, BoundVolume]:
