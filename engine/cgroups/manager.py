@@ -193,7 +193,10 @@ class CgroupManager(NodeCgroups):
                     self.pods.resize(new, step)
             else:
                 _check_usage(new, step, usage.get(step.container, 0))
-                await update(step.container, step.resources)
+                values = step.resources
+                if self.has_exclusive_cpus(new, step.container):
+                    values = self._without_quota(values)
+                await update(step.container, values)
         if before is not None:
             self.levels.sums.put(new.uid, after)
             self._write_levels()

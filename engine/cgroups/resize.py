@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.api.config import KubeletConfiguration
+from engine.api.config import EXCLUSIVE_CPUS_GATE, EXCLUSIVE_MEMORY_GATE, KubeletConfiguration
 from engine.api.pod import Container, Pod, ResourceList, ResourceRequirements
 from engine.api.qos import GUARANTEED, compute_qos_class
 from engine.api.quantity import ZERO, Quantity
@@ -208,14 +208,14 @@ def decide_resize(
     that does not fit next to the others is deferred; shrinking always fits.
     """
     if compute_qos_class(new) == GUARANTEED:
-        for policy, manager in (
-            (config.cpu_manager_policy == "static", "CPU"),
-            (config.memory_manager_policy == "Static", "Memory"),
+        for name, manager, gate, pins, policy in (
+            (CPU, "CPU", EXCLUSIVE_CPUS_GATE, "static", config.cpu_manager_policy),
+            (MEMORY, "Memory", EXCLUSIVE_MEMORY_GATE, "Static", config.memory_manager_policy),
         ):
-            if policy:
+            if policy == pins and not config.gate(gate, False) and _requests_differ(old, new, name):
                 return ResizeDecision(
                     "Infeasible",
-                    f"Resize is infeasible for Guaranteed Pods alongside {manager} Manager static policy",
+                    f'Resize is infeasible for Guaranteed Pods alongside {manager} Manager policy "{policy}"',
                     detail=f"guaranteed_pod_{manager.lower()}_manager_static_policy",
                 )
     swap = config.memory_swap.swap_behavior if config.memory_swap else ""
@@ -246,6 +246,14 @@ def decide_resize(
                 short=name,
             )
     return ResizeDecision("Proceed")
+
+
+def _requests_differ(old: Pod, new: Pod, resource: str) -> bool:
+    """Whether a container requests another amount."""
+    return any(
+        before.requests.get(resource) != after.requests.get(resource)
+        for before, after in zip(old.all_containers, new.all_containers, strict=True)
+    )
 
 
 def _number(name: str, amount: Quantity) -> int:

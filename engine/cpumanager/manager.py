@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.api import cpu_set as cpu_sets
-from engine.api.config import KubeletConfiguration
+from engine.api.config import EXCLUSIVE_CPUS_GATE, KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
+from engine.cpumanager import baselines
 from engine.cpumanager.checkpoint import CpuCheckpoint, decode, encode
 from engine.cpumanager.metrics import CpuMetrics
 from engine.cpumanager.options import StaticOptions
+from engine.cpumanager.resizing import Align, resized_cpus
 from engine.cpumanager.restoring import Lost, Restored, restore
 from engine.cpumanager.state import CpuState
 from engine.cpumanager.static_policy import StaticPolicy, exclusive_count, reserved_cpus
@@ -110,6 +112,15 @@ class CpuManager:
         self._file = StateFile(
             root / FILE_NAME, self._snapshot, name="cpu-manager-state", tasks=tasks, fault=fault
         )
+        self._baselines: StateFile | None = None
+        if config.cpu_manager_policy == STATIC and config.gate(EXCLUSIVE_CPUS_GATE, False):
+            self._baselines = StateFile(
+                root / baselines.FILE_NAME,
+                lambda: baselines.encode(self._state.baselines),
+                name="cpu-manager-baselines",
+                tasks=tasks,
+                fault=fault,
+            )
         self.policy: StaticPolicy | None = None
         if config.cpu_manager_policy == STATIC:
             self._options = StaticOptions.from_config(config)
@@ -124,6 +135,11 @@ class CpuManager:
         state.pool = topology.cpus & ~(reserved if self._options.strict_reservation else 0)
         return StaticPolicy(topology, reserved, self._options, self._numa, state)
 
+    @property
+    def _state(self) -> CpuState:
+        assert self.policy is not None
+        return self.policy.state
+
     # Life
 
     async def start(self) -> None:
@@ -133,6 +149,9 @@ class CpuManager:
             self._restore(checkpoint)
         await self._file.start()
         await self._file.flush()
+        if self._baselines is not None:
+            self._restore_baselines(self._baselines)
+            await self._baselines.start()
         if self.policy is not None:
             self._mover.start(self._move_when_wanted)
             self._changed()
@@ -140,12 +159,22 @@ class CpuManager:
     async def stop(self) -> None:
         """Write the state. Containers keep their CPUs."""
         await self._mover.stop()
+        if self._baselines is not None:
+            await self._baselines.stop()
         await self._file.stop()
 
     def _damaged(self, fault: str) -> None:
         said = f"{fault}; choosing exclusive CPUs for running pods again"
         log.error("%s", said)
         self._recorder.node(WARNING, "CPUManagerStateChanged", said)
+
+    def _restore_baselines(self, file: StateFile) -> None:
+        """Know again what containers started with; without the file, it is what they have now."""
+        found = file.read(baselines.decode, lambda fault: log.error("%s", fault))
+        for uid, containers in (found or {}).items():
+            for name, cpus in containers.items():
+                if cpus and cpus & ~(self._state.held(uid, name) or 0) == 0:
+                    self._state.baselines.setdefault(uid, {})[name] = cpus
 
     def _restore(self, checkpoint: CpuCheckpoint) -> None:
         policy = self.policy
@@ -235,6 +264,8 @@ class CpuManager:
         self._pods.pop(pod_uid, None)
         if self.policy is not None and pod_uid in self.policy.state.pod_uids:
             self.policy.release(pod_uid)
+            if self._baselines is not None:
+                self._baselines.changed()
             self._changed()
 
     def collect(self, keep: Collection[str]) -> None:
@@ -273,6 +304,26 @@ class CpuManager:
             beside |= state.held(pod.uid, container.name) or 0
         self._changed()
 
+    def resize(self, old: Pod, new: Pod, align: Align, *, whole_pod: bool) -> None:
+        """Give containers of a running pod the CPUs of its new amounts. Raises `CannotResize`, and changes
+        nothing then.
+        """
+        if self.policy is None or self._baselines is None:
+            return
+        if any(exclusive_count(new, container) for container in new.all_containers):
+            self._look_at_machine()
+        for name, cpus in resized_cpus(self.policy, old, new, align, whole_pod=whole_pod).items():
+            inputs = {
+                "before": cpu_sets.text(self._state.held(new.uid, name) or 0),
+                "cpus": cpu_sets.text(cpus),
+                "startedWith": cpu_sets.text(self._state.baseline(new.uid, name) or 0),
+            }
+            self._state.resize(new.uid, name, cpus)
+            self._decisions.pod(new, "cpus", "resized", "", inputs, container=name)
+        self._pods[new.uid] = new
+        self._baselines.changed()
+        self._changed()
+
     def _reassign(
         self, pod: Pod, container: Container, choose: Callable[[Pod, Container], Hint], lost: Lost | None
     ) -> None:
@@ -301,10 +352,24 @@ class CpuManager:
 
         Waits at most `SETTLE_SECONDS` for a runtime that does not answer.
         """
-        await self._file.flush()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_SECONDS):
-                await self._settled.wait()
+            await self._flush()
+
+    async def settle(self) -> None:
+        """Do as `flush`, but raise `Refused` where the runtime does not answer in time."""
+        try:
+            await self._flush()
+        except TimeoutError:
+            raise Refused(
+                f"some containers are not on their CPUs after {SETTLE_SECONDS:.0f} s", subject="CRI runtime"
+            ) from None
+
+    async def _flush(self) -> None:
+        await self._file.flush()
+        if self._baselines is not None:
+            await self._baselines.flush()
+        async with asyncio.timeout(SETTLE_SECONDS):
+            await self._settled.wait()
 
     # Containers
 
@@ -357,25 +422,45 @@ class CpuManager:
                 self._settled.set()
 
     async def _move_all(self) -> bool:
-        """Move each container that is on wrong CPUs; return whether all moves succeeded."""
+        """Move each container that is on wrong CPUs; return whether all moves succeeded.
+
+        Containers that leave CPUs come first. CPUs that one of them could not leave go to no other container.
+        """
         running = list(self._running())
         self._written = {one.id: self._written[one.id] for one in running if one.id in self._written}
-        succeeded = True
+        leaving: list[tuple[RunningContainer, str]] = []
+        others: list[tuple[RunningContainer, str]] = []
         for one in running:
             wanted = self._cpuset(one.pod_uid, one.name)
             if one.id not in self._written and (one.pod_uid, one.name) in self._created:
                 self._written[one.id] = self._created.pop((one.pod_uid, one.name))
-            if not wanted or self._written.get(one.id) == wanted:
-                continue
-            try:
-                await self._move(one.id, wanted)
-                self._written[one.id] = wanted
-            except Refused as error:
+            if wanted and self._written.get(one.id) != wanted:
+                (leaving if self._leaves(one.id, wanted) else others).append((one, wanted))
+        occupied = 0
+        succeeded = True
+        for one, wanted in leaving:
+            if not await self._told(one, wanted):
                 succeeded = False
-                log.warning(
-                    "container %s of pod %s could not be moved to its CPUs: %s", one.name, one.pod_uid, error
-                )
+                occupied |= cpu_sets.parse(self._written[one.id]) & ~cpu_sets.parse(wanted)
+        for one, wanted in others:
+            if cpu_sets.parse(wanted) & occupied or not await self._told(one, wanted):
+                succeeded = False
         return succeeded
+
+    def _leaves(self, container_id: str, wanted: str) -> bool:
+        """Whether a container only gives CPUs up."""
+        written = self._written.get(container_id)
+        return written is not None and not cpu_sets.parse(wanted) & ~cpu_sets.parse(written)
+
+    async def _told(self, one: RunningContainer, wanted: str) -> bool:
+        """Tell the runtime where a container may run; whether it took it."""
+        try:
+            await self._move(one.id, wanted)
+        except Refused as error:
+            log.warning("container %s of pod %s stays on other CPUs: %s", one.name, one.pod_uid, error)
+            return False
+        self._written[one.id] = wanted
+        return True
 
     # The machine
 
@@ -392,9 +477,13 @@ class CpuManager:
         old = CpuCheckpoint(STATIC, cpu_sets.text(self.policy.state.shared))
         for uid, name, cpus in self.policy.state.entries():
             old.entries.setdefault(uid, {})[name] = cpu_sets.text(cpus)
+        started = self._state.baselines
         self.policy = policy
         self._metrics.policy = policy
         self._restore(old)
+        for uid, containers in started.items():
+            kept = {name: one for name, one in containers.items() if self._state.held(uid, name) is not None}
+            self._state.baselines[uid] = kept
         for uid in list(self._lost):
             if uid in self._pods:
                 self._adopted.discard(uid)

@@ -145,8 +145,8 @@ class StaticPolicy:
             return None
         held = self.state.held(pod.uid, container.name)
         if held is not None:
-            return {CPU: self._hints(held, 0, count) if held.bit_count() == count else []}
-        return {CPU: self._hints(self.available, self.reusable(pod, container), count)}
+            return {CPU: self.hints(held, 0, count) if held.bit_count() == count else []}
+        return {CPU: self.hints(self.available, self.reusable(pod, container), count)}
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
         """Return hints for the CPUs of all containers together."""
@@ -161,8 +161,8 @@ class StaticPolicy:
                     return {CPU: []}
                 assigned |= held
         if assigned.bit_count() == count:
-            return {CPU: self._hints(assigned, 0, count)}
-        return {CPU: self._hints(self.available, assigned, count)}
+            return {CPU: self.hints(assigned, 0, count)}
+        return {CPU: self.hints(self.available, assigned, count)}
 
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
         """Assign CPUs to the container, as far as possible from the hint's NUMA nodes."""
@@ -173,9 +173,7 @@ class StaticPolicy:
         free = self.available | self.reusable(pod, container)
         taken = 0
         if hint.mask is not None:
-            nodes = self._numa.ids(hint.mask)
-            topology = self.topology
-            near = topology.of_sockets_of(nodes) if self.options.by_socket else topology.of_nodes(nodes)
+            near = self.of_mask(hint.mask)
             taken = self._take(free & near, min(count, (free & near).bit_count()))
         taken |= self._take(free & ~taken, count - taken.bit_count())
         self.state.assign(pod.uid, container.name, taken)
@@ -183,6 +181,11 @@ class StaticPolicy:
     def release(self, pod_uid: str) -> None:
         """Release all CPUs of the pod."""
         self.state.release_pod(pod_uid)
+
+    def of_mask(self, mask: int) -> int:
+        """The CPUs of a hint's NUMA nodes; with align-by-socket, of those nodes' sockets."""
+        nodes = self._numa.ids(mask)
+        return self.topology.of_sockets_of(nodes) if self.options.by_socket else self.topology.of_nodes(nodes)
 
     def _take(self, available: int, count: int) -> int:
         return take(self.topology, self.options, available, count)
@@ -204,8 +207,11 @@ class StaticPolicy:
                 SMT_ALIGNMENT,
             )
 
-    def _hints(self, available: int, reusable: int, count: int) -> Hints:
-        """Return the sets of NUMA nodes with enough CPUs; those with the fewest nodes are preferred."""
+    def hints(self, available: int, reusable: int, count: int) -> Hints:
+        """Return the sets of NUMA nodes with enough CPUs, all `reusable` ones included.
+
+        Those with the fewest nodes are preferred.
+        """
         groups = tuple(i for i, total in enumerate(self._per_node) if total)
         counts = DeviceCounts(
             groups=tuple(1 << i for i in groups),

@@ -6,8 +6,9 @@ sysfs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, reduce
+from operator import or_
 from typing import NamedTuple
 
 from engine._fast.pinning.cpu_assignment import Layout
@@ -63,11 +64,19 @@ class CpuTopology:
 
     def with_siblings(self, cpus: int) -> int:
         """Return the set and all other CPUs of the same cores."""
-        found = 0
-        for members in self.layout.cores.values():
-            if members & cpus:
-                found |= members
-        return found
+        return _touched(self.layout.cores, cpus)
+
+    def whole_cores(self, cpus: int) -> int:
+        """Return the CPUs of the set that are in cores which it has completely."""
+        return _union(members for members in self.layout.cores.values() if not members & ~cpus)
+
+    def of_caches_of(self, cpus: int) -> int:
+        """Return the CPUs of all last-level caches that serve some of the set."""
+        return _touched(self.layout.caches, cpus)
+
+    def of_nodes_of(self, cpus: int) -> int:
+        """Return the CPUs of all NUMA nodes that have some of the set."""
+        return _touched(self.layout.nodes, cpus)
 
     def of_nodes(self, nodes: Sequence[int]) -> int:
         """Return the CPUs of NUMA nodes."""
@@ -78,11 +87,7 @@ class CpuTopology:
 
     def of_sockets_of(self, nodes: Sequence[int]) -> int:
         """Return the CPUs of all sockets that have CPUs on the given NUMA nodes."""
-        wanted, found = self.of_nodes(nodes), 0
-        for members in self.layout.sockets.values():
-            if members & wanted:
-                found |= members
-        return found
+        return _touched(self.layout.sockets, self.of_nodes(nodes))
 
     def per_node(self, cpus: int, numa: Numa) -> tuple[int, ...]:
         """Count the CPUs of the set on each of the machine's NUMA nodes."""
@@ -91,3 +96,12 @@ class CpuTopology:
     def in_one_cache(self, cpus: int) -> bool:
         """Return whether the CPUs share one last-level cache."""
         return any(cpus & ~members == 0 for members in self.layout.caches.values())
+
+
+def _touched(level: Mapping[int, int], cpus: int) -> int:
+    """All CPUs of the members of a level that have some of the set."""
+    return _union(members for members in level.values() if members & cpus)
+
+
+def _union(sets: Iterable[int]) -> int:
+    return reduce(or_, sets, 0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from engine.api.config import KubeletConfiguration
+from engine.api.config import EXCLUSIVE_MEMORY_GATE, KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput
 from engine.api.events import NORMAL, WARNING, EventRecorder
@@ -62,6 +62,8 @@ class MemoryManager:
             raise InvalidInput(
                 f'unknown policy: "{policy}"; expected None or Static', subject="memoryManagerPolicy"
             )
+        self._numa = numa
+        self._resizes = config.gate(EXCLUSIVE_MEMORY_GATE, False)
         self._recorder = recorder
         self._decisions = decisions
         self._lost: dict[str, list[LostMemory]] = {}
@@ -215,6 +217,7 @@ class MemoryManager:
         if self.policy is None or pod.uid in self._adopted:
             return
         self._adopted.add(pod.uid)
+        self.shrink(pod)
         lost = {one.container: one for one in self._lost.pop(pod.uid, ())}
         for container in pod.all_containers:
             before = lost.get(container.name)
@@ -234,6 +237,34 @@ class MemoryManager:
             self._recorder.pod(pod, kind, "MemoryReassigned", said, container=container.name)
             inputs = {"reason": before.reason if before else ""}
             self._decisions.pod(pod, "memory", "reassigned", text, inputs, container=container.name)
+
+    def check_growth(self, pod: Pod) -> None:
+        """Raises `CannotResize` where a running pod cannot be promised its new amounts."""
+        if self._resizes and self.policy is not None:
+            self.policy.check_growth(pod)
+
+    def kept_hints(self, pod_uid: str, container: str) -> Mapping[str, Hints]:
+        """The NUMA nodes that a running container's memory stays on."""
+        held = self.policy.state.held(pod_uid, container) if self.policy is not None else None
+        return {one.type: [Hint(self._numa.mask(one.nodes), True)] for one in held or ()}
+
+    def grow(self, pod: Pod) -> None:
+        """Promise a running pod its new amounts where they are larger; `check_growth` comes first."""
+        if self._resizes and self.policy is not None and self.policy.grow(pod):
+            self._decide_resized(pod)
+
+    def shrink(self, pod: Pod) -> None:
+        """Free what a running pod no longer asks for, when its containers have the new amounts."""
+        if self._resizes and self.policy is not None and self.policy.shrink(pod):
+            self._decide_resized(pod)
+
+    def _decide_resized(self, pod: Pod) -> None:
+        assert self.policy is not None
+        for name, blocks in self.policy.state.of_pod(pod.uid).items():
+            inputs = {block.type: block.size for block in blocks}
+            nodes = sorted({node for block in blocks for node in block.nodes})
+            self._decisions.pod(pod, "memory", "resized", "", {**inputs, "numa": nodes}, container=name)
+        self._file.changed()
 
     def container_started(self, pod: Pod, container: Container) -> None:
         """Release the memory of init containers that ended before this container."""

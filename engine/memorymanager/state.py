@@ -123,18 +123,24 @@ class MemoryState:
         """Record a container's blocks in place of its earlier ones; `use` takes the memory."""
         self._held.setdefault(pod_uid, {})[container] = blocks
 
+    def resize(self, pod_uid: str, container: str, kind: str, size: int) -> None:
+        """Make a container's block larger or smaller on the nodes that it is on."""
+        blocks = []
+        for block in self._held[pod_uid][container]:
+            if block.type == kind:
+                self._take(block.nodes, kind, max(size - block.size, 0))
+                self._put_back(block.nodes, kind, max(block.size - size, 0))
+                block = Block(block.nodes, kind, size)
+            blocks.append(block)
+        self._held[pod_uid][container] = tuple(blocks)
+
     def use(self, nodes: Sequence[int], kind: str, size: int) -> None:
         """Take memory from nodes in order, and make them a group."""
         for node in nodes:
             state = self.nodes[node]
             state.number_of_assignments += 1
             state.cells = tuple(nodes)
-            table = state.memory_map.get(kind)
-            if table is not None:
-                part = min(size, table.free)
-                table.reserved += part
-                table.free -= part
-                size -= part
+        self._take(nodes, kind, size)
 
     def release(self, pod_uid: str, container: str) -> None:
         """Release the blocks of a container."""
@@ -155,15 +161,31 @@ class MemoryState:
 
     def _give_back(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
-            size = block.size
             for node in block.nodes:
                 state = self.nodes[node]
                 state.number_of_assignments -= 1
                 if not state.number_of_assignments:
                     state.cells = (node,)
-                table = state.memory_map.get(block.type)
-                if table is not None:
-                    part = min(size, table.reserved)
-                    table.reserved -= part
-                    table.free += part
-                    size -= part
+            self._put_back(block.nodes, block.type, block.size)
+
+    def _take(self, nodes: Sequence[int], kind: str, size: int) -> None:
+        """Reserve memory of nodes, the first before the next."""
+        for table in self._tables(nodes, kind):
+            part = min(size, table.free)
+            table.reserved += part
+            table.free -= part
+            size -= part
+
+    def _put_back(self, nodes: Sequence[int], kind: str, size: int) -> None:
+        """Free memory of nodes, the first before the next."""
+        for table in self._tables(nodes, kind):
+            part = min(size, table.reserved)
+            table.reserved -= part
+            table.free += part
+            size -= part
+
+    def _tables(self, nodes: Sequence[int], kind: str) -> Iterator[MemoryTable]:
+        for node in nodes:
+            table = self.nodes[node].memory_map.get(kind)
+            if table is not None:
+                yield table

@@ -5,7 +5,7 @@ Rules: kubelet v1.36 `memorymanager/policy_static.go`. Pure: `MemoryManager` sto
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from engine.api.pod import Container, Pod
 from engine.api.qos import GUARANTEED, compute_qos_class
@@ -13,7 +13,7 @@ from engine.api.resources import MEMORY, is_hugepage
 from engine.memorymanager.hints import MemoryHints
 from engine.memorymanager.state import UNSIGNED, Block, MemoryState
 from engine.topologymanager.policy import DENSE_NODES, Hint, Hints, Numa
-from engine.topologymanager.provider import AllocationError
+from engine.topologymanager.provider import AllocationError, CannotResize
 
 
 def wanted_memory(pod: Pod, container: Container) -> dict[str, int]:
@@ -114,6 +114,46 @@ class StaticPolicy:
             pod.uid, container.name, tuple(Block(nodes, kind, size) for kind, size in wanted.items())
         )
         self._shrink_init_containers(pod, container, nodes, wanted)
+
+    def check_growth(self, pod: Pod) -> None:
+        """Raises `CannotResize` where the nodes of a running pod's memory lack what it asks for now."""
+        missing: dict[tuple[tuple[int, ...], str], int] = {}
+        for container, block, size in self._resized(pod, larger=True):
+            key = block.nodes, block.type
+            missing[key] = missing.get(key, 0) + size - block.size
+            nodes = [self.state.nodes[node] for node in block.nodes]
+            if missing[key] > sum(node.free(block.type) for node in nodes) % UNSIGNED:
+                most = sum(node.allocatable(block.type) for node in nodes) % UNSIGNED
+                raise CannotResize(
+                    f"Container {container} has its {block.type} on NUMA nodes {list(block.nodes)}, which "
+                    f"have too little left for {size} bytes of it",
+                    never=size > most,
+                )
+
+    def grow(self, pod: Pod) -> bool:
+        """Promise containers of a running pod more memory where they ask for it; whether any does."""
+        return self._resize(pod, larger=True)
+
+    def shrink(self, pod: Pod) -> bool:
+        """Free the memory that containers of a running pod no longer ask for; whether that was anything."""
+        return self._resize(pod, larger=False)
+
+    def _resize(self, pod: Pod, *, larger: bool) -> bool:
+        resized = list(self._resized(pod, larger=larger))
+        for container, block, size in resized:
+            self.state.resize(pod.uid, container, block.type, size)
+        return bool(resized)
+
+    def _resized(self, pod: Pod, *, larger: bool) -> Iterator[tuple[str, Block, int]]:
+        """(container, block, bytes now wanted) of blocks that are too small, or else too large."""
+        for container in pod.all_containers:
+            if container in pod.init_containers and not container.is_sidecar:
+                continue
+            wanted = wanted_memory(pod, container)
+            for block in self.state.held(pod.uid, container.name) or ():
+                size = wanted.get(block.type, block.size)
+                if (size > block.size) if larger else (size < block.size):
+                    yield container.name, block, size
 
     def release(self, pod_uid: str) -> None:
         """Release all memory of the pod."""

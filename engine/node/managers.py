@@ -118,6 +118,7 @@ class Managers:
         self.pinning = Pinning(context, numa=numa, cgroups=cgroups, runtime=runtime, watch=watch)
         self.devices = self._devices(numa)
         self.devices.show_pinned(self.pinning)
+        self.pinning.align_by(self.devices.policy)
         self.probes = ProbeManager(
             context,
             on_result=lambda result: pods().notify(result.pod_uid),

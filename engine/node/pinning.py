@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from engine.api import cpu_set
 from engine.api.pod import Container, Pod
 from engine.api.resources import CPU
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.node_cgroups import NodeCgroups
+from engine.cgroups.resize import ResizeDecision
 from engine.cpumanager.machine import online_cpus, read_topology
 from engine.cpumanager.manager import CpuManager, RunningContainer
 from engine.cri.client import RuntimeClient
@@ -18,7 +20,8 @@ from engine.host.node_context import NodeContext
 from engine.memorymanager.machine import read_nodes
 from engine.memorymanager.manager import MemoryManager
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
-from engine.topologymanager.policy import Numa
+from engine.topologymanager.policy import Hint, Hints, Numa, TopologyPolicy
+from engine.topologymanager.provider import CannotResize
 from engine.wire import cri_v1_pb2 as cri
 
 
@@ -36,6 +39,7 @@ class Pinning:
     ) -> None:
         self._runtime = runtime
         self._watch = watch
+        self._policy = TopologyPolicy()
         reserved = cgroups.settings.node.reservation()
         self.cpus = CpuManager(
             config=context.config,
@@ -82,6 +86,39 @@ class Pinning:
             cpuset_cpus=self.cpus.cpuset(pod, container.name),
             cpuset_mems=self.memory.mems(pod, container.name),
         )
+
+    def align_by(self, policy: TopologyPolicy) -> None:
+        """Use this topology policy for resizes."""
+        self._policy = policy
+
+    def resize(self, old: Pod, new: Pod) -> ResizeDecision:
+        """Give a running pod the CPUs and memory of its new amounts, or say why that is impossible now.
+
+        CPUs that it no longer has are taken from it at once. `resized` frees memory.
+        """
+        try:
+            self.memory.check_growth(new)
+            self.cpus.resize(old, new, partial(self._aligned, new), whole_pod=self._policy.scope == "pod")
+        except CannotResize as error:
+            return ResizeDecision("Infeasible" if error.never else "Deferred", str(error))
+        self.memory.grow(new)
+        return ResizeDecision("Proceed")
+
+    async def settle(self) -> None:
+        """Return when all containers run on their CPUs and the state is on disk. Raises `Refused`."""
+        await self.cpus.settle()
+        await self.memory.flush()
+
+    def resized(self, pod: Pod) -> None:
+        """Free the memory that a resized pod no longer asks for."""
+        self.memory.shrink(pod)
+
+    def _aligned(self, pod: Pod, container: Container | None, hints: Mapping[str, Hints]) -> Hint | None:
+        """Merge hints for more CPUs with the memory that a container, or the whole pod, keeps."""
+        names = [container.name] if container is not None else [one.name for one in pod.all_containers]
+        kept = [self.memory.kept_hints(pod.uid, name) for name in names]
+        decision = self._policy.decide([hints, *kept])
+        return decision.hint if decision.admit else None
 
     def starting(self, pod: Pod, container: Container) -> None:
         """Give back the memory of init containers that have ended by the time this container starts."""

@@ -25,6 +25,14 @@ class AllocationError(Exception):
         self.message = unexpected if reason == UNEXPECTED else error
 
 
+class CannotResize(Exception):
+    """A running pod cannot have other amounts of a resource: not now, or `never` on this node."""
+
+    def __init__(self, message: str, *, never: bool) -> None:
+        super().__init__(message)
+        self.never = never
+
+
 class HintProvider(Protocol):
     """Allocates one kind of resource to the containers of pods. Only `flush` waits."""
 

@@ -14,7 +14,12 @@ from cgroup_scenes import (
     managed,
 )
 
-from engine.api.config import KubeletConfiguration, MemorySwapConfig
+from engine.api.config import (
+    EXCLUSIVE_CPUS_GATE,
+    EXCLUSIVE_MEMORY_GATE,
+    KubeletConfiguration,
+    MemorySwapConfig,
+)
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.cgroups.formulas.containers import ContainerResources, ContainerRules
@@ -177,7 +182,13 @@ def test_shrinking_fits_on_a_node_that_is_too_full():
 def test_static_policies_and_swap_are_infeasible():
     old, new = guaranteed("g", "1"), guaranteed("g", "2")
     assert "CPU Manager" in decide(old, new, cpu_manager_policy="static").message
-    assert "Memory Manager" in decide(old, new, memory_manager_policy="Static").message
+    assert decide(old, new, memory_manager_policy="Static").verdict == "Proceed"
+    more = guaranteed("g", "1", memory="2Gi")
+    assert "Memory Manager" in decide(old, more, memory_manager_policy="Static").message
+    assert decide(old, more, cpu_manager_policy="static").verdict == "Proceed"
+    gates = {EXCLUSIVE_CPUS_GATE: True, EXCLUSIVE_MEMORY_GATE: True}
+    assert decide(old, new, cpu_manager_policy="static", feature_gates=gates).verdict == "Proceed"
+    assert decide(old, more, memory_manager_policy="Static", feature_gates=gates).verdict == "Proceed"
     assert decide(burstable("b", "1"), burstable("b", "2"), cpu_manager_policy="static").verdict == "Proceed"
     swap = MemorySwapConfig(swap_behavior="LimitedSwap")
     assert "swap" in decide(burstable("b"), burstable("b", memory="2Gi"), memory_swap=swap).message

@@ -25,6 +25,7 @@ from engine.api.lifecycle import PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.status import PodStatus
+from engine.cpumanager import baselines as cpu_baselines
 from engine.cpumanager import manager as cpu_manager
 from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.cpumanager.checkpoint import decode as decode_cpus
@@ -242,6 +243,12 @@ KEPT = [
             encode_cpus(CpuCheckpoint("static", "0,3-7", {"u": {"c": "1-2"}}))
         ),
         lambda d: state_file(d / cpu_manager.FILE_NAME).read(decode_cpus, logging.error),
+    ),
+    Kept(
+        "cpumanager/baselines.py",
+        cpu_baselines.FILE_NAME,
+        lambda d: (d / cpu_baselines.FILE_NAME).write_bytes(cpu_baselines.encode({"u": {"c": 6}})),
+        lambda d: state_file(d / cpu_baselines.FILE_NAME).read(cpu_baselines.decode, logging.error),
     ),
     Kept(
         "memorymanager/manager.py",

@@ -8,7 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from engine.api.config import MemoryReservation
+from engine.api import cpu_set
+from engine.api.config import EXCLUSIVE_CPUS_GATE, EXCLUSIVE_MEMORY_GATE, MemoryReservation
 from engine.api.quantity import Quantity
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
@@ -112,6 +113,45 @@ async def test_a_pinned_container_is_alone_on_its_cpu_through_restarts_and_damag
 
     (rig.manifests / "alone.yaml").unlink()
     await eventually(lambda: rig.pod("alone") is None and cpuset(rig, "shared") == ALL)
+
+
+async def test_a_pinned_pod_is_resized(pinned: Rig) -> None:
+    """Memory changes, and CPUs as far as the machine has some to spare."""
+    rig = pinned
+    rig.config.feature_gates = {EXCLUSIVE_CPUS_GATE: True, EXCLUSIVE_MEMORY_GATE: True}
+    await rig.start()
+
+    def resize(cpus: int, memory: str) -> None:
+        limits = {"cpu": str(cpus), "memory": memory}
+        rig.write("alone", {"containers": [container(resources={"limits": limits})]})
+
+    def requested() -> tuple[int, int]:
+        pod = rig.pod("alone")
+        assert pod is not None
+        requests = pod.spec.containers[0].requests
+        return requests["cpu"].value, requests["memory"].value >> 20
+
+    rig.write("shared", {"containers": [container(resources={"requests": {"memory": "16Mi"}})]})
+    resize(1, "64Mi")
+    await eventually(lambda: cpuset(rig, "alone") == "1" and cpuset(rig, "shared") == OTHERS)
+    identity = running_id(rig, "alone")
+    resize(1, "96Mi")
+    await eventually(lambda: requested() == (1, 96))
+    assert b"100663296" in (rig.root / "memory_manager_state").read_bytes()
+    resize((os.cpu_count() or 0) + 1, "96Mi")
+    await eventually(lambda: "ResizeInfeasible" in rig.reasons())
+    if (os.cpu_count() or 0) > 2:
+        resize(2, "96Mi")
+        await eventually(lambda: requested() == (2, 96))
+        grown = cpu_set.parse(cpuset(rig, "alone"))
+        assert grown.bit_count() == 2
+        assert grown & 0b10
+        assert not grown & cpu_set.parse(cpuset(rig, "shared"))
+        resize(1, "96Mi")
+        await eventually(lambda: requested() == (1, 96))
+    assert cpuset(rig, "alone") == "1"
+    assert quota(group(rig, "alone", "cpu")) in ("-1", "max")
+    assert running_id(rig, "alone") == identity
 
 
 async def test_pods_that_run_are_pinned_when_the_policy_becomes_static(pinned: Rig) -> None:

@@ -7,7 +7,7 @@ rules: no CPU belongs to two containers or is exclusive and shared, and no NUMA 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -25,6 +25,7 @@ from engine.api.quantity import Quantity
 from engine.cpumanager import checkpoint as cpu_checkpoint
 from engine.cpumanager.manager import FILE_NAME as CPU_FILE
 from engine.cpumanager.manager import CpuManager, RunningContainer
+from engine.cpumanager.resizing import Align
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.devices.allocation import Allocator, TopologyError
 from engine.devices.state import DeviceState
@@ -35,8 +36,8 @@ from engine.memorymanager.manager import FILE_NAME as MEMORY_FILE
 from engine.memorymanager.manager import MemoryManager
 from engine.memorymanager.state import Block, NodeMemory
 from engine.metrics import Registry
-from engine.topologymanager.policy import Hint, Numa, TopologyPolicy
-from engine.topologymanager.provider import AllocationError
+from engine.topologymanager.policy import Hint, Hints, Numa, TopologyPolicy
+from engine.topologymanager.provider import AllocationError, CannotResize
 from tests.contexts import NothingKept, node_context
 
 MIB = 1 << 20
@@ -82,6 +83,8 @@ class World:
     offline: set[int] = field(default_factory=set)
     pods: dict[str, Pod] = field(default_factory=dict)
     told: dict[str, str] = field(default_factory=dict)
+    started: dict[str, int] = field(default_factory=dict)
+    """The CPUs that containers started with and have kept."""
     crash_at: int = 0
     fail_at: int = 0
     steps: int = 0
@@ -258,9 +261,68 @@ class World:
         if admitted:
             self.pods[pod.uid] = pod
             for container in pod.all_containers:
-                self.told[f"{pod.uid}/{container.name}"] = self.cpus.cpuset(pod, container.name)
+                name = f"{pod.uid}/{container.name}"
+                self.told[name] = self.cpus.cpuset(pod, container.name)
+                if self.cpus.policy is not None and self.cpus.policy.state.held(pod.uid, container.name):
+                    self.started[name] = cpu_set.parse(self.told[name])
                 self.promised.container_started(pod, container)
             await self.do(asyncio.sleep(0))
+
+    async def resize(self, uid: str, change: int, mebibytes: int) -> None:
+        """Resize the pod's containers by so many CPUs and MiB each, if there is a place for that."""
+        old = self.pods[uid]
+        amounts = []
+        for one in sorted(old.all_containers, key=lambda container: container.name):
+            kind = "main" if one not in old.init_containers else "sidecar" if one.is_sidecar else "init"
+            requests = one.requests
+            cpus = requests["cpu"].value if not requests["cpu"].milli % 1000 else 0
+            memory = requests["memory"].value // MIB
+            if stays(old, one):
+                cpus, memory = cpus and max(cpus + change, 1), max(memory + mebibytes, 8)
+            amounts.append((kind, cpus, memory))
+        new = pod_of(uid, amounts)
+        resized = False
+
+        async def begin() -> None:
+            nonlocal resized
+            try:
+                self.promised.check_growth(new)
+                self.cpus.resize(old, new, self._aligned(new), whole_pod=self.topology_policy.scope == "pod")
+                self.promised.grow(new)
+                resized = True
+            except CannotResize:
+                resized = False
+
+        while not await self.do(begin()):
+            pass
+        if resized:
+            self._check_resized(old, new)
+            self.pods[uid] = new
+            self.promised.shrink(new)
+            await self.do(asyncio.sleep(0))
+
+    def _aligned(self, pod: Pod) -> Align:
+        def align(container: Container | None, hints: Mapping[str, Hints]) -> Hint | None:
+            names = [one.name for one in pod.all_containers if container in (None, one)]
+            kept = [self.promised.kept_hints(pod.uid, name) for name in names]
+            decision = self.topology_policy.decide([hints, *kept])
+            return decision.hint if decision.admit else None
+
+        return align
+
+    def _check_resized(self, old: Pod, new: Pod) -> None:
+        """Growing CPUs include the earlier ones, and no container lost one that it started with."""
+        for was, now in zip(old.all_containers, new.all_containers, strict=True):
+            name = f"{new.uid}/{now.name}"
+            if name not in self.started or not stays(new, now):
+                continue
+            assert self.cpus.policy is not None
+            held = self.cpus.policy.state.held(new.uid, now.name)
+            if held is None:
+                continue
+            assert self.started[name] & ~held == 0
+            if was.requests["cpu"] < now.requests["cpu"]:
+                assert cpu_set.parse(self.told[name]) & ~held == 0
 
     async def remove(self, uid: str) -> None:
         del self.pods[uid]
@@ -297,6 +359,8 @@ class World:
             assert held & (used | policy.state.shared | policy.reserved | ~policy.topology.cpus) == 0
             container = next(c for c in pod.all_containers if c.name == one.name)
             assert held.bit_count() == container.requests["cpu"].value
+            if self.started.get(one.id, 0) & ~held:
+                self.started[one.id] = held  # the machine lost some of its CPUs
             used |= held
         checkpoint = cpu_checkpoint.decode((self.root / CPU_FILE).read_bytes())
         assert cpu_set.parse(checkpoint.default_cpu_set) == policy.state.shared

@@ -34,6 +34,11 @@ OPTIONS = [
     {"distribute-cpus-across-numa": "true", "full-pcpus-only": "true"},
 ]
 POLICIES = ["none", "best-effort", "restricted", "single-numa-node"]
+GATES = (
+    "CPUManagerPolicyAlphaOptions",
+    "InPlacePodVerticalScalingExclusiveCPUs",
+    "InPlacePodVerticalScalingExclusiveMemory",
+)
 RESERVED = 64
 
 
@@ -71,6 +76,7 @@ EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("admit"), PODS),
         st.tuples(st.just("remove"), NUMBERS),
+        st.tuples(st.just("resize"), st.tuples(NUMBERS, st.integers(-2, 3), st.sampled_from([-16, 0, 100]))),
         st.tuples(st.sampled_from(["crash soon", "disk fails soon"]), st.integers(1, 5)),
         st.tuples(
             st.sampled_from(["restart", "unplug", "plug", "unplug and restart", "memory changes"]), NUMBERS
@@ -87,6 +93,9 @@ async def happen(world: World, number: int, what: str, argument: Any) -> None:
         await world.admit(pod_of(f"p{number}", [*argument, ("main", 0, 16)]))
     elif what == "remove" and world.pods:
         await world.remove(list(world.pods)[argument % len(world.pods)])
+    elif what == "resize" and world.pods:
+        which, change, mebibytes = argument
+        await world.resize(list(world.pods)[which % len(world.pods)], change, mebibytes)
     elif what == "crash soon":
         world.crash_at = argument
     elif what == "disk fails soon":
@@ -131,11 +140,11 @@ def configuration(
         topology_manager_policy=policy,
         topology_manager_scope=scope,
         topology_manager_policy_options={"max-allowable-numa-nodes": "16"},
-        feature_gates={"CPUManagerPolicyAlphaOptions": True},
+        feature_gates=dict.fromkeys(GATES, True),
     )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     machines(),
     st.sampled_from(OPTIONS),
@@ -175,6 +184,8 @@ def test_an_agent_may_die_and_the_disk_may_fail_at_every_step_of_its_state_files
         ("admit", [("init", 2, 300), ("sidecar", 1, 32), ("main", 2, 128)]),
         ("admit", [("main", 3, 700)]),
         ("restart", 0),
+        ("resize", (0, 1, 32)),
+        ("resize", (0, -1, -16)),
         ("unplug", 4),
         ("remove", 0),
         ("memory changes", 3),

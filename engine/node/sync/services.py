@@ -11,6 +11,7 @@ from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.node_cgroups import NodeCgroups
+from engine.cgroups.resize import ResizeDecision
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions
@@ -95,6 +96,15 @@ class ContainerPlacement(Protocol):
 
     def place(self, pod: Pod, container: Container, values: ContainerResources) -> ContainerResources:
         """Add a container's CPUs and NUMA nodes to its configuration for the runtime."""
+
+    def resize(self, old: Pod, new: Pod) -> ResizeDecision:
+        """Reserve the CPUs and NUMA nodes' memory of a running pod's new amounts, or say why not."""
+
+    async def settle(self) -> None:
+        """Return when every container runs where it belongs. Raises `Refused`."""
+
+    def resized(self, pod: Pod) -> None:
+        """Called when a resized pod's containers have their new amounts."""
 
     def starting(self, pod: Pod, container: Container) -> None:
         """Called before a created container is started."""

@@ -1,0 +1,31 @@
+"""The file of the CPUs that resized containers started with, as `{uid: {container: "0-3"}}` under a checksum.
+
+The kubelet's state file has no place for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from engine.api import cpu_set as cpu_sets
+from engine.api.errors import InvalidInput
+from engine.host.checksummed_file import sealed, unsealed
+
+FILE_NAME = "kubengine_cpu_baselines"
+
+
+def encode(baselines: Mapping[str, Mapping[str, int]]) -> bytes:
+    """The file's content; `baselines` are by pod uid and container."""
+    texts = {uid: {name: cpu_sets.text(one) for name, one in of.items()} for uid, of in baselines.items()}
+    return sealed(msgspec.json.encode(texts, order="deterministic"))
+
+
+def decode(data: bytes) -> dict[str, dict[str, int]]:
+    """Read what `encode` wrote. Raises `ValueError` if it is damaged."""
+    try:
+        found = msgspec.json.decode(unsealed(data), type=dict[str, dict[str, str]])
+        return {uid: {name: cpu_sets.parse(cpus) for name, cpus in of.items()} for uid, of in found.items()}
+    except (msgspec.MsgspecError, InvalidInput, RecursionError) as error:
+        raise ValueError(f"not a list of CPUs by pod and container: {error}") from None

@@ -1,0 +1,145 @@
+"""Which CPUs a pod has after an in-place resize (KEP-5554). Pure; `CpuManager` applies the answer.
+
+A container that grows keeps what it has and gets CPUs near it. One that shrinks keeps the CPUs that it
+started with, its baseline: a program that reads its affinity once never has one of those taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from operator import or_
+
+from engine.api import cpu_set as cpu_sets
+from engine.api.pod import Container, Pod
+from engine.api.resources import CPU
+from engine.cpumanager.static_policy import StaticPolicy, exclusive_count, take
+from engine.topologymanager.policy import Hint, Hints
+from engine.topologymanager.provider import CannotResize
+
+Align = Callable[[Container | None, Mapping[str, Hints]], Hint | None]
+"""Merges hints of CPUs with what the container, or the whole pod for None, holds of other resources. Returns
+None where the topology policy does not allow the result."""
+
+
+def resized_cpus(
+    policy: StaticPolicy, old: Pod, new: Pod, align: Align, *, whole_pod: bool
+) -> dict[str, int]:
+    """The CPUs of each container that has others after the resize. Raises `CannotResize`.
+
+    With `whole_pod` the pod's containers are aligned together.
+    """
+    state, uid = policy.state, new.uid
+    before: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    growing: list[Container] = []
+    found: dict[str, int] = {}
+    freed = 0
+    for was, container in zip(old.all_containers, new.all_containers, strict=True):
+        if container in new.init_containers and not container.is_sidecar:
+            continue
+        name, held, count = container.name, state.held(uid, container.name), exclusive_count(new, container)
+        if bool(exclusive_count(old, was)) != bool(count):
+            raise CannotResize(
+                f"Container {name} cannot change between exclusive and shared CPUs while it runs", never=True
+            )
+        if held is None or not count:
+            continue
+        before[name], counts[name] = held, count
+        if count < held.bit_count():
+            found[name] = _shrunk(policy, name, held, state.baseline(uid, name) or held, count)
+            freed |= held & ~found[name]
+        elif count > held.bit_count():
+            growing.append(container)
+    now = before | found
+    hint: Hint | None = None
+    if growing and whole_pod:
+        hint = _place(
+            policy, align, None, _union(now.values()), policy.available | freed, sum(counts.values())
+        )
+    for container in growing:
+        name = container.name
+        free = (policy.available | policy.reusable(new, container) | freed) & ~_union(now.values())
+        if not whole_pod:
+            hint = _place(policy, align, container, before[name], free, counts[name])
+        assert hint is not None
+        more = _nearest(policy, before[name], free, counts[name] - before[name].bit_count(), hint)
+        found[name] = now[name] = before[name] | more
+    return found
+
+
+def _shrunk(policy: StaticPolicy, name: str, held: int, baseline: int, count: int) -> int:
+    """The baseline and as much of the rest as is wanted."""
+    if count < baseline.bit_count():
+        raise CannotResize(
+            f"Container {name} started with the exclusive CPUs {cpu_sets.text(baseline)} and cannot shrink "
+            f"to {count} CPUs while it runs",
+            never=True,
+        )
+    _check_cores(policy, name, count)
+    return baseline | take(policy.topology, policy.options, held & ~baseline, count - baseline.bit_count())
+
+
+def _check_cores(policy: StaticPolicy, name: str, count: int) -> None:
+    threads = policy.topology.threads_per_core
+    if policy.options.full_pcpus and count % threads:
+        raise CannotResize(
+            f"Container {name} requests {count} CPUs, which is no multiple of the {threads} CPUs of a core",
+            never=True,
+        )
+
+
+def _place(
+    policy: StaticPolicy, align: Align, container: Container | None, held: int, free: int, count: int
+) -> Hint:
+    """The NUMA nodes that CPUs come from so that `count` include those held. Raises `CannotResize`."""
+    name = f"Container {container.name}" if container is not None else "The pod"
+    if container is not None:
+        _check_cores(policy, container.name, count)
+    free &= ~held
+    possible = policy.allocatable & ~held
+    missing = count - held.bit_count()
+    if missing > possible.bit_count():
+        most = policy.allocatable.bit_count()
+        raise CannotResize(f"{name} needs {count} exclusive CPUs, and the node has {most}", never=True)
+    if missing > free.bit_count():
+        raise CannotResize(
+            f"{name} needs {missing} more exclusive CPUs, and {free.bit_count()} are free", never=False
+        )
+    hint = align(container, {CPU: policy.hints(free, held, count)})
+    if hint is None:
+        never = align(container, {CPU: policy.hints(possible, held, count)}) is None
+        text = "no" if never else "at present no"
+        raise CannotResize(
+            f"{name} has CPUs {cpu_sets.text(held)}, and {text} {missing} more are aligned with them as the "
+            "topology manager's policy requires",
+            never=never,
+        )
+    return hint
+
+
+def _nearest(policy: StaticPolicy, held: int, free: int, count: int, hint: Hint) -> int:
+    """`count` of the free CPUs, those on the hint's NUMA nodes and close to the held ones first.
+
+    Siblings of the held ones come first, then whole cores, then single CPUs.
+    """
+    topology = policy.topology
+    aligned = topology.cpus if hint.mask is None else policy.of_mask(hint.mask)
+    regions = [topology.of_caches_of(held), topology.of_nodes_of(held), topology.cpus]
+    whole = topology.whole_cores(free)
+    threads = topology.threads_per_core
+    candidates = [(within & region, 1) for within in (aligned, topology.cpus) for region in regions]
+    if not policy.options.across_cores:
+        cores = [(within & whole, threads) for within, _ in candidates]
+        candidates = [(topology.with_siblings(held) & aligned, 1), *cores, *candidates]
+    taken = 0
+    for cpus, unit in candidates:
+        left = free & cpus & ~taken
+        missing = min(count - taken.bit_count(), left.bit_count())
+        if missing:
+            taken |= take(topology, policy.options, left, missing // unit * unit)
+    return taken
+
+
+def _union(sets: Iterable[int]) -> int:
+    return reduce(or_, sets, 0)
