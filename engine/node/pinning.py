@@ -100,7 +100,9 @@ class Pinning:
             self.memory.check_growth(new)
             self.cpus.resize(old, new, partial(self._aligned, new), whole_pod=self._policy.scope == "pod")
         except CannotResize as error:
-            return ResizeDecision("Infeasible" if error.never else "Deferred", str(error))
+            if error.never:
+                return ResizeDecision("Infeasible", str(error), detail="insufficient_node_allocatable")
+            return ResizeDecision("Deferred", str(error))
         self.memory.grow(new)
         return ResizeDecision("Proceed")
 

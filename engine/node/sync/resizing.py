@@ -54,7 +54,7 @@ async def carry_out(
             services.context.decisions.pod(pod, "resize", "failed", text, _inputs(pod, wanted))
         resize.tell(ResizeEvent.FAIL, failed)
         raise
-    services.placement.resized(wanted)
+    services.allocations.placement.resized(wanted)
     services.metrics.resizes.carried_out(clock() - began, success=True)
     resize.tell(ResizeEvent.COMPLETE)
     services.context.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
@@ -74,7 +74,7 @@ def _begins(pod: Pod, resize: Resize, services: Services) -> bool:
         config=services.context.config,
     )
     if decision.verdict == "Proceed":
-        decision = services.placement.resize(pod, wanted)
+        decision = services.allocations.placement.resize(pod, wanted)
     inputs = {
         **_inputs(pod, wanted),
         "others": _amounts(others),
@@ -129,7 +129,7 @@ async def _apply(old: Pod, new: Pod, services: Services) -> None:
                 old.uid, container.id, container.sandbox_id, notify=False
             )
 
-    await services.placement.settle()
+    await services.allocations.placement.settle()
     usage = await _memory_usage(list(running.values()), services)
     await _tell_runtime(new, services)
     await services.cgroups.resize_pod(old, new, update, usage)
