@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[2]
 SELECTORS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in (ROOT / "engine/_fast").rglob("*.py")
-    if not path.name.startswith("_")
+    if not path.name.startswith("_") and "_select import PURE" in path.read_text()
 )
+"""Modules that choose between a kernel and its twin; a few kernels have none."""
 SHOW = """
 import importlib, sys
 from engine._fast import _select

@@ -414,7 +414,7 @@ async def test_a_claim_of_a_local_volume_is_mounted_shared_and_stays_when_the_po
         ),
         ({"local": {"path": "/a/../b"}}, 'MountVolume.SetUp failed for volume "pv" : invalid path: '),
         (
-            {"nfs": {"server": "s", "path": "/"}},
+            {"fc": {"targetWWNs": ["50060e801049cfd1"], "lun": 0}},
             'MountVolume.SetUp failed for volume "pv" : no volume plugin',
         ),
         (
