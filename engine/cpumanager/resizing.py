@@ -1,7 +1,7 @@
 """Which CPUs a pod has after an in-place resize (KEP-5554). Pure; `CpuManager` applies the answer.
 
 A container that grows keeps what it has and gets CPUs near it. One that shrinks keeps the CPUs that it
-started with, its baseline: a program that reads its affinity once never has one of those taken away.
+started with, its baseline: a program that reads its affinity once never loses one of those.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class MemoryManager:
             self._decisions.pod(pod, "memory", "reassigned", text, inputs, container=container.name)
 
     def check_growth(self, pod: Pod) -> None:
-        """Raises `CannotResize` where a running pod cannot be promised its new amounts."""
+        """Raise `CannotResize` if the new amounts of a running pod do not fit on its NUMA nodes."""
         if self._resizes and self.policy is not None:
             self.policy.check_growth(pod)
 

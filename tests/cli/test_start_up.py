@@ -120,7 +120,7 @@ def test_an_agent_starts_without_what_it_may_never_need() -> None:
 
 @pytest.mark.parametrize(
     ("start", "ours", "modules", "kilobytes"),
-    [("library", 1, 21, 300), ("help", 20, 120, 4_000), ("agent", 570, 690, 23_500)],
+    [("library", 1, 21, 300), ("help", 20, 120, 4_000), ("agent", 580, 700, 23_800)],
 )
 def test_a_start_loads_no_more_than_its_budget(start: str, ours: int, modules: int, kilobytes: int) -> None:
     """About a sixth above what it was with Python 3.13, which loads more of its own than 3.11.

@@ -93,7 +93,7 @@ async def test_a_plugin_whose_answer_is_no_message_is_refused(tmp_path):
     server.add_insecure_port(f"unix:{tmp_path / 's'}")
     await server.start()
     endpoint = Endpoint(GPU, tmp_path / "s", DevicePluginDeadlines())
-    with pytest.raises(Refused, match="options: rpc error: code = Internal desc = the answer cannot be"):
+    with pytest.raises(Refused, match="options: rpc error: code = Internal desc = the response cannot be"):
         await endpoint.connect()
     await endpoint.close()
     await server.stop(None)

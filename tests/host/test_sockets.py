@@ -108,7 +108,7 @@ def test_what_is_not_a_socket_stays(tmp_path: Path, claimer: Claimer, kind: str)
         path.symlink_to("x")
     else:
         path.touch() if kind == "file" else path.mkdir()
-    with pytest.raises(Refused, match="no socket"):
+    with pytest.raises(Refused, match="not a socket"):
         claimer(path)
     assert os.path.lexists(path)
 

@@ -85,7 +85,7 @@ def test_a_plan_file_fails_the_build_when_an_assertion_does(run_plan, cluster_fi
     ("arguments", "words"),
     [
         (["preempt", "gone.json", "--requests", "cpu=1"], b"gone.json: No such file"),
-        (["preempt", "CLUSTER"], b"--file: say which pod"),
+        (["preempt", "CLUSTER"], b"--file: specify a pod with file"),
         (["preempt", "CLUSTER", "--requests", "cpu"], b"--requests: expected KEY=VALUE"),
         (["image-gc", "CLUSTER", "--high", "120"], b"--high"),
         (["evict", "CLUSTER", "--changes", "nonsense=1"], b"nonsense: no such field"),

@@ -98,7 +98,7 @@ def test_preempt_decides_as_the_agent_does(cluster: Snapshot, asked):
             left = error.short
         if chosen is None:
             assert verdict["decision"] == "impossible"
-            assert verdict["reason"].startswith(f"OutOf{left[0][0]}: even without")
+            assert verdict["reason"].startswith(f"OutOf{left[0][0]}: even after preempting every pod")
             assert verdict["amount"] == left[0][1]
             continue
         by_uid = {p.uid: p.full_name for p in pods}

@@ -432,4 +432,4 @@ async def test_a_client_learns_that_its_container_has_ended(embedded: Pods) -> N
     async with await Spdy.connect(url, *COMMAND) as client:
         ids = await channels(client, "error", "stdout", "stderr")
         status = json.loads(await client.all_of(ids["error"]))
-        assert "not running" in status["message"]
+        assert "no longer running" in status["message"]

@@ -184,7 +184,7 @@ async def test_a_socket_left_by_a_dead_agent_is_replaced_a_live_one_is_not(tmp_p
     assert path.exists()
     await server.stop()
     path.write_text("precious")
-    with pytest.raises(Refused, match="no socket"):
+    with pytest.raises(Refused, match="not a socket"):
         await server.start()
     assert path.read_text() == "precious"
 

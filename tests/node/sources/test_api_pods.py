@@ -88,7 +88,7 @@ async def test_a_pod_whose_parts_have_names_that_lead_elsewhere_is_passed_over(
     await cluster.ready("web")
     assert joined.node is not None
     assert [pod.metadata.name for pod in joined.node.pods()] == ["web"]
-    assert {pod for pod in ("listed", "heard") if f"pod default/{pod} is passed over" in caplog.text} == {
+    assert {pod for pod in ("listed", "heard") if f"pod default/{pod} is ignored" in caplog.text} == {
         "listed",
         "heard",
     }

@@ -58,7 +58,7 @@ async def test_without_the_program_all_ids_are_free(monkeypatch: pytest.MonkeyPa
         ("0: kubelet 1 2\n1: kubelet 3 4\n", None, 0, InvalidInput, "expected one line"),
         ("0: kubelet one 65536\n", None, 0, InvalidInput, "expected one line"),
         ("0: kubelet 65536 4294967295\n", None, 0, InvalidInput, "expected one line"),
-        ("", None, 3, Unavailable, "it ended with 3"),
+        ("", None, 3, Unavailable, "it exited with 3"),
     ],
 )
 async def test_anything_else_is_one_error(
