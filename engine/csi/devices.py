@@ -51,8 +51,12 @@ class Devices:
                 remove_beneath(parent, name)
                 os.symlink(published.target, name, dir_fd=parent)
 
-    def prepare(self, staged: Staged) -> None:
+    def prepare(self, staged: Staged, label: str) -> None:
         make(self._root, staged.path)
+
+    def label(self, staged: Staged) -> str:
+        """Return ''; a device has no files."""
+        return ""
 
     def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
         """Check that it is a block device, or a link to one."""

@@ -28,6 +28,7 @@ from engine.csi.driver_calls import (
     VolumeUsage,
 )
 from engine.csi.volume import CsiVolume
+from engine.host.selinux import mount_option
 from engine.metrics import Registry
 from engine.plugins.channel import Answer, PluginChannel
 from engine.transport.grpc_channel import CallFailed
@@ -171,7 +172,7 @@ def _wanted(volume: CsiVolume, able: DriverCapabilities) -> wire.VolumeCapabilit
         access_mode=access,
         mount=wire.VolumeCapability.MountVolume(
             fs_type=volume.fs_type,
-            mount_flags=list(volume.mount_options),
+            mount_flags=[*volume.mount_options, *mount_option(volume.label)],
             volume_mount_group=_group(volume, able),
         ),
     )

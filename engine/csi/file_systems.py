@@ -42,9 +42,13 @@ class FileSystems:
         if volume_data.read(directory) != data:
             volume_data.keep_published(directory, volume.name, data, volume.mode, self._node)
 
-    def prepare(self, staged: Staged) -> None:
+    def prepare(self, staged: Staged, label: str) -> None:
         make(self._root, staged.path)
-        volume_data.keep_staged(staged.data, VolumeData(staged.driver, staged.handle))
+        volume_data.keep_staged(staged.data, VolumeData(staged.driver, staged.handle, label=label))
+
+    def label(self, staged: Staged) -> str:
+        data = volume_data.read(staged.data)
+        return data.label if data is not None else ""
 
     def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
         """Check that it is a directory, and give it to the pod's group if that is the node's task."""

@@ -90,9 +90,13 @@ class Mounting:
         """
         staged, on_disk = self._staged(volume), self._kinds[volume.block]
         async with self._turn(staged):
+            if await asyncio.to_thread(on_disk.label, staged) != volume.label:
+                # The kernel labels a file system when it is mounted: another label needs another mount. Only
+                # a volume that one pod has to itself is labelled, and that pod is gone.
+                await self._unstage_for(uid, staged, driver, able)
             if staged in self._ready:
                 return
-            await asyncio.to_thread(on_disk.prepare, staged)
+            await asyncio.to_thread(on_disk.prepare, staged, volume.label)
             if attached:
                 self._use(staged)
             else:
@@ -106,6 +110,20 @@ class Mounting:
                         self._release(staged)
                     raise
             self._ready.add(staged)
+
+    async def _unstage_for(
+        self, uid: str, staged: Staged, driver: CsiDriver, able: DriverCapabilities
+    ) -> None:
+        """Unstage a volume that only the pod `uid` has reserved, so that it can be staged differently."""
+        on_disk = self._kinds[staged.block]
+        if await asyncio.to_thread(volume_data.read, staged.data) is None:
+            return
+        if await asyncio.to_thread(on_disk.users, staged) - {uid}:
+            raise Refused("it is mounted with another SELinux label for another pod")
+        self._ready.discard(staged)
+        if able.stages:
+            await driver.unstage(staged.handle, staged.path)
+        await asyncio.to_thread(on_disk.clear_staged, staged)
 
     async def publish(
         self, uid: str, volume: CsiVolume, driver: CsiDriver, able: DriverCapabilities, *, again: bool
@@ -240,4 +258,4 @@ class Mounting:
 
 
 def _data(volume: CsiVolume) -> VolumeData:
-    return VolumeData(volume.driver, volume.handle, not volume.persistent)
+    return VolumeData(volume.driver, volume.handle, not volume.persistent, volume.label)

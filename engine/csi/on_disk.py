@@ -59,8 +59,11 @@ class OnDisk(Protocol):
     def mark(self, uid: str, volume: CsiVolume, data: VolumeData) -> None:
         """Record that a pod will have the volume, and its owner."""
 
-    def prepare(self, staged: Staged) -> None:
-        """Create the staging directory, and record its owner."""
+    def prepare(self, staged: Staged, label: str) -> None:
+        """Create the staging directory, and record its owner and the SELinux label of its mount."""
+
+    def label(self, staged: Staged) -> str:
+        """Return the SELinux label that the volume is staged with, '' for none."""
 
     def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
         """Check that the driver has published what was requested, and complete it."""

@@ -26,7 +26,8 @@ class CsiVolume:
     """`name` is the persistent volume's name, or the pod's own name for it; `block`: a device, not a file
     system.
 
-    Secrets and contexts are passed to the driver and never appear in messages.
+    `label` is the SELinux label that the driver mounts it with, '' for none. Secrets and contexts are passed
+    to the driver and never appear in messages.
     """
 
     driver: str
@@ -38,6 +39,7 @@ class CsiVolume:
     fs_type: str = ""
     access_modes: Sequence[str] = ()
     mount_options: Sequence[str] = ()
+    label: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict, repr=False)
     attachment: Mapping[str, str] = field(default_factory=dict, repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)

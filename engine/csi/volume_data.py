@@ -24,26 +24,29 @@ log = logging.getLogger("kubengine.csi")
 
 @dataclass(frozen=True, slots=True)
 class VolumeData:
-    """What a file says: the driver, its name for the volume, and whether it made it for one pod."""
+    """Identify a volume: the driver, the driver's name for it, whether it was made for one pod, and the
+    SELinux label that it is mounted with ('' for none).
+    """
 
     driver: str
     handle: str
     ephemeral: bool = False
+    label: str = ""
 
 
 def keep_published(directory: Path, name: str, data: VolumeData, mode: str, node: str) -> None:
-    """Beside one pod's mount. Raises `Refused`."""
-    _keep(directory, {**_published(name, data, node), "volumeLifecycleMode": mode})
+    """Write the file next to one pod's mount. Raises `Refused`."""
+    _keep(directory, {**_published(name, data, node), "volumeLifecycleMode": mode, **_label(data)})
 
 
 def keep_device(directory: Path, name: str, data: VolumeData, node: str) -> None:
-    """Of a block volume, for all pods. Raises `Refused`."""
+    """Write the file of a block volume, for all pods. Raises `Refused`."""
     _keep(directory, _published(name, data, node))
 
 
 def keep_staged(directory: Path, data: VolumeData) -> None:
-    """Beside the mount for all pods. Raises `Refused`."""
-    _keep(directory, {"driverName": data.driver, "volumeHandle": data.handle})
+    """Write the file next to the mount for all pods. Raises `Refused`."""
+    _keep(directory, {"driverName": data.driver, "volumeHandle": data.handle, **_label(data)})
 
 
 def read(directory: Path) -> VolumeData | None:
@@ -60,7 +63,12 @@ def read(directory: Path) -> VolumeData | None:
         return None
     driver, handle = said.get("driverName", ""), said.get("volumeHandle", "")
     ephemeral = said.get("volumeLifecycleMode") == EPHEMERAL
-    return VolumeData(driver, handle, ephemeral) if driver and handle else None
+    label = said.get("seLinuxMountContext", "")
+    return VolumeData(driver, handle, ephemeral, label) if driver and handle else None
+
+
+def _label(data: VolumeData) -> dict[str, str]:
+    return {"seLinuxMountContext": data.label} if data.label else {}
 
 
 def _published(name: str, data: VolumeData, node: str) -> dict[str, str]:
@@ -82,4 +90,4 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _keep(directory: Path, said: dict[str, str]) -> None:
-    replace_file(directory / places.DATA, msgspec.json.encode(said) + b"\n")
+    replace_file(directory / places.DATA, msgspec.json.encode(said, order="sorted") + b"\n")

@@ -13,6 +13,7 @@ from engine.api.resources import is_extended
 from engine.devices.checkpoint_file import FILE_NAME
 from engine.devices.claimed_server import ClaimedServer
 from engine.devices.methods import Method
+from engine.host.selinux import SELINUX_FS
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.plugins.channel import check_socket_path
@@ -25,7 +26,6 @@ MOST_CALLS = 100
 MOST_NAMES = 1000
 OTHER_NAMES = "other"
 """The label under which further names are counted."""
-SELINUX = Path("/sys/fs/selinux/enforce")
 SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
 
 log = logging.getLogger("kubengine.devices")
@@ -37,7 +37,7 @@ Connect = Callable[[str, Path], Awaitable[None]]
 def _make_directory(directory: Path) -> None:
     """Create the directory with mode 0750 and its SELinux label."""
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-    if SELINUX.exists():
+    if (SELINUX_FS / "enforce").exists():
         try:
             os.setxattr(directory, "security.selinux", SELINUX_LABEL)
         except OSError as error:

@@ -130,12 +130,13 @@ def _read(lines: Iterable[str]) -> Iterator[tuple[int, int, Mounted]]:
 def _met_last(path: str, upon: Mapping[int, list[tuple[int, str]]]) -> int:
     """Return the id of the mount at which a path ends."""
     number = _OUTSIDE
-    while on_the_way := [(len(point), next_) for next_, point in upon[number] if _covers(point, path)]:
+    while on_the_way := [(len(point), next_) for next_, point in upon[number] if covers(point, path)]:
         number = min(on_the_way)[1]
     return number
 
 
-def _covers(point: str, path: str) -> bool:
+def covers(point: str, path: str) -> bool:
+    """Return whether `path` is at or below a mount point."""
     return path == point or path.startswith(point.rstrip("/") + "/")
 
 

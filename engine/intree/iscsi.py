@@ -26,6 +26,7 @@ from engine.host.loop_devices import detach_loop_devices
 from engine.host.mountinfo import device_at, is_mount_point, mounted
 from engine.host.mounts import bind, clear_mount, restrict
 from engine.host.safe_open import opened_parent
+from engine.host.selinux import mount_option
 from engine.host.shared_trees import share_tree
 from engine.host.tasks import Tasks
 from engine.host.trees import remove_tree
@@ -58,15 +59,15 @@ log = logging.getLogger("kubengine.volumes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How a pod uses a disk. `context` is the SELinux label to mount it with, '' for none; the secret is part
-    of no text.
+    """How a pod uses a disk. `label` is the SELinux label to mount it with, '' for none; the secret is
+    part of no text.
     """
 
     block: bool = False
     fs_type: str = ""
     read_only: bool = False
     options: Sequence[str] = ()
-    context: str = ""
+    label: str = ""
     group: int | None = None
     group_policy: str | None = None
     secret: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -126,8 +127,8 @@ class IscsiVolumes:
         directory = disk.directory(self._root, block=False)
         async with self._turn(directory):
             if not await asyncio.to_thread(is_mount_point, directory):
-                context = [f'context="{access.context}"'] if access.context else []
-                options = [*access.options, *(["ro"] if access.read_only else ()), *context]
+                read_only = ["ro"] if access.read_only else []
+                options = [*access.options, *read_only, *mount_option(access.label)]
                 kind = access.fs_type or DEFAULT_KIND
                 await format_and_mount(device, directory, kind, sorted(set(options)))
         return directory

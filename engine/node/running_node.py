@@ -29,6 +29,7 @@ from engine.dra.drivers import DRA_PLUGIN
 from engine.dra.locator import ClaimLocator
 from engine.dra.manager import ClaimManager
 from engine.host.node_context import NodeContext
+from engine.host.selinux import read_selinux
 from engine.host.stopping import stop_all
 from engine.node.controlplane.control_plane import Api, ControlPlane, NoControlPlane, NodeHeard
 from engine.node.decisions.endpoint import DecisionsEndpoint
@@ -555,7 +556,9 @@ class RunningNode:
 
 def _pod_volumes(context: NodeContext) -> PodVolumes:
     section = context.kubengine_config.eviction
-    return PodVolumes(context.root, project_quotas=section.project_quotas, registry=context.registry)
+    return PodVolumes(
+        context.root, project_quotas=section.project_quotas, registry=context.registry, selinux=read_selinux()
+    )
 
 
 def _host_support(config: KubeletConfiguration, runtime_health: RuntimeHealth) -> HostSupport:

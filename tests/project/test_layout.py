@@ -223,6 +223,7 @@ HOST_FILES = {
     "otlp": "sends spans to a collector",
     "project_quota": "reads and sets project quotas",
     "safe_open": "opens and replaces files below a directory without following links",
+    "selinux": "reads the state of SELinux",
     "shared_trees": "gives a tree of files to a group",
     "sockets": "claims a unix socket",
     "state_file": "reads and writes state files in the formats of the kubelet",

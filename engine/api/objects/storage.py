@@ -169,6 +169,7 @@ class CSIDriverSpec(Struct):
     requires_republish: bool | None = None
     service_account_token_in_secrets: bool | None = None
     node_allocatable_update_period_seconds: int | None = None
+    se_linux_mount: bool | None = None
 
 
 class CSIDriver(Struct):

@@ -197,13 +197,16 @@ def mount(
     read_only: bool = False,
     recursive: bool = False,
     propagation: str | None = None,
+    relabel: bool = False,
 ) -> cri.Mount:
+    """Build the mount of a host path; `relabel` lets the runtime give the files the container's label."""
     return cri.Mount(
         container_path=_absolute(container_path),
         host_path=str(host_path),
         readonly=read_only,
         recursive_read_only=recursive,
         propagation=_PROPAGATION[propagation],
+        selinux_relabel=relabel,
     )
 
 

@@ -392,6 +392,7 @@ def _volume_mounts(
     """Build the volume mounts. `recursive` tells whether the runtime supports recursive read-only mounts."""
     specs = {volume.name: volume for volume in pod.spec.volumes or []}
     directory = services.volumes.directories.pod_directory(pod.uid)
+    made = services.volumes.manager.made(pod.uid) if services.volumes.directories.selinux.enabled else {}
     for index, mount in enumerate(container.volume_mounts or []):
         volume = specs[mount.name]
         sub_path = wanted_part(mount, environment)
@@ -409,6 +410,7 @@ def _volume_mounts(
             read_only=mount.read_only or is_agent_written(volume) or is_read_only(volume),
             recursive=_is_recursive(mount, recursive),
             propagation=mount.mount_propagation,
+            relabel=mount.name in made and made[mount.name].relabel,
         )
 
 
@@ -431,15 +433,15 @@ def _own_mounts(
     """Build the mounts of every container: /etc/hosts unless a volume is there, and the termination message
     file.
     """
-    mounts = []
+    mounts, selinux = [], services.volumes.directories.selinux.enabled
     paths = {os.path.normpath(mount.mount_path) for mount in container.volume_mounts or []}
     directory = services.volumes.directories.pod_directory(pod.uid)
     if "/etc/hosts" not in paths:
         file = hosts_file(directory, pod, ips, pod_hostname(pod, services.context.config.cluster_domain))
-        mounts.append(cri_config.mount("/etc/hosts", file))
+        mounts.append(cri_config.mount("/etc/hosts", file, relabel=selinux))
     if container.termination_message_path:
         file = termination_message_file(directory, container, attempt)
-        mounts.append(cri_config.mount(container.termination_message_path, file))
+        mounts.append(cri_config.mount(container.termination_message_path, file, relabel=selinux))
     return mounts
 
 

@@ -25,7 +25,7 @@ from engine.api.objects.storage import (
 from engine.api.pod import HostPathVolume, Pod, Volume
 from engine.api.references import ISCSIVolume, NFSVolume
 from engine.node.controlplane.cluster_objects import ClusterObjects
-from engine.node.volumes.refusals import VolumeRefused
+from engine.node.volumes.refusals import UnprocessedVolume, VolumeRefused
 
 _BOUND = "Bound"
 _PROTECTED = "kubernetes.io/pvc-protection"
@@ -37,7 +37,8 @@ class BoundVolume:
 
     A volume of a cloud that a pod names in its own spec has no claim.
 
-    `directory` is what a pod gets mounted, if the volume is local and not a device.
+    `directory` is what a pod gets mounted, if the volume is local and not a device. `label` is the SELinux
+    label for its files, '' to leave them as they are.
     """
 
     metadata: ObjectMeta
@@ -45,6 +46,7 @@ class BoundVolume:
     spec: PersistentVolumeSpec = field(default_factory=PersistentVolumeSpec)
     claim: PersistentVolumeClaim = field(default_factory=PersistentVolumeClaim)
     directory: Path | None = None
+    label: str = ""
 
     @property
     def name(self) -> str:
@@ -152,9 +154,7 @@ async def bound_volume(
         bound = migrated(bound)
     except InvalidInput as error:
         processed = f"error processing PVC {pod.metadata.namespace}/{name}: {error.message}"
-        named = f"[{volume.name}]"
-        text = f"unmounted volumes={named}, unattached volumes=[], failed to process volumes={named}"
-        raise VolumeRefused(f"Unable to attach or mount volumes: {text}: {processed}") from error
+        raise UnprocessedVolume(volume.name, processed) from error
     return _usable(bound, claim, node)
 
 

@@ -86,6 +86,8 @@ class CsiVolumes:
         with refusing(wanted.name, making):
             known = await self._known(wanted.driver)
             attached = wanted.persistent and needs_attachment(known)
+            if bound is not None and spec_of(known).se_linux_mount:
+                wanted = replace(wanted, label=bound.label)
             if attached:
                 self._use(pod.uid, wanted)
             driver = await self._driver(wanted)
@@ -115,10 +117,11 @@ class CsiVolumes:
             path = await self._mounting.publish(pod.uid, published, driver, able, again=again)
         if again:
             self._again.setdefault(pod.uid, set()).add(volume.name)
+        relabel = not wanted.label and not wanted.read_only and not wanted.block
         if bound is None or not bound.claim.metadata.name:
-            return MadeVolume(path, bound)
+            return MadeVolume(path, bound, relabel)
         expand = partial(self._expand, wanted, path)
-        return MadeVolume(path, bound, expand, grows=able.expands)
+        return MadeVolume(path, bound, relabel, expand, grows=able.expands)
 
     def key(self, pod: Pod, volume: Volume, bound: BoundVolume | None) -> tuple[str, str]:
         """Return driver and handle of a volume."""

@@ -95,7 +95,8 @@ class InTreeStorage:
         with refusing(name, MOUNT_DEVICE):
             directory = await self._iscsi.mount_for_all(disk, device, access)
         with refusing(name, SET_UP):
-            return MadeVolume(await self._iscsi.mount_for_pod(pod.uid, name, directory, access), bound)
+            path = await self._iscsi.mount_for_pod(pod.uid, name, directory, access)
+        return MadeVolume(path, bound, relabel=not access.label and not access.read_only)
 
     async def withdraw(self, uid: str) -> None:
         """Remove all of a pod's volumes; unused disks are detached in the background. Raises `Refused`."""
@@ -150,6 +151,7 @@ class InTreeStorage:
             fs_type=source.fs_type,
             read_only=_read_only(volume, bound),
             options=_options(bound),
+            label=bound.label if bound is not None else "",
             group=context.fs_group if context is not None else None,
             group_policy=context.fs_group_change_policy if context is not None else None,
             secret=await self._secret(pod, bound, source),

@@ -16,11 +16,12 @@ Expand = Callable[[BoundVolume, int], Awaitable[None]]
 class MadeVolume:
     """Where containers find a volume, and what its claim is bound to.
 
-    `expand` is None if the volume needs no action after it became larger; `grows` allows expansion while
-    pods use it.
+    `relabel` lets the runtime give the files the SELinux label of the containers that use them. `expand` is
+    None if the volume needs no action after it became larger; `grows` allows expansion while pods use it.
     """
 
     path: Path
     bound: BoundVolume | None = None
+    relabel: bool = False
     expand: Expand | None = None
     grows: bool = False

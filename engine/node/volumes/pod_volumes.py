@@ -14,6 +14,7 @@ from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
 from engine.host.mounts import is_mount, unmount_below
+from engine.host.selinux import SELinux
 from engine.host.trees import remove_tree
 from engine.metrics import Registry
 from engine.node.volumes import agent_written, block_device, empty_dir, host_path, local, sub_path
@@ -34,7 +35,7 @@ Given = Contents | BoundVolume
 
 class PodVolumes:
     """The volumes of one node's pods; `project_quotas` selects the emptyDirs that the kernel counts
-    (`ProjectIds`).
+    (`ProjectIds`), `selinux` is the machine's state of SELinux.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class PodVolumes:
         *,
         project_quotas: str = NONE,
         registry: Registry | None = None,
+        selinux: SELinux | None = None,
     ) -> None:
         self._pods = pods_directory(root)
         self._clock = clock
+        self.selinux = selinux or SELinux()
         self._projects = ProjectIds(self._pods, project_quotas, registry or Registry())
 
     def pod_directory(self, uid: str) -> Path:

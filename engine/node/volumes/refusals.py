@@ -21,6 +21,15 @@ class VolumeRefused(Refused):
         super().__init__(message, errno=errno)
 
 
+class UnprocessedVolume(VolumeRefused):
+    """Raised if a volume's spec cannot be turned into something to mount."""
+
+    def __init__(self, volume: str, why: str) -> None:
+        named = f"[{volume}]"
+        text = f"unmounted volumes={named}, unattached volumes=[], failed to process volumes={named}"
+        super().__init__(f"Unable to attach or mount volumes: {text}: {why}")
+
+
 class AttachLimitExceeded(VolumeRefused):
     """Raised if the node can attach no more volumes of a driver: the pod is rejected."""
 

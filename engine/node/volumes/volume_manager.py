@@ -24,6 +24,7 @@ from engine.api.objects.storage import LocalVolume
 from engine.api.pod import Pod, Volume
 from engine.api.quantity import Quantity
 from engine.host.node_context import NodeContext
+from engine.host.selinux import takes_labels
 from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.claims import (
@@ -43,7 +44,8 @@ from engine.node.volumes.intree_storage import InTreeStorage
 from engine.node.volumes.local_devices import LocalDevices
 from engine.node.volumes.mounted_volumes import MadeVolume
 from engine.node.volumes.pod_volumes import Given, PodVolumes, used_volumes
-from engine.node.volumes.refusals import VolumeRefused, refusing
+from engine.node.volumes.refusals import UnprocessedVolume, VolumeRefused, refusing
+from engine.node.volumes.selinux_labels import is_relabelled, mount_label
 from engine.node.volumes.volume_counts import UNMOUNT, VolumeCounts, mounting, plugin_name
 
 if TYPE_CHECKING:
@@ -178,7 +180,10 @@ class VolumeManager:
                     set_up = partial(self._volumes.set_up, durations=durations)
                     allocatable = self._allocatable()
                     paths = await asyncio.to_thread(set_up, kept.pod, given, allocatable=allocatable)
-                made_here = {name: self._made(bound.get(name), path) for name, path in paths.items()}
+                specs = {volume.name: volume for volume in used_volumes(kept.pod)}
+                made_here = {
+                    name: self._made(specs[name], bound.get(name), path) for name, path in paths.items()
+                }
                 volumes = made_here | await self._of_drivers(kept, bound)
                 await self._grow_at_mount(kept.pod, volumes)
                 kept.made = volumes
@@ -238,7 +243,9 @@ class VolumeManager:
             claim = claim_name(pod, volume)
             with refusing(volume.name):
                 if claim is not None:
-                    bound[volume.name] = await bound_volume(pod, volume, claim, self._objects, self._node())
+                    found = await bound_volume(pod, volume, claim, self._objects, self._node())
+                    label = self._mount_label(pod, volume, found)
+                    bound[volume.name] = replace(found, label=label) if label else found
                 elif is_of_cloud(volume):
                     bound[volume.name] = cloud_volume(volume, pod.metadata.namespace)
         return bound
@@ -257,10 +264,18 @@ class VolumeManager:
                 found[volume.name] = replace(each, directory=directory)
         return found
 
-    def _made(self, bound: BoundVolume | None, path: Path) -> MadeVolume:
+    def _made(self, volume: Volume, bound: BoundVolume | None, path: Path) -> MadeVolume:
+        relabel = is_relabelled(volume, bound)
         if bound is None or not isinstance(bound.source, LocalVolume):
-            return MadeVolume(path, bound)
-        return MadeVolume(path, bound, self._local.expand, grows=True)
+            return MadeVolume(path, bound, relabel)
+        return MadeVolume(path, bound, relabel, self._local.expand, grows=True)
+
+    def _mount_label(self, pod: Pod, volume: Volume, bound: BoundVolume) -> str:
+        """Return the SELinux label to mount a volume with. Raises `VolumeRefused`."""
+        try:
+            return mount_label(pod, volume, bound, self._volumes.selinux)
+        except Refused as error:
+            raise UnprocessedVolume(volume.name, error.message) from error
 
     async def _of_drivers(self, kept: _Kept, bound: Mapping[str, BoundVolume]) -> dict[str, MadeVolume]:
         """Set up the volumes of drivers, NFS and iSCSI in parallel; raise the first refusal at the end."""
@@ -281,7 +296,10 @@ class VolumeManager:
     async def _publish(self, kept: _Kept, volume: Volume, bound: BoundVolume | None) -> MadeVolume:
         with self._counts.timed() as durations, durations.of(plugin_name(volume, bound), mounting(bound)):
             storage = self._in_tree if in_tree_source(volume, bound) is not None else self._csi
-            return await storage.set_up(kept.pod, volume, bound, kept.leaving)
+            made = await storage.set_up(kept.pod, volume, bound, kept.leaving)
+        if made.relabel and self._volumes.selinux.enabled:
+            return replace(made, relabel=await asyncio.to_thread(takes_labels, made.path))
+        return made
 
     @cached_property
     def _growing(self) -> Growing:
