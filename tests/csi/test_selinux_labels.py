@@ -98,7 +98,7 @@ async def test_next_pod_with_another_label_gets_another_mount(csi: CsiRig) -> No
     driver.faults["NodeUnstageVolume"] = 14
     await csi.delete("one")
     await csi.ask(CLAIMED, "two", **labelled("s0:c3"))
-    await eventually(lambda: csi.messages())
+    await eventually(csi.messages)
     assert csi.messages()[0].startswith('MountVolume.MountDevice failed for volume "pv-claim" : ')
     del driver.faults["NodeUnstageVolume"]
     await csi.cluster.ready("two")
@@ -116,7 +116,7 @@ async def test_different_labels_for_one_volume_are_refused(csi: CsiRig) -> None:
         containers=[container("a", **mount, **labelled()), container("b", **mount, **labelled("s0:c3"))],
         volumes=[{"name": "v", **CLAIMED}],
     )
-    await eventually(lambda: csi.messages())
+    await eventually(csi.messages)
     assert csi.messages()[0] == (
         "Unable to attach or mount volumes: unmounted volumes=[v], unattached volumes=[], failed to process "
         f"volumes=[v]: multiple SELinux labels found: {LABEL},{LABEL.replace('c1,c2', 'c3')}"
