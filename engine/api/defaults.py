@@ -53,9 +53,6 @@ def apply_defaults(pod: Pod) -> None:
         spec.enable_service_links = True
     for volume in spec.volumes or []:
         _default_volume(volume)
-    for amounts in _amounts(pod):
-        for name, amount in amounts.items():
-            amounts[name] = amount.in_milli()
     for container in pod.all_containers:
         _default_container(container)
         if spec.host_network:
@@ -63,10 +60,13 @@ def apply_defaults(pod: Pod) -> None:
                 port.host_port = port.host_port or port.container_port
     if spec.resources is not None:
         _default_pod_resources(pod)
+    for amounts in _amounts(pod):
+        for name, amount in amounts.items():
+            amounts[name] = amount.in_milli()
 
 
 def _amounts(pod: Pod) -> Iterator[ResourceList]:
-    """Normalize requests and limits as written; what is finer than a thousandth is rounded up."""
+    """Yield every list of requests and limits, whose amounts are rounded up to thousandths after the sums."""
     for resources in (pod.spec.resources, *(container.resources for container in pod.all_containers)):
         if resources is not None:
             yield from (each for each in (resources.requests, resources.limits) if each)
@@ -181,5 +181,6 @@ def _default_pod_resources(pod: Pod) -> None:
 
 def _pull_policy(image: str) -> str:
     """Return Always for images without tag or digest, and for `latest`."""
-    tag = image.rpartition("/")[2].partition(":")[2]
-    return "Always" if "@" not in image and tag in ("", "latest") else "IfNotPresent"
+    name, _, digest = image.partition("@")
+    tag = name.rpartition("/")[2].partition(":")[2]
+    return "Always" if tag == "latest" or not (tag or digest) else "IfNotPresent"

@@ -118,7 +118,7 @@ class ExecAction(Struct):
 
 class HTTPHeader(Struct):
     name: str
-    value: str = ""
+    value: str = written("")
 
 
 class HTTPGetAction(Struct, kw_only=True):
@@ -140,7 +140,7 @@ class GRPCAction(Struct):
 
 
 class SleepAction(Struct):
-    seconds: int = 0
+    seconds: int = written(0)
 
 
 class Probe(Struct):
@@ -216,7 +216,7 @@ class SecurityContext(Struct):
 
 class Sysctl(Struct):
     name: str
-    value: str = ""
+    value: str = written("")
 
 
 class PodSecurityContext(Struct):
@@ -338,7 +338,7 @@ class VolumeProjection(Struct):
 
 
 class ProjectedVolume(Struct):
-    sources: list[VolumeProjection] | None = None
+    sources: list[VolumeProjection] | None = written(None)
     default_mode: Int32 | None = None
 
 

@@ -113,8 +113,8 @@ class ISCSIVolume(Struct):
 
     target_portal: str = ""
     iqn: str = ""
-    lun: Int32 = 0
-    iscsi_interface: str = "default"
+    lun: Int32 = written(0)
+    iscsi_interface: str = written("default")
     fs_type: str = ""
     read_only: bool = False
     portals: list[str] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from engine.api.quantity import Quantity
-from engine.api.struct import Struct
+from engine.api.struct import Struct, written
 
 
 class ContainerStateWaiting(Struct):
@@ -17,7 +17,7 @@ class ContainerStateWaiting(Struct):
 
 
 class ContainerStateRunning(Struct):
-    started_at: datetime | None = None
+    started_at: datetime | None = written(None)
 
 
 class ContainerStateTerminated(Struct):
@@ -25,8 +25,8 @@ class ContainerStateTerminated(Struct):
     signal: int | None = None
     reason: str = ""
     message: str = ""
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
+    started_at: datetime | None = written(None)
+    finished_at: datetime | None = written(None)
     container_id: str = ""
 
 
@@ -91,16 +91,12 @@ class ContainerStatus(Struct):
     user: ContainerUser | None = None
 
 
-def _never() -> None:
-    """A default that is written as `null`, not left out."""
-
-
 class PodCondition(Struct):
     type: str
     status: str
     observed_generation: int = 0
-    last_probe_time: datetime | None = msgspec.field(default_factory=_never)
-    last_transition_time: datetime | None = None
+    last_probe_time: datetime | None = written(None)
+    last_transition_time: datetime | None = written(None)
     reason: str = ""
     message: str = ""
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from engine.api.duration import Duration
+from engine.api.encoding.go_text import go_number
 from engine.api.errors import InvalidInput
 from engine.api.quantity import Quantity
 
@@ -45,9 +46,9 @@ def decode_hook(kind: type, value: Any) -> Any:
     try:
         if kind is Quantity:
             if isinstance(value, str):
-                return Quantity.parse(value)
+                return Quantity.parse(value.strip(" "))
             if isinstance(value, int | float) and not isinstance(value, bool):
-                return Quantity.parse(str(value))
+                return Quantity.parse(go_number(value))
             raise TypeError(f"expected a quantity such as 500m or 1Gi, got {type(value).__name__}")
         if kind is Duration:
             if isinstance(value, str):
@@ -56,6 +57,24 @@ def decode_hook(kind: type, value: Any) -> Any:
     except InvalidInput as error:
         raise ValueError(error.message) from None
     raise NotImplementedError(kind)
+
+
+def forget_empty(value: Any) -> None:
+    """Set the empty lists and maps of a document to None in place, as Go's `omitempty` leaves them out.
+
+    Fields whose default is not None stay as they are.
+    """
+    if isinstance(value, msgspec.Struct):
+        for field in msgspec.structs.fields(type(value)):
+            inner = getattr(value, field.name)
+            if isinstance(inner, list | dict) and not inner and field.default is None:
+                setattr(value, field.name, None)
+            elif isinstance(inner, msgspec.Struct | list):
+                forget_empty(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            if isinstance(inner, msgspec.Struct):
+                forget_empty(inner)
 
 
 def encode_hook(value: Any) -> Any:

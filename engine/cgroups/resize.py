@@ -19,7 +19,6 @@ from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import CPU, MEMORY, pod_requests
 from engine.api.status import PodCondition, ResourceAmounts
 from engine.api.struct import to_builtins
-from engine.cgroups.files import PAGE
 from engine.cgroups.formulas.containers import (
     LIMITED_SWAP,
     ContainerResources,
@@ -28,9 +27,7 @@ from engine.cgroups.formulas.containers import (
     effective_limit,
 )
 from engine.cgroups.formulas.conversion import (
-    UNLIMITED_QUOTA,
-    milli_cpu_to_quota,
-    milli_cpu_to_shares,
+    MIN_SHARES,
     quota_to_milli_cpu,
     shares_to_milli_cpu,
 )
@@ -375,23 +372,20 @@ def _ceiling(limit: int | None) -> float:
 def status_resources(allocated: Container, actual: ContainerResources) -> ResourceAmounts:
     """Return `status.containerStatuses[].resources`: the actual resources according to the runtime.
 
-    Amounts that survive the conversion to kernel units keep their spelling; others are converted back.
-    A container with any limit also shows the CPU and memory limits that it has from its pod. Resources
-    other than CPU and memory are as allocated. If all agree, the very dicts of the spec are returned.
+    The runtime's amounts replace the allocated ones, spelled as the kubelet converts them: CPU in
+    thousandths, memory in bytes with binary suffixes (`8M` becomes `8000000`). CPU amounts that are
+    too small to survive the conversion stay as allocated, and so do all other resources. A container
+    with any limit also shows the limits that it has from its pod.
     """
     requests, limits = allocated.requests, allocated.limits
-    if CPU in requests and milli_cpu_to_shares(requests[CPU].milli) != actual.cpu_shares:
-        requests = {**requests, CPU: Quantity.from_milli(shares_to_milli_cpu(actual.cpu_shares))}
-    if CPU in limits and actual.cpu_period > 0:
-        expected = milli_cpu_to_quota(limits[CPU].milli, actual.cpu_period)
-        if expected != actual.cpu_quota != UNLIMITED_QUOTA:
-            amount = Quantity.from_milli(quota_to_milli_cpu(actual.cpu_quota, actual.cpu_period))
-            limits = {**limits, CPU: amount}
-    elif limits and actual.cpu_quota > 0 and actual.cpu_period > 0:
+    if requests and actual.cpu_shares > 0:
+        milli = shares_to_milli_cpu(actual.cpu_shares)
+        if milli and max(milli, requests.get(CPU, ZERO).milli) > MIN_SHARES:
+            requests = {**requests, CPU: Quantity.from_milli(milli)}
+    if limits and actual.cpu_quota > 0 and actual.cpu_period > 0:
         milli = quota_to_milli_cpu(actual.cpu_quota, actual.cpu_period)
-        if milli > LEAST_SHOWN_MILLI_CPU:
+        if milli and max(milli, limits.get(CPU, ZERO).milli) > LEAST_SHOWN_MILLI_CPU:
             limits = {**limits, CPU: Quantity.from_milli(milli)}
-    held = actual.memory_limit_in_bytes
-    if limits and held > 0 and (MEMORY not in limits or limits[MEMORY].value // PAGE != held // PAGE):
-        limits = {**limits, MEMORY: Quantity.from_value(held, "BinarySI")}
+    if limits and actual.memory_limit_in_bytes > 0:
+        limits = {**limits, MEMORY: Quantity.from_value(actual.memory_limit_in_bytes, "BinarySI")}
     return ResourceAmounts(requests=requests or None, limits=limits or None)

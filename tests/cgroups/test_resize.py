@@ -276,7 +276,7 @@ def test_a_smaller_pod_level_limit_reaches_containers_before_the_pod():
     assert steps(old, new) == [("container", "c1", "cpu"), ("pod", "cpu", "limit")]
 
 
-def test_status_keeps_the_text_of_amounts_that_hold():
+def test_status_spells_amounts_as_the_kubelet_converts_them_from_the_runtime():
     container = as_pod(document(ranged(("333m", "1500m"), ("64M", "100M")))).spec.containers[0]
     amounts = status_resources(
         container,
@@ -290,7 +290,7 @@ def test_status_keeps_the_text_of_amounts_that_hold():
     }
     assert {name: str(amount) for name, amount in (amounts.limits or {}).items()} == {
         "cpu": "1500m",
-        "memory": "100M",
+        "memory": "100000000",
     }
     other = status_resources(
         container,
@@ -303,6 +303,12 @@ def test_status_keeps_the_text_of_amounts_that_hold():
         "memory": "64Mi",
     }
     assert str((other.requests or {})["cpu"]) == "1"
+    small = as_pod(document(ranged(("1m", "5m"), ("1Mi", "1Mi")))).spec.containers[0]
+    least = ContainerResources(
+        cpu_shares=2, cpu_quota=1000, cpu_period=100_000, memory_limit_in_bytes=1 << 20
+    )
+    assert str((status_resources(small, least).requests or {})["cpu"]) == "1m"
+    assert str((status_resources(small, least).limits or {})["cpu"]) == "5m"
 
 
 def test_status_shows_the_limits_of_the_pod_where_the_container_has_one_of_its_own() -> None:

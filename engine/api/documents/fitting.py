@@ -38,6 +38,8 @@ def _fit(value: Any, kind: Any, path: str, depth: int) -> Any:
         return value
     if isinstance(value, int):
         if not -(2**63) <= value < 2**63:
+            if Quantity in (kind, *get_args(kind)):
+                return str(value)
             raise InvalidInput(f"{path or 'document'}: a number exceeds 64 bits")
         return value
     if isinstance(value, list):

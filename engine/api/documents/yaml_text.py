@@ -9,6 +9,7 @@ overflows the C stack of the parser's composer, and nested aliases grow exponent
 from __future__ import annotations
 
 import re
+from math import isinf
 from typing import Any
 
 import yaml
@@ -67,11 +68,16 @@ def _integer(text: str) -> int:
 
 
 def _float(loader: _Loader, node: yaml.ScalarNode) -> int | float | str:
-    """Return a float; a whole number such as `1.0` or `1e3` becomes an integer, like JSON's 1 and 1000."""
+    """Return a float; a whole number such as `1.0` or `1e3` becomes an integer, like JSON's 1 and 1000.
+
+    What exceeds a double is text.
+    """
     text = node.value.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan")
     if len(text) > _MOST_DIGITS:
         return str(node.value)
     number = float(text)
+    if isinf(number) and "inf" not in text:
+        return str(node.value)
     return int(number) if number.is_integer() and abs(number) < 2**63 else number
 
 

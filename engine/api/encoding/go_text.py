@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 
 import msgspec
 
 _ESCAPES = str.maketrans(
     {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 )
+
+
+def go_number(number: int | float) -> str:
+    """Return a number as Go's JSON encoder writes it: without an exponent from 1e-6 up to 1e21."""
+    if isinstance(number, int) or not (number == 0 or 1e-6 <= abs(number) < 1e21):
+        return str(number)
+    return f"{Decimal(repr(number)):f}"
 
 
 def go_json(value: object) -> bytes:

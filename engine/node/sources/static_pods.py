@@ -28,7 +28,7 @@ from engine.api.qos import (
 )
 from engine.api.resources import CPU, MEMORY
 from engine.api.scheduling import Toleration
-from engine.api.struct import to_builtins
+from engine.api.struct import forget_empty, to_builtins
 from engine.api.validation import check_pod
 from engine.node.sources.kubelet_uid import Unprintable, kubelet_uid
 
@@ -65,6 +65,8 @@ def static_pod(
     if not meta.uid:
         meta.uid = uid_of(pod, digest, lambda: _new_uid(pod, given, node_name, origin, source, digest))
     default_selectors(pod)
+    forget_empty(pod.metadata)
+    forget_empty(pod.spec)
     meta.annotations = {
         **pod.annotations,
         HASH_ANNOTATION: meta.uid,

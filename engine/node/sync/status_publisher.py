@@ -84,7 +84,7 @@ class StatusPublisher:
         )
 
     def _resources(self, record: ContainerRecord) -> ResourceAmounts | None:
-        """Return a container's actual resources, spelled as in the manifest where the values agree."""
+        """Return the resources that a running container has according to its runtime."""
         container = next((c for c in self._hand.pod.all_containers if c.name == record.name), None)
         if container is None or record.resources is None or not record.running:
             return None

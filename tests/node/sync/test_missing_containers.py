@@ -31,6 +31,8 @@ def test_an_init_container_that_nobody_saw_is_done_where_what_follows_it_was_mad
         "exitCode": 0,
         "reason": "Completed",
         "message": "",
+        "startedAt": None,
+        "finishedAt": None,
     }
     assert init["state"]["terminated"]["message"].startswith("Unable to get init container status")
     assert status["phase"] == "Running"
