@@ -28,7 +28,8 @@ from engine.plan.reading.progress import Step, progress
 from engine.plan.snapshot.faults import FaultLog
 
 SNAPSHOT_HELP = (
-    "JSON from kubectl (List, NDJSON, .gz, tar or folder), a columnar snapshot, http://NODE:PORT, or -."
+    "JSON from kubectl (List, NDJSON, .gz, tar or folder), a columnar snapshot, http://NODE:PORT, "
+    "the socket of an agent, or -."
 )
 
 

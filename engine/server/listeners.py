@@ -1,6 +1,7 @@
 """The agent's HTTP listeners.
 
-- `readOnlyPort` on `server.readOnlyAddress` (loopback by default): read-only, without authentication.
+- `readOnlyPort` on `server.readOnlyAddress` (loopback by default): read-only, without authentication, and
+  without what a kubelet serves only to authenticated clients (the configuration, for example).
 - `healthzPort` on `healthzBindAddress`: `/healthz` only.
 - `port` on `address`: TLS, for authenticated and authorized clients (`engine.server.port`), if it is open.
 - `kubengine.sock` in the root directory, mode 0600: the same pages, and commands.
@@ -93,7 +94,7 @@ class HttpServer:
             self._ports.append((bound, self._routes.answer_health))
         if config.enable_server and config.read_only_port:
             bound = bind_tcp(section.read_only_address, config.read_only_port, "readOnlyPort")
-            self._ports.append((bound, self._routes.answer))
+            self._ports.append((bound, self._routes.answer_read_only))
         if self._own_port is not None:
             self._own_port.bind()
 

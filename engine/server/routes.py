@@ -15,6 +15,7 @@ from engine.api.pod import Pod
 from engine.api.query import expect_known
 from engine.api.struct import to_builtins, to_json
 from engine.server import metrics_text
+from engine.server.debugging import without_debugging
 from engine.server.health import HEALTH_METRICS, ServerHealth
 from engine.server.http.exchange import JSON, JSON_LINES, Request, Response, failure
 from engine.server.http.secrets import masked
@@ -54,6 +55,10 @@ class Routes:
         except Exception as error:
             logger.exception("%s %s failed", request.method, request.path)
             return failure(500, f"{type(error).__name__}: {error}")
+
+    async def answer_read_only(self, request: Request) -> Response:
+        """Like `answer`, without what a kubelet serves only to authenticated clients."""
+        return without_debugging(request) or await self.answer(request)
 
     async def answer_health(self, request: Request) -> Response:
         """Like `answer`, where there is `/healthz` and nothing else."""

@@ -6,6 +6,7 @@ import gzip
 import http.server
 import io
 import json
+import socketserver
 import subprocess
 import sys
 import tarfile
@@ -436,6 +437,9 @@ def test_a_live_node_over_http(tmp_path):
             self.end_headers()
             self.wfile.write(data or b"")
 
+        def address_string(self) -> str:
+            return "a client"  # a unix socket's has no address
+
         def log_message(self, *_: object) -> None: ...
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -453,6 +457,17 @@ def test_a_live_node_over_http(tmp_path):
             assert "a kubelet does not serve its own Node object" in faults.kept[0].problem
             answers["/kubengine/node"] = json.dumps(node()).encode()
             assert load_snapshot([url], strict=True).nodes["known"].to_pylist() == [True]
+            path = tmp_path / "kubengine.sock"
+            with socketserver.ThreadingUnixStreamServer(str(path), Handler) as local:
+                listener = threading.Thread(target=local.serve_forever)
+                listener.start()
+                snapshot = load_snapshot([str(path)], strict=True)
+                local.shutdown()
+                listener.join()
+            assert snapshot.placed == 1
+            assert '"maxPods":9' in snapshot.nodes["config"][0].as_py()
+            with pytest.raises(Unavailable, match=r"kubengine\.sock:/pods: cannot be reached"):
+                load_snapshot([str(path)])
             del answers["/configz"], answers["/stats/summary"]
             assert load_snapshot([str(tmp_path / "node.json"), url]).placed == 1
             del answers["/pods"]

@@ -20,6 +20,20 @@ from engine.node.stats.used import NodeUsage, UsedGroup
 from engine.server import HttpServer
 from tests.ports import free_port
 
+DISABLED = (405, b"Debug endpoints are disabled.\n")
+MISSING = (404, b"404 page not found\n")
+WITHOUT_DEBUGGING = [
+    *((f"/{tree}/a/b/c", DISABLED) for tree in ("run", "exec", "attach", "portForward", "containerLogs")),
+    *(
+        (path, DISABLED)
+        for path in ("/runningpods/", "/debug/pprof/", "/debug/pprof/heap", "/logs/", "/logs/a")
+    ),
+    *((path, (307, b"")) for path in ("/run", "/runningpods", "/debug/pprof", "/logs")),
+    *((path, MISSING) for path in ("/debug", "/debug/", "/debug/flags/v", "/configz", "/configz/")),
+    *((path, MISSING) for path in ("/flagz", "/statusz", "/checkpoint/a/b/c")),
+]
+"""What a kubelet v1.36.2 answers there, recorded for GET, POST, PUT and DELETE alike."""
+
 
 @dataclass
 class View:

@@ -16,7 +16,7 @@ from engine.api.errors import Bug, InvalidInput, Refused, Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.status import PodStatus
-from tests.server.served import View
+from tests.server.served import WITHOUT_DEBUGGING, View
 
 
 def pod(name: str) -> Pod:
@@ -71,12 +71,23 @@ async def test_an_empty_node_and_thousands_of_pods_are_whole_json(serve: Any) ->
 
 async def test_running_pods(serve: Any) -> None:
     served = await serve(View(known=[pod("a"), pod("b")]))
-    assert len(json.loads((await served.get("/runningpods/")).body)["items"]) == 1
+    answer = await served.ask("GET", "/runningpods/", unix=True)
+    assert len(json.loads(answer.body)["items"]) == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+async def test_the_read_only_port_has_no_debugging_handlers(serve: Any, method: str) -> None:
+    served = await serve(View(components={"node": object()}))
+    for path, expected in WITHOUT_DEBUGGING:
+        answer = await served.ask(method, path)
+        assert (answer.status, answer.body) == expected, path
+        assert expected[0] != 307 or answer.headers["location"] == f"{path}/"
+    assert (await served.get("/kubengine")).status == 200
 
 
 async def test_configz_has_every_field_with_its_value(serve: Any) -> None:
     served = await serve(View())
-    config = json.loads((await served.get("/configz")).body)["kubeletconfig"]
+    config = json.loads((await served.ask("GET", "/configz", unix=True)).body)["kubeletconfig"]
     assert config["maxPods"] == 110
     assert config["syncFrequency"] == "1m0s"
     assert config["imageGCHighThresholdPercent"] == 85
@@ -142,8 +153,8 @@ async def test_configz_decodes_to_the_configuration_it_came_from(serve: Any) -> 
             assert getattr(config, each.name) != getattr(KubeletConfiguration(), each.name), each.name
     view = View()
     served = await serve(view)
-    port, view.config = view.config.read_only_port, config
-    shown = json.loads((await served.ask("GET", "/configz", port=port)).body)["kubeletconfig"]
+    view.config = config
+    shown = json.loads((await served.ask("GET", "/configz", unix=True)).body)["kubeletconfig"]
     # Not by load_config: each field differs from its default here, and some of them exclude each other.
     assert as_written(shown, KubeletConfiguration, "/configz") == config
 
@@ -298,7 +309,7 @@ async def test_only_the_unix_socket_takes_orders(serve: Any) -> None:
 
 async def test_unknown_pages_and_methods(serve: Any) -> None:
     served = await serve(View())
-    assert (await served.get("/exec/x")).status == 404
+    assert (await served.ask("GET", "/exec/x", unix=True)).status == 404
     assert (await served.get("/nothing")).status == 404
     assert (await served.ask("DELETE", "/pods")).status == 405
     assert (await served.ask("HEAD", "/pods")).body == b""

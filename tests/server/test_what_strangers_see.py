@@ -16,14 +16,17 @@ from tests.server.served import View
 async def test_headers_of_static_pods_are_masked(serve: Any) -> None:
     view = View()
     view.config.static_pod_url_header = {"Authorization": ["Bearer SECRET"]}
-    body = (await (await serve(view)).get("/configz")).body
+    served = await serve(view)
+    for page in ("/configz", "/flagz", "/kubengine", "/metrics", "/pods", "/", "/healthz?verbose"):
+        assert b"SECRET" not in (await served.get(page)).body, page
+    body = (await served.ask("GET", "/configz", unix=True)).body
     assert b"SECRET" not in body
     assert b'"staticPodURLHeader":{"Authorization":["<masked>"]}' in body
     secured = SecuredView(config=configured(static_pod_url_header={"Authorization": ["Bearer SECRET"]}))
-    page = flagz(secured).body
-    assert isinstance(page, bytes)
-    assert b"SECRET" not in page
-    assert b"<masked>" in page
+    flags = flagz(secured).body
+    assert isinstance(flags, bytes)
+    assert b"SECRET" not in flags
+    assert b"<masked>" in flags
 
 
 async def test_a_file_name_that_is_no_utf8_is_listed(tmp_path: Path) -> None:

@@ -24,10 +24,11 @@ from engine.plan.reading.documents import (
 )
 from engine.plan.reading.dynamic_rows import DynamicRows
 from engine.plan.reading.json_stream import JSONStream
+from engine.plan.reading.live_node import is_live
 from engine.plan.reading.node_documents import NodeDocuments
 from engine.plan.reading.node_rows import NodeRows
 from engine.plan.reading.pod_rows import LAYER_USAGE, USAGE, PodRows
-from engine.plan.reading.sources import Digest, DocumentSource, is_live
+from engine.plan.reading.sources import Digest, DocumentSource
 from engine.plan.reading.templates import Templates, Unusable
 from engine.plan.reading.volume_rows import VolumeRows
 from engine.plan.snapshot.columns import BUDGET_FIELDS, PRIORITY_CLASS_FIELDS, Snapshot, arranged

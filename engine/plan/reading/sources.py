@@ -1,4 +1,4 @@
-"""Open a snapshot's sources: files, gzip, tar bundles, standard input, one live node over HTTP.
+"""Open a snapshot's sources: files, gzip, tar bundles, standard input, one live node.
 
 The type of a source is detected from its first bytes, never from its name. Archives are untrusted: members
 are read as streams (nothing is unpacked to disk) and only regular files are read.
@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from engine.api.errors import InvalidInput, Unavailable
+from engine.api.errors import InvalidInput
+from engine.plan.reading.live_node import is_live, live_documents
 from engine.plan.reading.read_ahead import CHUNK
 from engine.plan.snapshot.columnar_file import MAGIC
 
-LIVE_PATHS = ("/pods", "/kubengine/node", "/stats/summary", "/configz")
-LIVE_TIMEOUT = 30.0
-MAX_LIVE_BYTES = 256 * 1024 * 1024
 _GZIP_MAGIC = b"\x1f\x8b"
 _TAR_AT = 257
 _TEXT_SUFFIXES = (".json", ".ndjson", ".jsonl", ".gz", ".txt")
@@ -71,23 +69,21 @@ class _Counted(io.RawIOBase):
 
 
 def open_sources(paths: list[str], digest: Digest, advance: Advance) -> Iterator[DocumentSource]:
-    """Yield every stream in `paths`: files, `-` for standard input, `http://…` for a live node.
+    """Yield every stream in `paths`: files, `-` for standard input, a URL or a socket for a live node.
 
     A columnar snapshot is yielded unread, with `is_snapshot`. Raise `InvalidInput` naming the path.
     """
     for path in paths:
         if is_live(path):
-            yield from _live(path, digest)
+            for address, data in live_documents(path):
+                digest.update(data)
+                yield DocumentSource(address, _buffered(io.BytesIO(data)))
         elif path != "-" and Path(path).is_dir():
             for file in sorted(p for p in Path(path).rglob("*") if p.is_file()):
                 if file.suffix in _TEXT_SUFFIXES:
                     yield from _opened(_open(str(file)), str(file), digest, advance)
         else:
             yield from _opened(_open(path), path, digest, advance)
-
-
-def is_live(path: str) -> bool:
-    return path.startswith(("http://", "https://"))
 
 
 def total_size(paths: list[str]) -> int | None:
@@ -156,28 +152,3 @@ def _members(stream: Stream, origin: str) -> Iterator[DocumentSource]:
                 yield DocumentSource(f"{origin}:{member.name}", inner)
     except (tarfile.TarError, EOFError) as error:
         raise InvalidInput(f"broken tar: {error}", subject=origin) from None
-
-
-def _live(url: str, digest: Digest) -> Iterator[DocumentSource]:
-    """Read the pods, statistics and configuration of one node from the HTTP port of a kubelet or Kubengine;
-    also the Node object, which only Kubengine serves.
-    """
-    from urllib.error import HTTPError
-    from urllib.request import urlopen
-
-    base = url.rstrip("/")
-    for path in LIVE_PATHS:
-        try:
-            with urlopen(base + path, timeout=LIVE_TIMEOUT) as answer:  # noqa: S310
-                data = answer.read(MAX_LIVE_BYTES + 1)
-        except HTTPError as error:
-            if path != LIVE_PATHS[0] and error.code in (401, 403, 404):
-                continue
-            raise Unavailable(f"answered {error.code} {error.reason}", subject=base + path) from None
-        except OSError as error:
-            reason = getattr(error, "reason", error)
-            raise Unavailable(f"cannot be reached: {reason}", subject=base + path) from None
-        if len(data) > MAX_LIVE_BYTES:
-            raise Unavailable(f"answered more than {MAX_LIVE_BYTES} bytes", subject=base + path)
-        digest.update(data)
-        yield DocumentSource(base + path, _buffered(io.BytesIO(data)))

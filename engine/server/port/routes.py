@@ -11,6 +11,7 @@ from engine.api.errors import InvalidInput, KubengineError
 from engine.api.struct import to_json
 from engine.node.logs.container_access import ContainerStreams, Unknown
 from engine.node.logs.container_logs import OutOfRange, log_options
+from engine.server.debugging import without_debugging
 from engine.server.http.exchange import JSON, TEXT, Answer, Request, Response, plain
 from engine.server.interfaces.node import PortNode
 from engine.server.port.streams import NO_UPGRADE, handed_to
@@ -22,9 +23,6 @@ log = logging.getLogger("kubengine.port")
 
 NO_PAGE = "404: Page Not Found"
 NO_METHOD = "405: Method Not Allowed"
-DISABLED = "Debug endpoints are disabled.\n"
-DEBUGGING = ("run", "exec", "attach", "portForward", "containerLogs", "runningpods", "debug", "logs")
-ONLY_WITH_DEBUGGING = ("configz", "checkpoint", "flagz", "statusz")
 
 _Serve = Callable[[PortNode, Request, list[str]], Awaitable[Answer]]
 
@@ -33,10 +31,9 @@ async def answer(view: PortNode, others: Routes, request: Request) -> Answer:
     """The answer to any request; `others` are the routes of all doors. Never raises."""
     first, *rest = request.path[1:].split("/")
     if not view.config.enable_debugging_handlers:
-        if first in DEBUGGING:
-            return plain(405, DISABLED)
-        if first in ONLY_WITH_DEBUGGING:
-            return plain(404, NO_PAGE)
+        disabled = without_debugging(request)
+        if disabled is not None:
+            return disabled
     if first in _AS_ON_THE_OTHER_DOORS:
         return await others.answer(request)
     serve = _SERVED.get(first)
