@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.api.amounts.cpu_weight import MIN_SHARES
 from engine.api.config import EXCLUSIVE_CPUS_GATE, EXCLUSIVE_MEMORY_GATE, KubeletConfiguration
 from engine.api.pod import Container, Pod, ResourceList, ResourceRequirements
 from engine.api.qos import GUARANTEED, compute_qos_class
@@ -27,7 +28,6 @@ from engine.cgroups.formulas.containers import (
     effective_limit,
 )
 from engine.cgroups.formulas.conversion import (
-    MIN_SHARES,
     quota_to_milli_cpu,
     shares_to_milli_cpu,
 )
