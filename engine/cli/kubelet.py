@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,6 +109,7 @@ def command(
         from engine.cli.agent.logging import begin_logging, hold_logs
         from engine.cli.agent.node_labels import check_node_labels
         from engine.cli.agent.process import AgentOptions, AgentProcess
+        from engine.cli.agent.process_name import name_process
         from engine.node.nodeinfo.addresses import parse_node_ips
 
     hold_logs()
@@ -139,6 +141,7 @@ def command(
             as_kubelet=True,
         )
     )
+    name_process("kubelet", sys.argv[2:])
     asyncio.run(process.run())
 
 

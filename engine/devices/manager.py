@@ -49,6 +49,7 @@ POD_RESOURCES_DIR = Path("/var/lib/kubelet/pod-resources")
 FORGET_WAITING = 600.0
 LOSS_SHOWS_SECONDS = 1.0
 """Seconds after a broken call within which the loss of the plugin is noticed."""
+LIST_ACTIVE_GATE = "KubeletPodResourcesListUseActivePods"
 TOPOLOGY_BUCKETS = tuple(0.05 * 2**i for i in range(15))
 
 log = logging.getLogger("kubengine.devices")
@@ -62,7 +63,7 @@ class DevicePods:
     pods are known; until then no pod's devices are collected. `may_run(pod uid)` tells whether something of a
     pod, known or not, runs or may run: its devices are kept. `leaves(pod uid)` tells that it terminates, so
     that another pod may wait for its devices. `is_running(pod uid, container name)` tells whether a container
-    was found running when the agent started.
+    was found running when the agent started. `all` returns finished pods, too.
     """
 
     active: Callable[[], Sequence[Pod]]
@@ -70,6 +71,7 @@ class DevicePods:
     may_run: Callable[[str], bool] = lambda pod_uid: False
     leaves: Callable[[str], bool] = lambda pod_uid: False
     is_running: Callable[[str, str], bool] = lambda pod_uid, container: False
+    all: Callable[[], Sequence[Pod]] = list
 
 
 class DeviceManager:
@@ -135,9 +137,16 @@ class DeviceManager:
         )
         self._registration = RegistrationServer(self.plugin_dir, self.connect, registry, tasks)
         self.found_plugins = FoundDevicePlugins(self.connect, self.disconnect)
+        listed = pods.active if config.gate(LIST_ACTIVE_GATE, True) else pods.all
         self._pod_resources = (
             PodResourcesServer(
-                pod_resources_dir.resolve(), self.state, pods.active, self.collect, registry, tasks
+                pod_resources_dir.resolve(),
+                self.state,
+                active=pods.active,
+                listed=listed,
+                collect=self.collect,
+                registry=registry,
+                tasks=tasks,
             )
             if pod_resources_dir is not None
             else None

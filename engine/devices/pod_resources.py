@@ -112,15 +112,19 @@ ClaimsOf = Callable[[Pod, Container], Sequence[ContainerClaim]]
 
 
 class PodResourcesServer:
-    """Serve both versions on one socket with one rate limit. `collect` first releases devices of pods that
-    are gone.
+    """Serve both versions on one socket with one rate limit.
+
+    `active` returns the pods that Get finds, `listed` those of v1's List. `collect` first releases devices
+    of pods that are gone.
     """
 
     def __init__(
         self,
         directory: Path,
         state: DeviceState,
-        pods: Callable[[], Sequence[Pod]],
+        *,
+        active: Callable[[], Sequence[Pod]],
+        listed: Callable[[], Sequence[Pod]],
         collect: Callable[[], None],
         registry: Registry,
         tasks: Tasks,
@@ -128,7 +132,8 @@ class PodResourcesServer:
         self.path = directory / SOCKET_NAME
         check_socket_path(self.path)
         self.state = state
-        self.pods = pods
+        self.active = active
+        self.listed = listed
         self.collect = collect
         self.pinned: PinnedResources | None = None
         self.claims: ClaimsOf = lambda pod, container: ()
@@ -205,10 +210,10 @@ class _V1:
 
     def _list(self) -> v1.ListPodResourcesResponse:
         self._server.collect()
-        return v1.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._server.pods()])
+        return v1.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._server.listed()])
 
     def _get(self, request: v1.GetPodResourcesRequest) -> v1.GetPodResourcesResponse:
-        for pod in self._server.pods():
+        for pod in self._server.active():
             if pod.metadata.name == request.pod_name and pod.metadata.namespace == request.pod_namespace:
                 return v1.GetPodResourcesResponse(pod_resources=self._pod(pod))
         raise InvalidInput(f"pod {request.pod_name} in namespace {request.pod_namespace} not found")
@@ -290,7 +295,7 @@ class _V1alpha1:
                         for container in pod.spec.containers
                     ],
                 )
-                for pod in self._server.pods()
+                for pod in self._server.active()
             ]
         )
 

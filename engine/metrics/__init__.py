@@ -73,7 +73,11 @@ class Registry:
         self.metrics: dict[str, Metric | Histogram | Collected] = {}
 
     def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Metric:
-        return self._metric("counter", name, help, labels)
+        """Return a counter; one without labels is exposed from the start, as 0."""
+        metric = self._metric("counter", name, help, labels)
+        if not labels:
+            metric.values.setdefault((), 0.0)
+        return metric
 
     def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Metric:
         return self._metric("gauge", name, help, labels)

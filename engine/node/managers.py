@@ -57,6 +57,9 @@ class NodePods(Protocol):
 
     def active(self) -> Sequence[Pod]: ...
 
+    def all(self) -> Sequence[Pod]:
+        """Return the finished ones, too."""
+
     async def kill(self, pod: Pod, end: PodEnd) -> None: ...
 
     def notify(self, uid: str) -> None: ...
@@ -186,6 +189,7 @@ class Managers:
                 may_run=lambda uid: pods().may_run(uid),
                 leaves=lambda uid: pods().leaves(uid),
                 is_running=self._watch.runs,
+                all=lambda: pods().all(),
             ),
             changed=self._notify.capacity_changed,
             plugin_dir=root / PLUGINS,

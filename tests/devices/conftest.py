@@ -58,6 +58,7 @@ class Agent:
         self.registry_dir = directory / "reg"
         self.pod_resources_dir = directory / "pr"
         self.pods: list[Pod] = []
+        self.finished: list[Pod] = []
         self.ready = True
         self.running: set[tuple[str, str]] = set()
         self.now = 1_000_000.0
@@ -69,10 +70,11 @@ class Agent:
 
     async def start(self, *, section: DevicesSection | None = None, **options: Any) -> DeviceManager:
         """A new manager over the same directories, as after a restart of the agent."""
-        policy = {key: options.pop(key) for key in list(options) if key.startswith("topology_")}
+        fields = ("topology_", "feature_gates")
+        config = {key: options.pop(key) for key in list(options) if key.startswith(fields)}
         manager = DeviceManager(
             node_context(
-                KubeletConfiguration(**policy),
+                KubeletConfiguration(**config),
                 devices=section or DevicesSection(admission_retry=0),
                 registry=self.registry,
                 clock=lambda: self.now,
@@ -82,6 +84,7 @@ class Agent:
                 sources_ready=lambda: self.ready,
                 is_running=lambda uid, name: (uid, name) in self.running,
                 leaves=options.pop("leaves", lambda uid: False),
+                all=lambda: [*self.pods, *self.finished],
             ),
             numa=options.pop("numa", Numa((0, 1))),
             plugin_dir=self.plugin_dir,

@@ -9,6 +9,7 @@ import pytest
 
 from engine.api.errors import Refused
 from engine.devices.endpoint import DevicePluginDeadlines, Endpoint
+from engine.devices.manager import LIST_ACTIVE_GATE
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
@@ -155,6 +156,15 @@ async def test_pod_resources_knows_single_pods_and_what_is_allocatable(agent):
         assert [list(d.device_ids) for d in usable.devices] == [["gpu-0"]]
     errors = agent.registry.metrics["kubelet_pod_resources_endpoint_errors_get"].values
     assert errors == {("v1",): 1}
+
+
+@pytest.mark.parametrize(("gates", "listed"), [({}, []), ({LIST_ACTIVE_GATE: False}, ["ended"])])
+async def test_list_shows_finished_pods_if_a_gate_is_off(agent, gates, listed):
+    agent.finished.append(agent.make_pod("ended"))
+    await agent.restart(feature_gates=gates)
+    async with grpc.aio.insecure_channel(f"unix:{agent.pod_resources_dir / 'kubelet.sock'}") as channel:
+        answer = await PodResourcesListerStub(channel).List(v1.ListPodResourcesRequest(), timeout=PATIENCE)
+    assert [pod.name for pod in answer.pod_resources] == listed
 
 
 async def test_a_tight_loop_of_lists_is_throttled(agent):

@@ -6,7 +6,10 @@ import asyncio
 import gzip
 import io
 import os
+import subprocess
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -316,6 +319,38 @@ async def test_without_overlayfs_layers_are_copied(
         assert (await pods.output(script)).split("\n")[1] == "ok"
         assert "overlay" not in await pods.output(script)
         assert await pods.output("id -u", image="host") == "0"
+
+
+@pytest.mark.root
+async def test_volumes_of_a_host_image_where_the_runtime_is_kept_on_an_overlay(
+    tmp_path: Path, busybox_archive: Path, private_cgroup_root: str
+) -> None:
+    """Overlayfs takes no upper directory on another overlay, such as the root of most containers."""
+    with overlay(tmp_path) as directory:
+        volume = directory / "volume"
+        volume.mkdir()
+        async with embedded_runtime(directory, busybox_archive, private_cgroup_root) as pods:
+            mounts = [cri.Mount(container_path="/absent/from/host", host_path=str(volume))]
+            script = "echo x > /absent/from/host/new; touch /absent/other; echo $?"
+            assert (await pods.output(script, image="host", mounts=mounts)).split("\n")[-1] != "0"
+        assert (volume / "new").read_text() == "x\n"
+    assert not Path("/absent").exists()
+
+
+@contextmanager
+def overlay(directory: Path) -> Iterator[Path]:
+    """Mount an overlay over a tmpfs."""
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(directory)], check=True)
+    try:
+        for name in ("lower", "upper", "work", "merged"):
+            (directory / name).mkdir()
+        layers = ",".join(f"{name}dir={directory}/{name}" for name in ("lower", "upper", "work"))
+        subprocess.run(
+            ["mount", "-t", "overlay", "-o", layers, "overlay", str(directory / "merged")], check=True
+        )
+        yield directory / "merged"
+    finally:
+        subprocess.run(["umount", "-R", str(directory)], check=True)
 
 
 @pytest.mark.root

@@ -203,6 +203,7 @@ async def test_metrics_read_back_with_the_client_library(serve: Any) -> None:
     view = View()
     registry = view.registry
     registry.counter("kubelet_evictions", "Pods evicted", ["eviction_signal"]).inc('mem"\\\n', by=2)
+    registry.counter("kubelet_never_counted_total", "Faults")
     registry.gauge("kubelet_running_pods", "Pods that run").set(2.5)
     registry.histogram("kubelet_pod_start_duration_seconds", "Start", ["kind"], (0.1, 1.0)).observe(0.5, "x")
     registry.collected("gauge", "kubelet_working_pods", "Pods", ["phase"], lambda: [(("Running",), 7)])
@@ -216,6 +217,7 @@ async def test_metrics_read_back_with_the_client_library(serve: Any) -> None:
         for sample in family.samples
     }
     assert samples["kubelet_evictions_total", (("eviction_signal", 'mem"\\\n'),)] == 2
+    assert samples["kubelet_never_counted_total", ()] == 0
     assert samples["kubelet_running_pods", ()] == 2.5
     assert samples["kubelet_working_pods", (("phase", "Running"),)] == 7
     buckets = [

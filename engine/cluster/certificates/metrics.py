@@ -24,7 +24,6 @@ class CertificateMetrics:
         """Expiry in Unix seconds; infinite while there is no certificate."""
         self._clock = clock
         self._failures = registry.counter(_FAILURES[whose], f"Failed renewals of the {whose} certificate.")
-        self._failures.inc(by=0)
         registry.collected(
             "gauge",
             f"kubelet_certificate_manager_{whose}_ttl_seconds",

@@ -37,7 +37,7 @@ def enter(request: dict[str, Any], shm: int) -> None:
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount("", "/", "", linux.MS_REC | linux.MS_PRIVATE)
     root = request["rootfs"]["path"]
-    _mount_root(request["rootfs"])
+    readonly = _mount_root(request["rootfs"]) or request["readonly_rootfs"]
     taken = {mount["target"] for mount, _ in sources}
     _mount_system(root, request, taken, shm, groups)
     for mount, fd in sources:
@@ -51,7 +51,7 @@ def enter(request: dict[str, Any], shm: int) -> None:
         _read_only(path)
     for path in request["masked_paths"]:
         _mask(path)
-    if request["readonly_rootfs"]:
+    if readonly:
         linux.make_readonly("/")
 
 
@@ -79,26 +79,22 @@ def inside(root: str, path: str) -> str:
     return "/".join([root, *real])
 
 
-def _mount_root(rootfs: dict[str, Any]) -> None:
-    """Stack the layers; if overlayfs refuses, copy them, or show the host's root read-only."""
+def _mount_root(rootfs: dict[str, Any]) -> bool:
+    """Stack the layers; if overlayfs refuses, copy them, or show the host's root.
+
+    Return whether the root must become read-only once all is mounted in it.
+    """
     path = rootfs["path"]
     if rootfs["overlay"]:
         os.chdir(rootfs["layers_directory"])  # short names: options are limited to a page
-        lower = ":".join(rootfs["layers"][::-1])
-        options = f"lowerdir={lower},upperdir={rootfs['upper']},workdir={rootfs['work']}"
         try:
-            linux.mount("overlay", path, "overlay", 0, options)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EPERM, errno.ENODEV):
-                raise
-        else:
-            return
+            if _stack(path, ":".join(rootfs["layers"][::-1]), rootfs["upper"], rootfs["work"]):
+                return False
         finally:
             os.chdir("/")
     if rootfs["layers"] == ["/"]:
-        linux.move_mount(linux.open_tree("/", recursive=False), path)
-        linux.make_readonly(path)
-        return
+        _show_host(path)
+        return True
     if not os.listdir(path):
         from pathlib import Path
 
@@ -107,6 +103,31 @@ def _mount_root(rootfs: dict[str, Any]) -> None:
         base = rootfs["layers_directory"]
         flatten([Path(base, layer) for layer in rootfs["layers"]], Path(path))
     linux.mount(path, path, "", linux.MS_BIND | linux.MS_REC)
+    return False
+
+
+def _stack(path: str, lower: str, upper: str, work: str) -> bool:
+    """Mount an overlay; return False if overlayfs refuses, for example an `upper` on another overlay."""
+    try:
+        linux.mount("overlay", path, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work}")
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EPERM, errno.ENODEV):
+            raise
+        return False
+    return True
+
+
+def _show_host(path: str) -> None:
+    """Show the host's root at `path`, under a small tmpfs that holds only the mount points of volumes.
+
+    Without overlayfs, volumes can only be mounted where the host has a directory or file.
+    """
+    linux.mount("tmpfs", path, "tmpfs", 0, "size=1m,mode=755")
+    os.mkdir(f"{path}/upper", 0o755)
+    os.mkdir(f"{path}/work")
+    if not _stack(path, "/", f"{path}/upper", f"{path}/work"):
+        linux.move_mount(linux.open_tree("/", recursive=False), path)
+        linux.make_readonly(path)
 
 
 def _mount_system(

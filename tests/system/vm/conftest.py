@@ -69,6 +69,8 @@ def say(subject: str, text: str) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if "tests/system/vm/" in report.nodeid:
         rows.setdefault(report.nodeid, []).append(report)
+        if report.failed:  # the other parts may take hours
+            os.write(2, f"\n{report.longreprtext}\n".encode())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

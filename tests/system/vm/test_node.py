@@ -64,9 +64,7 @@ def test_shutdown_ends_pods_by_priority(machine: Machine) -> None:
     write = "echo {0} >> /host/ends; sync; exit 0"
     wait = "trap '{0}' TERM; while true; do sleep 1; done"
     usual = pod("usual", script=wait.format("sleep 3; " + write.format("usual")))
-    critical = pod(
-        "critical", script=wait.format(write.format("critical")), priorityClassName="system-node-critical"
-    )
+    critical = pod("critical", script=wait.format(write.format("critical")), priority=2_000_001_000)
     for manifest in (usual, critical):
         manifest["spec"]["terminationGracePeriodSeconds"] = 100
     machine.run("rm -f /var/tmp/ends")
