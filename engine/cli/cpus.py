@@ -23,16 +23,14 @@ def command(agent: AgentClient, as_json: bool) -> None:
     """Show which containers have exclusive CPUs, and where those are.
 
     Each character is a CPU, and the CPUs of a core stand together. A letter marks a CPU of the container
-    with that letter, # is reserved, . is shared.
+    with that letter, # is reserved, . is shared. Offline CPUs are listed below the map.
     """
     answer = agent.describe("cpus")
     if as_json:
         print_json(answer)
-    elif answer["policy"] == "none":
-        click.echo("The CPU manager's policy is none: all containers may run on all CPUs.")
-    else:
-        for line in cpu_map(answer):
-            click.echo(line)
+        return
+    for line in cpu_map(answer):
+        click.echo(line)
 
 
 def cpu_map(answer: dict[str, Any]) -> list[str]:
@@ -51,11 +49,16 @@ def cpu_map(answer: dict[str, Any]) -> list[str]:
     for (node, socket, cache), cores in sorted(places.items()):
         drawn = ["".join(signs.get(cpu, SHARED) for cpu in sorted(cpus)) for cpus in cores.values()]
         lines.append(f"node {node}  socket {socket}  cache {cache}  {' '.join(drawn)}")
-    shared = f"{SHARED}  CPUs {answer['shared']}  all other containers"
-    return [
-        *lines,
-        "",
-        f"{RESERVED}  CPUs {answer['reserved']}  reserved, and shared unless strict",
-        shared,
-        *legend,
-    ]
+    lines.append("")
+    if answer["reserved"]:
+        lines.append(f"{RESERVED}  CPUs {answer['reserved']}  reserved, and shared unless strict")
+    lines.append(f"{SHARED}  CPUs {answer['shared']}  {_sharing(answer)}")
+    if answer["offline"]:
+        lines.append(f"   CPUs {answer['offline']}  offline")
+    return [*lines, *legend]
+
+
+def _sharing(answer: dict[str, Any]) -> str:
+    if answer["policy"] == "none":
+        return "all containers, because the CPU manager's policy is none"
+    return "all other containers" if answer["containers"] else "all containers"

@@ -25,6 +25,11 @@ def online_cpus(root: Path = SYSFS) -> int:
         raise Refused(error.strerror or str(error), subject=str(path), errno=error.errno) from error
 
 
+def offline_cpus(root: Path = SYSFS) -> int:
+    """Return the CPUs that the machine has and that are offline; 0 if the kernel does not tell."""
+    return cpu_sets.parse(_text(root / "cpu/present"), str(root / "cpu/present")) & ~online_cpus(root)
+
+
 def read_topology(root: Path = SYSFS) -> CpuTopology:
     """Return the topology of the online CPUs. Raises `Refused` with the path."""
     online = online_cpus(root)

@@ -66,6 +66,7 @@ class CpuManager:
         config: KubeletConfiguration,
         topology: Callable[[], CpuTopology],
         online: Callable[[], int],
+        offline: Callable[[], int],
         numa: Numa,
         reserved: Quantity | None,
         root: Path,
@@ -90,6 +91,7 @@ class CpuManager:
             )
         self._read_topology = topology
         self._online = online
+        self._offline = offline
         self._numa = numa
         self._reserved_amount = reserved
         self._config = config
@@ -493,14 +495,24 @@ class CpuManager:
     # Questions
 
     def describe(self) -> dict[str, Any]:
-        """Describe the machine's CPUs and their containers as JSON-able values."""
+        """Describe the machine's CPUs and their containers as JSON-able values. Raises `Refused`."""
+        offline = cpu_sets.text(self._offline())
         if self.policy is None:
-            return {"policy": NONE}
+            topology = self._read_topology()
+            return {
+                "policy": NONE,
+                "reserved": "",
+                "shared": cpu_sets.text(topology.cpus),
+                "offline": offline,
+                "processors": [one._asdict() for one in topology.processors],
+                "containers": [],
+            }
         state = self.policy.state
         return {
             "policy": STATIC,
             "reserved": cpu_sets.text(self.policy.reserved),
             "shared": cpu_sets.text(state.shared),
+            "offline": offline,
             "processors": [one._asdict() for one in self.policy.topology.processors],
             "containers": [
                 {

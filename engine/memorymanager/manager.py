@@ -287,7 +287,7 @@ class MemoryManager:
     def describe(self) -> dict[str, Any]:
         """Describe the memory of each NUMA node and its containers as JSON-able values."""
         if self.policy is None:
-            return {"policy": NONE}
+            return {"policy": NONE, "nodes": {}, "containers": []}
         state = self.policy.state
         return {
             "policy": STATIC,

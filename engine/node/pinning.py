@@ -12,7 +12,7 @@ from engine.api.resources import CPU
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cgroups.resize import ResizeDecision
-from engine.cpumanager.machine import online_cpus, read_topology
+from engine.cpumanager.machine import offline_cpus, online_cpus, read_topology
 from engine.cpumanager.manager import CpuManager, RunningContainer
 from engine.cri.client import RuntimeClient
 from engine.devices.pod_resources import MemoryBlock
@@ -45,6 +45,7 @@ class Pinning:
             config=context.config,
             topology=read_topology,
             online=online_cpus,
+            offline=offline_cpus,
             numa=numa,
             reserved=reserved.get(CPU),
             root=context.root,

@@ -99,6 +99,7 @@ class Machine:
             self.cpus = CpuManager(
                 topology=lambda: self.topology,
                 online=lambda: self.topology.cpus,
+                offline=lambda: 0,
                 reserved=reserved.get("cpu"),
                 running=lambda: (),
                 move=lambda container, cpus: asyncio.sleep(0),

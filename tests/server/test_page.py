@@ -277,6 +277,7 @@ def it_follows_what_changes(browser: Browser, manifests: Path) -> None:
         "images": "in use by a container",
         "decisions": "admitted",
         "cgroups": "keeps no cgroups",
+        "cpus": "policy none",
     }.items():
         browser.until(f"document.getElementById('{part}').innerText.includes('{words}')")
     (manifests / "trainer.yaml").unlink()
@@ -286,7 +287,7 @@ def it_follows_what_changes(browser: Browser, manifests: Path) -> None:
 
 def keys_do_what_the_page_says(browser: Browser) -> None:
     focused = "document.activeElement.closest('section')?.id"
-    browser.press("5")
+    browser.press("6")
     assert browser.value(focused) == "probes"
     browser.press("1")
     assert browser.value(focused) == "pods"

@@ -21,6 +21,7 @@ SHOWN = {
         "1 critical pod is passed over",
     ],
     "devices": ["example.com/gpu: 5 of 8 held", "NUMA 0", "NUMA 1", "ml/trainer/main", "ml/serving/main"],
+    "cpus": ["policy none", "NUMA 0"],
     "cgroups": ["kubepods", "besteffort", "burstable", "64.0 MiB", *PODS],
     "probes": ["shop/checkout/main", "failure", "shop/web/main", "success", "ms"],
     "images": ["in use by a container", "the minimum age is", "pinned in the runtime", *IMAGES],

@@ -167,6 +167,7 @@ class World:
         self.cpus = CpuManager(
             topology=lambda: self.topology,
             online=lambda: self.topology.cpus,
+            offline=lambda: 0,
             reserved=Quantity.parse("1"),
             running=self.running,
             move=self.move,

@@ -17,6 +17,7 @@ from engine.plan.answers.answer import Answer
 from engine.plan.questions.admit import AdmitParameters, admit
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
 from engine.plan.questions.claims import ClaimsParameters, claims
+from engine.plan.questions.cpus import CpusParameters, check_cpus, cpus
 from engine.plan.questions.device_taint import DeviceTaintParameters, device_taint
 from engine.plan.questions.devices import DevicesParameters, check_devices, devices
 from engine.plan.questions.drain import DrainParameters, drain
@@ -79,6 +80,13 @@ QUESTIONS = {
             devices,
             "Can N more devices be allocated under a topology policy, and where?",
             check=check_devices,
+        ),
+        Question(
+            "cpus",
+            CpusParameters,
+            cpus,
+            "Which nodes still take pods with exclusive CPUs, and what does fragmentation cost?",
+            check=check_cpus,
         ),
         Question(
             "claims",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.admission.asked_pod import PodParameters
 from engine.admission.ports import host_ports
@@ -32,11 +31,8 @@ def admit(snapshot: Snapshot, parameters: AdmitParameters) -> Answer:
 
 def _ask(rows: Rows, use: NodeUse, pod: Pod) -> None:
     checked = fit(use, pod)
-    room = np.full(checked.wanted.shape, np.iinfo(np.int64).max)
-    np.floor_divide(np.maximum(checked.free, 0), checked.wanted, out=room, where=checked.wanted > 0)
-    fits: NDArray[np.int64] = room.min(axis=0)
+    fits, first = checked.copies()
     names = [f"OutOf{name}" for name in checked.resources]
-    first = room.argmin(axis=0)
     if any(True for _ in host_ports(pod)):
         first = np.where(fits > 1, len(names), first)
         names.append("NodePorts")

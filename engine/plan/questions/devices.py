@@ -45,7 +45,7 @@ def devices(snapshot: Snapshot, parameters: DevicesParameters) -> Answer:
     """
     rows = Rows(snapshot.node_names)
     resource = parameters.resource or _only_resource(snapshot)
-    groups = _groups(snapshot, resource)
+    groups = device_groups(snapshot, resource)
     counted = snapshot.allocatable(resource)
     requested = _requested(snapshot, resource)
     unnamed = 0
@@ -82,7 +82,7 @@ def _node(rows: Rows, node: int, groups: dict[int, tuple[int, int]], parameters:
     nodes = max(1, *(mask.bit_length() for mask in masks))
     numa = Numa(tuple(range(nodes)))
     policy = TopologyPolicy.from_config(parameters.policy, "container", None, numa)
-    where = ", ".join(f"{_numa_text(mask)}: {count}" for mask, count in zip(masks, free, strict=True))
+    where = ", ".join(f"{numa_text(mask)}: {count}" for mask, count in zip(masks, free, strict=True))
     rows.add(node, "free", "", where, sum(free), "devices")
     for count in parameters.counts:
         object = f"{count} devices"
@@ -107,14 +107,14 @@ def _times(policy: TopologyPolicy, counts: DeviceCounts) -> tuple[int, str]:
         if not decision.admit:
             break
         mask = decision.hint.mask
-        first = first or (_numa_text(mask) if mask is not None else "any NUMA node")
-        counts = replace(counts, available=_taken(counts, mask))
+        first = first or (numa_text(mask) if mask is not None else "any NUMA node")
+        counts = replace(counts, available=taken_devices(counts, mask))
         times += 1
     return times, first
 
 
-def _taken(counts: DeviceCounts, mask: int | None) -> tuple[int, ...]:
-    """Return what is left after one request, aligned devices first."""
+def taken_devices(counts: DeviceCounts, mask: int | None) -> tuple[int, ...]:
+    """Return the devices that are left of each group after one request, aligned devices first."""
     left = counts.request
     available = list(counts.available)
     aligned = [i for i, group in enumerate(counts.groups) if mask is None or group & mask]
@@ -125,7 +125,7 @@ def _taken(counts: DeviceCounts, mask: int | None) -> tuple[int, ...]:
     return tuple(available)
 
 
-def _groups(snapshot: Snapshot, resource: str) -> dict[int, dict[int, tuple[int, int]]]:
+def device_groups(snapshot: Snapshot, resource: str) -> dict[int, dict[int, tuple[int, int]]]:
     """Map node → NUMA mask → (devices, healthy and free ones)."""
     table = snapshot.devices
     found: dict[int, dict[int, tuple[int, int]]] = {}
@@ -161,6 +161,6 @@ def _only_resource(snapshot: Snapshot) -> str:
     return offered[0]
 
 
-def _numa_text(mask: int) -> str:
+def numa_text(mask: int) -> str:
     nodes = [str(i) for i in range(mask.bit_length()) if mask >> i & 1]
     return f"NUMA {'+'.join(nodes)}" if nodes else "no NUMA node"

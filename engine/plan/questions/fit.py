@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from engine.admission.everywhere import Shortages, shortages_everywhere, used_on_each_node
 from engine.admission.failures import Failure
@@ -65,6 +66,15 @@ class Fit(Shortages):
     """
 
     other: dict[int, list[Failure]]
+
+    def copies(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return int64[nodes]: how many copies of the pod fit by amounts, and which resource excludes the
+        next one (an index of `resources`).
+        """
+        room = np.full(self.wanted.shape, np.iinfo(np.int64).max)
+        np.floor_divide(np.maximum(self.free, 0), self.wanted, out=room, where=self.wanted > 0)
+        fits: NDArray[np.int64] = room.min(axis=0)
+        return fits, room.argmin(axis=0)
 
 
 def fit(use: NodeUse, pod: Pod) -> Fit:

@@ -205,6 +205,11 @@ class Head(DocumentStruct):
     pods: Raw = EMPTY
     images: Raw = EMPTY
     containers: Raw = EMPTY
+    nodes: Raw = EMPTY
+    cpus: Raw = EMPTY
+    processors: Raw = EMPTY
+    default_cpu_set: Raw = EMPTY
+    machine_state: Raw = EMPTY
     pod_resources: Raw = EMPTY
     pod_resources_snake: Raw = msgspec.field(default=EMPTY, name="pod_resources")
     data: Raw = msgspec.field(default=EMPTY, name="Data")

@@ -10,9 +10,16 @@ from pathlib import Path
 
 from engine.api.errors import Unavailable
 
-LIVE_PATHS = ("/pods", "/kubengine/node", "/stats/summary", "/configz")
-"""Only the first is required: a kubelet has no page for its Node object, and no read-only port shows the
-configuration.
+LIVE_PATHS = (
+    "/pods",
+    "/kubengine/node",
+    "/stats/summary",
+    "/configz",
+    "/kubengine/cpus",
+    "/kubengine/memory",
+)
+"""Only the first is required: a kubelet has no pages for its Node object, CPUs and memory, and no read-only
+port shows the configuration.
 """
 TIMEOUT = 30.0
 MAX_BYTES = 256 * 1024 * 1024

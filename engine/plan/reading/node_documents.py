@@ -14,11 +14,20 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
+from engine.api import cpu_set as cpu_sets
 from engine.api.errors import InvalidInput
+from engine.cpumanager.checkpoint import CheckpointError as CpuStateError
+from engine.cpumanager.checkpoint import decode as decode_cpu_state
+from engine.cpumanager.topology import Processor
+from engine.memorymanager.checkpoint import CheckpointError as MemoryStateError
+from engine.memorymanager.checkpoint import decode as decode_memory_state
+from engine.memorymanager.state import NodeState
 from engine.plan.reading.documents import EMPTY, DocumentStruct, Head
+from engine.plan.reading.lscpu import Lscpu, processors_of_lscpu
 from engine.plan.reading.node_rows import NodeRows
 from engine.plan.snapshot.columns import DEVICE_FIELDS
 from engine.plan.snapshot.faults import FaultLog
+from engine.plan.snapshot.node_cpus import processors_text
 from engine.plan.snapshot.objects import configuration_object
 
 _Int = int | None
@@ -163,6 +172,32 @@ class PodDevices(DocumentStruct):
 class PodResources(DocumentStruct):
     pods: list[PodDevices] | None = msgspec.field(default=None, name="podResources")
     pods_snake: list[PodDevices] | None = msgspec.field(default=None, name="pod_resources")
+
+
+class ContainerCpus(DocumentStruct):
+    cpus: str = ""
+
+
+class AgentProcessor(DocumentStruct):
+    cpu: int
+    core: int
+    cache: int
+    socket: int
+    node: int
+
+
+class AgentCpus(DocumentStruct):
+    """The answer of `kubengine cpus --json`."""
+
+    processors: list[AgentProcessor]
+    reserved: str | None = None
+    containers: list[ContainerCpus] | None = None
+
+
+class AgentMemory(DocumentStruct):
+    """The agent's description of the memory manager."""
+
+    nodes: dict[int, NodeState]
 
 
 Usage = dict[str, tuple[int | None, ...]]
@@ -315,10 +350,55 @@ class NodeDocuments:
                             node, resource, device, numa, f"{pod.namespace}/{pod.name}", container.name
                         )
 
+    def _agent_cpus(self, data: bytes, node: str) -> None:
+        described = msgspec.json.decode(data, type=AgentCpus)
+        number = self._nodes.row(node)
+        self._nodes.set_processors(
+            number,
+            processors_text([Processor(*msgspec.structs.astuple(one)) for one in described.processors]),
+        )
+        kept = self._nodes.pinning(number)
+        kept.exclusive = _all_cpus(one.cpus for one in described.containers or ())
+        kept.reserved = described.reserved
+
+    def _lscpu(self, data: bytes, node: str) -> None:
+        self._nodes.set_processors(
+            self._nodes.row(node),
+            processors_text(processors_of_lscpu(msgspec.json.decode(data, type=Lscpu).cpus)),
+        )
+
+    def _cpu_state(self, data: bytes, node: str) -> None:
+        try:
+            entries = decode_cpu_state(data).entries
+        except CpuStateError as error:
+            raise InvalidInput(str(error)) from None
+        self._nodes.pinning(self._nodes.row(node)).exclusive = _all_cpus(
+            cpus for containers in entries.values() for cpus in containers.values()
+        )
+
+    def _memory_state(self, data: bytes, node: str) -> None:
+        try:
+            state = decode_memory_state(data)
+        except MemoryStateError as error:
+            raise InvalidInput(str(error)) from None
+        if state.machine_state:
+            self._nodes.pinning(self._nodes.row(node)).memory = state.machine_state
+
+    def _agent_memory(self, data: bytes, node: str) -> None:
+        described = msgspec.json.decode(data, type=AgentMemory)
+        self._nodes.pinning(self._nodes.row(node)).memory = described.nodes or None
+
     def _device(self, node: str, resource: str, device: str, numa: str, pod: str, container: str) -> None:
         values = (self._nodes.row(node), resource, device, numa, True, pod, container)
         for column, value in zip(self._devices.values(), values, strict=True):
             column.append(value)
+
+
+def _all_cpus(lists: Iterable[str]) -> str:
+    found = 0
+    for cpus in lists:
+        found |= cpu_sets.parse(cpus)
+    return cpu_sets.text(found)
 
 
 def _sum(amounts: Iterable[int | None]) -> int | None:
@@ -339,6 +419,12 @@ def _kind(head: Head) -> str | None:
         return "checkpoint"
     if "pod_resources" in given or "pod_resources_snake" in given:
         return "pod_resources"
+    if "processors" in given or "default_cpu_set" in given:
+        return "agent_cpus" if "processors" in given else "cpu_state"
+    if "machine_state" in given or {"nodes", "containers"} <= given:
+        return "memory_state" if "machine_state" in given else "agent_memory"
+    if "cpus" in given:
+        return "lscpu"
     if "images" in given:
         return "crictl_images"
     return "crictl_ps" if "containers" in given else None

@@ -18,6 +18,7 @@ from engine.plan.reading.documents import NodeDocument
 from engine.plan.reading.templates import Unusable, intern
 from engine.plan.snapshot.columns import IMAGE_FIELDS
 from engine.plan.snapshot.faults import FaultLog
+from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS, PinnedResources, pinning_text
 from engine.tables import ABSENT, ResourceNames
 
 STATUS_IMAGES_LIMIT = 50
@@ -40,7 +41,7 @@ _encode = msgspec.json.encode
 class _Row:
     __slots__ = (
         "allocatable", "arch", "capacity", "config", "document", "images_truncated", "kubelet_version",
-        "os", "readings", "ready", "unschedulable",
+        "os", "pinning", "processors", "readings", "ready", "unschedulable",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -52,6 +53,8 @@ class _Row:
         self.images_truncated = False
         self.kubelet_version = self.os = self.arch = ""
         self.config = ""
+        self.processors = ""
+        self.pinning: PinnedResources | None = None
         self.readings: dict[str, int] = {}
 
 
@@ -91,6 +94,7 @@ class NodeRows:
         old = self._rows.get(number)
         if old is not None:
             row.readings, row.config = old.readings, old.config
+            row.processors, row.pinning = old.processors, old.pinning
         self._rows[number] = row
         images = node.status.images or ()
         row.images_truncated = len(images) >= STATUS_IMAGES_LIMIT
@@ -132,6 +136,16 @@ class NodeRows:
     def set_config(self, node: int, config: str) -> None:
         self._known(node).config = config
 
+    def set_processors(self, node: int, processors: str) -> None:
+        self._known(node).processors = processors
+
+    def pinning(self, node: int) -> PinnedResources:
+        """Return what the CPU and memory managers of a node keep, to be completed."""
+        row = self._known(node)
+        if row.pinning is None:
+            row.pinning = PinnedResources()
+        return row.pinning
+
     def _known(self, number: int) -> _Row:
         return self._rows.setdefault(number, _Row())
 
@@ -168,6 +182,10 @@ class NodeRows:
             "arch": pa.array([row.arch for row in rows], pa.string()),
             "config": pa.array([row.config for row in rows], pa.large_string()),
         }
+        if any(row.processors for row in rows):
+            columns[PROCESSORS] = pa.array([row.processors for row in rows], pa.large_string())
+            pinned = [pinning_text(row.pinning) if row.pinning is not None else "" for row in rows]
+            columns[PINNING] = pa.array(pinned, pa.large_string())
         ids = dict(self._resources.ids)
         for name in (*self._resources.names, "pods"):
             for group in ("allocatable", "capacity"):

@@ -27,6 +27,9 @@ PHRASES: Final[Mapping[str, str]] = {
     "free": "{nodes} have {amount} free",
     "fragmented": "{nodes} have enough, but not as aligned as the policy requires",
     "full": "{nodes} have too few",
+    "takes": "{nodes} take {amount}",
+    "misaligned": "{nodes} would take {amount} more if what is free were better placed",
+    "lacks": "{nodes} have too little for {amount}",
     "move": "{rows} pods move",
     "stays": "{rows} pods stay",
     "remains": "{rows} pods fit on no other node",
@@ -38,8 +41,8 @@ PHRASES: Final[Mapping[str, str]] = {
 }
 _ONE: Final = {"pods": "pod", "images": "image", "nodes": "node", "faults": "fault", "budgets": "budget"}
 _VERBS: Final = {
-    " admit ": " admits ", " refuse ": " refuses ", " stay ": " stays ", " are ": " is ", " have ": " has ",
-    " move": " moves", " fit ": " fits ", " stay": " stays", " were ": " was ",
+    " admit ": " admits ", " take ": " takes ", " refuse ": " refuses ", " stay ": " stays ", " are ": " is ",
+    " have ": " has ", " move": " moves", " fit ": " fits ", " stay": " stays", " were ": " was ",
 }  # fmt: skip
 
 

@@ -178,6 +178,13 @@ class Snapshot:
         values: NDArray[np.int64] = self.nodes[name].to_numpy()
         return values
 
+    def texts(self, name: str) -> list[str]:
+        """Return a text column of the nodes that a snapshot may lack; empty texts then."""
+        if name not in self.nodes.column_names:
+            return [""] * self.node_count
+        texts: list[str] = self.nodes[name].to_pylist()
+        return texts
+
     def reading(self, *names: str) -> NDArray[np.int64]:
         """Return int64[nodes]: a reading, the first of `names` that a node has; -1 if it has none."""
         found = np.full(self.node_count, -1, np.int64)

@@ -29,6 +29,7 @@ from engine.plan.snapshot.columns import (
     VOLUME_FIELDS,
 )
 from engine.plan.snapshot.lazy_table import Table
+from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS
 from engine.plan.snapshot.objects import decoded_spec
 from engine.tables import ResourceNames
 
@@ -167,6 +168,8 @@ def _fields(name: str, there: Sequence[str]) -> Mapping[str, pa.DataType]:
         fields |= {f"ranking/{resource}": pa.int64() for resource in names}
         if len(ResourceNames(names)) > MAX_RESOURCES:
             raise InvalidInput(f"templates: more than {MAX_RESOURCES} resources")
+    if name == "nodes":
+        fields |= {field: pa.large_string() for field in (PROCESSORS, PINNING) if field in there}
     if name == "pods":
         fields = {field: kind for field, kind in fields.items() if field[:6] != "usage/" or field in there}
         optional = {"deleted": pa.float64(), "claims": pa.string()}

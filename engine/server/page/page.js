@@ -1,5 +1,5 @@
 "use strict";
-const PARTS = ["node", "pods", "use", "eviction", "devices", "cgroups", "probes", "images", "decisions"];
+const PARTS = ["node", "pods", "use", "eviction", "devices", "cpus", "cgroups", "probes", "images", "decisions"];
 const GONE_AFTER = 40000; // the agent says each 15 s that it is there
 const known = Object.fromEntries(PARTS.map((part) => [part, new Map()]));
 const failures = {};
@@ -255,6 +255,25 @@ const draw = {
     replace("devices", ...drawn.filter(Boolean));
     $("devices").classList.toggle("empty", !known.devices.size);
     note("devices", known.devices.size ? "" : "No device plugin has registered.");
+  },
+  cpus() {
+    const settings = known.cpus.get("settings");
+    const told = el("p", { class: "holder", "aria-live": "polite" });
+    const holders = new Map();
+    const cell = ([cpu, use, owner]) => {
+      const words = `CPU ${cpu}: ${owner ? `exclusive to ${owner}` : use}`;
+      const say = () => { told.textContent = words; };
+      if (owner) holders.set(owner, [...(holders.get(owner) || []), cpu]);
+      return el("li", { class: { held: "held", reserved: "kept", offline: "ill" }[use] || false, tabindex: "0", title: words, "aria-label": words, onfocus: say, onmouseenter: say });
+    };
+    const nodes = [...known.cpus.values()].filter((row) => row.caches).sort((a, b) => a.node - b.node).map((row) => el("div", {}, el("h4", {}, `NUMA ${row.node}`),
+      ...row.caches.map(({ socket, cache, cores }) => el("div", { class: "cache", title: `socket ${socket}, cache ${cache}` },
+        ...cores.map((cpus) => el("ul", { class: "cells core" }, ...cpus.map(cell)))))));
+    const away = settings && settings.away.length ? el("div", {}, el("h4", {}, "offline"), el("ul", { class: "cells" }, ...settings.away.map((cpu) => cell([cpu, "offline", ""])))) : null;
+    const list = [...holders].filter(([owner]) => matches(owner)).map(([owner, cpus]) => el("li", {}, owner, el("span", { class: "soft" }, ` CPUs ${cpus.sort((a, b) => a - b).join(", ")}`)));
+    const words = settings ? [`policy ${settings.policy}`, `shared: ${settings.shared || "none"}`, settings.reserved ? `reserved: ${settings.reserved}` : "", settings.offline ? `offline: ${settings.offline}` : ""].filter(Boolean).join(" · ") : "";
+    replace("cpus", ...[el("h3", {}, words), el("div", { class: "numa" }, ...nodes, ...(away ? [away] : [])), told, list.length ? el("ol", {}, ...list) : null].filter(Boolean));
+    note("cpus", nodes.length ? "" : "This node does not describe its CPUs.");
   },
   cgroups() {
     const settings = known.cgroups.get("settings");

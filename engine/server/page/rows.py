@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from engine.api.cpu_set import numbers, parse
 from engine.api.pod import Pod
 from engine.api.qos import qos_class
 from engine.api.status import ContainerStatus
@@ -143,6 +144,39 @@ def device_rows(told: Mapping[str, Any]) -> Rows:
         }
         for resource in told["resources"]
     }
+
+
+def cpu_rows(told: Mapping[str, Any]) -> Rows:
+    """Return each NUMA node with its caches, their cores, and the use of each CPU; and the settings, with the
+    offline CPUs, whose place the kernel does not tell.
+
+    A CPU is `[number, use, container]`; the use is "held", "reserved" or "shared".
+    """
+    reserved = set(numbers(parse(told["reserved"])))
+    owners = {
+        cpu: f"{one['pod'] or one['podUID']}/{one['container']}"
+        for one in told["containers"]
+        for cpu in numbers(parse(one["cpus"]))
+    }
+    nodes: dict[int, dict[tuple[int, int], dict[int, list[list[Any]]]]] = {}
+    for cpu in told["processors"]:
+        number, owner = cpu["cpu"], owners.get(cpu["cpu"], "")
+        use = "held" if owner else "reserved" if number in reserved else "shared"
+        cores = nodes.setdefault(cpu["node"], {}).setdefault((cpu["socket"], cpu["cache"]), {})
+        cores.setdefault(cpu["core"], []).append([number, use, owner])
+    rows: Rows = {
+        f"node {node}": {
+            "node": node,
+            "caches": [
+                {"socket": socket, "cache": cache, "cores": [sorted(cpus) for cpus in cores.values()]}
+                for (socket, cache), cores in sorted(caches.items())
+            ],
+        }
+        for node, caches in sorted(nodes.items())
+    }
+    rows["settings"] = {name: told[name] for name in ("policy", "shared", "reserved", "offline")}
+    rows["settings"]["away"] = list(numbers(parse(told["offline"])))
+    return rows
 
 
 def eviction_rows(told: Mapping[str, Any]) -> Rows:

@@ -70,6 +70,7 @@ class PageWatch:
         told: dict[str, tuple[str, float, Callable[[Mapping[str, Any]], rows.Rows]]] = {
             "node": ("node", 10, lambda node: rows.node_rows(to_builtins(node), self._view.healthz())),
             "cgroups": ("cgroups", 10, rows.cgroup_rows),
+            "cpus": ("cpus", 10, rows.cpu_rows),
             "devices": ("devices", 3, rows.device_rows),
             "eviction": ("eviction", 3, rows.eviction_rows),
             "images": ("images", 30, rows.image_rows),
