@@ -33,7 +33,7 @@ from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.questions.requested_pods import requested_pods
 from engine.plan.snapshot.json_writer import write_list
 from engine.plan.snapshot.lazy_table import whole
-from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS, PinnedResources, pinning_text, processors_text
+from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS, PinnedState, pinning_text, processors_text
 
 CRITICAL = PreemptParameters(critical=True, requests={"cpu": "2", "memory": "4Gi"})
 PER_NODE_KUBELET = 281e-6
@@ -229,7 +229,7 @@ def half_full(cluster: Snapshot) -> Snapshot:
             table.free = table.allocatable - table.reserved
             one.number_of_assignments = 1
         held = cpu_set.cpu_set(cpu for cpu in range(2, count) if draw.random() < 0.4)
-        pinned.append(pinning_text(PinnedResources("0-1", cpu_set.text(held), state)))
+        pinned.append(pinning_text(PinnedState("0-1", cpu_set.text(held), state)))
     columns = {PROCESSORS: processors, PINNING: pinned}
     table = whole(cluster.nodes)
     for name, texts in columns.items():

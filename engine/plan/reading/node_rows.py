@@ -18,7 +18,7 @@ from engine.plan.reading.documents import NodeDocument
 from engine.plan.reading.templates import Unusable, intern
 from engine.plan.snapshot.columns import IMAGE_FIELDS
 from engine.plan.snapshot.faults import FaultLog
-from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS, PinnedResources, pinning_text
+from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS, PinnedState, pinning_text
 from engine.tables import ABSENT, ResourceNames
 
 STATUS_IMAGES_LIMIT = 50
@@ -54,7 +54,7 @@ class _Row:
         self.kubelet_version = self.os = self.arch = ""
         self.config = ""
         self.processors = ""
-        self.pinning: PinnedResources | None = None
+        self.pinning: PinnedState | None = None
         self.readings: dict[str, int] = {}
 
 
@@ -139,11 +139,11 @@ class NodeRows:
     def set_processors(self, node: int, processors: str) -> None:
         self._known(node).processors = processors
 
-    def pinning(self, node: int) -> PinnedResources:
+    def pinning(self, node: int) -> PinnedState:
         """Return what the CPU and memory managers of a node keep, to be completed."""
         row = self._known(node)
         if row.pinning is None:
-            row.pinning = PinnedResources()
+            row.pinning = PinnedState()
         return row.pinning
 
     def _known(self, number: int) -> _Row:

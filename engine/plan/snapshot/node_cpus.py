@@ -22,7 +22,7 @@ MOST_NODES = 64
 """An agent aligns up to this many NUMA nodes."""
 
 
-class PinnedResources(msgspec.Struct):
+class PinnedState(msgspec.Struct):
     """What the CPU and memory managers of a node keep; None where a snapshot does not tell.
 
     `reserved` and `exclusive` are lists of CPUs, `memory` is the state of each NUMA node.
@@ -50,7 +50,7 @@ def processors_text(processors: list[Processor]) -> str:
     return text
 
 
-def pinning_text(pinning: PinnedResources) -> str:
+def pinning_text(pinning: PinnedState) -> str:
     """Encode what the managers of a node keep for the column."""
     return msgspec.json.encode(pinning).decode()
 
@@ -61,7 +61,7 @@ def node_cpus(processors: str, pinning: str) -> NodeCpus | None:
         return None
     topology = _topology(processors)
     try:
-        kept = msgspec.json.decode(pinning or "{}", type=PinnedResources)
+        kept = msgspec.json.decode(pinning or "{}", type=PinnedState)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidInput(str(error), subject=f"nodes.{PINNING}") from None
     return NodeCpus(
