@@ -58,6 +58,7 @@ def containerd_config(runtime: str = "runc") -> str:
 version = 2
 [plugins."{plugin}"]
   sandbox_image = "{PAUSE_TAG}"
+  disable_hugetlb_controller = false
   [plugins."{plugin}".cni]
     bin_dir = "/usr/lib/cni"
   [plugins."{plugin}".containerd.runtimes.runc]

@@ -17,7 +17,6 @@ from tests.system.vm.pods_in_machine import (
 )
 
 MIB = 1 << 20
-PAGE = 4096
 
 
 def test_memory_qos(machine: Machine) -> None:
@@ -35,23 +34,18 @@ def test_memory_qos(machine: Machine) -> None:
 
 
 def test_swap(machine: Machine) -> None:
-    """A Burstable pod gets swap in proportion to its request, the others none."""
+    """The agent starts on a machine with swap. Static pods are critical, so that none of them may swap."""
     machine.check("fallocate -l 512M /swap && chmod 600 /swap && mkswap /swap && swapon /swap")
     try:
         run_agent(machine, {"failSwapOn": False, "memorySwap": {"swapBehavior": "LimitedSwap"}})
         pods = (
-            pod("swaps", {"requests": {"memory": "32Mi"}}),
+            pod("requests-some", {"requests": {"memory": "32Mi"}}),
             pod("reserved-all", equal(cpu="100m", memory="32Mi")),
             pod("requests-none"),
         )
         write_pods(machine, pods)
         ids = wait_for_pods(machine, pods)
-        lines = (line.split() for line in machine.check("cat /proc/meminfo").splitlines())
-        total = {words[0]: int(words[1]) << 10 for words in lines}
-        share = 32 * MIB / total["MemTotal:"] * total["SwapTotal:"]
-        assert abs(int(value(machine, ids["swaps"], "memory.swap.max")) - share) <= PAGE
-        assert value(machine, ids["reserved-all"], "memory.swap.max") == "0"
-        assert value(machine, ids["requests-none"], "memory.swap.max") == "0"
+        assert {value(machine, container, "memory.swap.max") for container in ids.values()} == {"0"}
         assert faults(machine) == "no faults"
     finally:
         stop_agent(machine)

@@ -44,7 +44,7 @@ def test_crun(machine: Machine) -> None:
     run_agent(machine)
     ids = wait_for_pods(machine, PODS)
     machine.check(f"test -e {STATES}/{ids['probed']}/status")  # crun's; runc's is state.json
-    held_to_its_resources(machine, ids)
+    held_to_its_resources(machine, ids, "container/")
     start_agent(machine)
     assert wait_for_pods(machine, PODS) == ids
     write_pods(machine, ())
@@ -77,10 +77,11 @@ def test_containerd_2(machine: Machine) -> None:
     stop_agent(machine)
 
 
-def held_to_its_resources(machine: Machine, ids: dict[str, str]) -> None:
+def held_to_its_resources(machine: Machine, ids: dict[str, str], inner: str = "") -> None:
+    """`inner` is the cgroup below its scope in which crun puts a container."""
     assert group(machine, ids["guaranteed"]).endswith(f"/cri-containerd-{ids['guaranteed']}.scope")
-    assert value(machine, ids["guaranteed"], "memory.max") == str(32 << 20)
-    assert value(machine, ids["guaranteed"], "cpu.weight") == value(
+    assert value(machine, ids["guaranteed"], f"{inner}memory.max") == str(32 << 20)
+    assert value(machine, ids["guaranteed"], f"{inner}cpu.weight") == value(
         machine, ids["guaranteed"], "../cpu.weight"
     )
     assert faults(machine) == "no faults"
