@@ -7,7 +7,7 @@ field means here is described in `docs/configuration.md`. Differences in default
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import msgspec
 from engine.api.duration import Duration
 from engine.api.node import Taint
 from engine.api.quantity import Quantity
-from engine.api.struct import Struct, Uint32
+from engine.api.struct import Struct, Uint32, decode_hook
 
 GROUP_VERSION = "kubelet.config.k8s.io/v1beta1"
 ROOT_DIR = "/var/lib/kubelet"
@@ -129,6 +129,21 @@ def zero_is_default(owner: Struct, names: Iterable[str]) -> None:
     for name in names:
         if not getattr(owner, name):
             setattr(owner, name, _defaults(type(owner))[name])
+
+
+def keep_zeros(owner: Struct, document: Mapping[str, Any]) -> None:
+    """Set the fields that are zero or empty in `document`, plain data that `owner` was decoded from.
+
+    For sources that are read after the kubelet has set its defaults: flags, and what `/configz` shows.
+    """
+    for field in msgspec.structs.fields(type(owner)):
+        value, current = document.get(field.encode_name), getattr(owner, field.name)
+        if isinstance(value, dict) and isinstance(current, Struct):
+            keep_zeros(current, value)
+        elif value is not None and current:
+            decoded = msgspec.convert(value, field.type, dec_hook=decode_hook)
+            if not decoded:
+                setattr(owner, field.name, decoded)
 
 
 @cache

@@ -103,3 +103,14 @@ def test_all_errors_are_reported_at_once():
         load_kubelet_config(None, None, {"oom-score-adj": "-2000", "max-open-files": "-3"})
     assert "oomScoreAdj" in str(caught.value)
     assert "maxOpenFiles" in str(caught.value)
+
+
+def test_a_flags_zero_is_meant_and_a_files_is_the_default(tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    file.write_text("kind: KubeletConfiguration\nmaxPods: 0\nevictionPressureTransitionPeriod: 0s\n")
+    config = load_kubelet_config(file, None, {})
+    assert (config.max_pods, config.eviction_pressure_transition_period) == (110, 300)
+    flags = {"max-pods": "0", "eviction-pressure-transition-period": "0s", "minimum-image-ttl-duration": "0"}
+    config = load_kubelet_config(file, None, flags)
+    assert (config.max_pods, config.eviction_pressure_transition_period) == (0, 0)
+    assert config.image_minimum_gc_age == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -238,6 +239,29 @@ def test_a_soft_threshold_waits_for_its_grace_period(cluster):
     assert {row["amount"] for row in waits} == {45}
     assert {row["node"] for row in waits} == {row["node"] for row in answer if row["decision"] == "evict"}
     assert all(row["amount"] >= 50 + 300 for row in answer if row["decision"] == "clears")
+
+
+def test_a_nodes_zero_transition_period_is_zero_and_a_files_is_the_default(cluster):
+    """`/configz` shows defaults already applied; in a file, and in changes, zero asks for the default."""
+    config = json.dumps({"evictionPressureTransitionPeriod": "0s"})
+    table = cluster.nodes.set_column(
+        cluster.nodes.schema.get_field_index("config"),
+        "config",
+        pa.array([config] * len(cluster.nodes), cluster.nodes.schema.field("config").type),
+    )
+    zero = replace(cluster, nodes=table)
+
+    def clears(snapshot: Snapshot, **fields: Any) -> set[int]:
+        rows = evict(snapshot, EvictParameters(available="1Mi", **fields)).table.to_pylist()
+        return {row["amount"] for row in rows if row["decision"] == "clears"}
+
+    least = clears(zero)
+    assert least
+    assert {amount + 300 for amount in least} == clears(cluster)
+    assert {amount + 300 for amount in least} == clears(
+        zero, changes={"evictionPressureTransitionPeriod": "0s"}
+    )
+    assert clears(zero, threshold="100Mi") == least
 
 
 def test_what_is_said_of_a_signal_goes_to_the_file_system_that_it_watches(cluster):

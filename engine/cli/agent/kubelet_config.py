@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.api.config import KubeletConfiguration
+from engine.api.config import KubeletConfiguration, keep_zeros
 from engine.api.documents import CONTAINERD, convert, parse_documents, read_text, unknown_fields
 from engine.api.documents.kubelet_validation import validate
 from engine.api.errors import InvalidInput
-from engine.cli.agent.kubelet_flags import apply_flags
+from engine.cli.agent.kubelet_flags import apply_flags, zeros
 
 KIND = "KubeletConfiguration"
 PATHS = (
@@ -48,6 +48,7 @@ def load_kubelet_config(
     apply_flags(document, flags)
     subject = str(file or directory or "flags")
     config = convert(document, KubeletConfiguration, subject)
+    keep_zeros(config, zeros(flags))
     validate(config, subject)
     config.container_runtime_endpoint = config.container_runtime_endpoint or CONTAINERD
     return config

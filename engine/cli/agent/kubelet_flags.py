@@ -238,6 +238,17 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
 """Kubelet flags that have no effect here, with what each does in the kubelet."""
 
 
+_ZERO_IS_ZERO = ("eviction-pressure-transition-period", "max-pods", "minimum-image-ttl-duration")
+"""Flags whose zero is meant: a file's zero is replaced by the default, before the flags are applied."""
+
+
+def zeros(flags: Mapping[str, str]) -> dict[str, Any]:
+    """Return the part of `flags`, as plain data of a KubeletConfiguration, of which a zero stays a zero."""
+    document: dict[str, Any] = {}
+    apply_flags(document, {flag: text for flag, text in flags.items() if flag in _ZERO_IS_ZERO})
+    return document
+
+
 def apply_flags(document: dict[str, Any], flags: Mapping[str, str]) -> None:
     """Apply `flags` to a KubeletConfiguration (plain data).
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -270,7 +271,9 @@ def _rules(config: KubeletConfiguration, layout: Layout, signal: str, parameters
         changed["eviction_soft"] = (config.eviction_soft or {}) | {signal: parameters.soft}
         graces = config.eviction_soft_grace_period or {}
         changed["eviction_soft_grace_period"] = graces | {signal: parameters.grace}
-    config = msgspec.structs.replace(config, **changed)
+    config = copy.copy(config)  # msgspec's own replace would turn zeros into defaults
+    for name, value in changed.items():
+        setattr(config, name, value)
     thresholds = with_container_filesystem(thresholds_from_config(config), layout)
     wanted = KINDS[parameters.resource].signals
     mine = [threshold for threshold in thresholds if threshold.signal in wanted]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from engine.api.config import KubeletConfiguration
+from engine.api.config import KubeletConfiguration, keep_zeros
 from engine.api.documents import convert
 from engine.api.documents.nearest import nearest
 from engine.api.errors import InvalidInput
@@ -75,7 +75,7 @@ _CONFIG_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields
 
 def configuration_object(text: str, changes: Mapping[str, Any] = NO_CHANGES) -> KubeletConfiguration:
     """Decode a node's configuration from its JSON, ignoring fields of other versions, and merge `changes`
-    over it; the default for no text.
+    over it; the default for no text. The JSON has its defaults already, so a zero in it is a zero.
 
     Raise `InvalidInput` with the field.
     """
@@ -88,7 +88,9 @@ def configuration_object(text: str, changes: Mapping[str, Any] = NO_CHANGES) -> 
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidInput(str(error), subject="configuration") from None
     known = {name: value for name, value in plain.items() if name in _CONFIG_FIELDS}
-    return convert(known | dict(changes), KubeletConfiguration, "configuration")
+    config = convert(known | dict(changes), KubeletConfiguration, "configuration")
+    keep_zeros(config, {name: value for name, value in known.items() if name not in changes})
+    return config
 
 
 @lru_cache(maxsize=4096)
