@@ -14,6 +14,7 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import VolumeMount
@@ -22,6 +23,8 @@ from engine.host.safe_open import HANDLE, make_directories, mount_id, open_benea
 from engine.node.spec.environment import expand, references
 
 DIRECTORY = "volume-subpaths"
+MOST_LINKS: Final = 255
+"""Links of one path that Go's `EvalSymlinks` follows."""
 
 log = logging.getLogger("kubengine.volumes")
 
@@ -85,12 +88,34 @@ def _open_part(top: int, volume: Path, sub_path: str) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-    try:
-        base = os.path.realpath(volume)
-        inside = os.path.relpath(os.path.realpath(f"{base}/{sub_path}"), base)
-    except RecursionError:  # of Python 3.11: it follows a chain of links by calling itself
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), sub_path) from None
-    return _open_or_make(top, inside)
+    base = _real(volume.absolute())
+    return _open_or_make(top, os.path.relpath(_real(base / sub_path), base))
+
+
+def _real(path: Path) -> Path:
+    """Return the absolute path without links; parts that are missing stay.
+
+    Raise OSError (ELOOP) after as many links as the kubelet follows: Python's own `realpath` has no such
+    limit, or overflows the stack.
+    """
+    real, rest, links = Path("/"), str(path).split("/")[::-1], 0
+    while rest:
+        part = rest.pop()
+        if part == "..":
+            real = real.parent
+        elif part not in ("", "."):
+            step = real / part
+            try:
+                target = os.fspath(step.readlink())
+            except OSError:
+                real = step
+                continue
+            links += 1
+            if links > MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            real = Path("/") if target.startswith("/") else real
+            rest += target.split("/")[::-1]
+    return real
 
 
 def _open_or_make(top: int, path: str) -> int:

@@ -164,11 +164,20 @@ class TestWhatIsMounted:
         assert mounts_below(pod) == []
         assert sorted(os.listdir(tmp_path / "outside")) == ["b", "file"]
 
-    def test_a_chain_of_thousands_of_links_is_refused(self, pod: Path, volume: Path) -> None:
+    @pytest.mark.parametrize("end", ["directory", "nothing"])
+    def test_a_chain_of_links_is_followed_as_far_as_by_a_kubelet(
+        self, pod: Path, volume: Path, end: str
+    ) -> None:
         for number in range(3000):
             (volume / f"l{number}").symlink_to(f"l{number + 1}")
-        with pytest.raises(Refused, match="subPath"):
-            mounted(pod, volume, "l0")
+        if end == "directory":
+            (volume / "l3000").mkdir()
+        for first in (0, 2744):  # 3,000 links, and one more than the 255 of Go's EvalSymlinks
+            with pytest.raises(Refused, match="failed to prepare subPath"):
+                mounted(pod, volume, f"l{first}")
+        if end == "directory":
+            mounted(pod, volume, "l2745")
+            assert mounted_from(pod) == volume / "l3000"
 
     def test_a_racing_swapper_never_gets_the_host(self, pod: Path, volume: Path, tmp_path: Path) -> None:
         """The attack of CVE-2017-1002101, from a process of its own."""
