@@ -110,7 +110,7 @@ MAY_TOUCH = {
     ("node/volumes/local.py", "mkdir"): AGENTS_OWN,
     ("node/volumes/local.py", "glob"): AGENTS_OWN,
     ("node/volumes/sub_path.py", "open"): "the volume's own top, by handle; the agent's volume-subpaths",
-    ("node/volumes/sub_path.py", "realpath"): "a hint only: what it says is opened with no link allowed",
+    ("node/volumes/sub_path.py", "readlink"): "a hint only: the path found is opened with no link allowed",
     ("node/volumes/sub_path.py", "mkdir"): AGENTS_OWN,
     ("node/volumes/sub_path.py", "rmdir"): AGENTS_OWN,
     ("node/volumes/sub_path.py", "unlink"): AGENTS_OWN,

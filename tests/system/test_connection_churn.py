@@ -46,11 +46,14 @@ class Agent:
 
     @property
     def connections(self) -> int:
-        return sum(
-            str(entry.readlink()).startswith("socket:")
-            for entry in Path(f"/proc/{self.pid}/fd").iterdir()
-            if entry.is_symlink()
-        )
+        return sum(map(is_socket, Path(f"/proc/{self.pid}/fd").iterdir()))
+
+
+def is_socket(descriptor: Path) -> bool:
+    try:
+        return str(descriptor.readlink()).startswith("socket:")
+    except FileNotFoundError:  # closed since the directory was listed
+        return False
 
 
 @pytest.fixture(scope="module")
