@@ -57,7 +57,7 @@ def state(admitted: AdmittedPods) -> dict[str, Any]:
 @pytest.mark.parametrize(("fits", "fills"), [(_predicates_c, _requests_c), (_predicates_py, _requests_py)])
 @given(steps)
 @settings(max_examples=60, deadline=None)
-def test_the_short_way_takes_whom_the_long_way_takes(fits, fills, taken):
+def test_the_fast_path_admits_the_same_pods_as_the_full_one(fits, fills, taken):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("engine.admission.sums.Ledger", fits.Ledger)
         patched.setattr("engine.tables.pods.Filler", fills.Filler)
@@ -118,7 +118,7 @@ def test_a_refused_pod_leaves_no_resource_names():
     assert OTHER not in admitted.table.resources.ids
 
 
-def test_what_a_node_has_holds_from_when_it_is_told():
+def test_changed_capacity_applies_once_it_is_reported():
     admitted = AdmittedPods(node())
     asked = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "5"}}}]}
     assert not admitted.expect_if_it_fits(pod("u", asked))

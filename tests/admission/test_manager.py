@@ -231,7 +231,7 @@ async def test_a_victim_that_does_not_end_keeps_nobody_waiting_for_ever(
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "stays after all"])
-async def test_who_is_preempted_while_it_waits_does_not_start(ended: bool):
+async def test_a_pod_preempted_while_waiting_does_not_start(ended: bool):
     waiting = make_pod("waiting", "1500m")
     situation = Situation([make_pod("old", "1500m")], cannot_kill=() if ended else ("waiting",))
     admission = situation.admission
@@ -253,7 +253,7 @@ async def test_who_is_preempted_while_it_waits_does_not_start(ended: bool):
             await start
 
 
-async def test_a_pod_says_for_whom_it_waits_and_is_refused_when_that_takes_too_long():
+async def test_a_waiting_pod_names_the_others_and_is_rejected_after_a_limit():
     old = make_pod("old", "1500m")
     old.spec.termination_grace_period_seconds = 0
     situation = Situation([old], patience=0.05)

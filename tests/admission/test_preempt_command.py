@@ -107,7 +107,7 @@ def words(options: list[click.Parameter]) -> dict[str, tuple[object, ...]]:
     }
 
 
-def test_the_pod_is_said_in_the_same_words_as_to_the_planner():
+def test_the_pod_options_equal_the_planners():
     planner = verb("preempt")
     mine, theirs = words(command.params), words(planner.params)
     of_the_pod = {f"given_{field}" for field in PodParameters.__struct_fields__}

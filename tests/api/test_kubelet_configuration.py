@@ -104,6 +104,6 @@ def test_unknown_fields_are_reported_and_ignored(tmp_path: Path, caplog: pytest.
 
 
 @pytest.mark.parametrize("text", ["syncFrequency: 10", "maxPods: many", "authentication: x", "maxPods: 1.5"])
-def test_what_is_of_the_wrong_type_stays_an_error(tmp_path: Path, text: str) -> None:
+def test_a_value_of_the_wrong_type_stays_an_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInput, match=text.partition(":")[0]):
         load(tmp_path, text + "\n")

@@ -106,7 +106,7 @@ def test_a_whole_number_may_have_a_point() -> None:
         ("  overhead: {cpu: '" + "9" * 5000 + "'}\n", "is not valid"),
     ],
 )
-def test_what_nothing_could_hold_is_one_clear_error(spec: str, says: str) -> None:
+def test_an_oversized_amount_is_one_clear_error(spec: str, says: str) -> None:
     with pytest.raises(InvalidInput, match=says) as caught:
         read(spec)
     assert len(str(caught.value)) < 300
@@ -135,7 +135,7 @@ def test_deep_json_is_refused_and_not_a_crash() -> None:
         "1s ",
     ],
 )
-def test_what_is_no_duration_is_refused_at_once(text: str) -> None:
+def test_an_invalid_duration_is_refused_at_once(text: str) -> None:
     with pytest.raises(InvalidInput, match="is not a duration"):
         Duration.parse(text)
 

@@ -11,7 +11,7 @@ from engine.bench.phases import LOOK_SECONDS, until_next_look
 
 @pytest.mark.parametrize("seconds", [1.0, 12.0, 120.0])
 @pytest.mark.parametrize("pods", [60, 2500])
-def test_a_steady_start_is_looked_at_seldom_and_its_end_not_missed(seconds: float, pods: int) -> None:
+def test_a_steady_start_is_polled_rarely_and_its_end_is_not_missed(seconds: float, pods: int) -> None:
     looks = [0.0]
     while looks[-1] < seconds:
         good = int(pods * looks[-1] / seconds)

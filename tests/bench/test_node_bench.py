@@ -120,7 +120,7 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
     assert_nothing_left(directory)
 
 
-async def test_a_runtime_without_the_pods_image_is_said_at_once(directory: Path) -> None:
+async def test_a_runtime_without_the_image_is_reported_at_once(directory: Path) -> None:
     async with HollowRuntime(directory / "cri.sock") as runtime:
         run = bench(directory, "node", *SMALL, "--runtime", f"unix://{runtime.socket}")
         _, errors = await asyncio.to_thread(run.communicate, timeout=PATIENCE)
@@ -144,7 +144,7 @@ def test_a_kubelet_that_dies_is_quoted_and_the_engines_figures_are_kept(
 
 
 @pytest.mark.parametrize("version", ["v1.20.0", "v1.44.1-beta.0"])
-def test_an_unknown_kubelet_version_is_said(kubelet: Path, directory: Path, version: str) -> None:
+def test_an_unknown_kubelet_version_is_reported(kubelet: Path, directory: Path, version: str) -> None:
     arguments = ["node", "--kubelet", str(kubelet), *SMALL, "--phases", "start"]
     run = bench(directory, *arguments, FAKE_KUBELET_VERSION=version)
     _, errors = run.communicate(timeout=PATIENCE)
@@ -152,9 +152,7 @@ def test_an_unknown_kubelet_version_is_said(kubelet: Path, directory: Path, vers
     assert f"kubelet: {version} is outside 1.28 to 1.36" in errors
 
 
-def test_what_an_old_kubelet_lacks_is_said_and_its_logs_are_cleaned_away(
-    kubelet: Path, directory: Path
-) -> None:
+def test_limits_of_an_old_kubelet_are_reported_and_its_logs_removed(kubelet: Path, directory: Path) -> None:
     arguments = ["node", "--kubelet", str(kubelet), *SMALL, "--phases", "start,pods,image-gc", "--markdown"]
     run = bench(directory, *arguments, FAKE_KUBELET_VERSION="v1.28.15")
     output, errors = run.communicate(timeout=PATIENCE)
@@ -249,7 +247,9 @@ def test_a_full_disk_ends_the_run_cleanly_and_says_what_was_measured(small_disk:
 
 
 @pytest.mark.root
-def test_a_report_that_does_not_fit_is_said_and_not_left_in_part(directory: Path, small_disk: Path) -> None:
+def test_a_report_that_cannot_be_written_is_reported_and_leaves_no_part(
+    directory: Path, small_disk: Path
+) -> None:
     fill(small_disk)
     report = small_disk / "out.json"
     run = bench(directory, "node", *SMALL, "--phases", "start", "--output", str(report))

@@ -59,7 +59,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Pages]],
         server.server_close()
 
 
-def test_what_a_page_costs_is_told_from_the_other_pages_and_from_the_time_between(
+def test_the_cost_of_a_page_is_separated_from_other_pages_and_idle_time(
     session: Callable[[type[Pages]], Any],
 ) -> None:
     pages: Any = type("P", (Pages,), {"asked": []})

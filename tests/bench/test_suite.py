@@ -100,7 +100,7 @@ def test_of_several_reports_the_last_in_which_a_spec_ran_counts(tmp_path: Path) 
         (b'<t><testcase name="[It] %s"/></t>' % (b"x" * 5000), "name is longer"),
     ],
 )
-def test_what_is_no_report_is_refused_by_name(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_is_no_report_is_refused_by_name(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "bad.xml"
     path.write_bytes(content)
     with pytest.raises(InvalidInput, match=said) as raised:

@@ -48,7 +48,7 @@ def test_pods_and_containers_by_different_formulas():
         ("youki version 0.3.0", None),
     ],
 )
-def test_the_runtimes_version_tells_its_formula(text, formula):
+def test_the_formula_follows_the_runtimes_version(text, formula):
     assert formula_of(text) == formula
 
 
@@ -129,7 +129,7 @@ async def test_changed_files_and_lost_groups_are_found_and_put_right(private_roo
 
 
 @pytest.mark.root
-def test_another_agents_node_is_looked_at_without_a_write(private_root):
+def test_inspecting_another_agents_node_writes_nothing(private_root):
     pods = [guaranteed("g", "500m"), burstable("b", "1")]
     with managed(private_root) as manager:
         for one in pods:

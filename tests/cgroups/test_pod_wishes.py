@@ -47,7 +47,7 @@ def understood(**annotations: str) -> PodWishes:
         ),
     ],
 )
-def test_what_an_annotation_says(annotations: dict[str, str], expected: PodWishes):
+def test_how_annotations_are_read(annotations: dict[str, str], expected: PodWishes):
     assert understood(**annotations) == expected
 
 
@@ -124,7 +124,7 @@ def test_a_plan_shows_them():
 
 
 @pytest.mark.root
-def test_who_may_save_up_spends_it_above_the_limit(private_root: str):
+def test_saved_burst_is_spent_above_the_limit(private_root: str):
     seen = wish_scenes.burst(private_root)
     assert seen["burst"] == {"plain": "0", "saving": "20000"}
     assert seen["metric"]
@@ -158,7 +158,7 @@ def on_v2(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.uml
 @pytest.mark.slow
 class TestOnV2:
-    def test_who_dies_together_is_what_the_pod_asks(self, on_v2: dict[str, Any]):
+    def test_the_oom_group_follows_the_annotation(self, on_v2: dict[str, Any]):
         """Where the pod as a whole runs out of memory."""
         assert on_v2["killed_together"] == {"process": ["beside", "calm"], "container": ["calm"], "pod": []}
 

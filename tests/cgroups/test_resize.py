@@ -255,7 +255,7 @@ def test_a_pod_level_limit_reaches_containers_without_one():
         ({}, False),
     ],
 )
-def test_a_pod_level_limit_restarts_containers_without_one_whose_policy_asks(policies, restarts):
+def test_a_pod_level_limit_restarts_containers_without_limits_by_policy(policies, restarts):
     pod_level = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "2Gi"}}
     policy = [{"resourceName": name, "restartPolicy": value} for name, value in policies.items()]
     bare, own = {"resizePolicy": policy}, {"resizePolicy": policy, **limited("100m", "64Mi")}

@@ -44,7 +44,7 @@ def test_the_ceiling_falls_at_once_and_rises_slowly():
     assert RULES.ceiling(Used(0, 0, 0), 7000) == 7500
 
 
-def test_what_hardly_differs_is_left_as_it_is():
+def test_small_differences_are_not_written():
     assert RULES.ceiling(Used(5599, 5099, 0), 2500) == 2500
     assert RULES.ceiling(Used(5401, 4901, 0), 2500) == 2500
     assert RULES.ceiling(Used(5600, 5100, 0), 2500) == 2400
@@ -67,12 +67,12 @@ def test_best_effort_counts_as_limited_until_it_uses_much_less():
         (CgroupsSection(best_effort_ceiling=50, best_effort_floor=51), "cgroups.bestEffortFloor: expected 1"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(section: CgroupsSection, message: str):
+def test_impossible_values_are_refused(section: CgroupsSection, message: str):
     with pytest.raises(InvalidInput, match=message):
         CgroupSettings.resolve(KubeletConfiguration(), {"cpu": 1000}, cgroup_v2=True, section=section)
 
 
-def test_what_is_reserved_is_never_theirs():
+def test_best_effort_pods_never_get_reserved_cpus():
     config = KubeletConfiguration(
         kube_reserved={"cpu": "300m"}, system_reserved={"cpu": "200m"}, eviction_hard={}
     )

@@ -157,7 +157,7 @@ def test_refusals_and_silence_name_the_unit(slices, systemd):
 
 
 @needs_bus
-def test_the_tree_tells_systemd_only_of_changes(slices, systemd, tmp_path):
+def test_the_tree_sends_systemd_only_changes(slices, systemd, tmp_path):
     hierarchy = tmp_path / "cgroup"
     hierarchy.mkdir()
     (hierarchy / "cgroup.controllers").write_text("memory")

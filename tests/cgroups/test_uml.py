@@ -10,7 +10,7 @@ from engine.testing.uml import run_in_uml
 pytestmark = [pytest.mark.uml, pytest.mark.slow]
 
 
-def test_what_the_body_reports_comes_back():
+def test_the_report_of_the_body_is_returned():
     answer = run_in_uml(
         """
         print("noise")

@@ -9,7 +9,7 @@ import pytest
 from engine.cli.devices import _tables
 
 
-def test_ids_that_differ_at_their_end_are_told_apart(
+def test_ids_that_differ_at_their_end_stay_distinguishable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

@@ -27,7 +27,7 @@ def test_tools_see_the_name_and_the_arguments(arguments: list[str]):
     assert line.endswith(b"\0")
 
 
-def test_what_is_too_long_is_cut_off():
+def test_a_process_name_that_is_too_long_is_truncated():
     """The memory holds the old command line and nothing more."""
     tight = SHOW.replace("sys.argv[1:]", "['a' * 100_000]")
     line = run(script=tight).partition(b"\n")[2]

@@ -226,9 +226,7 @@ async def test_answers_under_way_end_after_a_goaway(server: ApiServer, client: A
     assert [seen.connection for seen in server.requests] == [1, 1, 2]
 
 
-async def test_a_slow_reader_holds_no_more_than_its_window_and_nobody_up(
-    server: ApiServer, client: ApiClient
-):
+async def test_a_slow_reader_holds_its_window_and_delays_no_other(server: ApiServer, client: ApiClient):
     put(server)
     text = "x" * (1 << 20)
     async with client.lines(SECRETS, {"watch": "1"}) as lines:

@@ -62,7 +62,7 @@ def test_data_may_stand_in_the_file():
         ("clusters:", "clusters: 3\nx:", "clusters"),
     ],
 )
-def test_what_cannot_be_used_is_named(old, new, said):
+def test_an_unusable_kubeconfig_is_named(old, new, said):
     with pytest.raises(InvalidInput, match=said) as error:
         parse_kubeconfig(TEXT.replace(old, new).encode(), PATH)
     assert str(PATH) in str(error.value)

@@ -136,14 +136,14 @@ async def test_a_namesake_of_another_uid_is_not_deleted(world: World):
     assert world.hashes() == ["other"]
 
 
-async def test_what_is_refused_is_tried_again(world: World):
+async def test_a_refused_mirror_is_retried(world: World):
     world.server.fail(500, path="/pods", times=3)
     world.mirrors.replaced([])
     world.mirrors.want({static().full_name: static()})
     await eventually(lambda: world.hashes() == ["h1"])
 
 
-async def test_one_that_is_deleted_before_its_making_is_answered_is_made_anew(world: World):
+async def test_a_mirror_deleted_before_its_creation_is_answered_is_created_again(world: World):
     world.mirrors.want({static().full_name: static()})
     world.mirrors.replaced([])
     create, client = world.mirrors._client.create, world.mirrors._client

@@ -20,7 +20,7 @@ CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
         ("a%2e/b", "invalid resource name \"a%2e/b\": [may not contain '/' may not contain '%']"),
     ],
 )
-def test_what_can_be_no_name_is_refused_in_a_kubelets_words(name: str, words: str):
+def test_invalid_names_are_refused_in_a_kubelets_words(name: str, words: str):
     with pytest.raises(InvalidInput) as caught:
         object_path(CLAIMS, name)
     assert str(caught.value) == words

@@ -85,7 +85,7 @@ def test_volumes_in_use_stay_until_they_are_known_and_go_with_the_last():
     assert status_patch({"conditions": []}, {"volumesInUse": []}) == {}
 
 
-def test_a_resource_whose_plugin_is_gone_stays_at_zero():
+def test_a_resource_without_its_plugin_stays_at_zero():
     known = {"capacity": {"cpu": "2", "example.com/gpu": "4", "pods": "110"}}
     assert status_patch(known, {"capacity": {"cpu": "2"}}, {"example.com/gpu"})["status"]["capacity"] == {
         "example.com/gpu": "0",
@@ -93,7 +93,7 @@ def test_a_resource_whose_plugin_is_gone_stays_at_zero():
     }
 
 
-def test_what_somebody_else_says_the_node_has_stays_and_may_be_given_out():
+def test_resources_that_others_add_to_the_node_stay_and_can_be_requested():
     known = {
         "capacity": {"cpu": "2", "example.com/dongle": "4"},
         "allocatable": {"cpu": "2", "example.com/gpu": "1"},

@@ -61,7 +61,7 @@ def test_a_static_pod_has_no_generation_though_its_mirror_has():
     assert "observedGeneration" not in sent["conditions"][0]
 
 
-def test_a_condition_of_the_node_that_holds_no_more_is_taken_away():
+def test_an_expired_condition_of_the_node_is_removed():
     server = status(conditions={"PodResizePending": "True", "Ready": "True"})
     sent = status_to_send(status(conditions={"Ready": "True"}), server, META, may_run=True, now=NOW)
     (gone,) = (c for c in status_patch(server, sent)["conditions"] if c["type"] == "PodResizePending")
@@ -117,7 +117,7 @@ def test_a_container_that_nobody_saw_end_is_lost_once_the_pod_was_initialized():
     assert sent[0]["state"]["terminated"]["exitCode"] == 137
 
 
-def test_containers_whose_turn_never_came_go_on_waiting():
+def test_containers_that_never_started_stay_waiting():
     ours = status(
         "Failed",
         conditions=UNINITIALIZED,

@@ -67,7 +67,7 @@ async def world(
     await world.writer.stop()
 
 
-async def test_what_the_server_knows_is_not_sent_again(world: World):
+async def test_a_status_that_the_server_has_is_not_sent_again(world: World):
     (uid,) = world.hear("a")
     world.writer.tell(uid, status(), may_run=True)
     await eventually(lambda: world.phase("a") == "Running")
@@ -124,7 +124,7 @@ async def test_details_come_last(world: World, monkeypatch: pytest.MonkeyPatch):
     assert world.sent() == ["p0", "p4", "p3", "p1", "p2"]
 
 
-async def test_of_a_pod_that_starts_at_once_the_server_hears_once(world: World):
+async def test_a_pod_that_starts_at_once_sends_one_status(world: World):
     (uid,) = world.hear("a")
     for reason in ("", "Preparing", "Starting"):
         world.writer.tell(uid, status("Pending", reason=reason), may_run=True)
@@ -133,7 +133,7 @@ async def test_of_a_pod_that_starts_at_once_the_server_hears_once(world: World):
     assert (world.phase("a"), world.sent()) == ("Running", ["a"])
 
 
-async def test_a_detail_that_nothing_follows_is_told_too(world: World):
+async def test_a_last_detail_is_sent_too(world: World):
     (uid,) = world.hear("a")
     world.writer.tell(uid, status("Pending", reason="Waiting"), may_run=True)
     await eventually(lambda: world.server.get(f"{PODS}/a")["status"].get("reason") == "Waiting")
@@ -150,7 +150,7 @@ async def test_a_detail_that_somebody_waits_for_waits_for_nothing(
 
 
 @pytest.mark.parametrize("fault", [500, 409, 429, ApiServerFault.DROP])
-async def test_what_is_refused_is_told_until_it_is_taken(world: World, fault: ApiServerFault | int):
+async def test_a_refused_status_is_sent_until_it_is_accepted(world: World, fault: ApiServerFault | int):
     world.server.fail(fault, path="/status", times=3, retry_after=0)
     (uid,) = world.hear("a")
     world.writer.tell(uid, status(), may_run=True)
@@ -189,7 +189,7 @@ async def test_a_pod_that_nobody_deleted_stays(world: World):
     assert (world.phase("a"), world.sent("DELETE")) == ("Failed", [])
 
 
-async def test_all_who_wait_for_what_is_said_of_a_pod_are_told(world: World):
+async def test_every_waiter_for_a_status_is_notified(world: World):
     world.server.fail(500, path="/status", times=1)
     (uid,) = world.hear("a")
     world.writer.tell(uid, status("Failed"), may_run=False)

@@ -191,7 +191,7 @@ async def test_a_server_that_always_refuses_or_ends_is_not_asked_without_pause(
     assert asked <= 2 * (follower.pauses + 2)
 
 
-async def test_what_changes_during_the_first_set_is_in_it(client: ApiClient, server: ApiServer):
+async def test_changes_during_the_first_list_are_in_it(client: ApiClient, server: ApiServer):
     lines = [
         ("ADDED", pod("a")),
         ("ADDED", pod("b")),
@@ -254,7 +254,9 @@ def _line(type_: str, value: dict[str, Any]) -> bytes:
     return json.dumps({"type": type_, "object": value}).encode()
 
 
-async def test_what_cannot_be_streamed_is_listed(server: ApiServer, client: ApiClient, follower: Follower):
+async def test_a_server_without_streaming_lists_is_listed(
+    server: ApiServer, client: ApiClient, follower: Follower
+):
     server.fail(500, path="^/api/v1/pods$")
     await client.create(PODS, pod("a"), Any)
     await follower.until("a")

@@ -63,6 +63,6 @@ def test_a_node_without_cpus_and_a_kernel_without_nodes(tmp_path: Path) -> None:
     assert topology.cpus == 0xFF
 
 
-def test_a_machine_that_tells_nothing_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_machine_topology_is_named(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cpu/online"):
         read_topology(tmp_path)

@@ -113,7 +113,7 @@ async def test_an_agent_that_comes_back_keeps_devices_that_pods_have(csi: CsiRig
     await eventually(csi.leaves_nothing)
 
 
-async def test_a_device_that_grew_is_said_to_the_driver_by_its_place(csi: CsiRig) -> None:
+async def test_an_expanded_device_is_reported_to_the_driver_by_path(csi: CsiRig) -> None:
     csi.known()
     csi.claim(volumeMode="Block", capacity={"storage": "2Gi"})
     driver = await csi.driver()
@@ -191,7 +191,7 @@ def loop_device(tmp_path: Path) -> Iterator[Path]:
         yield device
 
 
-async def test_what_a_kubelet_made_of_a_device_goes_too(csi: CsiRig, loop_device: Path) -> None:
+async def test_links_that_a_kubelet_made_for_a_device_are_removed(csi: CsiRig, loop_device: Path) -> None:
     """A second mount, and a loop device that holds the device open."""
     csi.known()
     csi.claim(volumeMode="Block")

@@ -83,7 +83,7 @@ async def test_an_agent_that_dies_in_the_middle_of_a_call_leaves_nothing(
     await eventually(csi.leaves_nothing)
 
 
-async def test_what_is_left_staged_goes_though_it_cannot_be_read_at_first(
+async def test_a_leftover_staging_is_removed_although_it_is_unreadable_at_first(
     csi: CsiRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     csi.known()
@@ -111,7 +111,7 @@ async def test_what_is_left_staged_goes_though_it_cannot_be_read_at_first(
 
 
 @pytest.mark.parametrize("block", [False, True], ids=["files", "block"])
-async def test_what_goes_but_in_part_is_unstaged_all_the_same(
+async def test_a_partly_removed_volume_is_still_unstaged(
     csi: CsiRig, monkeypatch: pytest.MonkeyPatch, block: bool
 ) -> None:
     """Whose the volume was is forgotten, and the last step fails."""
@@ -171,7 +171,7 @@ async def test_a_driver_that_comes_back_is_asked_again(csi: CsiRig) -> None:
     assert csi.leaves_nothing()
 
 
-async def test_a_mount_without_a_word_whose_it_is_goes_with_its_pod(csi: CsiRig) -> None:
+async def test_a_mount_without_a_record_is_removed_with_its_pod(csi: CsiRig) -> None:
     csi.known()
     driver = await csi.driver()
     pod = await csi.run()

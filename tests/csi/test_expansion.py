@@ -62,7 +62,7 @@ SIZE = Quantity.parse("2Gi")
         ),
     ],
 )
-def test_what_a_claim_asks_of_the_node(found: PersistentVolumeClaim, wanted: Growth | None) -> None:
+def test_which_expansions_a_claim_requests(found: PersistentVolumeClaim, wanted: Growth | None) -> None:
     assert growth(found, SIZE) == wanted
 
 
@@ -79,7 +79,7 @@ def test_a_claim_that_grew_waits_for_nothing_and_keeps_what_is_no_resize() -> No
     }
 
 
-def test_a_claim_that_says_what_is_wrong_is_left_alone() -> None:
+def test_a_claim_with_an_infeasible_status_is_not_expanded() -> None:
     wrong = claim(conditions=[{"type": "NodeResizeError", "status": "True", "message": "before"}])
     assert failed(wrong, "why", 0.0, infeasible=False) is None
     assert failed(wrong, "why", 0.0, infeasible=True) == {
@@ -150,7 +150,7 @@ async def test_a_volume_grows_while_a_pod_has_it(csi: CsiRig, soon: None) -> Non
 
 
 @root
-async def test_an_older_controller_tells_by_sizes_alone(csi: CsiRig) -> None:
+async def test_an_older_controller_requests_expansion_by_size(csi: CsiRig) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()
@@ -173,7 +173,7 @@ async def test_a_driver_that_does_not_grow_volumes_is_not_asked(csi: CsiRig) -> 
 
 
 @root
-async def test_what_cannot_be_is_said_of_the_claim_and_the_pod_starts(csi: CsiRig) -> None:
+async def test_an_impossible_expansion_is_reported_on_the_claim_and_the_pod_starts(csi: CsiRig) -> None:
     """Once: the controller decides what becomes of it."""
     csi.known()
     csi.claim()
@@ -208,7 +208,7 @@ async def test_a_volume_in_use_that_cannot_grow_keeps_its_pod(csi: CsiRig, soon:
 
 
 @root
-async def test_a_failure_meanwhile_is_said_once_and_tried_again(csi: CsiRig, soon: None) -> None:
+async def test_a_failed_online_expansion_is_reported_once_and_retried(csi: CsiRig, soon: None) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()

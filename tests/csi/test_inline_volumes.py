@@ -58,7 +58,7 @@ async def test_a_pod_that_has_ended_holds_no_volume(csi: CsiRig) -> None:
     assert mounts_below(csi.root) == []
 
 
-async def test_a_driver_is_told_of_the_pod_and_its_account(csi: CsiRig) -> None:
+async def test_a_driver_receives_the_pod_and_its_service_account(csi: CsiRig) -> None:
     tokens = [{"audience": "vault"}, {"audience": "", "expirationSeconds": 3700}]
     csi.known(podInfoOnMount=True, tokenRequests=tokens)
     driver = await csi.driver()
@@ -107,7 +107,7 @@ async def test_secrets_and_tokens_go_where_the_driver_wants_them(csi: CsiRig, in
         ({"fsGroupPolicy": ""}, "expected valid fsGroupPolicy, received nil value or empty string"),
     ],
 )
-async def test_a_volume_that_the_driver_has_not_got_holds_the_pod_up(
+async def test_a_volume_unknown_to_the_driver_delays_the_pod(
     csi: CsiRig, spec: dict[str, Any] | None, words: str
 ) -> None:
     if spec is not None:
@@ -124,7 +124,7 @@ async def test_a_volume_that_the_driver_has_not_got_holds_the_pod_up(
     assert csi.leaves_nothing()
 
 
-async def test_a_refusal_is_said_in_the_drivers_words_and_tried_again(csi: CsiRig) -> None:
+async def test_a_refusal_is_reported_in_the_drivers_words_and_retried(csi: CsiRig) -> None:
     csi.known()
     driver = await csi.driver()
     driver.faults["NodePublishVolume"] = 3

@@ -27,7 +27,7 @@ def set_period(csi: CsiRig, seconds: int | None) -> None:
     csi.cluster.server.update(path, {**known, "spec": spec})
 
 
-async def test_a_changed_limit_is_told_by_the_period_of_the_csi_driver(csi: CsiRig) -> None:
+async def test_a_changed_limit_is_reported_within_the_drivers_period(csi: CsiRig) -> None:
     csi.known()
     driver = await csi.driver(most_volumes=17, topology={"zone": "z1"})
     before = csi.csi_node()["spec"]["drivers"][0]
@@ -54,7 +54,7 @@ async def test_the_limit_of_a_driver_without_a_period_stays(csi: CsiRig) -> None
 
 
 @pytest.mark.parametrize(("period", "phase"), [(3600, "Failed"), (None, "Pending")])
-async def test_a_pod_whose_volume_is_one_too_many_is_rejected_where_the_limit_may_change(
+async def test_a_pod_beyond_the_volume_limit_is_rejected_where_the_limit_may_change(
     csi: CsiRig, monkeypatch: pytest.MonkeyPatch, period: int | None, phase: str
 ) -> None:
     monkeypatch.setattr(csi_volumes, "ATTACH_SECONDS", 0.5)

@@ -220,7 +220,7 @@ def test_a_vsphere_volume_has_a_zone_and_a_region():
         ({"gcePersistentDisk": {"pdName": "d"}}, {GA: "a-b-c__a-x-c"}, "multiple or no regions"),
     ],
 )
-def test_what_no_driver_takes_is_named(spec: dict[str, Any], labels: dict[str, str], fault: str):
+def test_a_volume_without_a_driver_is_named(spec: dict[str, Any], labels: dict[str, str], fault: str):
     with pytest.raises(InvalidInput) as caught:
         migrated(volume(spec, labels=labels))
     assert str(caught.value).startswith("failed to translate in-tree volume to CSI: ")

@@ -136,7 +136,7 @@ async def test_a_secret_that_is_missing_holds_the_pod_up(csi: CsiRig) -> None:
 
 @pytest.mark.parametrize("method", ["NodeStageVolume", "NodePublishVolume"])
 @pytest.mark.parametrize("status", [3, 4], ids=["settled", "unsettled"])
-async def test_what_fails_half_done_is_taken_away_with_its_pod(csi: CsiRig, method: str, status: int) -> None:
+async def test_a_half_finished_setup_is_removed_with_its_pod(csi: CsiRig, method: str, status: int) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()
@@ -152,7 +152,7 @@ async def test_what_fails_half_done_is_taken_away_with_its_pod(csi: CsiRig, meth
 
 
 @pytest.mark.parametrize("method", ["NodeUnpublishVolume", "NodeUnstageVolume"])
-async def test_what_does_not_go_is_tried_again(csi: CsiRig, method: str) -> None:
+async def test_a_failed_teardown_is_retried(csi: CsiRig, method: str) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()
@@ -202,7 +202,7 @@ async def test_a_volume_is_given_to_the_pods_group_where_the_driver_leaves_that_
     assert stat.S_IMODE(driver.volume("h1").stat().st_mode) & 0o2070 == (0o2070 if given else 0o050)
 
 
-async def test_a_driver_that_gives_to_groups_is_told_which(csi: CsiRig) -> None:
+async def test_a_driver_that_sets_groups_receives_the_fs_group(csi: CsiRig) -> None:
     csi.known(fsGroupPolicy="File")
     csi.claim()
     driver = await csi.driver(capabilities=(RPC.STAGE_UNSTAGE_VOLUME, RPC.VOLUME_MOUNT_GROUP))

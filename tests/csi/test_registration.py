@@ -68,7 +68,7 @@ async def test_a_replaced_driver_is_reported_again(csi: CsiRig) -> None:
         ({"topology": {"kubernetes.io/hostname": "other"}}, "detected topology value collision: "),
     ],
 )
-async def test_a_driver_is_told_why_it_is_not_taken(csi: CsiRig, options: dict[str, Any], words: str) -> None:
+async def test_a_refused_driver_receives_the_reason(csi: CsiRig, options: dict[str, Any], words: str) -> None:
     driver = csi.new_driver(**options)
     await driver.start()
     await eventually(lambda: len(driver.status) > 0)

@@ -79,7 +79,7 @@ async def test_runtime_relabels_other_volumes(
     assert relabelled(hollow)["/v"]
 
 
-async def test_file_system_without_labels_is_left_alone(
+async def test_a_file_system_without_labels_is_not_relabelled(
     csi: CsiRig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(volume_manager, "takes_labels", lambda path: False)

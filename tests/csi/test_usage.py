@@ -38,7 +38,7 @@ async def volumes(csi: CsiRig, name: str = "p") -> dict[str, Object]:
     return {v["name"]: {k: value for k, value in v.items() if k != "time"} for v in pod["volume"]}
 
 
-async def test_a_driver_tells_what_is_used_of_its_volumes(csi: CsiRig) -> None:
+async def test_a_driver_reports_the_usage_of_its_volumes(csi: CsiRig) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()

@@ -39,14 +39,14 @@ checkpoints = st.builds(
 
 @given(checkpoints)
 @settings(deadline=None)
-def test_what_is_written_is_read(checkpoint):
+def test_a_written_checkpoint_is_read(checkpoint):
     assert decode(encode(checkpoint)) == checkpoint
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"null", b"[]", b"{", b'{"Data":{}}', b'{"Data":{"PodDeviceEntries":[1]}}', b"\xff"]
 )
-def test_what_is_not_a_checkpoint_is_said_to_be_none(text):
+def test_a_file_that_is_no_checkpoint_is_reported(text):
     with pytest.raises(DeviceCheckpointError):
         decode(text)
 
@@ -172,7 +172,7 @@ def test_the_json_is_what_go_writes():
 
 
 @pytest.mark.parametrize("kind", ["directory", "link to itself", "deep"])
-def test_what_is_no_checkpoint_is_set_aside_and_the_agent_starts(tmp_path, caplog, kind):
+def test_an_invalid_checkpoint_is_set_aside_and_the_agent_starts(tmp_path, caplog, kind):
     path = tmp_path / FILE_NAME
     match kind:
         case "directory":
@@ -200,7 +200,7 @@ def failing_opens(monkeypatch: pytest.MonkeyPatch, path: Path, number: int, time
     monkeypatch.setattr(os, "open", open_it)
 
 
-def test_what_could_not_be_read_once_is_read_again(tmp_path, monkeypatch):
+def test_a_temporarily_unreadable_checkpoint_is_read_again(tmp_path, monkeypatch):
     path = tmp_path / FILE_NAME
     held = Checkpoint(registered_devices={GPU: ["0"]})
     path.write_bytes(encode(held))

@@ -83,7 +83,7 @@ async def test_calls_of_any_size_and_their_failures(server: ClaimedServer, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["s"], "the way to grpcio's server has no name"
 
 
-async def test_what_came_before_the_start_is_answered(tmp_path: Path, asked: Asked) -> None:
+async def test_connections_before_the_start_are_answered(tmp_path: Path, asked: Asked) -> None:
     methods = {"t": {"Ask": Method(wire.RegisterRequest, asked.answer)}}
     server = ClaimedServer(tmp_path / "s", methods, most_calls=3, tasks=Tasks())
     server.claim()
@@ -94,7 +94,7 @@ async def test_what_came_before_the_start_is_answered(tmp_path: Path, asked: Ask
     await server.stop()
 
 
-async def test_no_more_calls_at_once_than_are_meant(
+async def test_concurrent_calls_stay_within_their_limit(
     server: ClaimedServer, tmp_path: Path, asked: Asked
 ) -> None:
     held = [asyncio.create_task(ask(tmp_path, endpoint="wait")) for _ in range(3)]
@@ -114,7 +114,7 @@ async def test_a_peer_that_disconnects_ends_its_call(
     assert await ask(tmp_path) == 1
 
 
-async def test_silent_peers_take_no_more_than_their_places(
+async def test_silent_peers_hold_only_their_slots(
     server: ClaimedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claimed_server, "MOST_CONNECTIONS", 2)

@@ -96,7 +96,7 @@ async def test_a_pod_deleted_while_the_agent_was_down_leaves_its_device(rig):
     assert rig.gpus("next") == ["gpu-0"]
 
 
-async def test_a_pod_whose_plugin_fails_is_refused_and_the_next_is_served(rig):
+async def test_a_pod_with_a_failing_plugin_is_rejected_and_the_next_is_served(rig):
     plugin = await rig.plugin(1)
     await plugin.fail_with(DevicePluginFault.ALLOCATE_FAILS)
     rig.wants("unlucky")

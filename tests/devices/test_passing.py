@@ -59,7 +59,7 @@ def test_a_plugin_that_was_never_here_has_what_it_lists():
     assert reason(state) == ""
 
 
-def test_what_the_pod_itself_held_may_get_well():
+def test_a_pods_own_devices_may_become_healthy():
     state = known(60.0, "Healthy", "Healthy")
     state.claim(GPU, ["gpu-1"])
     state.assign(state.make_entry(POD.uid, "app", GPU, ["gpu-1"], b""))

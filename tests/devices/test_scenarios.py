@@ -176,7 +176,7 @@ async def test_a_sidecar_keeps_its_device_and_an_init_container_hands_its_own_on
     assert agent.manager.state.allocated() == {}
 
 
-async def test_a_plugin_whose_options_fail_is_never_listed(agent):
+async def test_a_plugin_with_failing_options_is_never_listed(agent):
     plugin = await agent.plugin(register=False, faults=[DevicePluginFault.OPTIONS_FAIL])
     with pytest.raises(Refused, match="failed to get device plugin options"):
         await plugin.register(agent.plugin_dir)

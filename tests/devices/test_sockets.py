@@ -84,7 +84,7 @@ async def test_registrations_that_are_refused(agent, resource, version, endpoint
     assert agent.registry.metrics["kubelet_device_plugin_registration_total"].values == {(resource,): 1}
 
 
-async def test_a_plugin_whose_answer_is_no_message_is_refused(tmp_path):
+async def test_a_plugin_with_a_malformed_answer_is_refused(tmp_path):
     async def garbage(request: bytes, context: object) -> bytes:
         return b"\xff"
 

@@ -40,7 +40,7 @@ def test_a_kubelets_file_is_read_and_written_to_the_letter() -> None:
     assert checkpoint.encode([]) == EMPTY
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_a_written_checkpoint_is_read_again() -> None:
     assert checkpoint.decode(checkpoint.encode(CLAIMS)) == CLAIMS
     data = json.loads(json.loads(checkpoint.encode(CLAIMS))["Data"])
     first = data["ClaimInfoStateList"][0]

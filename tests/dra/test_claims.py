@@ -184,9 +184,7 @@ def test_every_claim_has_an_answer_and_no_other(
         ),
     ],
 )  # fmt: skip
-def test_a_device_that_no_runtime_could_be_told_of_is_the_drivers_fault(
-    device: PreparedDevice, said: str
-) -> None:
+def test_a_device_that_no_runtime_accepts_is_the_drivers_fault(device: PreparedDevice, said: str) -> None:
     checked = check_answers("M", {"1": "a"}, {"1": ClaimAnswer((device,))})
     assert not checked.done
     assert checked.fault.startswith("M failed for ResourceClaim a: the driver named ")
@@ -205,7 +203,7 @@ def test_a_driver_that_names_thousands_of_devices_is_not_believed() -> None:
     assert f"{MAX_DEVICES + 1} devices, more than {MAX_DEVICES}" in checked.fault
 
 
-def test_health_is_unknown_where_nobody_tells_or_has_told_for_too_long() -> None:
+def test_health_is_unknown_without_a_recent_report() -> None:
     table = HealthTable()
     assert table.get("d", "pool", "a", 0).health == UNKNOWN
     a, b = (reported("pool", name, HEALTHY, "fine", 10) for name in "ab")

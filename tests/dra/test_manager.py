@@ -87,7 +87,7 @@ async def test_a_request_names_the_devices_that_a_container_gets(dra: DraRig) ->
 # What is wrong with a claim or a driver
 
 
-async def test_nothing_is_kept_of_a_claim_whose_driver_is_not_there(dra: DraRig) -> None:
+async def test_a_claim_with_a_missing_driver_leaves_no_record(dra: DraRig) -> None:
     dra.claim("a", "p")
     with pytest.raises(Refused, match=f"^prepare dynamic resources: DRA driver {DRIVER} is not registered$"):
         await dra.manager.prepare(dra.pod("p", "a"))
@@ -121,9 +121,7 @@ async def test_a_claim_of_the_same_name_waits_until_the_old_one_is_unprepared(dr
 
 
 @pytest.mark.parametrize("how", ["error", "status", "skips", "stray", "name", "cdi"])
-async def test_what_one_driver_fails_to_prepare_is_rolled_back_with_all_drivers(
-    dra: DraRig, how: str
-) -> None:
+async def test_a_failed_prepare_is_rolled_back_with_all_drivers(dra: DraRig, how: str) -> None:
     """kubernetes/kubernetes#137945"""
     good, bad = await dra.driver(), await dra.driver(OTHER)
     said = {
@@ -280,7 +278,7 @@ async def test_a_call_is_awaited_although_its_pod_is_gone(dra: DraRig) -> None:
     assert driver.prepared == {}
 
 
-async def test_who_has_gone_before_his_turn_is_not_prepared(dra: DraRig) -> None:
+async def test_a_pod_that_is_gone_before_its_turn_is_not_prepared(dra: DraRig) -> None:
     driver = await dra.driver()
     driver.delay = 0.1
     dra.claim("a", "p", "q")
@@ -408,7 +406,7 @@ async def test_pods_hear_how_the_devices_of_their_claims_are(dra: DraRig) -> Non
     await eventually(lambda: json.loads(path.read_text()) == {})
 
 
-async def test_a_device_that_is_not_told_of_any_longer_is_unknown_after_its_time(dra: DraRig) -> None:
+async def test_a_device_without_reports_becomes_unknown_after_its_timeout(dra: DraRig) -> None:
     driver = await dra.driver(tells_health=True)
     dra.claim("a", "p")
     pod = dra.pod("p", "a")

@@ -119,7 +119,7 @@ async def test_a_driver_that_fails_is_named_and_asked_again(claims: ClaimsRig) -
     await claims.cluster.ready("p")
 
 
-async def test_the_cluster_hears_that_a_pod_ended_when_its_claims_are_given_back(claims: ClaimsRig) -> None:
+async def test_the_end_of_a_pod_is_reported_once_its_claims_are_unprepared(claims: ClaimsRig) -> None:
     driver = await claims.driver()
     claims.claim("gpu")
     pod = await claims.run("p", "gpu", restartPolicy="Never")

@@ -128,7 +128,7 @@ def test_cpus_follow_the_device_of_a_claim(policy: str) -> None:
     assert decided(policy, CPUS_OF_EITHER, hints) == (0b10, True)
 
 
-def test_a_pod_whose_cpus_cannot_follow_is_refused_by_policy() -> None:
+def test_a_pod_with_cpus_that_cannot_align_is_rejected_by_policy() -> None:
     hints = claim_hints([place("gpu", 1)], TWO)
     assert decided("best-effort", CPUS_OF_NODE_0, hints)[1]
     assert not decided("restricted", CPUS_OF_NODE_0, hints)[1]
@@ -184,7 +184,9 @@ def publish(claims: ClaimsRig, **nodes: int) -> None:
 
 
 @pytest.mark.usefixtures("two_nodes")
-async def test_a_pod_whose_claims_are_apart_is_refused_and_told_where_they_are(claims: ClaimsRig) -> None:
+async def test_a_pod_with_claims_on_different_nodes_is_rejected_with_their_locations(
+    claims: ClaimsRig,
+) -> None:
     await claims.joined.stop()
     claims.joined.config.topology_manager_policy = "single-numa-node"
     await claims.joined.start()

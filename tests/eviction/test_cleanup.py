@@ -172,9 +172,7 @@ async def test_without_waiting_what_comes_late_costs_a_pod(model):
     assert await model(disk, settle=0).run()
 
 
-async def test_what_a_cleanup_that_was_cut_short_removed_is_waited_for_too(
-    model, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_interrupted_cleanup_is_waited_for(model, monkeypatch: pytest.MonkeyPatch):
     """The runtime hangs after it has removed enough."""
     monkeypatch.setattr("engine.eviction.cleanup.TIMEOUT", 0.2)
     disk = Disk({"sha256:00": 40, "sha256:01": 40}, set(), 50, CAPACITY - THRESHOLD - 60, late=True)

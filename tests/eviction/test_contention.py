@@ -50,7 +50,7 @@ def test_only_what_lasts_raises_or_clears_a_condition():
             assert one.holding is becomes
 
 
-def test_what_cannot_be_read_is_not_known_and_begins_anew():
+def test_an_unreadable_value_is_unknown_and_starts_a_new_interval():
     one = Contention(IO_PRESSURE, 10, period=10)
     assert not one.look(None, 0)
     assert one.condition(0, 0).status == "Unknown"
@@ -79,7 +79,7 @@ def test_those_who_wait_most_are_named():
         (EvictionSection(stall_for=Duration(-1)), "eviction.stallFor: expected"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(section: EvictionSection, message: str):
+def test_impossible_values_are_refused(section: EvictionSection, message: str):
     with pytest.raises(InvalidInput, match=message):
         contentions(section)
 

@@ -113,7 +113,7 @@ def test_a_signal_without_a_reading_keeps_nothing_alive():
     ],
     ids=["defaults", "partial", "merged", "empty", "allocatable-not-enforced"],
 )  # fmt: skip
-def test_which_thresholds_a_configuration_gives(config, expected):
+def test_the_thresholds_of_a_configuration(config, expected):
     assert set(signals_of(thresholds_from_config(KubeletConfiguration(**config)))) == expected
 
 

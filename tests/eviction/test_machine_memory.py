@@ -37,7 +37,7 @@ def test_a_v2_root_is_counted_by_what_is_not_free(mount: Path, tmp_path: Path) -
     held.close()
 
 
-def test_what_is_shown_of_the_machine_is_what_the_signal_is_read_of(
+def test_the_shown_machine_memory_is_that_of_the_signal(
     mount: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "proc").mkdir()

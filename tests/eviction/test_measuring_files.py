@@ -19,7 +19,7 @@ def written(path: Path, size: int = 1 << 16) -> Path:
     return path
 
 
-async def test_what_counts_as_ephemeral_storage_is_what_a_kubelet_counts(tmp_path: Path) -> None:
+async def test_ephemeral_storage_is_counted_as_by_a_kubelet(tmp_path: Path) -> None:
     volumes = [
         Volume(name="disk", empty_dir=EmptyDirVolume()),
         Volume(name="memory", empty_dir=EmptyDirVolume(medium="Memory")),

@@ -50,7 +50,7 @@ def test_another_word_is_refused(tmp_path: Path):
         (ALL, None, True),
     ],
 )
-def test_whose_volumes_are_to_be_counted_by_the_kernel(
+def test_which_volumes_the_kernel_counts(
     tmp_path: Path, whose: str, host_users: bool | None, tried: bool, caplog: pytest.LogCaptureFixture
 ):
     """Here no file system has project quotas: it is said once, and what is there is walked through."""

@@ -64,7 +64,7 @@ def test_the_signal_is_ours_and_no_kubelets(tmp_path: Path):
         (EvictionSection(memory_stall=5, memory_stall_for=Duration(0)), "eviction.memoryStallFor: expected"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path: Path, section: EvictionSection, message: str):
+def test_impossible_values_are_refused(tmp_path: Path, section: EvictionSection, message: str):
     with pytest.raises(InvalidInput, match=message):
         stall_thresholds(section, tmp_path)
 

@@ -22,7 +22,7 @@ from tests.eviction.private_node import MIB
 TESTS = Path(__file__).parents[1]
 
 
-def test_a_node_whose_pods_cannot_be_kept_from_swapping_is_refused():
+def test_a_node_that_cannot_keep_pods_from_swapping_is_refused():
     with pytest.raises(InvalidInput, match=r"^eviction\.countSwap: needs cgroup v2"):
         EvictionManager(
             node_context(
@@ -38,7 +38,7 @@ def test_a_node_whose_pods_cannot_be_kept_from_swapping_is_refused():
     ("behavior", "annotation", "limit"),
     [("LimitedSwap", "", 32), ("NoSwap", "", 0), ("NoSwap", "5Mi", 5), ("LimitedSwap", "max", 64)],
 )
-def test_what_a_pod_may_swap_out_is_its_containers_or_what_it_asks(
+def test_the_swap_limit_of_a_pod_is_its_containers_or_its_annotation(
     behavior: str, annotation: str, limit: int
 ):
     text = f"""
@@ -67,7 +67,7 @@ spec:
 
 @pytest.mark.uml
 @pytest.mark.slow
-def test_what_pods_may_still_swap_out_is_available_and_what_they_have_is_used(tmp_path: Path):
+def test_swap_that_pods_may_use_is_available_and_swap_in_use_is_used(tmp_path: Path):
     disk = tmp_path / "disk"
     with disk.open("wb") as file:
         file.truncate(256 * MIB)

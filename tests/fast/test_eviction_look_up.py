@@ -30,6 +30,6 @@ def test_kernel_and_twin_agree(listed, usage, row_of, name):
         assert np.array_equal(kernel, twin)
 
 
-def test_what_is_no_pod_is_refused():
+def test_an_object_that_is_no_pod_is_refused():
     with pytest.raises(TypeError, match="no slot metadata"):
         _eviction_ranking_c.look_up([object()], {}, {}, "memory")

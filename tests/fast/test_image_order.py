@@ -92,7 +92,7 @@ def test_the_kernel_refuses_a_row_outside_the_marks():
         _image_order_c.order_and_cut(np.zeros(1), np.zeros(2), np.zeros(2, np.int64), np.ones(2, np.bool_), 1)
 
 
-def test_orders_beside_the_kubelets():
+def test_orders_equal_the_kubelets():
     now, day = 1e9, 86400.0
     table = ImageTable()
     table.add("recent-huge", size=1000, detected=now - 30 * day)

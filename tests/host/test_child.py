@@ -12,7 +12,7 @@ from engine.host.child import Printed, run_child
 from tests.waiting import eventually
 
 
-async def test_what_it_prints_and_says():
+async def test_output_and_exit_status_are_returned():
     printed = await run_child(
         ["sh", "-c", "cat; echo $WORD >&2; exit 3"],
         stdin=b"in",

@@ -61,7 +61,7 @@ def test_a_link_is_replaced_not_followed(tmp_path: Path) -> None:
     assert precious.read_text() == "precious"
 
 
-def test_who_holds_the_old_file_keeps_reading_it(tmp_path: Path) -> None:
+def test_a_reader_of_the_old_file_keeps_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "file"
     replace_file(path, b"old")
     with path.open("rb") as held:

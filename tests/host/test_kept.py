@@ -39,7 +39,7 @@ def damaged(whole: bytes) -> Iterator[tuple[str, bytes]]:
     yield "another kind", sealed(b"]")
 
 
-def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+def test_a_written_record_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert read(path) is None
     keep(path, CONTENT)
@@ -65,7 +65,7 @@ def test_every_damage_is_named_and_set_aside(tmp_path: Path, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("kind", ["directory", "full directory", "fifo", "dangling link", "link to itself"])
-def test_what_is_no_file_is_set_aside_too(
+def test_a_record_that_is_no_file_is_set_aside_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     path = tmp_path / "file"

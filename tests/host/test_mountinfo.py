@@ -26,7 +26,7 @@ def test_this_machines_table_names_the_root() -> None:
     assert "/" in {mount.point for mount in mounted()}
 
 
-def test_what_was_mounted_over_cannot_be_reached(tmp_path: Path) -> None:
+def test_an_overmounted_mount_is_unreachable(tmp_path: Path) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(
         "20 20 0:1 / / rw - ext4 root rw\n"

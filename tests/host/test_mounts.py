@@ -25,7 +25,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     unmount_below(tmp_path)
 
 
-def test_what_is_mounted_is_the_descriptor_whatever_its_name_is_by_then(place: Path) -> None:
+def test_the_descriptor_is_mounted_even_after_a_rename(place: Path) -> None:
     (place / "part").mkdir()
     (place / "part" / "file").write_text("mine")
     (place / "point").mkdir()
@@ -59,7 +59,7 @@ def test_a_directory_reached_through_a_link_has_the_same_mounts(place: Path) -> 
     assert mounts_below(place) == []
 
 
-def test_a_neighbour_whose_name_begins_alike_is_left_alone(place: Path) -> None:
+def test_a_neighbour_with_the_same_prefix_stays_mounted(place: Path) -> None:
     (place / "one").mkdir()
     (place / "one-more").mkdir()
     mount_filesystem("tmpfs", place / "one-more", "size=65536")

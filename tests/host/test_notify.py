@@ -28,7 +28,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
         yield address, listener
 
 
-def test_it_hears_of_start_life_and_end(manager: tuple[str, socket.socket]) -> None:
+def test_systemd_is_notified_of_start_life_and_end(manager: tuple[str, socket.socket]) -> None:
     address, listener = manager
     service = ServiceManager({"NOTIFY_SOCKET": address})
     service.ready()

@@ -68,7 +68,7 @@ def test_lies_on_disk_as_a_kubelet_leaves_it(volume: Path) -> None:
     assert modes == {current: 0o755, "labels": 0o644, "sub": 0o755, "sub/deep/cpu": 0o400}
 
 
-def test_what_is_the_same_is_left_alone_and_what_differs_is_swapped(volume: Path) -> None:
+def test_equal_files_stay_and_different_ones_are_swapped(volume: Path) -> None:
     show(volume, {"labels": text("a"), "old": text("o")})
     first = os.readlink(volume / "..data")
     assert not show(volume, {"labels": text("a"), "old": text("o")})
@@ -173,7 +173,7 @@ def plant_fifo(volume: Path, outside: Path) -> None:
         plant_fifo,
     ],
 )
-def test_what_is_planted_is_replaced_and_never_followed(
+def test_planted_links_are_replaced_and_never_followed(
     volume: Path, outside: Path, plant: Callable[[Path, Path], None]
 ) -> None:
     plant(volume, outside)
@@ -184,7 +184,7 @@ def test_what_is_planted_is_replaced_and_never_followed(
     assert not show(volume, files)
 
 
-def test_what_others_made_beside_the_files_stays(volume: Path, outside: Path) -> None:
+def test_foreign_files_in_the_directory_stay(volume: Path, outside: Path) -> None:
     """Directories where containers mount other volumes, and a link that is not ours."""
     (volume / "nested" / "point").mkdir(parents=True)
     (volume / "link").symlink_to(outside)

@@ -67,7 +67,7 @@ def test_nobody_can_enter_before_the_mode_is_set(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o660
 
 
-def test_live_socket_is_left_alone_whatever_its_owner_does(tmp_path: Path, claimer: Claimer) -> None:
+def test_a_live_socket_is_never_removed(tmp_path: Path, claimer: Claimer) -> None:
     path = tmp_path / "s"
     claimer(path)
     with contextlib.ExitStack() as stack:
@@ -84,7 +84,7 @@ def test_live_socket_is_left_alone_whatever_its_owner_does(tmp_path: Path, claim
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM, errno.EIO])
-def test_what_cannot_be_told_is_taken_for_alive(
+def test_an_undecidable_socket_counts_as_alive(
     tmp_path: Path, claimer: Claimer, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     path = tmp_path / "s"
@@ -102,7 +102,7 @@ def test_what_cannot_be_told_is_taken_for_alive(
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
-def test_what_is_not_a_socket_stays(tmp_path: Path, claimer: Claimer, kind: str) -> None:
+def test_a_file_that_is_no_socket_stays(tmp_path: Path, claimer: Claimer, kind: str) -> None:
     path = tmp_path / "s"
     if kind == "link":
         path.symlink_to("x")

@@ -86,7 +86,7 @@ async def test_whatever_it_raises_it_is_started_again(failure: BaseException):
     await task.stop()
 
 
-async def test_a_failure_is_said_once_while_it_is_the_same_and_health_names_it(
+async def test_a_repeated_failure_is_logged_once_and_named_by_health(
     caplog: pytest.LogCaptureFixture,
 ):
     tasks = Tasks()
@@ -166,7 +166,7 @@ async def test_a_task_that_somebody_cancelled_is_in_trouble():
     await task.stop()
 
 
-async def test_what_comes_and_goes_is_waited_for_cancelled_and_its_failures_are_seen(
+async def test_transient_tasks_are_awaited_cancelled_and_their_failures_reported(
     caplog: pytest.LogCaptureFixture,
 ):
     registry = Registry()

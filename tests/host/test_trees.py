@@ -183,7 +183,7 @@ def mounted(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
 
 
 @pytest.mark.root
-def test_what_is_mounted_in_a_tree_is_neither_removed_nor_measured(
+def test_mounts_in_a_tree_are_neither_removed_nor_measured(
     tmp_path: Path, mounted: Callable[[Path], None]
 ) -> None:
     volume = tmp_path / "volume"

@@ -80,7 +80,7 @@ async def test_a_started_node_has_its_tunables_score_and_files(
     assert limits == [4321]
 
 
-async def test_protected_tunables_are_left_alone(places: HostPlaces, monkeypatch: pytest.MonkeyPatch):
+async def test_protected_tunables_are_not_written(places: HostPlaces, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(setup, "set_open_files", lambda _most: None)
     host = of(places, protect_kernel_defaults=True)
     await host.start()
@@ -88,7 +88,7 @@ async def test_protected_tunables_are_left_alone(places: HostPlaces, monkeypatch
     assert (places.sysctls / "vm/overcommit_memory").read_text() == "0\n"
 
 
-async def test_what_is_missing_is_reported_once_and_the_node_starts(
+async def test_missing_tools_are_reported_once_and_the_node_starts(
     places: HostPlaces, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def no_right(_most: int) -> None:

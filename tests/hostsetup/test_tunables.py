@@ -51,7 +51,7 @@ def test_protected_ones_are_named_with_both_values(sysctls: Path):
     assert values(sysctls)["kernel/panic"] == 0
 
 
-def test_what_cannot_be_written_is_one_warning(sysctls: Path, caplog: pytest.LogCaptureFixture):
+def test_an_unwritable_tunable_is_one_warning(sysctls: Path, caplog: pytest.LogCaptureFixture):
     (sysctls / "kernel/keys/root_maxkeys").unlink()
     (sysctls / "kernel/keys/root_maxkeys").mkdir()
     (sysctls / "kernel/panic").unlink()

@@ -74,7 +74,7 @@ def test_the_order_is_that_of_ranking_again_after_each_removal():
         ({"info": '{"imageSpec": {"rootfs": null}}'}, (Layer("id", 90),)),
     ],
 )
-def test_what_runtimes_tell(info: dict[str, str], layers: tuple[Layer, ...]):
+def test_which_layers_runtimes_report(info: dict[str, str], layers: tuple[Layer, ...]):
     assert told_layers(info, "id", 90) == layers
 
 

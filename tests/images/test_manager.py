@@ -241,7 +241,7 @@ async def test_one_that_cannot_go_is_passed_over_and_the_next_makes_up_for_it(di
     assert taken == {stubborn: ("failed", 0)} | dict.fromkeys(report.removed, ("collected", GIB))
 
 
-async def test_what_went_before_a_run_was_ended_is_known(disk):
+async def test_images_removed_before_an_interrupted_run_are_known(disk):
     runtime = Runtime()
     remove, stuck = runtime.remove_image, asyncio.Event()
 
@@ -301,7 +301,7 @@ async def test_a_removal_without_an_answer_is_given_up_and_short_ones_before_it_
     patience.close()
 
 
-async def test_inodes_alone_trigger_where_told(disk):
+async def test_inodes_alone_trigger_collection_where_configured(disk):
     disk.available, disk.files, disk.free_files = 9 * GIB, 1000, 50
     runtime = Runtime()
     section = ImagesSection(inode_high_threshold_percent=90, inode_low_threshold_percent=80)

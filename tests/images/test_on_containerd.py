@@ -184,7 +184,7 @@ async def test_high_100_is_off_but_disk_pressure_still_deletes(world):
     assert "example.com/unused:1" not in await world.names()
 
 
-async def test_the_sandbox_image_stays_when_told_to(world):
+async def test_the_sandbox_image_stays_when_configured(world):
     await asyncio.to_thread(_import_pause, world)
     manager = world.manager(ImagesSection(protect_sandbox_image=True))
     await world.add(manager, "unused")
@@ -218,7 +218,7 @@ async def test_a_kept_image_stays_whatever_happens(world):
     assert world.registry.metrics["kubengine_image_gc_protected"].values[()] >= 1
 
 
-async def test_of_equally_old_images_the_one_whose_layers_nobody_shares_goes_first(world):
+async def test_among_equally_old_images_unshared_layers_are_removed_first(world):
     manager = world.manager(ImagesSection(order="layers"))
     shared = padding_layer(24 * MIB, "shared")
     await world.add(None, "aa", "bb", layers=[shared], size=MIB)

@@ -54,7 +54,7 @@ def keeping(names: list[str], source: Registries, **given) -> tuple[Prepull, Dec
     return prepull, decisions, registry
 
 
-async def test_what_is_missing_is_pulled_and_what_is_there_is_not():
+async def test_missing_images_are_pulled_and_present_ones_are_not():
     source = Registries()
     prepull, decisions, registry = keeping(["busybox", "r.io/app@sha256:00", "me/tool:1"], source)
     prepull.look(["docker.io/library/busybox:latest", "other"])
@@ -68,7 +68,7 @@ async def test_what_is_missing_is_pulled_and_what_is_there_is_not():
     await prepull.stop()
 
 
-async def test_no_more_than_asked_are_pulled_at_once():
+async def test_at_most_the_configured_number_is_pulled_at_once():
     source = Registries()
     prepull, _, registry = keeping([f"app:{n}" for n in range(9)], source, at_once=2)
     prepull.look([])
@@ -103,7 +103,7 @@ async def test_an_end_waits_for_no_pull():
     ("names", "at_once", "message"),
     [(["a", " "], 1, r"images\.prepull\[1\]"), (["a"], 0, r"images\.prepullAtOnce")],
 )
-def test_what_cannot_be_meant_is_refused(names: list[str], at_once: int, message: str):
+def test_impossible_values_are_refused(names: list[str], at_once: int, message: str):
     with pytest.raises(InvalidInput, match=message):
         keeping(names, Registries(), at_once=at_once)
 

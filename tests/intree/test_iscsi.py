@@ -154,7 +154,7 @@ async def test_one_of_two_portals_is_enough(volumes: IscsiVolumes, tools: HostTo
     assert len(attempts) == 5
 
 
-async def test_a_target_that_does_not_answer_is_told(
+async def test_an_unreachable_target_is_reported(
     volumes: IscsiVolumes, tools: HostTools, device: Path
 ) -> None:
     with pytest.raises(

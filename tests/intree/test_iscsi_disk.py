@@ -70,7 +70,7 @@ def test_a_bad_record_is_one_error(text: bytes) -> None:
         recorded(text)
 
 
-def test_without_a_record_the_path_tells() -> None:
+def test_without_a_record_the_path_identifies_the_target() -> None:
     disk = disk_of("pv", volume())
     found = named(disk.directory(ROOT, block=False))
     assert (found.portals, found.iqn, found.lun) == (("10.0.0.1:3260",), IQN, 2)
@@ -90,7 +90,7 @@ def test_without_a_record_the_path_tells() -> None:
         ({"iscsi_interface": "../.."}, "iscsi.iscsiInterface"),
     ],
 )
-def test_what_would_lead_elsewhere_is_refused(given: dict[str, object], field: str) -> None:
+def test_records_that_would_escape_are_refused(given: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidInput) as refusal:
         disk_of("pv", volume(**given))
     assert refusal.value.subject == field

@@ -49,7 +49,7 @@ async def test_they_count_and_stand_in_the_decision(with_cgroups: Rig, hollow):
     assert list(metric.collect()) == [(("cpu-burst",), 1.0)]
 
 
-async def test_who_idles_stands_in_the_decision_and_is_counted(with_cgroups: Rig, hollow):
+async def test_idle_pods_are_in_the_decision_and_counted(with_cgroups: Rig, hollow):
     rig = with_cgroups
     rig.section.cgroups.best_effort_idle = True
     hollow.images.add("busybox:1")

@@ -62,7 +62,7 @@ def sandboxes(rig: DeviceRig, name: str) -> int:
 
 
 @pytest.mark.parametrize(("spec", "reason"), KINDS)
-async def test_what_runs_keeps_its_place_from_a_pod_that_sorts_first(rig, spec, reason):
+async def test_running_pods_keep_their_resources_from_a_pod_that_sorts_first(rig, spec, reason):
     rig.write("m", spec)
     await eventually(lambda: rig.running("m"))
     await rig.node.stop()
@@ -90,7 +90,7 @@ async def test_devices_of_pods_that_run_are_never_given_out_again(rig):
 
 
 @pytest.mark.parametrize("measured", [True, False], ids=["ours", "a-kubelets"])
-async def test_devices_of_a_pod_whose_manifest_went_meanwhile_are_its_own_until_it_has_stopped(rig, measured):
+async def test_devices_stay_allocated_until_a_pod_without_manifest_has_stopped(rig, measured):
     """Whether or not anybody wrote down what else it holds."""
     old = rig.write("old", DEVICES, annotations=SLOW_STOP)
     await eventually(lambda: rig.running("old"))

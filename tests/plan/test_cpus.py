@@ -85,7 +85,7 @@ def test_a_single_numa_node_is_needed_and_fragmentation_is_counted(tmp_path: Pat
     assert restricted == [("n", "takes", 2), ("n", "misaligned", 1)]
 
 
-def test_what_no_empty_machine_takes_is_not_fragmentation(tmp_path: Path) -> None:
+def test_pods_too_large_for_an_empty_machine_are_not_fragmentation(tmp_path: Path) -> None:
     snapshot = snapshot_of(tmp_path, {"n.json": node("n"), "n.cpus.json": described(machine())})
     given = {"requests": {"cpu": "9", "memory": "1Gi"}, "policy": "single-numa-node"}
     assert answers(snapshot, **given) == [("n", "lacks", 1)]

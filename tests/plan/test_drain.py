@@ -215,7 +215,7 @@ def test_a_pod_goes_where_a_scheduler_could_send_it(others, spec, target, tmp_pa
 
 
 @pytest.mark.parametrize(("others", "spec", "why"), [case[1:] for case in STAYS], ids=[c[0] for c in STAYS])
-def test_a_node_whose_pod_has_no_place_is_not_drained(others, spec, why, tmp_path):
+def test_a_node_with_an_unplaceable_pod_is_not_drained(others, spec, why, tmp_path):
     snapshot = read(tmp_path, node("n1"), pod("moving", "n1", **spec), *others)
     for known in (snapshot, _rewritten(snapshot, tmp_path)):
         (remains, verdict) = rows(known)
@@ -225,7 +225,7 @@ def test_a_node_whose_pod_has_no_place_is_not_drained(others, spec, why, tmp_pat
 
 
 @pytest.mark.parametrize(("others", "spec", "why"), [c[1:] for c in UNKNOWN], ids=[c[0] for c in UNKNOWN])
-def test_what_the_snapshot_lacks_proves_nothing(others, spec, why, tmp_path):
+def test_missing_parts_of_a_snapshot_prove_nothing(others, spec, why, tmp_path):
     (unknown, verdict) = rows(read(tmp_path, node("n1"), pod("moving", "n1", **spec), *others))
     assert unknown[:2] == ("unknown", "shop/moving")
     assert why in unknown[2]

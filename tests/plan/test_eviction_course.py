@@ -264,7 +264,7 @@ def test_a_nodes_zero_transition_period_is_zero_and_a_files_is_the_default(clust
     assert clears(zero, threshold="100Mi") == least
 
 
-def test_what_is_said_of_a_signal_goes_to_the_file_system_that_it_watches(cluster):
+def test_usage_of_a_signal_applies_to_its_file_system(cluster):
     apart = laid_out(cluster, "imagefs")
     asked = EvictParameters(resource="disk", signal="imagefs.available", available="1Gi", reclaim=False)
     rows = evict(apart, asked).table.to_pylist()
@@ -286,7 +286,7 @@ def test_a_nonsensical_signal_is_reported(cluster, asked, words):
         evict(cluster, msgspec.convert(asked, EvictParameters))
 
 
-def test_no_more_pods_go_than_asked(cluster):
+def test_at_most_the_requested_number_of_pods_is_evicted(cluster):
     def evictions(most: int) -> list[list[str]]:
         asked = EvictParameters(threshold="90%", max_evictions=most)
         rows = evict(cluster, asked).table.to_pylist()
@@ -307,7 +307,7 @@ def test_amounts_beyond_counting_are_said(cluster, asked):
         evict(full, EvictParameters(**asked))
 
 
-def test_a_node_whose_pods_use_more_than_can_be_counted_is_named(cluster):
+def test_a_node_with_uncountable_usage_is_named(cluster):
     held = np.full(cluster.pods.num_rows, 2**62)
     at = cluster.pods.schema.get_field_index("usage/memory")
     full = replace(cluster, pods=cluster.pods.set_column(at, "usage/memory", pa.array(held)))

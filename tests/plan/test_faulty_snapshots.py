@@ -334,7 +334,7 @@ def test_a_spoilt_table_is_one_error_that_names_file_and_column(
         assert not found or str(path) in found, how
 
 
-def test_what_was_written_is_read(whole: Snapshot, tmp_path: Path) -> None:
+def test_a_written_file_is_read_again(whole: Snapshot, tmp_path: Path) -> None:
     path = tmp_path / "whole.kes"
     write_snapshot(whole, path)
     assert whole_table(SnapshotFile(path).load().pods).equals(whole.pods)

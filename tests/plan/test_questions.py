@@ -162,7 +162,7 @@ def test_other_policies_are_the_agents(cluster, policy):
     assert compared
 
 
-def test_the_better_policy_takes_no_more_victims(cluster):
+def test_the_better_policy_never_takes_more_victims(cluster):
     def victims(policy: str) -> int:
         asked = PreemptParameters(requests={"cpu": "2", "memory": "4Gi"}, critical=True, policy=policy)
         return preempt(cluster, asked).table["decision"].to_pylist().count("victim")

@@ -90,14 +90,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("question", "parameters", "words"), REFUSED)
-def test_what_no_agent_would_take_is_refused(cluster, question, parameters, words):
+def test_values_that_no_agent_accepts_are_refused(cluster, question, parameters, words):
     with pytest.raises(InvalidInput) as refused:
         ask(Cluster(cluster), question, msgspec.convert(parameters, QUESTIONS[question].parameters))
     assert words in str(refused.value)
 
 
 @pytest.mark.parametrize("available", ["0%", "100%", "0", "1Gi", "12.5%"])
-def test_what_can_be_available_is_taken(cluster, available):
+def test_possible_available_amounts_are_accepted(cluster, available):
     assert len(ask(Cluster(cluster), "evict", EvictParameters(available=available)))
 
 

@@ -141,7 +141,7 @@ ASKED = {
 @pytest.mark.parametrize(("name", "resources"), [
     ("preempt", {"cpu", "memory"}), ("evict", {"memory", "allocatableMemory"}), ("image-gc", {"imagefs"}),
 ])  # fmt: skip
-def test_what_is_used_before_and_after_is_shown_and_adds_up(cluster, name, resources):
+def test_usage_before_and_after_is_shown_and_adds_up(cluster, name, resources):
     answer = QUESTIONS[name].ask(cluster, ASKED[name])
     rows = answer.table.to_pylist()
     used = {side: {} for side in ("used-before", "used-after")}
@@ -218,7 +218,7 @@ def test_an_answer_is_summarized_in_a_sentence(rows, said):
     assert sentence(rows_of(*rows).table) == said
 
 
-def test_what_lies_far_beyond_the_rest_does_not_press_a_picture_flat():
+def test_outliers_do_not_flatten_a_chart():
     usual = [(f"n{number}", 100.0 + number, 90.0) for number in range(200)]
     drawn = dumbbells([*usual, ("huge", 1e6, 1e6)], ("before", "after"), "", "cpu used")
     assert "huge" not in drawn

@@ -91,7 +91,7 @@ def test_an_unused_column_is_not_read(cluster, tmp_path):
             assert caught.value.subject == str(path)
 
 
-def test_what_is_in_memory_is_cut_once_for_many_questions(cluster):
+def test_a_loaded_snapshot_is_split_once_for_many_questions(cluster):
     opened = Cluster(cluster)
     first, again = list(opened.shards(100)), list(opened.shards(100))
     assert len(first) > 1
@@ -132,7 +132,7 @@ def broken(cluster_file: Path, tmp_path: Path, change) -> Path:
         (lambda name, data: b"" if name == "pods.parquet" else data, "not a readable snapshot"),
     ],
 )
-def test_what_is_broken_is_reported(cluster_file, tmp_path, change, words):
+def test_a_broken_file_is_reported(cluster_file, tmp_path, change, words):
     path = broken(cluster_file, tmp_path, change)
     with pytest.raises(InvalidInput, match=words) as caught:
         SnapshotFile(path).load()

@@ -49,5 +49,5 @@ from engine.probes.cheaper import cheaper
         ([""], ""),
     ],
 )
-def test_what_is_named(command: list[str], named: str):
+def test_which_probes_are_named(command: list[str], named: str):
     assert cheaper(command) == named

@@ -33,7 +33,7 @@ NAMED = '  app liveness: httpGet, port 8080, path /ok, "network": "pod" would as
         (HERE, "pid", "no process for the pod alone"),
     ],
 )
-def test_a_runtime_without_a_shim_of_the_pods_tells_nothing(sandbox: str, info: str, words: str):
+def test_a_runtime_without_pod_shims_reports_no_cost(sandbox: str, info: str, words: str):
     if sandbox == HERE:
         sandbox = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
     if info == "pid":
@@ -42,7 +42,7 @@ def test_a_runtime_without_a_shim_of_the_pods_tells_nothing(sandbox: str, info: 
         shim_seconds(sandbox, info)
 
 
-async def test_a_pod_whose_runtime_tells_nothing_says_why(rig):
+async def test_a_pod_without_reported_cost_shows_the_reason(rig):
     rig.manager.add_pod(pod_with("asks", liveness=ASKS))
     (told,) = (await CommandCosts(rig.manager, runtime=None).describe())["pods"]
     assert told["pod"] == "default/pod-asks"
@@ -88,7 +88,7 @@ async def test_a_pod_that_was_created_again_is_skipped(rig, monkeypatch):
     ]
 
 
-async def test_what_is_not_reported_is_marked(rig, monkeypatch):
+async def test_unreported_costs_are_marked(rig, monkeypatch):
     assert OF_POD + "the runtime's unknown: no shim" in await shown(
         rig, monkeypatch, [{"runtime_cpu_seconds": None, "untold": "no shim"}]
     )

@@ -128,7 +128,7 @@ async def test_a_command_that_fails_fails_the_probe_with_its_output(execs, runti
         (grpc.StatusCode.UNIMPLEMENTED, "code = Unimplemented"),
     ],
 )
-async def test_what_the_runtime_cannot_do_is_an_error(execs, runtime, code, words):
+async def test_an_unsupported_call_of_the_runtime_is_an_error(execs, runtime, code, words):
     runtime.answer = lambda _, context: context.abort(code, 'exec: "nö such": 100 % gone')
     execs.run(pod_with(liveness=command("no such")))
     await eventually(lambda: execs.probe("liveness")["outcomes"]["error"] > 1)
@@ -198,7 +198,7 @@ def test_a_command_has_a_bound():
         exec_request(["x" * MAX_COMMAND], 1)
 
 
-def test_what_is_alike_is_stored_once():
+def test_equal_results_are_stored_once():
     loop = ProbeLoop()
     loop.runtime(b"/run/cri.sock")
     head, tail = exec_request(["cat", "/healthy"], 1)

@@ -100,6 +100,6 @@ def test_the_configuration_speaks_for_pods_that_do_not():
         (ProbesSection(network="host"), r"probes\.network: 'host' is not node or pod"),
     ],
 )
-def test_what_a_configuration_cannot_say(section: ProbesSection, words: str):
+def test_invalid_configurations_are_refused(section: ProbesSection, words: str):
     with pytest.raises(InvalidInput, match=words):
         check_section(section)

@@ -96,7 +96,7 @@ async def test_h2c(rig, host: str, reply: bytes, outcome: str, words: str):
         await eventually(lambda: words in rig.probe("readiness")["output"])
 
 
-async def test_what_an_h2c_probe_asks_for(rig):
+async def test_the_request_of_an_h2c_probe(rig):
     """Read by another implementation of HTTP/2."""
     requests: list[dict[str, str]] = []
 
@@ -173,7 +173,7 @@ async def test_grpc_over_tls_times_out(rig, tls):
         ({"httpGet": {"port": 1}, "ms": {"network": "host"}}, "Invalid enum value 'host'"),
     ],
 )
-def test_what_cannot_be_asked_for(probe: dict[str, Any], words: str):
+def test_impossible_requests_are_refused(probe: dict[str, Any], words: str):
     with pytest.raises(InvalidInput, match=words):
         probe_specs(pod_with(readiness=probe), ProbesSection())
 

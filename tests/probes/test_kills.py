@@ -45,7 +45,7 @@ def test_a_budget_comes_back_with_time():
     assert budget.take("c", 601.0) == "2 on the node within 600 s"
 
 
-def test_what_the_node_ran_late_ends_nothing_and_costs_nothing():
+def test_probes_delayed_by_the_node_kill_no_container():
     budget = KillBudget(ProbesSection(liveness_kills_per_node=1))
     assert budget.take("a", 0.0, lateness=1.26) == "the node ran the probe 1.3 s late"
     assert budget.take("a", 0.0, lateness=0.01) == ""
@@ -136,7 +136,7 @@ async def test_a_container_that_ended_by_itself_takes_nothing_of_the_budget(boun
     assert rig.messages("LivenessKillWithheld") == []
 
 
-async def test_who_is_ended_for_a_probe_has_that_explained(bounded: Bounded):
+async def test_a_container_killed_for_a_probe_has_an_explanation(bounded: Bounded):
     rig = await bounded()
     rig.run(pod_with("u1", liveness={**REFUSED, "failureThreshold": 2}))
     await eventually(lambda: rig.manager.failed("u1", "app", "c1") == "liveness")

@@ -84,7 +84,7 @@ async def test_liveness_failure_asks_for_a_restart_once_and_a_new_container_star
     )
 
 
-async def test_who_looks_late_hears_the_last_result_alone(rig):
+async def test_a_late_reader_receives_only_the_last_result(rig):
     rig.run(pod_with(liveness={"tcpSocket": {"port": 1}, "failureThreshold": 1}))
     time.sleep(0.3)  # noqa: ASYNC251
     await eventually(lambda: rig.manager.failed("u1", "app", "c1") == "liveness")

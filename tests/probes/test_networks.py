@@ -135,7 +135,7 @@ async def test_a_sandbox_that_goes_takes_its_network_along(inside, server):
     await eventually(lambda: inside.probe("liveness")["outcomes"]["success"] > good + 2)
 
 
-async def test_a_network_that_cannot_be_found_is_looked_for_again(inside, server):
+async def test_a_missing_network_namespace_is_searched_again(inside, server):
     run(inside, "u1", "s1", None, readiness={**KINDS["http"], **INSIDE})
     await eventually(lambda: inside.networks.refused >= 2)
     (told,) = inside.manager._decisions.after(0)
@@ -181,7 +181,9 @@ async def test_the_configuration_speaks_for_pods_that_do_not(server):
         ("path", InvalidInput, "is not a namespace"),
     ],
 )
-def test_what_a_runtime_may_say(tmp_path: Path, info: Any, error: type[Exception], words: str):
+def test_which_network_answers_of_a_runtime_are_accepted(
+    tmp_path: Path, info: Any, error: type[Exception], words: str
+):
     if info == "path":
         (tmp_path / "net").touch()
         info = {

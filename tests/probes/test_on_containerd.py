@@ -159,7 +159,7 @@ async def test_exec_time_out_restarts_and_leaves_no_process_behind(node):
         assert node.restarts(name) == 0
 
 
-async def test_what_commands_cost_their_pods_shim(node):
+async def test_the_cost_of_commands_in_the_shim_of_their_pod(node):
     """Two pods on one runtime: who asks by a command costs it more, the more often the more."""
     node.run(WAIT, name="asks", readiness={"exec": {"command": ["true"]}, "ms": FAST})
     node.run(

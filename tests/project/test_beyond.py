@@ -24,7 +24,7 @@ def test_each_line_of_the_table_at_the_top_has_its_section() -> None:
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=[section.splitlines()[0] for section in SECTIONS])
-def test_what_a_section_names_is_there(section: str) -> None:
+def test_everything_that_a_section_names_exists(section: str) -> None:
     said = dict(re.findall(r"^- \*\*([\w ]+)\*\*: (.*)$", section, re.MULTILINE))
     assert tuple(said) == SAID
     code = "\n".join(path.read_text() for path in (ROOT / "engine").rglob("*.py"))

@@ -146,7 +146,7 @@ def test_trees_are_walked_and_removed_in_one_package() -> None:
     assert MAY_WALK.keys() - found == set(), "an exception that nothing needs"
 
 
-def test_what_containers_reach_is_touched_by_descriptor() -> None:
+def test_paths_that_containers_reach_are_opened_by_descriptor() -> None:
     found = {
         (str(path.relative_to(ENGINE)), call)
         for pattern in REACHABLE

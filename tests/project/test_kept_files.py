@@ -307,7 +307,7 @@ def damaged(content: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.file.rpartition("/")[2][-20:])
-async def test_what_is_damaged_is_not_believed_but_named_and_set_aside(
+async def test_a_damaged_file_is_named_and_set_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: Kept
 ) -> None:
     path = tmp_path / kept.file

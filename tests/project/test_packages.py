@@ -191,7 +191,7 @@ def test_a_wheel_is_tried_with_the_python_that_its_name_says() -> None:
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="is about x86-64, whose processors differ")
-def test_what_not_every_processor_has_is_only_in_variants_picked_at_run_time(
+def test_optional_processor_instructions_are_only_in_variants_picked_at_run_time(
     wheel: Path, tmp_path: Path
 ) -> None:
     with zipfile.ZipFile(wheel) as archive:
@@ -384,7 +384,7 @@ def test_lock_files_agree_and_a_node_needs_no_arrow() -> None:
     assert locked("plan").keys() - locked("node").keys() == {"pyarrow"}
 
 
-def test_what_the_project_asks_for_is_locked() -> None:
+def test_every_requirement_is_locked() -> None:
     """Also tells when pyproject.toml was changed and `make lock` forgotten."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]

@@ -112,7 +112,7 @@ def test_every_field_has_one_verdict_and_nothing_else_has():
 
 
 @pytest.mark.parametrize("field", [field for field in FIELDS if verdict(field) == HONOURED])
-def test_what_is_honoured_is_read_by_the_agent(field: str):
+def test_every_honoured_field_is_read_by_the_agent(field: str):
     name = attribute(field)
     assert re.search(rf"\b{name}\b", code()), f"{field}: nobody reads {name}"
 
@@ -120,7 +120,7 @@ def test_what_is_honoured_is_read_by_the_agent(field: str):
 @pytest.mark.parametrize(
     "field", [field for field in FIELDS if verdict(field) == REFUSED and ".tcpSocket" not in field]
 )
-def test_what_is_refused_is_named(field: str):
+def test_every_refused_field_is_named(field: str):
     """All but handlers, which are refused when they run: `tests/node/sync/test_hooks.py`."""
     pod = with_field(field)
     top = field.partition(".")[0].removesuffix("[]")

@@ -97,7 +97,7 @@ PODS = "name,cpu_milli,memory_mib,num_gpu,qos,creation_time,deletion_time\ntrain
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kubectl")
-def test_what_the_page_on_planning_shows_is_asked_and_answered(tmp_path: Path) -> None:
+def test_every_question_on_the_planning_page_is_answered(tmp_path: Path) -> None:
     """In its order, of a made-up cluster, and of one in tables."""
     page = ROOT / "docs/plan.md"
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -51,7 +51,7 @@ def is_held(line: str) -> bool:
     return line.startswith(tuple(HELD))
 
 
-def test_what_is_not_run_and_what_is_started_stands_in_a_document() -> None:
+def test_commands_that_are_not_run_exist_in_a_document() -> None:
     lines = [line for of_one in shown().values() for line in of_one]
     assert [start for start in HELD if not any(line.startswith(start) for line in lines)] == []
     assert [line for line in STAY if line not in lines] == []

@@ -42,7 +42,7 @@ def loaded_by(statement: str) -> set[str]:
         "import engine.plan",
     ],
 )
-def test_what_decides_loads_nothing_that_acts(statement: str) -> None:
+def test_deciding_modules_import_no_acting_ones(statement: str) -> None:
     loaded = loaded_by(statement)
     acting = {name for name in loaded if name.startswith("engine.") and name.endswith(".manager")}
     assert acting | loaded.intersection(ACTS) == set()

@@ -67,7 +67,7 @@ def test_bidirectional_propagation_needs_privileges(tmp_path: Path, privileged: 
 
 
 @pytest.mark.root
-async def test_image_volumes_are_read_only_and_told_as_they_are_pulled(embedded: Pods) -> None:
+async def test_image_volumes_are_read_only_and_report_their_pull(embedded: Pods) -> None:
     archive = write_image(
         embedded.directory / "v.tar", ["volume:1"], layers=[make_layer([ImageEntry("file", data=b"1")])]
     )

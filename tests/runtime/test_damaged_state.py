@@ -80,7 +80,7 @@ def test_an_end_is_recorded_on_a_full_file_system(tmp_path: Path, state: StateDi
 
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ["containers", "sandboxes"])
-async def test_what_runs_under_a_damaged_record_is_ended_and_the_rest_is_adopted(
+async def test_containers_with_damaged_records_end_and_the_others_are_adopted(
     tmp_path: Path,
     busybox_archive: Path,
     private_cgroup_root: str,

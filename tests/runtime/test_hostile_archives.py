@@ -337,7 +337,7 @@ def test_unpacking_that_fails_while_another_process_has_won(
 
 
 @pytest.mark.parametrize("after", [True, False])
-def test_import_goes_where_it_is_told(tmp_path: Path, after: bool) -> None:
+def test_an_import_writes_only_to_its_target(tmp_path: Path, after: bool) -> None:
     archive = write_image(tmp_path / "i.tar", ["x:1"], layers=[make_layer([ImageEntry("f", data=b"1")])])
     root = ["--root", str(tmp_path / "root")]
     words = ["import", *root, str(archive)] if after else [*root, "import", str(archive)]

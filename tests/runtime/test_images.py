@@ -74,7 +74,7 @@ def test_docker_and_oci_archives_hold_the_same_image(tmp_path: Path) -> None:
             assert first.read() == second.read() == busybox_layer()
 
 
-def test_what_is_no_archive_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with pytest.raises(InvalidInput, match=str(tmp_path / "text")):
         Archive(tmp_path / "text")

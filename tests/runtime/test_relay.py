@@ -68,7 +68,7 @@ def made() -> Iterator[NodeContext]:
     made.clean_up()
 
 
-def test_output_goes_to_peers_and_aside_and_the_end_is_told(made: NodeContext) -> None:
+def test_output_reaches_peers_and_the_log_and_the_exit_is_reported(made: NodeContext) -> None:
     os.write(made.process_out, b"out")
     made.relay.wait(5)
     made.relay.finish(7, 5)
@@ -79,7 +79,7 @@ def test_output_goes_to_peers_and_aside_and_the_end_is_told(made: NodeContext) -
     assert not made.relay.peers
 
 
-def test_what_a_peer_says_last_does_not_take_the_end_from_it(made: NodeContext) -> None:
+def test_unread_input_of_a_peer_does_not_cost_it_the_exit_code(made: NodeContext) -> None:
     made.peer.send(FRAME.pack(STDIN, 0))
     made.relay.finish(7, 5)
     made.peer.send(FRAME.pack(STDIN, 2) + b"in")

@@ -201,7 +201,7 @@ def test_windows_count_once_the_client_shows_that_it_keeps_them() -> None:
         client.tell(spdy.Settings({spdy.INITIAL_WINDOW: 0xFFFFFFFF}))
 
 
-def test_what_was_taken_is_given_back_to_the_client() -> None:
+def test_consumed_bytes_are_credited_to_the_client() -> None:
     client = Client()
     client.tell(spdy.SynStream(1, {}), spdy.Data(1, b"x" * WINDOW))
     client.session.consumed(1, WINDOW // 2 - 1)

@@ -199,7 +199,7 @@ async def test_a_slow_client_slows_the_command_and_not_the_memory(embedded: Pods
     await client.close()
 
 
-async def test_attach_talks_to_a_shell_whose_input_ends_once(pods: Pods) -> None:
+async def test_attach_reaches_a_shell_with_stdin_once(pods: Pods) -> None:
     container = await pods.start(await pods.pod(), "/bin/sh", stdin=True, stdin_once=True)
     async with await Spdy.connect(await attach_url(pods, container), *COMMAND) as client:
         ids = await channels(client, "error", "stdin", "stdout", "stderr")
@@ -216,7 +216,7 @@ async def test_attach_talks_to_a_shell_whose_input_ends_once(pods: Pods) -> None
     }
 
 
-async def test_end_of_input_ends_a_shell_whose_input_ends_once(pods: Pods) -> None:
+async def test_end_of_input_ends_a_shell_with_stdin_once(pods: Pods) -> None:
     container = await pods.start(await pods.pod(), "/bin/sh", stdin=True, stdin_once=True)
     async with await Spdy.connect(await attach_url(pods, container), *COMMAND) as client:
         ids = await channels(client, "error", "stdin", "stdout", "stderr")

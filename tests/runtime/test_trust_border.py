@@ -219,7 +219,7 @@ def test_the_output_of_a_child_is_checked(data: bytes) -> None:
     assert answer.keys() <= {"error"}
 
 
-def test_what_a_child_may_say() -> None:
+def test_which_messages_of_a_child_are_accepted() -> None:
     assert _said(b"") == {}
     assert _said(messages.pack({"user": [1, 2, [3]], "more": 1})) == {"user": [1, 2, [3]]}
     assert _said(messages.pack({"error": "no such file", "user": [0, 0, []]})) == {"error": "no such file"}

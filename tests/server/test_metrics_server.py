@@ -157,7 +157,7 @@ def of_runtime(uid: str, *names: str, cpu: bool = True) -> cri.PodSandboxStats:
     )
 
 
-async def test_what_groups_say_is_shown_with_the_time_of_its_reading(tmp_path: Path) -> None:
+async def test_cgroup_values_are_shown_with_their_time_of_reading(tmp_path: Path) -> None:
     usage = await usage_of(tmp_path, FILES)
     assert not usage.lacking
     text = page(usage, of_runtime("u", "a", "b"))
@@ -193,7 +193,7 @@ async def test_a_pod_is_left_out_while_a_container_has_only_one_number(tmp_path:
     assert read(page(usage))[1] == {}
 
 
-async def test_the_runtime_tells_what_a_group_does_not(tmp_path: Path) -> None:
+async def test_the_runtime_supplies_what_cgroups_lack(tmp_path: Path) -> None:
     """Of the container without a group all, of one with half of the numbers the other half."""
     told = of_runtime("u", "a", "b")
     pods = read(page(await usage_of(tmp_path / "none", {}), told))[1]

@@ -95,7 +95,7 @@ async def test_it_is_one_document_that_a_browser_runs_and_nothing_else(serve: An
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-def test_what_things_are_called_is_never_read_as_html() -> None:
+def test_names_are_never_interpreted_as_html() -> None:
     script = (PAGE / "page.js").read_text()
     assert (
         re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", script)

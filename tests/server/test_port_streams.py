@@ -185,7 +185,7 @@ async def test_a_websocket_names_ports_that_are_some(port: Secured, number: str)
     assert not port.view.runtime.asked
 
 
-async def test_what_the_runtime_does_not_know_is_not_found(port: Secured) -> None:
+async def test_an_unknown_container_is_not_found(port: Secured) -> None:
     port.view.runtime.error = NotFound("no such container")
     assert parse(await port.raw(UPGRADE.format(EXEC).encode())).status == 404
 

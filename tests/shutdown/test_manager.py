@@ -190,7 +190,7 @@ async def test_after_a_cancelled_shutdown_the_next_one_is_delayed_again(
     await eventually(lambda: served.held() == [False, False])
 
 
-async def test_logind_is_told_to_wait_as_long_as_pods_need(
+async def test_logind_is_asked_to_wait_as_long_as_pods_need(
     shutdowns: Shutdowns, logind: MakeLogind, tmp_path: Path
 ):
     served = logind(delay=5)
@@ -202,7 +202,7 @@ async def test_logind_is_told_to_wait_as_long_as_pods_need(
     assert written.endswith("[Login]\nInhibitDelayMaxSec=42\n")
 
 
-async def test_a_longer_delay_is_left_alone(shutdowns: Shutdowns, logind: MakeLogind, tmp_path: Path):
+async def test_a_longer_delay_of_logind_is_kept(shutdowns: Shutdowns, logind: MakeLogind, tmp_path: Path):
     served = logind(delay=600)
     await shutdowns.start(Pods())
     await eventually(lambda: served.held() == [True])

@@ -134,7 +134,7 @@ async def test_a_running_pod_is_resized(rig: Rig):
     assert status.restart_count == 0
 
 
-async def test_a_checkpoint_that_fails_tells_the_runtimes_status(rig: Rig):
+async def test_a_failed_checkpoint_carries_the_runtimes_status(rig: Rig):
     if shutil.which("criu"):
         pytest.skip("criu is installed, so that checkpoints work")
     node = await rig.start()

@@ -64,7 +64,7 @@ async def test_a_container_reads_an_image_that_was_pulled_as_its_volume(
 
 
 @pytest.mark.containerd
-async def test_a_containerd_that_cannot_mount_images_is_said_and_other_pods_run(
+async def test_a_containerd_without_image_volumes_is_reported_and_other_pods_run(
     rig: Rig, containerd: Containerd, tmp_path: Path
 ):
     archive = write_image(tmp_path / "model.tar", ["docker.io/library/model:1"], layers=[make_layer([])])

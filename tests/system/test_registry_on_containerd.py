@@ -183,7 +183,7 @@ async def test_an_image_of_a_pull_secret_is_for_those_who_have_one(
     assert await refused(cluster, "after")
 
 
-async def test_a_secret_that_is_missing_is_said_and_the_others_are_tried(
+async def test_a_missing_pull_secret_is_reported_and_the_others_are_tried(
     joined: Joined, cluster: Cluster, registry: Registry, image: str
 ) -> None:
     pull_secret(cluster, registry, "good")
@@ -193,7 +193,7 @@ async def test_a_secret_that_is_missing_is_said_and_the_others_are_tried(
     assert "FailedToRetrieveImagePullSecret" in reasons(joined)
 
 
-async def test_what_the_node_itself_may_pull_is_for_all_of_its_pods(
+async def test_images_of_the_nodes_own_credentials_serve_all_pods(
     joined: Joined, cluster: Cluster, registry: Registry, image: str
 ) -> None:
     joined.root.mkdir()

@@ -73,7 +73,7 @@ class TestUnderSystemd:
         assert process["no new privileges"] == "1"
         assert process["seccomp"] == "2"
 
-    def test_what_it_mounts_the_runtime_sees(self, seen: dict[str, Any]) -> None:
+    def test_mounts_of_the_unit_are_visible_to_the_runtime(self, seen: dict[str, Any]) -> None:
         assert seen["process"]["mounts are the host's"] == "True"
         assert seen["files"] == {"tmpfs": "tmpfs\n", "owned": "3000 2777\n", "downward": seen["pod"]}
         assert seen["mounts left"] == []

@@ -103,7 +103,7 @@ async def test_many_calls_at_once_each_gets_its_own_answer(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["no such thing", "100 % of düsenjäger\n\ttab", "x" * 6000])
-async def test_a_failure_is_told_in_the_servers_words(tmp_path: Path, text: str) -> None:
+async def test_a_failure_carries_the_servers_message(tmp_path: Path, text: str) -> None:
     async with served(tmp_path) as (_, channel):
         with pytest.raises(CallFailed) as failure:
             await channel.unary("/t/Fail", text.encode(), 30)

@@ -113,7 +113,7 @@ async def test_answers_without_a_message(tmp_path: Path, headers: Any, status: i
         channel.close()
 
 
-async def test_what_was_not_begun_is_sent_once_more(tmp_path: Path) -> None:
+async def test_a_request_that_was_not_started_is_sent_again(tmp_path: Path) -> None:
     """A refused stream, and one above the last that a server going away will answer."""
 
     def heed(server: Scripted, stream: int, _: Any) -> None:
@@ -206,7 +206,7 @@ async def test_messages_that_are_none(tmp_path: Path, flag: bytes) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nothing", "http1"])
-async def test_a_server_that_is_none_is_left_alone_for_a_while(tmp_path: Path, said: bytes) -> None:
+async def test_a_peer_that_is_no_server_is_not_called_again_for_a_while(tmp_path: Path, said: bytes) -> None:
     connections = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -254,7 +254,7 @@ async def test_a_slow_reader_of_a_stream_holds_the_server_back(tmp_path: Path) -
         channel.close()
 
 
-async def test_pings_are_answered_beside_calls_and_without_any(tmp_path: Path) -> None:
+async def test_pings_are_answered_with_and_without_calls(tmp_path: Path) -> None:
     def heed(server: Scripted, stream: int, _: Any) -> None:
         server.h2.ping(b"%8d" % stream)
         server.answer(stream, b"done")
@@ -270,7 +270,7 @@ async def test_pings_are_answered_beside_calls_and_without_any(tmp_path: Path) -
         channel.close()
 
 
-async def test_closing_beside_an_unanswered_ping_leaves_no_timer(tmp_path: Path) -> None:
+async def test_closing_with_an_unanswered_ping_leaves_no_timer(tmp_path: Path) -> None:
     def heed(server: Scripted, stream: int, _: Any) -> None:
         server.h2.ping(b"unheard ")
         server.answer(stream, b"done")

@@ -105,7 +105,7 @@ async def test_a_rotation_that_broke_off_is_ended(tmp_path: Path):
     assert store.path.read_bytes() == b"one\nkey\n"
 
 
-async def test_what_was_signed_for_another_key_is_not_kept(tmp_path: Path):
+async def test_a_certificate_for_another_key_is_not_kept(tmp_path: Path):
     store = CertificateStore(tmp_path, "kubelet-client")
     key, other = await new_key(), await new_key()
     certificate = await self_signed(key, "a", ["a"], 1)
@@ -214,7 +214,9 @@ async def _signed(server: ApiServer, begin: float, end: float) -> tuple[bytes, b
     return server.authority.sign(request, time.time() + begin, time.time() + end), key
 
 
-async def test_one_near_its_end_is_renewed_and_a_fresh_one_is_left_alone(server: ApiServer, tmp_path: Path):
+async def test_a_certificate_near_its_end_is_renewed_and_a_fresh_one_is_kept(
+    server: ApiServer, tmp_path: Path
+):
     store = CertificateStore(tmp_path / "pki", "kubelet-client")
     store.update(*await _signed(server, -100 * DAY, DAY), time.time() - DAY)
     asked: list[Any] = []
@@ -232,7 +234,7 @@ async def test_one_near_its_end_is_renewed_and_a_fresh_one_is_left_alone(server:
     assert asked == [client_certificate("n1")]
 
 
-async def test_what_fails_is_tried_again(server: ApiServer, tmp_path: Path):
+async def test_a_failed_request_is_retried(server: ApiServer, tmp_path: Path):
     store = CertificateStore(tmp_path / "pki", "kubelet-client")
     failures = [Unavailable("away"), Refused("denied"), Refused("expired")]
 

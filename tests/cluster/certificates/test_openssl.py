@@ -51,7 +51,7 @@ async def test_a_name_that_would_say_more_is_refused(name: str):
         await certificate_request(key, name, "system:nodes")
 
 
-async def test_what_is_no_certificate_or_key():
+async def test_files_that_are_no_certificate_or_key():
     with pytest.raises(Refused, match="openssl x509"):
         await certificate_facts(b"nothing")
     with pytest.raises(Refused, match="openssl req"):

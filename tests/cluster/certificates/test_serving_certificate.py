@@ -46,7 +46,7 @@ async def test_named_files_are_used_and_nothing_is_made(tmp_path: Path):
     assert not (tmp_path / "pki").exists()
 
 
-async def test_what_the_cluster_signs_is_waited_for_and_then_used(tmp_path: Path):
+async def test_a_signed_certificate_is_awaited_and_used(tmp_path: Path):
     waiting = serving(tmp_path, server_tls_bootstrap=True)
     await waiting.start()
     assert waiting.pair is None

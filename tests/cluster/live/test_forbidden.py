@@ -105,7 +105,7 @@ async def make_claim(plane: Plane, name: str, volume: str, of: str = "") -> None
     await plane.admin.create("/api/v1/persistentvolumes", value, Object)
 
 
-async def test_what_a_node_may_not_read_holds_the_pod_up_until_it_may(
+async def test_a_forbidden_object_delays_the_pod_until_it_is_permitted(
     guarded: Guarded, start: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     plane = guarded.plane

@@ -69,7 +69,7 @@ async def test_a_second_start_finds_the_node_and_keeps_what_others_wrote(plane: 
     assert "Theirs" in {each["type"] for each in again["status"]["conditions"]}
 
 
-async def test_what_others_write_into_the_node_counts(plane: Plane, start: Any):
+async def test_foreign_changes_of_the_node_are_honoured(plane: Plane, start: Any):
     node = await start(plane.node)
     await shown(plane.admin, NODE, is_ready)
     await plane.admin.patch(NODE, {"metadata": {"labels": {"disk": "ssd"}}}, Object)
@@ -109,9 +109,7 @@ async def test_a_resource_that_an_admin_gave_the_node_stays(plane: Plane, start:
     assert known["status"]["capacity"]["example.com/dongle"] == "4"
 
 
-async def test_volumes_in_use_are_told_until_they_are_released_and_attached_ones_heard(
-    plane: Plane, start: Any
-):
+async def test_volumes_in_use_are_reported_until_released_and_attached_ones_read(plane: Plane, start: Any):
     disk = "kubernetes.io/csi/disk.example^1"
     node = await start(plane.node)
     await shown(plane.admin, NODE, is_ready)
@@ -146,7 +144,7 @@ def _asked(server: ApiServer, after: int) -> set[tuple[str, str]]:
     return {(seen.method, seen.path) for seen in server.requests[after:]}
 
 
-async def test_a_real_control_plane_that_went_and_came_is_told_again(
+async def test_a_restarted_control_plane_receives_everything_again(
     real: ControlPlane, connect: Connect, start: Any
 ):
     """The API server comes back with another certificate of its own; etcd goes beneath it."""
@@ -180,7 +178,7 @@ async def test_a_node_joins_through_trouble(tmp_path: Path, start: Any, fault: A
         await _until(lambda: bool(server.list("/api/v1/nodes")) and is_ready(server.get(NODE)))
 
 
-async def test_a_server_that_went_and_came_is_told_again_without_a_restart(tmp_path: Path, start: Any):
+async def test_a_returned_server_receives_everything_without_an_agent_restart(tmp_path: Path, start: Any):
     async with ApiServer(tmp_path / "server") as server:
         await start(server.kubeconfig("system:node:n1"))
         await _until(lambda: bool(server.list(LEASE.rpartition("/")[0])))
@@ -193,7 +191,7 @@ async def test_a_server_that_went_and_came_is_told_again_without_a_restart(tmp_p
         await _until(lambda: bool(server.list(LEASE.rpartition("/")[0])))
 
 
-async def test_an_idle_node_says_no_more_than_its_lease(plane: Plane, start: Any):
+async def test_an_idle_node_sends_only_its_lease(plane: Plane, start: Any):
     await start(plane.node)
     await shown(plane.admin, NODE, is_ready)
     heard = plane.heard_of_node

@@ -35,7 +35,9 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("plane", ["kube-apiserver"], indirect=True)
-async def test_the_node_is_the_kubelets(plane: Plane, tmp_path: Path, runtime: HollowRuntime) -> None:
+async def test_the_node_object_equals_the_kubelets(
+    plane: Plane, tmp_path: Path, runtime: HollowRuntime
+) -> None:
     runtime.images.add("docker.io/library/one:1")
     config = configuration(tmp_path, runtime)
     found = []

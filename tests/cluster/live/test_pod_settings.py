@@ -21,7 +21,7 @@ WITHOUT = {"automountServiceAccountToken": False}
 ENDS = {"runtime.kubengine.dev/exit-after.c": "10ms", "runtime.kubengine.dev/exit-code.c": "42"}
 
 
-async def test_a_pod_with_users_profiles_and_groups_of_its_own_is_told_to_the_runtime(
+async def test_users_profiles_and_groups_of_a_pod_reach_the_runtime(
     plane: Plane,
     start: Callable[[Path], Any],
     runtime: HollowRuntime,

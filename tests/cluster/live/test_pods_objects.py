@@ -71,7 +71,7 @@ async def test_pods_of_a_cluster_get_what_they_name_and_see_it_change(
         assert control_plane.refused("system:node:n1") == []
 
 
-async def test_what_is_missing_is_waited_for_unless_it_may_be_missing(
+async def test_missing_objects_are_awaited_unless_optional(
     plane: Plane, start: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     """In a kubelet's words; who needs nothing of it starts."""
@@ -103,7 +103,7 @@ async def test_what_is_missing_is_waited_for_unless_it_may_be_missing(
         await gone(plane, name)
 
 
-async def test_an_object_that_can_change_no_more_is_watched_no_more(
+async def test_an_immutable_object_is_no_longer_watched(
     plane: Plane, start: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     await start(plane.node)

@@ -350,7 +350,7 @@ async def test_a_pod_has_each_kind_of_volume_of_its_node(site: Site, tmp_path: P
     ],
     ids=["users", "secret", "claim", "groups", "sysctl", "armor"],
 )
-async def test_what_is_unavailable_is_reported(
+async def test_an_unavailable_object_is_reported(
     site: Site, request: pytest.FixtureRequest, spec: Object, reason: str, words: str
 ) -> None:
     name = request.node.callspec.id

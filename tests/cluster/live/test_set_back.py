@@ -41,7 +41,7 @@ async def test_pods_of_the_snapshot_go_on_and_later_ones_end(scene: Scene):
     await scene.when("new", is_ready)
 
 
-async def test_a_node_whose_server_has_nothing_registers_again_and_touches_no_namesake(scene: Scene):
+async def test_a_node_of_an_emptied_server_registers_again_and_keeps_pods_of_the_same_name(scene: Scene):
     manifest = scene.write("static", {"containers": [container()]})
     first = await scene.run("web")
     await scene.when("web", is_ready)

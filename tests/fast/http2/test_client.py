@@ -82,7 +82,7 @@ fields = st.lists(st.tuples(names, values), max_size=12)
 
 @settings(max_examples=100, deadline=None)
 @given(fields, st.sets(st.sampled_from([b"authorization", b"via"])))
-def test_what_is_written_is_read_by_hpack(headers, secret):
+def test_written_headers_are_read_by_hpack(headers, secret):
     decoder = hpack.Decoder()
     decoder.max_header_list_size = 1 << 20
     read = decoder.decode(encode(headers, secret), raw=True)
@@ -275,7 +275,7 @@ def test_no_server_is_refused_that_h2_takes(rest):
         (SETTINGS + frame(1, 4, b"\x88") + frame(0, 0, b"x" * 16384) * 5, 3),
     ],
 )
-def test_what_breaks_a_connection(data, code):
+def test_which_frames_end_a_connection(data, code):
     client = ClientConnection(stream_window=65535, connection_window=65535, header_list=16384)
     heard = Answers(client)
     for body in (b"", b"", b"x" * 100_000):

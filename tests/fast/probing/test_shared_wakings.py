@@ -59,7 +59,7 @@ def test_probes_begin_together_and_not_too_many(loop, number, period, grid):
 @pytest.mark.parametrize(
     ("period", "kind", "grid"), [(0.5, TCP, 1), (1.003, TCP, 1), (1.0, EXEC, 20), (10.0, EXEC, 20)]
 )
-def test_what_does_not_gather(loop, period, kind, grid):
+def test_probes_that_share_no_wakeup(loop, period, kind, grid):
     found = wakings(loop, 50, period, kind)
     assert {waking % grid for waking in found} == {0}
     assert any(waking % 40 for waking in found)

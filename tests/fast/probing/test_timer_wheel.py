@@ -46,7 +46,7 @@ def test_compiled_agrees_with_twin(start, steps):
             assert heap.now < wheel.next() <= earliest
 
 
-def test_waking_when_told_finds_every_timer_in_time():
+def test_waking_at_the_given_times_finds_every_timer():
     """An owner that sleeps until `next` is woken at the very tick of each timer."""
     wheel = compiled.TimerWheel(5)
     due = {n: 5 + 7 * n * n * n for n in range(1, 60)}

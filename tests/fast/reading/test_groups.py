@@ -141,7 +141,7 @@ STEADY = {
         ({"memory.stat": "anon 6\n"}, True, "none"),
     ],
 )
-def test_what_rests_is_not_read_again(
+def test_resting_groups_are_not_read_again(
     tmp_path: Path, form: Any, changed: dict[str, str], due: bool, moves: str
 ) -> None:
     for cgroup in ("pod", "pod/inner"):
@@ -174,7 +174,9 @@ def test_what_rests_is_not_read_again(
     [{"memory.stat": "anon 5\nfile_dirty 4096\n"}, {"memory.stat": "file_writeback 1\n"},
      {"cpu.pressure": "some avg10=0.00 avg60=0.01 avg300=0.00 total=7\n"}],
 )  # fmt: skip
-def test_what_goes_on_by_itself_is_followed(tmp_path: Path, form: Any, unsettled: dict[str, str]) -> None:
+def test_counters_that_advance_on_their_own_are_read(
+    tmp_path: Path, form: Any, unsettled: dict[str, str]
+) -> None:
     for name, text in {**STEADY, **unsettled}.items():
         (tmp_path / name).write_text(text)
     first, _, _ = read(form, tmp_path, ["/"], False)

@@ -80,7 +80,7 @@ def test_both_forms_cut_the_same_pieces(seed):
 
 @FORMS
 @pytest.mark.parametrize("picked", [[0], [0, 2], [-1, 0]])
-def test_what_is_not_there_is_not_picked(form, picked):
+def test_missing_members_are_not_selected(form, picked):
     with pytest.raises(ValueError, match=r"labels, 2 values|does not exist"):
         form.exposition([Series(b"", b"x{", blank(2), np.array([1, 2]), picked=np.array(picked))])
 
@@ -97,6 +97,6 @@ def test_what_is_not_there_is_not_picked(form, picked):
         (Texts(b"abc", np.array([-1, 1])), 0, "must not decrease"),
     ],
 )
-def test_what_does_not_fit_is_refused(form, labels, point, complaint):
+def test_values_out_of_range_are_refused(form, labels, point, complaint):
     with pytest.raises(ValueError, match=complaint):
         form.exposition([Series(b"", b"x{", labels, np.array([1, 2]), point)])

@@ -137,6 +137,6 @@ NUMBER = MemberStep(b'"n":', column(1, 2), 0)
         (joined([b"a"]), [NUMBER] * 129, [0], [0], "129 steps"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(form, texts, steps, which, rows, complaint):
+def test_values_out_of_range_are_refused(form, texts, steps, which, rows, complaint):
     with pytest.raises(ValueError, match=complaint):
         form.filled(texts, [steps], column(*which), column(*rows))

@@ -174,7 +174,7 @@ def test_anchors_by_name():
         shown(ClusterTrustBundleProjection("p"))
 
 
-def test_what_is_not_pem_is_ignored():
+def test_blocks_that_are_not_pem_are_ignored():
     text = pem(b"1") + "-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n" + pem(b"2")
     known = {"x": ClusterTrustBundle(ObjectMeta(name="x"), ClusterTrustBundleSpec("", text))}
     wanted = ClusterTrustBundleProjection("p", name="x")
@@ -303,7 +303,7 @@ async def test_a_device_that_cannot_be_given_holds_the_pod_up(
     assert messages(joined, reason)[0].startswith(words)
 
 
-async def test_what_is_no_claim_is_no_device(joined: Joined, cluster: Cluster) -> None:
+async def test_only_claims_become_devices(joined: Joined, cluster: Cluster) -> None:
     """An API server refuses such a pod."""
     await joined.start()
     devices = [{"name": "v", "devicePath": "/dev/data"}]

@@ -259,7 +259,7 @@ async def test_labels_and_annotations_are_followed(joined: Joined, cluster: Clus
         ),
     ],
 )
-async def test_what_is_missing_is_said_and_waited_for(
+async def test_a_missing_object_is_reported_and_the_pod_waits(
     joined: Joined, cluster: Cluster, source: Object, words: str
 ) -> None:
     await joined.start()
@@ -274,7 +274,7 @@ async def test_what_is_missing_is_said_and_waited_for(
     await cluster.ready("p")
 
 
-async def test_an_object_that_goes_leaves_its_files_and_is_said(joined: Joined, cluster: Cluster) -> None:
+async def test_a_deleted_object_leaves_its_files_and_is_reported(joined: Joined, cluster: Cluster) -> None:
     config_map(cluster, a="1")
     await joined.start()
     await run_with(cluster, {"configMap": {"name": "m"}})

@@ -86,7 +86,7 @@ async def test_a_line_that_is_longer_than_a_file_has_one_of_its_own(tmp_path, de
     assert (numbers(path.with_name("decisions.1")), numbers(path)) == ([1], [2])
 
 
-async def test_what_cannot_be_written_is_said_once_and_written_later(tmp_path, decisions, caplog):
+async def test_a_failed_write_is_reported_once_and_done_later(tmp_path, decisions, caplog):
     caplog.set_level(logging.INFO, "kubengine.decisions")
     path = tmp_path / "later" / "decisions"
     file = made(path, decisions)

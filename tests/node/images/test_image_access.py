@@ -108,7 +108,7 @@ def test_auth_is_user_and_password_in_base64_padded_or_not() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[]", b'{"auths": {"r": {"auth": "%%"}}}', b'{"auths": 1}', b"\xff"]
 )
-def test_what_is_no_docker_config_is_refused_and_not_quoted(data: bytes) -> None:
+def test_an_invalid_docker_config_is_refused_and_not_quoted(data: bytes) -> None:
     with pytest.raises(InvalidInput) as caught:
         docker_config(data)
     assert "%%" not in str(caught.value)
@@ -238,7 +238,7 @@ def test_a_wrong_configuration_is_named(tmp_path: Path, fields: Object, named: s
         (ALLOWED, "r.io/two", False, True),
     ],
 )
-def test_who_has_to_show_that_he_may(policy: str, image: str, ours: bool, wanted: bool) -> None:
+def test_which_pods_must_show_credentials(policy: str, image: str, ours: bool, wanted: bool) -> None:
     assert must_verify(policy, ["r.io/x/*", "r.io/one"], image, ours=ours) is wanted
 
 
@@ -280,7 +280,7 @@ def test_records_are_the_kubelets_and_survive_damage(tmp_path: Path) -> None:
     assert known.node_pods_accessible
 
 
-def test_an_image_whose_pull_outlived_the_agent_is_for_nobody_known(tmp_path: Path) -> None:
+def test_an_image_pulled_after_the_agent_died_needs_credentials(tmp_path: Path) -> None:
     PullRecords(tmp_path, lambda: NOW).begins(PRIVATE)
     PullRecords(tmp_path, lambda: NOW).came("gone:1", "sha256:2", None)
     records = PullRecords(tmp_path, lambda: NOW)
@@ -307,7 +307,7 @@ def test_records_of_deleted_images_are_removed(tmp_path: Path) -> None:
     assert len(list(pulled.iterdir())) == 1
 
 
-async def test_who_may_use_an_image_is_read_again_after_each_change_and_only_then(
+async def test_image_records_are_read_again_only_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records, reads = PullRecords(tmp_path, lambda: NOW), 0
@@ -446,7 +446,7 @@ async def test_an_image_that_was_there_before_is_for_all(
     assert registry.pulls == []
 
 
-async def test_an_image_whose_pull_cannot_be_recorded_is_not_pulled_until_it_can(
+async def test_an_image_is_not_pulled_until_its_pull_can_be_recorded(
     registry: Registry, joined: Joined, cluster: Cluster
 ) -> None:
     joined.root.mkdir()

@@ -72,7 +72,7 @@ def pulled(rig: Rig, name: str) -> tuple[float, float]:
     return Duration.parse(found[1]), Duration.parse(found[2])
 
 
-async def test_a_pulled_event_tells_the_pull_from_the_waiting_for_its_turn(rig: Rig, registry: Registry):
+async def test_a_pulled_event_separates_pull_time_from_waiting_time(rig: Rig, registry: Registry):
     await rig.start()
     rig.write("first", {"containers": [container(image="slow1:1", imagePullPolicy="Always")]})
     await eventually(lambda: registry.begun == ["slow1:1"])
@@ -272,7 +272,7 @@ async def test_an_image_volume_is_pulled_mounted_and_counts_as_used(rig: Rig, ho
     assert hollow.images.resolve("weights:1") is not None
 
 
-async def test_an_image_volume_that_cannot_be_had_is_said_and_nobody_waits_for_it(
+async def test_an_unavailable_image_volume_is_reported_and_delays_no_other_pod(
     rig: Rig, hollow: HollowRuntime
 ):
     await rig.start()

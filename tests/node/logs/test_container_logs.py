@@ -61,7 +61,7 @@ LINES = [
     ],
     ids=["all", "since", "limit", "none", "so-many", "timestamps"],
 )
-def test_what_becomes_of_lines(options: LogOptions, expected: bytes) -> None:
+def test_how_log_lines_are_formatted(options: LogOptions, expected: bytes) -> None:
     assert LogText(options).take_all(LINES) == expected
 
 

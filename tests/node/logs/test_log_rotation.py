@@ -71,7 +71,7 @@ async def test_a_large_log_is_moved_and_the_runtime_opens_another(tmp_path: Path
     assert not old.exists()
 
 
-async def test_what_a_container_put_among_its_logs_is_not_followed(tmp_path: Path):
+async def test_links_that_a_container_put_among_its_logs_are_not_followed(tmp_path: Path):
     """One that mounts the host's log directory: links for rotated files, and a link on the way."""
     (tmp_path / "host").write_text("the host's own")
     logs = tmp_path / "logs"

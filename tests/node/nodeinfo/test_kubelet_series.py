@@ -65,7 +65,7 @@ async def test_a_node_gives_what_the_documents_say_and_nothing_else_of_a_kubelet
         assert shown[page].keys() & series == given(page), page
 
 
-def test_what_kube_prometheus_asks_of_a_kubelet_is_given() -> None:
+def test_every_series_that_kube_prometheus_queries_exists() -> None:
     """But for goroutines, which there are none of."""
     everything = set().union(*map(given, SERIES))
     assert set(DATA["asked_by_kube_prometheus"]) - everything == {"go_goroutines"}

@@ -124,7 +124,7 @@ async def test_a_pod_of_a_cluster_waits_no_longer_than_it_may(
     assert await cluster.pod("ours") == failed
 
 
-async def test_what_was_given_is_taken_back_where_the_last_step_fails(
+async def test_resources_are_released_when_the_last_step_fails(
     rig: JoinedDevices, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     restored, failures = Probing._restored, 0
@@ -168,5 +168,5 @@ FULL_DISK = OSError(errno.ENOSPC, FULL)
         (caused(AdmissionRejected("UnexpectedAdmissionError", "said"), InvalidInput("odd")), False),
     ],
 )
-def test_which_refusals_are_the_machine_s(error: Exception, passes: bool):
+def test_which_refusals_are_machine_faults(error: Exception, passes: bool):
     assert is_of_the_machine(error) is passes

@@ -84,7 +84,7 @@ async def test_an_address_that_was_given_stays(name: str, given: list[str], rout
     assert (found.ips, route.looks) == (("203.0.113.5",), 0)
 
 
-async def test_the_runtime_hears_of_the_pods_range_when_the_cluster_gives_one(
+async def test_the_runtime_receives_the_pod_cidr_once_the_cluster_assigns_one(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_cidr, "RETRY_SECONDS", 0.05)

@@ -123,7 +123,7 @@ async def test_a_sandbox_that_the_runtime_refuses_is_counted(
     assert counted("kubelet_run_podsandbox_errors_total", runtime_handler="") >= 1
 
 
-async def test_who_was_there_before_the_agent_is_not_measured_again(rig: Rig) -> None:
+async def test_pods_older_than_the_agent_are_not_measured_again(rig: Rig) -> None:
     await rig.start()
     rig.write("p", {"containers": [container()]})
     await eventually(lambda: rig.phase("p") == "Running")

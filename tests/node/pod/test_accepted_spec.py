@@ -109,7 +109,7 @@ async def test_a_pod_without_a_source_holds_what_it_has_until_it_has_stopped(rig
 
 
 @pytest.mark.parametrize("content", [b"", b"{"], ids=["empty", "damaged"])
-async def test_who_holds_what_nobody_knows_is_waited_for_however_often_its_stop_is_refused(rig, content):
+async def test_unaccounted_resources_are_waited_for_however_often_stopping_fails(rig, content):
     rig.write("old", LARGE)
     await eventually(lambda: rig.running("old"))
     kept = rig.kept("old")
@@ -148,7 +148,7 @@ async def test_a_resize_while_no_agent_was_there_is_decided_like_any_other(rig):
     assert str(rig.pod("grows").spec.containers[0].requests["cpu"]) == MOST_CPUS
 
 
-async def test_what_runs_counts_before_its_source_is_heard(rig, tmp_path):
+async def test_running_pods_count_before_their_source_is_read(rig, tmp_path):
     """The node belongs to a cluster now whose API server is away: the first pod may be one of its pods."""
     rig.write("m", LARGE)
     await eventually(lambda: rig.running("m"))

@@ -59,7 +59,7 @@ def test_an_event_that_cannot_happen_is_a_bug():
 
 
 @given(st.lists(st.sampled_from(LifeEvent)))
-def test_what_a_pod_held_is_given_back_when_it_stops_to_hold_it_and_not_before(events):
+def test_resources_of_a_pod_are_released_exactly_when_it_stops_using_them(events):
     life = PodLife()
     for event in events:
         if (life.state, event) not in TRANSITIONS and (life.state, event) not in IGNORED:
@@ -77,7 +77,7 @@ def test_what_a_pod_held_is_given_back_when_it_stops_to_hold_it_and_not_before(e
     st.lists(st.none() | st.integers(0, 100), min_size=1),
     st.sampled_from([LifeState.WORKING, LifeState.FAILING]),
 )
-def test_told_again_to_leave_only_a_shorter_grace_changes_anything(graces, state):
+def test_a_second_termination_can_only_shorten_the_grace_period(graces, state):
     life = PodLife(state, END if state is LifeState.FAILING else None)
     for grace in graces:
         before, stopping = life.grace, life.state in (LifeState.FAILING, LifeState.LEAVING)
@@ -100,7 +100,7 @@ def test_the_node_and_the_sources_may_each_give_a_grace_and_the_shorter_one_hold
     assert life.given_grace == 1
 
 
-def test_only_a_pod_that_is_told_to_leave_has_a_grace_from_its_sources():
+def test_only_a_terminating_pod_has_a_grace_period_from_its_source():
     life = PodLife(LifeState.WORKING)
     life.grace = 5
     with pytest.raises(Bug, match="asked to terminate"):

@@ -23,7 +23,7 @@ def test_every_state_is_reached_and_all_but_the_last_are_left():
 
 
 @given(st.lists(st.sampled_from(ResizeEvent)))
-def test_what_has_begun_is_never_judged_again_and_ends_only_when_it_is_done(events):
+def test_a_resize_in_progress_is_never_evaluated_again_until_it_completes(events):
     resize = Resize(Pod())
     for event in events:
         before, begun = resize.state, resize.begun

@@ -68,7 +68,7 @@ async def relisted(hollow: HollowRuntime) -> AsyncIterator[Relisted]:
     await client.close()
 
 
-async def test_what_changes_in_the_runtime_is_seen(relisted: Relisted) -> None:
+async def test_a_relist_finds_changes_in_the_runtime(relisted: Relisted) -> None:
     watch, client = relisted.watch, relisted.client
     await client.stop_container(relisted.containers["uid-b"], 0)
     await watch.relist()
@@ -90,7 +90,7 @@ async def test_what_changes_in_the_runtime_is_seen(relisted: Relisted) -> None:
     assert watch.pod("uid-d").containers[0].state == RUNNING
 
 
-async def test_what_is_known_is_brought_in_line_again(relisted: Relisted) -> None:
+async def test_a_relist_corrects_the_known_state(relisted: Relisted) -> None:
     """The lists are as before, but what was known is not."""
     watch = relisted.watch
     watch.forget("uid-c", [relisted.containers["uid-c"]])
@@ -179,7 +179,7 @@ def test_relists_get_ever_more_seldom_while_the_stream_stands() -> None:
     ]  # fmt: skip
 
 
-async def test_what_happened_before_a_slow_runtime_listened_is_seen(
+async def test_changes_before_a_slow_event_stream_opens_are_found(
     relisted: Relisted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream stands, but tells nothing yet."""

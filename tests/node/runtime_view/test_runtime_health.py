@@ -99,7 +99,7 @@ async def test_a_runtime_that_is_gone_for_30_s_is_down_and_then_well_again(
     await eventually(lambda: watched.changes == before + 2)
 
 
-async def test_what_the_runtime_says_of_itself_is_passed_on(
+async def test_the_runtimes_own_conditions_are_reported(
     hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     answer = cri.StatusResponse(
@@ -203,7 +203,7 @@ async def test_a_reboot_is_an_event(rig: Rig, monkeypatch: pytest.MonkeyPatch):
         ),
     ],
 )
-async def test_what_the_host_has_not_got_turns_the_pod_away(
+async def test_a_pod_that_needs_what_the_host_lacks_is_rejected(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, spec, reason, message
 ):
     monkeypatch.setattr("engine.node.running_node.app_armor_enabled", lambda: False)
@@ -257,7 +257,7 @@ def test_an_app_armor_profile_needs_a_name():
         support.check(Pod(spec=spec))
 
 
-def test_what_is_enforced_of_the_nodes_resources_is_an_event(tmp_path: Path):
+def test_enforcing_node_allocatable_is_an_event(tmp_path: Path):
     recorder = EventRecorder(lambda: 1.0)
     config = KubeletConfiguration(
         enforce_node_allocatable=["pods", "system-reserved", "kube-reserved"],

@@ -20,7 +20,9 @@ from tests.node_rig import container
 from tests.waiting import eventually
 
 
-async def test_a_pod_runs_is_told_of_and_leaves_the_api_when_it_is_deleted(joined: Joined, cluster: Cluster):
+async def test_a_pod_runs_reports_its_status_and_leaves_the_api_when_deleted(
+    joined: Joined, cluster: Cluster
+):
     await joined.start()
     await cluster.run("web")
     await cluster.run("other", node="n2")
@@ -55,9 +57,7 @@ async def test_a_deleted_pod_leaves_the_api_before_its_dead_containers_leave_the
     await eventually(lambda: not hollow.service.records.sandboxes)
 
 
-async def test_nothing_is_said_while_nothing_changes_and_others_conditions_stay(
-    joined: Joined, cluster: Cluster
-):
+async def test_an_unchanged_pod_sends_nothing_and_keeps_foreign_conditions(joined: Joined, cluster: Cluster):
     await joined.start()
     await cluster.run("web", readinessGates=[{"conditionType": "example.com/gate"}])
     await cluster.until("web", "Running")
@@ -76,7 +76,7 @@ async def test_nothing_is_said_while_nothing_changes_and_others_conditions_stay(
 
 
 @pytest.mark.parametrize("name", ["../out", "/out", "a/../../out", "..", "a\0b"])
-async def test_a_pod_whose_parts_have_names_that_lead_elsewhere_is_passed_over(
+async def test_a_pod_with_names_that_would_escape_their_path_is_ignored(
     joined: Joined, cluster: Cluster, caplog: pytest.LogCaptureFixture, name: str
 ):
     """An API server refuses such names; one that does not harms nobody."""
@@ -141,7 +141,7 @@ async def test_a_pod_deleted_while_no_agent_was_there_ends_when_one_comes(joined
     await eventually(lambda: joined.node.running.running_pods() == [])  # type: ignore[union-attr]
 
 
-async def test_status_is_told_again_until_the_server_takes_it(joined: Joined, cluster: Cluster):
+async def test_a_status_is_sent_again_until_the_server_accepts_it(joined: Joined, cluster: Cluster):
     for fault in (500, ApiServerFault.DROP):
         cluster.server.fail(fault, path="/pods/web/status", times=2)
     await joined.start()
@@ -149,7 +149,7 @@ async def test_status_is_told_again_until_the_server_takes_it(joined: Joined, cl
     await cluster.ready("web")
 
 
-async def test_what_is_left_of_a_deleted_pod_is_kept_until_the_server_knows_its_end(
+async def test_records_of_a_deleted_pod_stay_until_the_server_has_its_final_status(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime
 ):
     await joined.start()
@@ -354,7 +354,7 @@ async def test_a_resize_that_waits_still_does_after_a_restart(joined: Joined, cl
     assert condition(again, "PodResizePending")["reason"] == "Infeasible"
 
 
-async def test_what_the_node_does_not_carry_out_turns_the_pod_away(joined: Joined, cluster: Cluster):
+async def test_a_pod_with_an_unsupported_field_is_rejected(joined: Joined, cluster: Cluster):
     await joined.start()
     await cluster.run("odd", resources={"claims": [{"name": "gpu"}]})
     pod = await cluster.until("odd", "Failed")
@@ -362,7 +362,7 @@ async def test_what_the_node_does_not_carry_out_turns_the_pod_away(joined: Joine
     assert "Pod was rejected: spec.resources.claims: " in pod["status"]["message"]
 
 
-async def test_what_a_restored_server_does_not_know_ends_and_what_it_knows_is_let_alone(
+async def test_pods_unknown_to_a_restored_server_end_and_known_pods_keep_running(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime
 ):
     """As from a backup of etcd, whose history has been marked as forgotten."""

@@ -46,7 +46,7 @@ def test_every_part_counts() -> None:
     assert len(uids) == 4
 
 
-def test_what_is_not_known_of_the_kubelet_has_its_digest_for_a_uid() -> None:
+def test_a_manifest_that_the_kubelet_cannot_print_gets_its_digest_as_uid() -> None:
     manifest = b"""
 apiVersion: v1
 kind: Pod

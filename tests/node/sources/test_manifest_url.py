@@ -126,7 +126,9 @@ async def test_a_pod_of_before_stays_until_the_url_was_read(served: Rig, manifes
         (b"x" * (11 << 20), "more than 10485760 bytes"),
     ],
 )
-async def test_what_is_no_pod_is_one_event(served: Rig, manifests: Manifests, body: bytes, fault: str):
+async def test_a_document_that_is_no_pod_is_one_event(
+    served: Rig, manifests: Manifests, body: bytes, fault: str
+):
     rig = served
     manifests.body = body
     await rig.start()

@@ -67,13 +67,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path)
 
 
-async def test_the_first_look_is_told_whole(world: World) -> None:
+async def test_the_first_scan_is_reported_at_once(world: World) -> None:
     world.write(*"abcde")
     async with world.followed():
         assert world.told == [list("abcde")]
 
 
-async def test_later_ones_are_told_in_parts_that_grow(world: World) -> None:
+async def test_later_scans_are_reported_in_growing_batches(world: World) -> None:
     async with world.followed():
         world.write(*"abcdefghij")
         await eventually(lambda: world.told[-1] == list("abcdefghij"))

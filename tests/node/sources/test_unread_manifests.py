@@ -109,7 +109,7 @@ async def test_a_pod_stays_while_its_changed_manifest_cannot_be_read(
 
 
 @pytest.mark.parametrize("name", ["end.json", "accepted.json"])
-async def test_what_an_earlier_agent_kept_is_waited_for(
+async def test_pods_of_an_earlier_agent_keep_running_while_their_manifests_are_unread(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A pod that was ended is not begun again, and one that runs not ended, where descriptors are short."""

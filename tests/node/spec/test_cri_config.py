@@ -122,7 +122,7 @@ def test_the_users_are_the_hosts_unless_the_pod_has_a_range_of_its_own():
         ("localhost/mine", KINDS(profile_type=KINDS.Localhost, localhost_ref="mine")),
     ],
 )
-def test_app_armor_is_told_in_both_forms_and_read_from_both(annotation, profile):
+def test_app_armor_is_sent_in_both_forms_and_read_from_both(annotation, profile):
     annotations = {"container.apparmor.security.beta.kubernetes.io/c": annotation}
     message = security(pod_of({}, annotations=annotations))
     assert message.apparmor == profile
@@ -199,7 +199,7 @@ def test_etc_hosts_names_the_pod_with_its_domain_and_its_aliases():
     assert text == "# Kubernetes-managed hosts file (host network).\n1.2.3.4 node\n"
 
 
-def test_sandboxes_are_told_what_their_containers_have_together_and_the_overhead_apart():
+def test_sandboxes_receive_the_sum_of_their_containers_and_the_overhead_separately():
     rules = ContainerRules(memory_capacity=1 << 34)
     sized = {"requests": {"cpu": "250m"}, "limits": {"cpu": "500m", "memory": "64Mi"}}
     pod = pod_of({"containers": [container(resources=sized), container("d", resources=sized)]})

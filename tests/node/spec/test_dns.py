@@ -35,7 +35,7 @@ def resolv_conf(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("host_ip", "server"), [("10.1.1.1", "127.0.0.1"), ("", "127.0.0.1"), ("fd::1", "::1")]
 )
-def test_without_a_resolv_conf_nothing_is_looked_up(host_ip: str, server: str) -> None:
+def test_without_a_resolv_conf_there_are_no_resolvers(host_ip: str, server: str) -> None:
     for policy in ("Default", "ClusterFirst"):
         assert dns("", policy, host_ip=host_ip) == cri.DNSConfig(servers=[server], searches=["."])
     assert dns("", "None") == cri.DNSConfig()
@@ -58,7 +58,7 @@ def test_cluster_dns_has_options_of_its_own_and_each_search_path_once(resolv_con
     assert on_host == dns(resolv_conf, "Default")
 
 
-def test_what_the_pod_adds_comes_last_and_its_options_count(resolv_conf: str) -> None:
+def test_dns_settings_of_the_pod_come_last_and_its_options_win(resolv_conf: str) -> None:
     own = PodDNSConfig(
         nameservers=["10.0.0.1", "1.1.1.1", "2.2.2.2", "3.3.3.3"],
         searches=["a.example", "b.example"],
@@ -71,7 +71,7 @@ def test_what_the_pod_adds_comes_last_and_its_options_count(resolv_conf: str) ->
     )
 
 
-def test_what_resolvers_cannot_take_is_left_out() -> None:
+def test_settings_beyond_the_limits_of_resolvers_are_omitted() -> None:
     label = "a" * 60
     many = PodDNSConfig(searches=["x" * 254, *(f"{label}.{label}.{n}" for n in range(40))])
     found = dns("", "None", many)

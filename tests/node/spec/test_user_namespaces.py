@@ -133,7 +133,7 @@ async def test_a_runtime_without_user_namespaces_makes_no_sandbox_for_it(
     assert rig.phase("own") == "Pending"
 
 
-async def test_the_runtime_is_told_the_range_and_maps_the_mounts(
+async def test_the_runtime_receives_the_id_range_and_maps_the_mounts(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(RuntimeFeatures, "of", lambda _: CAN)

@@ -167,7 +167,7 @@ async def test_one_reading_serves_all_who_ask(tmp_path: Path) -> None:
     assert "runtime" not in later.system
 
 
-def test_what_is_set_from_outside_is_looked_at_now_and_then(tmp_path: Path) -> None:
+def test_values_set_from_outside_are_read_again_occasionally(tmp_path: Path) -> None:
     """Where nothing runs nothing else changes; io and other numbers stay as they were."""
     calm = {name: text for name, text in V2.items() if not name.endswith("pressure")}
     mount, groups, limits = tree(tmp_path, calm), Groups(), []
@@ -213,7 +213,7 @@ async def test_a_container_that_came_back_elsewhere_is_found(tmp_path: Path) -> 
     assert found == [first, first, gone, later, later]
 
 
-async def test_a_pod_whose_containers_have_no_groups_stays_the_same_until_one_has(tmp_path: Path) -> None:
+async def test_a_pod_without_container_cgroups_keeps_its_columns_until_one_appears(tmp_path: Path) -> None:
     container = ContainerRecord("id1", "c", "s1", RUNNING, 0, 1.0, 2.0)
     pod = PodRecord("u", "p", "n", [SandboxRecord("s1", True, 0, 1.0)], [container])
     clock = [100.0]

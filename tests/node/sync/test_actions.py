@@ -98,7 +98,7 @@ def test_a_sidecar_holds_the_next_until_it_has_started():
     assert starts(spec, record(running, container("i", EXITED))) == ["a"]
 
 
-def test_a_sidecar_that_ended_is_started_again_beside_running_containers():
+def test_an_ended_sidecar_restarts_while_containers_run():
     spec = pod("a", init=(sidecar("s"),))
     assert starts(spec, record(container("a", RUNNING), container("s", EXITED))) == ["s"]
 
@@ -153,6 +153,6 @@ def test_a_container_that_was_created_and_not_started_is_started():
     assert starts(pod("a"), record(container("a", CREATED))) == ["a"]
 
 
-def test_a_matching_container_is_left_alone():
+def test_a_matching_container_keeps_running():
     spec = pod("a")
     assert decide(spec, record(container("a", RUNNING, hash=container_hash(spec.spec.containers[0])))).nothing

@@ -39,7 +39,7 @@ async def forgetful(*methods: str) -> AsyncIterator[tuple[Rig, HollowRuntime]]:
 
 
 @pytest.mark.parametrize("method", ["container_status", "pod_sandbox_status"])
-async def test_what_is_listed_is_there(method: str) -> None:
+async def test_every_listed_contradiction_exists(method: str) -> None:
     async with forgetful(method) as (rig, runtime):
         rig.write("a", {"containers": [container()]})
         await eventually(lambda: rig.phase("a") == "Running")

@@ -57,7 +57,7 @@ def test_it_begins_once_whatever_the_pod_does(policy: str, state: int):
     assert starts(pod, record(copy("c", RUNNING), copy("d", state, 1))) == []
 
 
-def test_one_whose_start_was_cut_short_never_ran():
+def test_an_ephemeral_container_with_an_interrupted_start_never_ran():
     assert starts(debugged("d"), record(copy("c", RUNNING), copy("d", CREATED))) == ["d"]
 
 
@@ -81,7 +81,7 @@ def test_it_waits_for_a_sandbox_and_does_not_follow_the_pod_to_another():
     assert starts(pod, record(copy("c", EXITED), copy("d", EXITED), ready=False)) == ["c"]
 
 
-def test_a_pod_whose_containers_have_ended_ends_with_it_running():
+def test_a_pod_ends_while_its_ephemeral_container_still_runs():
     pod = debugged("d", restartPolicy="Never")
     found = record(copy("c", EXITED), copy("d", RUNNING))
     actions = compute_pod_actions(pod, found, health=lambda _: HEALTHY, spec_hash=container_hash)
@@ -189,7 +189,7 @@ async def run(cluster: Cluster, name: str = "web", annotations: Object | None = 
     return await cluster.ready(name)
 
 
-async def test_one_that_is_added_runs_beside_the_pods_containers(
+async def test_an_added_ephemeral_container_runs_in_the_pod(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime
 ):
     await joined.start()
@@ -266,7 +266,7 @@ async def test_one_that_was_added_while_no_agent_was_there_starts(joined: Joined
     await shown_as(cluster, "web", "late", "running")
 
 
-async def test_one_whose_image_or_target_is_not_there_says_so_and_holds_nobody_up(
+async def test_a_missing_image_or_target_is_reported_and_delays_no_other_container(
     joined: Joined, cluster: Cluster
 ):
     await joined.start()

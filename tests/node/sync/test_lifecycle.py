@@ -99,7 +99,7 @@ async def test_a_back_off_is_written_as_go_writes_durations(rig: Rig, monkeypatc
     assert waiting().message == f"back-off 1m20s restarting failed container=c pod={whose}"
 
 
-async def test_a_container_that_starts_again_is_told_the_sandbox_as_it_was_made(
+async def test_a_restarted_container_is_created_with_the_original_sandbox_config(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     made, told = [], []
@@ -222,7 +222,7 @@ async def test_a_half_made_pod_is_finished(rig: Rig, hollow: HollowRuntime):
     await eventually(lambda: rig.phase("half") == "Running")
 
 
-async def test_a_container_that_the_runtime_does_not_let_go_of_is_said_once_and_holds_up_nobody(
+async def test_a_container_that_the_runtime_cannot_remove_is_reported_once_and_delays_no_other(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     """As containerd 1.6 may keep one whose start was cut off by the agent's death, until it is restarted."""

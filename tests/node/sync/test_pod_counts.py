@@ -21,7 +21,7 @@ def counted(rig: Rig, name: str) -> dict[tuple[str, ...], float]:
     return values
 
 
-async def test_a_pod_whose_manifest_went_while_no_agent_ran_is_an_orphan(rig: Rig) -> None:
+async def test_a_pod_whose_manifest_was_deleted_while_no_agent_ran_is_orphaned(rig: Rig) -> None:
     await rig.start()
     path = rig.write("web", {"containers": [container("a"), container("b"), container("c")]})
     await eventually(lambda: rig.phase("web") == "Running")

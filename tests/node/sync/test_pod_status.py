@@ -142,7 +142,7 @@ def test_containers_wait_for_the_pod_to_initialize_init_containers_too():
         assert status[kind][0]["state"]["waiting"] == {"reason": "PodInitializing"}
 
 
-async def test_a_pull_that_fails_is_told_and_then_that_it_is_waited_for(
+async def test_a_failed_pull_is_reported_and_then_its_backoff(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("engine.node.sync.retries.FIRST_RETRY_SECONDS", 0.1)
@@ -197,7 +197,7 @@ async def test_attempts_go_on_from_the_logs_where_the_runtime_has_lost_its_conta
     assert rig.pod("logged").status.container_statuses[0].restart_count == 4
 
 
-async def test_an_image_that_is_there_is_said(rig: Rig):
+async def test_a_present_image_is_reported(rig: Rig):
     await rig.start()
     rig.write("web", {"containers": [container()]})
     await eventually(lambda: rig.phase("web") == "Running")

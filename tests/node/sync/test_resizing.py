@@ -197,7 +197,7 @@ async def test_an_init_container_that_runs_is_resized_and_the_next_begins_with_i
     assert first.restart_count == 0
 
 
-async def test_a_pod_level_resize_restarts_the_containers_under_its_limit_whose_policy_asks(rig: Rig):
+async def test_a_pod_level_resize_restarts_containers_with_a_restart_policy_for_it(rig: Rig):
     policy = [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]
     own = {"requests": {"cpu": "10m"}, "limits": {"cpu": "20m"}}
 
@@ -225,7 +225,7 @@ async def test_a_pod_level_resize_restarts_the_containers_under_its_limit_whose_
     await eventually(lambda: restarts() == {"bare": 1, "own": 0, "stays": 0})
 
 
-async def test_the_runtime_is_told_of_a_pods_new_amounts_and_may_refuse_them(
+async def test_the_runtime_receives_the_new_amounts_of_a_pod_and_may_refuse_them(
     rig: Rig, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
 ):
     (sandbox,) = (

@@ -57,7 +57,7 @@ def copy(name: str, state: int, code: int = 0, attempt: int = 0) -> ContainerRec
     return ContainerRecord(f"{name}{attempt}", name, "s", state, attempt, 1.0, exit_code=code)
 
 
-def test_all_containers_go_those_whose_end_began_it_last():
+def test_all_containers_are_removed_and_the_triggering_ones_last():
     everything = [rule("RestartAllContainers", "In", 7)]
     pod = Pod(
         spec=PodSpec(

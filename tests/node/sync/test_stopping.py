@@ -19,7 +19,7 @@ def sidecar(name: str, **fields: Any) -> dict[str, Any]:
     return container(name, restartPolicy="Always", **fields)
 
 
-def test_who_ends_before_whom():
+def test_the_order_in_which_containers_stop():
     pod = convert(
         {
             "metadata": {"name": "p"},

@@ -11,7 +11,7 @@ DISK = "kubernetes.io/csi/disk.example^1"
 OTHER = "kubernetes.io/csi/disk.example^2"
 
 
-def test_a_volume_is_in_use_until_its_last_user_has_left_and_each_change_is_told():
+def test_a_volume_is_in_use_until_its_last_pod_ends_and_each_change_is_reported():
     told: list[list[str] | None] = []
     known = Attachments(lambda: told.append(known.in_use))
     known.use(DISK, "left by an earlier agent")

@@ -139,7 +139,7 @@ async def test_a_device_with_nothing_on_it_is_not_for_reading(
 
 
 @pytest.mark.parametrize("holds", ["ext4", "partitions"])
-async def test_what_is_on_a_device_is_never_written_over(
+async def test_data_on_a_device_is_never_overwritten(
     joined: Joined, cluster: Cluster, device: Path, holds: str
 ) -> None:
     if holds == "ext4":
@@ -177,7 +177,7 @@ async def test_a_kind_that_is_no_kind_starts_no_program(
         await cluster.ready("p")
 
 
-async def test_what_is_neither_directory_nor_device_is_refused(
+async def test_a_path_that_is_neither_directory_nor_device_is_refused(
     joined: Joined, cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -243,7 +243,7 @@ async def test_a_container_gets_a_device_as_it_is(
     assert loop_devices(second) == []
 
 
-async def test_what_is_no_device_is_not_given_as_one(
+async def test_a_path_that_is_no_device_is_not_passed_as_one(
     joined: Joined, cluster: Cluster, tmp_path: Path
 ) -> None:
     claim(cluster, tmp_path, volumeMode="Block")
@@ -254,7 +254,7 @@ async def test_what_is_no_device_is_not_given_as_one(
 
 
 @pytest.mark.parametrize("kind", ["file system", "directory", "block"])
-async def test_what_one_pod_may_have_waits_until_the_other_has_gone(
+async def test_an_exclusive_volume_waits_until_the_other_pod_has_ended(
     joined: Joined, cluster: Cluster, device: Path, tmp_path: Path, kind: str
 ) -> None:
     """Through a restart, after which the disk alone says who has it."""

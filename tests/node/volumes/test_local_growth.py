@@ -89,7 +89,7 @@ def messages(joined: Joined, reason: str) -> list[str]:
 
 
 @pytest.mark.parametrize("told", [PENDING, {}], ids=["step by step", "by sizes alone"])
-async def test_what_is_on_a_device_is_made_larger_before_its_pod_starts(
+async def test_a_file_system_on_a_device_is_expanded_before_its_pod_starts(
     joined: Joined, cluster: Cluster, device: Path, resized: Path, told: Object
 ) -> None:
     claim(cluster, device)
@@ -103,7 +103,7 @@ async def test_what_is_on_a_device_is_made_larger_before_its_pod_starts(
     assert messages(joined, "FileSystemResizeSuccessful") == [text, text]
 
 
-async def test_what_is_on_a_device_grows_while_a_pod_has_it(
+async def test_a_file_system_on_a_device_is_expanded_while_a_pod_uses_it(
     joined: Joined, cluster: Cluster, device: Path, resized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.node.volumes.volume_manager.GROWTH_SECONDS", 0.0)
@@ -153,7 +153,7 @@ async def test_where_there_is_nothing_to_do_the_claim_says_that_it_is_done(
     assert is_grown(cluster)
 
 
-async def test_what_cannot_be_made_larger_is_said_and_its_pod_waits(
+async def test_a_failed_expansion_is_reported_and_its_pod_waits(
     joined: Joined, cluster: Cluster, device: Path
 ) -> None:
     await asyncio.to_thread(run, "mkfs.ext2", "-q", str(device))

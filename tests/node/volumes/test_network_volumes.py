@@ -92,7 +92,7 @@ async def test_options_of_a_claims_volume(joined: Joined, cluster: Cluster, tool
     assert tools.commands("mount") == [f"mount -t nfs -o hard,nfsvers=4.2,ro -- [fd00::1]:/export {target}"]
 
 
-async def test_a_mount_that_fails_is_tried_again_and_tells_the_package(
+async def test_a_failed_mount_is_retried_and_names_the_missing_package(
     joined: Joined, cluster: Cluster, tools: HostTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.intree.nfs.has_helper", lambda kind: False)
@@ -184,7 +184,7 @@ async def test_a_lun_as_a_device(joined: Joined, cluster: Cluster, tools: HostTo
         await eventually(lambda: any("--logout" in line for line in tools.commands()))
 
 
-async def test_a_missing_secret_is_told(joined: Joined, cluster: Cluster, tools: HostTools) -> None:
+async def test_a_missing_secret_is_reported(joined: Joined, cluster: Cluster, tools: HostTools) -> None:
     source = {**ISCSI["iscsi"], "chapAuthSession": True, "secretRef": {"name": "chap"}}
     await joined.start()
     await attach(cluster)

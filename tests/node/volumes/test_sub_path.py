@@ -89,7 +89,9 @@ class TestWhatIsMounted:
             target = mounted(pod, volume, name, index)
             assert os.path.samestat(target.stat(), (volume / name).stat())
 
-    def test_what_is_missing_is_made_with_the_volumes_mode(self, pod: Path, volume: Path) -> None:
+    def test_missing_directories_are_created_with_the_mode_of_the_volume(
+        self, pod: Path, volume: Path
+    ) -> None:
         volume.chmod(0o2771)
         target = mounted(pod, volume, "new/deeper")
         assert target.is_dir()
@@ -153,7 +155,7 @@ class TestWhatIsMounted:
             ({}, "a\0b"),
         ],
     )
-    def test_every_way_out_is_refused_and_tells_nothing(
+    def test_every_path_out_of_the_volume_is_refused_without_revealing_it(
         self, pod: Path, volume: Path, tmp_path: Path, plant: dict[str, str], path: str
     ) -> None:
         for name, to in plant.items():
@@ -255,9 +257,7 @@ class TestRestartsAndRemoval:
         assert os.listdir("/proc/self/fd") == before
 
 
-def test_who_may_not_mount_is_refused_with_the_reason(
-    pod: Path, volume: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_mount_names_its_reason(pod: Path, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An ordinary user: to hand on the path instead would let the container swap it afterwards."""
 
     def forbidden(part: int, target: Path) -> None:

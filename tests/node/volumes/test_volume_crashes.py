@@ -194,6 +194,8 @@ def walk(case: Case, before: Work | None, work: Work) -> int:
     ],
     ids=["set up", "change", "leave", "tear down"],
 )
-def test_what_a_kill_leaves_is_finished_or_taken_away(case: Case, before: Any, work: Any) -> None:
+def test_volumes_half_made_by_a_killed_agent_are_finished_or_removed(
+    case: Case, before: Any, work: Any
+) -> None:
     first = None if before is None else lambda volumes: before(case, volumes)
     assert walk(case, first, lambda volumes: work(case, volumes)) > 10

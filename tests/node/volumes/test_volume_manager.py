@@ -283,7 +283,7 @@ async def test_volumes_are_not_removed_while_they_are_set_up(
 
 
 @pytest.mark.root
-async def test_what_fails_later_is_said_once_and_tried_again(
+async def test_a_later_failure_is_reported_once_and_retried(
     keep: Callable[[Objects], VolumeManager], recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.node.volumes.volume_manager.FIRST_RETRY_SECONDS", 0.01)
@@ -350,7 +350,7 @@ async def test_volumes_are_counted_by_plugin_and_their_operations_by_outcome(
     assert taken == dict.fromkeys(plugins, 1)
 
 
-async def test_what_cannot_be_made_names_the_volume(keep: Callable[[Objects], VolumeManager]) -> None:
+async def test_a_failed_setup_names_the_volume(keep: Callable[[Objects], VolumeManager]) -> None:
     objects = Objects()
     objects.data = None
     keeper = keep(objects)

@@ -102,7 +102,7 @@ def refused(volumes: PodVolumes, pod: Pod) -> str:
 # emptyDir
 
 
-def test_what_no_container_mounts_is_left_alone(volumes: PodVolumes, tmp_path: Path) -> None:
+def test_a_volume_that_no_container_mounts_is_not_set_up(volumes: PodVolumes, tmp_path: Path) -> None:
     one = pod(Volume("v", host_path=HostPathVolume(str(tmp_path / "none"), "Directory")))
     one.spec.containers[0].volume_mounts = None
     assert set_up(volumes, one) == {}
@@ -363,7 +363,7 @@ def test_a_deep_volume_is_removed(volumes: PodVolumes) -> None:
 
 
 @pytest.mark.root
-def test_what_a_container_mounted_in_its_volume_is_not_removed(volumes: PodVolumes, tmp_path: Path) -> None:
+def test_a_mount_that_a_container_made_in_its_volume_survives(volumes: PodVolumes, tmp_path: Path) -> None:
     (tmp_path / "host").mkdir()
     (tmp_path / "host" / "file").write_text(SECRET)
     path = set_up(volumes, pod(Volume("v", empty_dir=EmptyDirVolume())))["v"]
@@ -478,7 +478,7 @@ async def test_each_is_read_once_and_what_hangs_is_given_up(
 # In a real agent
 
 
-async def test_a_volume_that_cannot_be_is_said_once_and_the_pod_waits(rig: Rig, tmp_path: Path) -> None:
+async def test_an_impossible_volume_is_reported_once_and_the_pod_waits(rig: Rig, tmp_path: Path) -> None:
     await rig.start()
     volume = {"name": "v", "hostPath": {"path": str(tmp_path / "later"), "type": "Directory"}}
     mounts = [{"name": "v", "mountPath": "/v"}]
