@@ -101,7 +101,7 @@ def _counted(admitted: AdmittedPods, newcomer: Pod) -> bool:
         {"containers": [{"name": "c", "ports": [{"hostPort": 80, "containerPort": 80}]}]},
     ],
 )
-def test_an_ordinary_pod_goes_the_short_way(spec):
+def test_an_ordinary_pod_takes_the_fast_path(spec):
     admitted = AdmittedPods(node())
     assert admitted.expect_if_it_fits(pod("u", spec))
     assert not admitted.expect_if_it_fits(pod("u", spec))
@@ -126,7 +126,7 @@ def test_changed_capacity_applies_once_it_is_reported():
     assert admitted.expect_if_it_fits(pod("u", asked))
 
 
-def test_a_node_that_was_changed_in_place_is_seen_again():
+def test_a_node_changed_in_place_is_read_again():
     told = node()
     admitted = AdmittedPods(told)
     asked = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "5"}}}]}

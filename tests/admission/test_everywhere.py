@@ -70,7 +70,7 @@ def test_every_node_answers_as_it_does_alone(seed):
                 assert [cluster.uids[row] for row in victims] == list(chosen)
 
 
-def test_nodes_that_need_nothing_lose_nobody():
+def test_nodes_without_pressure_evict_no_pod():
     rng = np.random.default_rng(1)
     node = random_node(rng, "n")
     cluster = ClusterTables.from_objects([(node, [random_pod(rng, f"p{i}") for i in range(9)])])

@@ -210,7 +210,7 @@ async def test_the_node_may_change():
     assert situation.admission.admitted.used["cpu"] == 2000
 
 
-async def test_a_victim_that_does_not_end_keeps_nobody_waiting_for_ever(
+async def test_a_victim_that_does_not_end_delays_others_only_for_a_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(manager, "_LEAST_KILL_SECONDS", 0.01)

@@ -113,7 +113,7 @@ def test_the_deadline_is_enforced_and_reported():
     assert by_steps[0].victims == by_steps[1].victims
 
 
-def test_the_account_says_who_why_and_what_remained():
+def test_the_report_names_victims_reasons_and_the_remaining_usage():
     pods = [
         make_pod("best-effort"),
         make_pod("small", {"cpu": "1", "memory": "100"}, priority=5),
@@ -176,7 +176,7 @@ def test_repeated_uids_are_refused():
 
 
 @pytest.mark.parametrize("policy", ["kubelet", "priority", "minimal"])
-def test_a_resource_that_nobody_has_stays_short(policy):
+def test_a_resource_that_no_pod_has_stays_insufficient(policy):
     with pytest.raises(NotEnoughToPreempt) as failure:
         preempt([make_pod("a", {"cpu": "1"})], CRITICAL, {"cpu": 1500, "e.com/gpu": 2}, policy=policy)
     assert failure.value.short == (("cpu", 500), ("e.com/gpu", 2))

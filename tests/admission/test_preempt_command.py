@@ -79,7 +79,7 @@ def test_an_unknown_policy_is_wrong_usage(files):
     assert "kubelet, priority, minimal" in result.output
 
 
-def test_the_pod_may_be_said_in_the_planners_options(files):
+def test_the_pod_may_be_given_by_the_planners_options(files):
     arguments = ["--node", str(files / "node.yaml"), "--pods", str(files / "pods.yaml"), "--json"]
     said = ["--requests", "cpu=1,memory=1Mi", "--name", "said"]
     plain = CliRunner().invoke(command, [*arguments, *said])
@@ -130,7 +130,7 @@ def test_selectors_and_tolerations_are_judged(files):
     assert json.loads(run(files, *plain, *tolerating).output)["admit"]
 
 
-def test_a_pod_may_be_like_one_that_is_there(files):
+def test_a_pod_may_be_described_by_an_existing_one(files):
     arguments = ["--node", str(files / "node.yaml"), "--pods", str(files / "pods.yaml"), "--json"]
     again = CliRunner().invoke(command, [*arguments, "--like", "default/small", "--name", "again"])
     answer = json.loads(again.output)

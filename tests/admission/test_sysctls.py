@@ -71,7 +71,7 @@ def test_sysctls_are_safe_from_the_kernel_on_that_gives_each_pod_its_own():
         ("net." + "x" * 250, "must have at most 253"),
     ],
 )
-def test_a_pattern_that_nobody_can_have_is_refused_at_start(pattern: str, said: str):
+def test_an_impossible_pattern_is_refused_at_start(pattern: str, said: str):
     with pytest.raises(InvalidInput, match=said) as refused:
         allowlist(pattern)
     assert "allowedUnsafeSysctls" in str(refused.value)

@@ -33,7 +33,7 @@ POD = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{nam
         pytest.param(b"kind: List\napiVersion: v1\nitems: 3\n", "items: expected a list", id="bad-list"),
     ],
 )
-def test_an_error_in_a_manifest_names_the_field_and_the_place(text, says):
+def test_an_error_in_a_manifest_names_the_field_and_the_file(text, says):
     with pytest.raises(InvalidInput) as caught:
         parse_pods(text, "pods/a.yaml")
     assert str(caught.value).startswith("pods/a.yaml: ")
@@ -94,7 +94,7 @@ def test_a_missing_file_and_a_huge_one(tmp_path: Path):
         ("kind: Pod\n", "expected KubeletConfiguration or KubengineConfiguration"),
     ],
 )
-def test_an_error_in_a_configuration_names_the_field_and_the_place(tmp_path: Path, text: str, says: str):
+def test_an_error_in_a_configuration_names_the_field_and_the_file(tmp_path: Path, text: str, says: str):
     file = tmp_path / "kubelet.yaml"
     file.write_text(text)
     with pytest.raises(InvalidInput) as caught:

@@ -105,7 +105,7 @@ def test_all_errors_are_reported_at_once():
     assert "maxOpenFiles" in str(caught.value)
 
 
-def test_a_flags_zero_is_meant_and_a_files_is_the_default(tmp_path: Path):
+def test_zero_in_a_flag_is_zero_and_in_a_file_the_default(tmp_path: Path):
     file = tmp_path / "config.yaml"
     file.write_text("kind: KubeletConfiguration\nmaxPods: 0\nevictionPressureTransitionPeriod: 0s\n")
     config = load_kubelet_config(file, None, {})

@@ -62,12 +62,12 @@ def test_scalars(written: str, value: Any) -> None:
     assert type(document["a"]) is type(value)
 
 
-def test_keys_become_text_and_the_last_of_equal_ones_counts() -> None:
+def test_keys_become_text_and_the_last_duplicate_wins() -> None:
     (document,) = parse_documents(b"1: a\nyes: b\n1.5: c\nx: 1\nx: 2\n'1': d\n", "a.yaml")
     assert document == {"1": "d", "true": "b", "1.5": "c", "x": 2}
 
 
-def test_a_merge_gives_way_to_what_is_written() -> None:
+def test_a_merge_key_yields_to_explicit_keys() -> None:
     (document,) = parse_documents(b"a: &a {x: 1, z: 1}\nb: {<<: *a, z: 2}\n", "a.yaml")
     assert document["b"] == {"x": 1, "z": 2}
 
@@ -168,7 +168,7 @@ def test_plain_data_is_fitted_however_it_is_typed() -> None:
 
 
 @pytest.mark.parametrize("path", ["''", "../x", "/a/../b"])
-def test_a_host_path_says_where_it_is(path: str) -> None:
+def test_an_error_of_a_host_path_names_the_path(path: str) -> None:
     """An empty path would mount the host's root."""
     with pytest.raises(InvalidInput, match=r"hostPath.path: expected a path"):
         check_pod(read(f"  volumes: [{{name: v, hostPath: {{path: {path}}}}}]\n"), "test")

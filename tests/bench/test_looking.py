@@ -20,12 +20,12 @@ def test_a_steady_start_is_polled_rarely_and_its_end_is_not_missed(seconds: floa
     assert looks[-1] - seconds <= LOOK_SECONDS + seconds / pods
 
 
-def test_while_nothing_is_ready_it_looks_ever_more_seldom() -> None:
+def test_polling_becomes_rarer_while_no_pod_is_ready() -> None:
     looks = list(takewhile(lambda wait: wait < 30, (until_next_look(1.5**n, 0, 60) for n in range(20))))
     assert looks == sorted(looks)
     assert looks[-1] > 10
 
 
-def test_where_the_last_pods_lag_it_goes_on_looking() -> None:
+def test_polling_continues_while_the_last_pods_lag() -> None:
     assert until_next_look(10.0, 59, 60) == LOOK_SECONDS
     assert until_next_look(10.0, 60, 60) == LOOK_SECONDS

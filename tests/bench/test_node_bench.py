@@ -173,7 +173,9 @@ def test_something_else_than_a_kubelet_is_refused(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["interrupt", "terminate"])
-def test_an_interrupted_run_cleans_up_and_says_what_it_has(directory: Path, number: signal.Signals) -> None:
+def test_an_interrupted_run_cleans_up_and_reports_its_results(
+    directory: Path, number: signal.Signals
+) -> None:
     run = bench(directory, "node", *SMALL, "--seconds", "60")
     assert run.stderr is not None
     lines = []
@@ -229,7 +231,7 @@ def fill(disk: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_full_disk_ends_the_run_cleanly_and_says_what_was_measured(small_disk: Path) -> None:
+def test_a_full_disk_ends_the_run_cleanly_and_reports_the_measurements(small_disk: Path) -> None:
     run = bench(small_disk, "node", *SMALL, "--limit", "8", "--phases", "start,idle,pods,churn")
     assert run.stderr is not None
     for line in run.stderr:
@@ -279,7 +281,7 @@ async def test_an_agent_joins_a_cluster_and_leaves_nothing_there(directory: Path
     assert_nothing_left(directory)
 
 
-def test_without_a_cluster_the_api_phase_says_what_it_needs(directory: Path) -> None:
+def test_without_a_cluster_the_api_phase_names_its_needs(directory: Path) -> None:
     run = bench(directory, "node", *SMALL, "--phases", "start,api")
     _, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, errors

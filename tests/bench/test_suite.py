@@ -67,7 +67,7 @@ def test_a_report_has_the_result_of_each_spec(tmp_path: Path) -> None:
         ("pending", SuiteResult.NOT_RUN),
     ],
 )
-def test_only_what_came_to_an_end_counts(tmp_path: Path, status: str, result: SuiteResult) -> None:
+def test_only_finished_runs_count(tmp_path: Path, status: str, result: SuiteResult) -> None:
     error = '<error message="it broke"></error>'
     assert read_reports([report(tmp_path / "r.xml", case(PROBE, status, error))])[PROBE].result is result
 
@@ -78,7 +78,7 @@ def test_a_spec_that_the_end_of_the_whole_run_cut_off_was_not_run(tmp_path: Path
     assert read_reports([report(tmp_path / "r.xml", cut)])[PROBE].result is SuiteResult.NOT_RUN
 
 
-def test_of_several_reports_the_last_in_which_a_spec_ran_counts(tmp_path: Path) -> None:
+def test_the_last_report_in_which_a_spec_ran_counts(tmp_path: Path) -> None:
     first = report(tmp_path / "1.xml", failed(PROBE), passed(HOOK))
     second = report(tmp_path / "2.xml", passed(PROBE), skipped(HOOK))
     outcomes = read_reports([first, second])
@@ -160,7 +160,7 @@ def test_the_command_writes_totals_differences_and_specs_into_a_document(tmp_pat
     assert CliRunner().invoke(command, arguments).output in page
 
 
-def test_a_document_without_the_marks_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_document_without_markers_is_unchanged(tmp_path: Path) -> None:
     junit = report(tmp_path / "r.xml", passed(PROBE))
     document = tmp_path / "page.md"
     document.write_text("# Page\n")

@@ -185,7 +185,7 @@ def test_a_live_container_grows_and_shrinks_without_a_restart(play):
     assert seen["alive"]
 
 
-def test_a_pod_that_shrank_while_no_agent_looked(play):
+def test_a_pod_that_shrank_while_no_agent_ran(play):
     seen = play("shrunk_while_away")
     assert "memory in use" in seen["refusals"]["g"]
     assert seen["limit"] == str(128 << 20)

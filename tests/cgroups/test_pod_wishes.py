@@ -78,7 +78,7 @@ def test_only_a_block_device_has_a_number_that_counts(path: str):
         device_number(path)
 
 
-def test_an_annotation_that_the_node_does_not_name_counts_for_nothing():
+def test_an_annotation_that_the_node_does_not_enable_has_no_effect():
     pod = wish_scenes.asking(guaranteed("g"), cpu_burst="nonsense", swap="1Gi")
     assert wishes(pod, ["io-max"], device_number) == PodWishes()
 

@@ -78,7 +78,7 @@ def test_refusals_of_v2(private_root):
 
 
 @pytest.mark.root
-def test_a_full_hierarchy_refuses_in_words(private_root, monkeypatch):
+def test_a_full_hierarchy_is_a_clear_error(private_root, monkeypatch):
     """ENOSPC on mkdir: 65,535 groups would be needed for the real one."""
     with managed(private_root) as manager:
         real = os.mkdir
@@ -197,7 +197,7 @@ def test_mounts_of_a_hybrid_machine(tmp_path):
     assert Path(cpuacct.path).name == "cpu,cpuacct"
 
 
-def test_hierarchies_under_another_mount_are_none(tmp_path):
+def test_overmounted_hierarchies_are_ignored(tmp_path):
     lines = [
         "30 25 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw",
         "31 30 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",

@@ -33,7 +33,7 @@ RULES = SqueezeRules(capacity=10_000, reserved=500, percent=80, floor_percent=5)
         (Used(100, 300, 400), 7500),
     ],
 )
-def test_others_use_comes_off_and_the_system_counts_with_its_reservation_at_least(used: Used, room: int):
+def test_other_usage_is_subtracted_and_the_system_counts_at_least_its_reservation(used: Used, room: int):
     assert RULES.room(used) == room
 
 

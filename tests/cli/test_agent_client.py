@@ -63,7 +63,7 @@ def test_a_root_directory_or_its_socket_is_an_address(root: Path) -> None:
         assert agent.act("devices", "release", pod="p") == "done"
 
 
-def test_failures_carry_the_agents_words(root: Path) -> None:
+def test_failures_carry_the_agents_message(root: Path) -> None:
     agent = AgentClient(str(root))
     for path, kind, words in (
         ("/bad", InvalidInput, "colour: expected red"),

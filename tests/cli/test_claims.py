@@ -78,7 +78,7 @@ async def test_a_live_kubelet_s_socket_stops_the_agent_before_it_touches_anythin
 
 
 @pytest.mark.parametrize("directory", ["device-plugins", "pod-resources"])
-async def test_a_kubelet_that_comes_while_the_runtime_is_waited_for_keeps_what_it_has(directory):
+async def test_a_kubelet_that_starts_while_the_agent_waits_for_the_runtime_keeps_its_sockets(directory):
     with tempfile.TemporaryDirectory(prefix="kc-") as short:
         root = Path(short) / "root"
         path, plugin = root / directory / "kubelet.sock", root / "device-plugins" / "plugin.sock"

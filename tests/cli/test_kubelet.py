@@ -42,7 +42,7 @@ def test_drop_ins_lie_on_the_file_and_flags_on_both(tmp_path: Path):
     assert load_kubelet_config(file, drop_ins, {}).max_pods == 30
 
 
-def test_relative_paths_of_the_file_begin_where_it_stands(tmp_path: Path):
+def test_relative_paths_start_at_the_directory_of_the_file(tmp_path: Path):
     file = tmp_path / "kubelet.yaml"
     file.write_text(
         HEAD + "staticPodPath: manifests\nresolvConf: ''\ntlsCertFile: /etc/a.crt\npodLogsDir: ../logs\n"

@@ -85,7 +85,7 @@ def test_mistakes_are_one_message_and_a_status(arguments: list[str], status: int
     assert "Traceback" not in run.stderr
 
 
-def test_a_node_without_the_planners_library_says_what_to_install(tmp_path: Path) -> None:
+def test_a_missing_planner_library_names_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
     run = kubengine("plan", "preempt", PYTHONPATH=str(tmp_path))
     assert run.returncode == 1

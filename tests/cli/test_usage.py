@@ -90,7 +90,7 @@ def every_command() -> Iterator[tuple[str, click.Command]]:
                 waiting.append((f"{path} {name}", below))
 
 
-def test_json_is_asked_for_in_one_way() -> None:
+def test_every_command_spells_json_output_alike() -> None:
     """`--json`; older spellings are taken and not shown."""
     for path, command in every_command():
         for option in command.params:

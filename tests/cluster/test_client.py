@@ -50,7 +50,7 @@ async def test_a_servers_limit_of_streams_asks_for_another_connection(tmp_path: 
         assert server.open_connections == 3
 
 
-async def test_requests_are_counted_by_what_came_of_them(server: ApiServer):
+async def test_requests_are_counted_by_result(server: ApiServer):
     config = load_kubeconfig(server.kubeconfig("system:node:n1"))
     registry = Registry()
     client = ApiClient(config, Credentials(config, clock=time.time), user_agent="test", registry=registry)
@@ -214,7 +214,7 @@ async def test_an_expired_certificate_is_reported(server: ApiServer, connect: Co
         await connect(path).get(SECRETS, Object)
 
 
-async def test_answers_under_way_end_after_a_goaway(server: ApiServer, client: ApiClient):
+async def test_answers_in_progress_complete_after_a_goaway(server: ApiServer, client: ApiClient):
     put(server)
     async with client.lines(SECRETS, {"watch": "1"}) as lines:
         assert b"ADDED" in await anext(lines)
@@ -245,7 +245,7 @@ async def test_a_slow_reader_holds_its_window_and_delays_no_other(server: ApiSer
         assert read > 50 << 20
 
 
-async def test_watches_that_are_let_go_give_their_window_back(
+async def test_closed_watches_return_their_window(
     server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("engine.transport.http2.CONNECTION_WINDOW", WINDOW)
@@ -295,7 +295,7 @@ async def _until(holds: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_server_that_is_not_verified_needs_no_authorities():
+def test_an_unverified_server_needs_no_authorities():
     context = ClientTLS(insecure=True).context("it")
     assert context.verify_mode == ssl.CERT_NONE
     assert context.cert_store_stats()["x509"] == 0
@@ -313,7 +313,7 @@ async def test_a_server_that_is_not_verified_is_spoken_to(server: ApiServer, con
     assert known["metadata"]["name"] == "s"
 
 
-async def test_closing_waits_for_nobody(server: ApiServer, client: ApiClient):
+async def test_closing_waits_for_no_peer(server: ApiServer, client: ApiClient):
     """TLS asks the other side for its last word, which a server that has gone never says."""
     put(server)
     await client.get(f"{SECRETS}/s", Object)

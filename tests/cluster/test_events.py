@@ -36,7 +36,7 @@ def test_many_messages_of_one_reason_are_combined():
     assert (later.count, later.event.message) == (1, "new")
 
 
-def test_one_object_may_say_so_much_and_others_are_not_held_up():
+def test_events_of_one_object_are_limited_and_others_unaffected():
     series = EventSeries()
     shown = [series.next(said(reason=f"R{i}"), f"n{i}") for i in range(BURST + 5)]
     assert sum(each is not None for each in shown) == BURST
@@ -77,7 +77,7 @@ def test_so_many_pass_at_once_and_then_so_many_a_second():
     assert [round(rate.wait(99.0), 3) for _ in range(4)] == [0, 0, 0, 0.02]
 
 
-def test_none_said_is_the_clients_own_rate():
+def test_an_unset_rate_is_the_clients_default():
     rate = api_rate(0, 0)
     assert [round(rate.wait(0.0), 3) for _ in range(12)] == [0] * 10 + [0.2, 0.4]
 

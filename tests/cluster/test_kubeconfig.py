@@ -35,7 +35,7 @@ preferences: {}
 """
 
 
-def test_the_current_context_counts_and_paths_begin_at_the_file():
+def test_the_current_context_is_used_and_paths_start_at_the_file():
     config = parse_kubeconfig(TEXT.encode(), PATH)
     assert config.server == Server("10.0.0.1", 6443, "kubernetes", ("proxy", 3128))
     assert config.prefix == "/behind"

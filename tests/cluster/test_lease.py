@@ -32,7 +32,7 @@ async def lessee(client: ApiClient) -> Lessee:
     return made
 
 
-async def test_a_lease_that_somebody_else_wrote_is_taken_up(
+async def test_a_lease_written_by_another_agent_is_adopted(
     server: ApiServer, client: ApiClient, lessee: Lessee
 ):
     assert await Lessee(client).keeper.renew()
@@ -43,9 +43,7 @@ async def test_a_lease_that_somebody_else_wrote_is_taken_up(
     assert lessee.losses == 0
 
 
-async def test_a_lease_that_went_is_made_again_and_may_not_be_all_that_went(
-    server: ApiServer, lessee: Lessee
-):
+async def test_a_deleted_lease_is_created_again_and_may_mean_a_lost_store(server: ApiServer, lessee: Lessee):
     server.delete(LEASE)
     assert await lessee.keeper.renew()
     assert server.get(LEASE)["spec"]["holderIdentity"] == "n1"
@@ -54,7 +52,7 @@ async def test_a_lease_that_went_is_made_again_and_may_not_be_all_that_went(
 
 
 @pytest.mark.parametrize("further", [0, 9], ids=["versions-are-less", "versions-have-grown-past"])
-async def test_a_lease_older_than_it_was_written_says_that_the_server_was_set_back(
+async def test_a_lease_older_than_the_written_one_reveals_a_restored_server(
     server: ApiServer, lessee: Lessee, further: int
 ):
     snapshot = server.objects.snapshot()

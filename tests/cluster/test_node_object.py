@@ -51,7 +51,7 @@ def test_a_patch_holds_only_the_differences():
     assert strategic_patch(new, new) == {}
 
 
-def test_items_that_went_are_deleted_by_their_key_and_addresses_replaced_whole():
+def test_removed_items_are_deleted_by_key_and_addresses_replaced_as_a_whole():
     assert strategic_patch({"podIPs": [{"ip": "a"}, {"ip": "b"}]}, {"podIPs": [{"ip": "b"}]}) == {
         "podIPs": [{"$patch": "delete", "ip": "a"}],
         "$setElementOrder/podIPs": [{"ip": "b"}],
@@ -77,7 +77,7 @@ def test_a_status_patch_leaves_the_conditions_of_others():
     assert "volumesAttached" not in patch
 
 
-def test_volumes_in_use_stay_until_they_are_known_and_go_with_the_last():
+def test_volumes_in_use_are_reported_until_their_last_pod_ends():
     known = {"volumesInUse": ["a"], "volumesAttached": [{"name": "a"}], "conditions": []}
     assert status_patch(known, {}) == {}
     assert status_patch(known, {"volumesInUse": ["a", "b"]}) == {"status": {"volumesInUse": ["a", "b"]}}

@@ -102,7 +102,7 @@ def reasons(statuses: list[Object]) -> list[str]:
     return [(s["state"].get("terminated") or s["state"].get("waiting"))["reason"] for s in statuses]
 
 
-def test_a_container_that_nobody_saw_end_is_lost_once_the_pod_was_initialized():
+def test_a_container_with_an_unseen_end_is_lost_once_the_pod_was_initialized():
     ours = status(
         "Failed",
         conditions=INITIALIZED,

@@ -139,9 +139,7 @@ async def test_a_last_detail_is_sent_too(world: World):
     await eventually(lambda: world.server.get(f"{PODS}/a")["status"].get("reason") == "Waiting")
 
 
-async def test_a_detail_that_somebody_waits_for_waits_for_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_awaited_detail_is_sent_at_once(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pod_writer, "SETTLING_SECONDS", float("inf"))
     (uid,) = world.hear("a")
     world.writer.tell(uid, status("Pending", reason="Waiting"), may_run=True)
@@ -157,7 +155,7 @@ async def test_a_refused_status_is_sent_until_it_is_accepted(world: World, fault
     await eventually(lambda: world.phase("a") == "Running")
 
 
-async def test_nothing_of_a_pod_goes_to_another_of_the_same_name(world: World):
+async def test_pods_of_the_same_name_share_no_state(world: World):
     (uid,) = world.hear("a")
     world.server.delete(f"{PODS}/a", grace=0)
     other = to_builtins(world.make("a"))
@@ -169,7 +167,7 @@ async def test_nothing_of_a_pod_goes_to_another_of_the_same_name(world: World):
     assert to_builtins(world.known("a")) == other
 
 
-async def test_a_deleted_pod_goes_once_its_end_is_known_and_nothing_is_left(world: World):
+async def test_a_deleted_pod_is_removed_once_its_end_is_known_and_nothing_remains(world: World):
     (uid,) = world.hear("a")
     world.server.delete(f"{PODS}/a", grace=30)
     world.writer.heard(world.known("a"))
@@ -181,7 +179,7 @@ async def test_a_deleted_pod_goes_once_its_end_is_known_and_nothing_is_left(worl
     assert world.writer.has_left(uid)
 
 
-async def test_a_pod_that_nobody_deleted_stays(world: World):
+async def test_a_pod_that_was_not_deleted_stays(world: World):
     (uid,) = world.hear("a")
     world.writer.tell(uid, status("Failed"), may_run=False)
     world.writer.left(uid)
@@ -198,7 +196,7 @@ async def test_every_waiter_for_a_status_is_notified(world: World):
     assert world.phase("a") == "Failed"
 
 
-async def test_a_pod_that_a_set_back_server_has_again_goes_again(world: World):
+async def test_a_pod_that_a_restored_server_has_again_is_deleted_again(world: World):
     (uid,) = world.hear("a")
     world.server.delete(f"{PODS}/a", grace=30)
     world.writer.heard(world.known("a"))

@@ -135,7 +135,7 @@ async def test_min_age_and_total(world):
     assert await world.dead_copies(pod) == {"c": 1}
 
 
-async def test_dead_log_links_go_and_those_of_the_living_stay(world):
+async def test_dangling_log_links_are_removed_and_others_stay(world):
     pod = await world.pod("linked")
     living = await pod.run(BUSYBOX_TAG)
     dead = await pod.run(BUSYBOX_TAG, "/bin/true", name="dead", start=False)

@@ -50,7 +50,7 @@ def test_under_the_policy_none_all_cpus_are_shared() -> None:
     ]
 
 
-def test_on_the_page_each_cpu_has_its_place_and_use() -> None:
+def test_the_page_shows_each_cpu_with_its_location_and_use() -> None:
     told = {
         "policy": "static",
         "reserved": "0",

@@ -30,7 +30,7 @@ def test_a_log_link_is_found_by_its_container_and_names_it() -> None:
     assert paths.container_of_link(link) == "c0ffee"
 
 
-def test_volumes_and_last_words_lie_in_the_pods_directory() -> None:
+def test_volumes_and_termination_messages_are_in_the_pod_directory() -> None:
     directory = paths.pod_directory(Path("/var/lib/kubelet"), "u-1")
     volume = paths.volume_path(directory, paths.EMPTY_DIR, "scratch")
     assert volume == Path("/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir/scratch")

@@ -34,7 +34,7 @@ CONTAINER = ContainerRecord("id", "c", "s", CREATED, 0, 1.0)
         (UNKNOWN, CREATED, UNKNOWN),
     ],
 )
-def test_a_containers_life_goes_one_way(known, news, kept):
+def test_a_container_never_returns_to_an_earlier_state(known, news, kept):
     pod = PodRecord("u", "p", "d")
     assert pod.put_container(replace(CONTAINER, state=known))
     assert pod.put_container(replace(CONTAINER, state=news)) is (news == kept)

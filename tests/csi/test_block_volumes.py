@@ -98,7 +98,7 @@ async def test_a_driver_that_does_not_stage_publishes_only(csi: CsiRig) -> None:
     assert driver.called("NodeStageVolume") == driver.called("NodeUnstageVolume") == []
 
 
-async def test_an_agent_that_comes_back_keeps_devices_that_pods_have(csi: CsiRig) -> None:
+async def test_a_restarted_agent_keeps_devices_of_pods(csi: CsiRig) -> None:
     csi.known()
     csi.claim(volumeMode="Block")
     driver = await csi.driver()
@@ -132,7 +132,9 @@ async def test_an_expanded_device_is_reported_to_the_driver_by_path(csi: CsiRig)
         ("NodePublishVolume", "MapVolume.MapPodDevice"),
     ],
 )
-async def test_a_refusal_holds_the_pod_up_in_a_kubelets_words(csi: CsiRig, method: str, words: str) -> None:
+async def test_a_refusal_delays_the_pod_with_the_kubelets_message(
+    csi: CsiRig, method: str, words: str
+) -> None:
     csi.known()
     csi.claim(volumeMode="Block")
     driver = await csi.driver()

@@ -25,7 +25,7 @@ MAKING = ("NodeStageVolume", "NodePublishVolume")
 TAKING_AWAY = ("NodeUnpublishVolume", "NodeUnstageVolume")
 
 
-async def test_volumes_of_pods_that_went_while_no_agent_looked_are_taken_away(csi: CsiRig) -> None:
+async def test_volumes_of_pods_deleted_while_no_agent_ran_are_removed(csi: CsiRig) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()
@@ -40,7 +40,7 @@ async def test_volumes_of_pods_that_went_while_no_agent_looked_are_taken_away(cs
     assert len(driver.called("NodeUnstageVolume")) == 1
 
 
-async def test_an_agent_that_comes_back_keeps_what_pods_have(csi: CsiRig) -> None:
+async def test_a_restarted_agent_keeps_volumes_of_pods(csi: CsiRig) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()
@@ -159,7 +159,7 @@ async def test_unstaging_that_is_asked_for_at_the_end_of_another_is_done(
     assert len(asked) == 1
 
 
-async def test_a_driver_that_comes_back_is_asked_again(csi: CsiRig) -> None:
+async def test_a_returning_driver_is_called_again(csi: CsiRig) -> None:
     csi.known()
     driver = await csi.driver()
     await csi.run()

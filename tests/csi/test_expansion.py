@@ -227,7 +227,7 @@ async def test_a_failed_online_expansion_is_reported_once_and_retried(csi: CsiRi
 
 
 @root
-async def test_a_claim_that_is_read_only_stays_as_it_is(csi: CsiRig) -> None:
+async def test_a_read_only_claim_is_not_expanded(csi: CsiRig) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()

@@ -139,7 +139,7 @@ async def test_a_refusal_is_reported_in_the_drivers_words_and_retried(csi: CsiRi
     assert (csi.published(pod) / "mount").is_dir()
 
 
-async def test_a_pod_waits_for_a_driver_that_comes_later(csi: CsiRig) -> None:
+async def test_a_pod_waits_for_a_driver_that_registers_later(csi: CsiRig) -> None:
     csi.known()
     await csi.ask()
     await csi.driver()

@@ -227,7 +227,7 @@ def test_a_volume_without_a_driver_is_named(spec: dict[str, Any], labels: dict[s
     assert fault in str(caught.value)
 
 
-def test_other_volumes_stay_what_they_are():
+def test_other_volumes_are_not_translated():
     given = volume({"csi": {"driver": "d", "volumeHandle": "h"}})
     assert migrated(given) is given
 

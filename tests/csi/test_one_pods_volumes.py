@@ -17,7 +17,7 @@ MODE = wire.VolumeCapability.AccessMode
 
 
 @pytest.mark.parametrize("block", [False, True], ids=["file-system", "block"])
-async def test_another_pod_waits_until_the_first_has_gone(csi: CsiRig, block: bool) -> None:
+async def test_another_pod_waits_until_the_first_has_ended(csi: CsiRig, block: bool) -> None:
     """Through a restart, after which the disk alone says who has it; the driver hears of one pod only."""
     csi.known()
     csi.claim(accessModes=ONE_POD, volumeMode="Block" if block else "Filesystem")

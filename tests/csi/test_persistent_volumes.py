@@ -20,7 +20,7 @@ pytestmark = pytest.mark.root
 NAME = unique_name(DRIVER, "h1")
 
 
-async def test_a_volume_is_staged_once_and_until_its_last_pod_has_gone(csi: CsiRig) -> None:
+async def test_a_volume_is_staged_once_and_until_its_last_pod_ends(csi: CsiRig) -> None:
     csi.known()
     csi.claim(mountOptions=["noatime"], csi={"fsType": "xfs", "volumeAttributes": {"a": "b"}})
     driver = await csi.driver()
@@ -227,7 +227,7 @@ async def test_links_in_a_volume_lead_nowhere(csi: CsiRig) -> None:
     assert [(p.stat().st_gid, p.stat().st_mode) for p in (outside, outside / "secret")] == before
 
 
-async def test_a_link_in_a_mounts_place_is_refused_and_not_followed(
+async def test_a_link_at_a_mount_point_is_refused_and_not_followed(
     csi: CsiRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     csi.known(fsGroupPolicy="File")

@@ -19,7 +19,7 @@ CSI_NODES = f"{STORAGE}/csinodes"
 ZONE = "topology.sample.csi.example.com/zone"
 
 
-async def test_a_driver_is_known_as_long_as_its_socket_is_there(csi: CsiRig) -> None:
+async def test_a_driver_is_known_while_its_socket_exists(csi: CsiRig) -> None:
     driver = await csi.driver(most_volumes=17, topology={ZONE: "z1"})
     assert csi.csi_node()["spec"]["drivers"] == [
         {"name": DRIVER, "nodeID": "node-1", "topologyKeys": [ZONE], "allocatable": {"count": 17}}
@@ -86,7 +86,7 @@ class Known(CsiDrivers):
         self._known[DRIVER] = type("R", (), {"version": highest_version(versions)})()
 
 
-def test_another_of_the_same_name_is_taken_with_a_higher_version_only() -> None:
+def test_a_second_plugin_of_a_name_needs_a_higher_version() -> None:
     known = Known(["1.2.0"])
     known.check(DRIVER, Path("/s"), ["1.3.0"])
     with pytest.raises(Refused, match="already registered with a higher supported version"):

@@ -98,7 +98,7 @@ async def test_an_abnormal_volume_is_reported_once(csi: CsiRig) -> None:
     )
 
 
-async def test_a_driver_that_hangs_holds_up_nobody_and_is_asked_once(
+async def test_a_hanging_driver_delays_no_other_and_is_called_once(
     csi: CsiRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.csi.usage.PATIENCE_SECONDS", 0.05)

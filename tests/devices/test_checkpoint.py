@@ -93,7 +93,7 @@ async def test_a_corrupt_file_is_set_aside(agent, caplog):
     assert kept.exists(), "the next start leaves it where it is"
 
 
-async def test_the_file_says_what_the_state_says(agent):
+async def test_the_file_equals_the_state(agent):
     await agent.plugin(count=4, numa=2)
     pod = await agent.admit(agent.make_pod("a", agent.container("app", gpu=3)))
     found = decode((agent.plugin_dir / FILE_NAME).read_bytes())
@@ -142,7 +142,7 @@ async def test_a_directory_that_cannot_be_written_fails_the_waiter(tmp_path):
         await file.stop()
 
 
-async def test_a_stop_waits_for_the_write_that_is_under_way(tmp_path):
+async def test_a_stop_waits_for_the_write_in_progress(tmp_path):
     """The next agent would read the file as it was before."""
     writing, go_on = threading.Event(), threading.Event()
 

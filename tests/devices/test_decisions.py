@@ -107,7 +107,7 @@ def test_exactly_the_aligned_need_no_question(inventory):
     assert chosen(inventory, 3, ["b0"], affinity=(0,)) == (DeviceSelection(aligned=("a0", "a1", "a2")), None)
 
 
-def test_too_few_are_said_to_be_too_few(inventory):
+def test_an_insufficient_number_is_reported(inventory):
     with pytest.raises(SelectionError, match=r"unavailable for example.com/gpu\. Requested: 8, Available: 7"):
         chosen(inventory, 8)
 

@@ -166,7 +166,7 @@ async def test_a_server_that_cannot_be_made_is_tried_again(
 
 
 @pytest.mark.parametrize("turns", range(0, 40, 2))
-async def test_stopping_while_it_begins_leaves_nothing(tmp_path: Path, asked: Asked, turns: int) -> None:
+async def test_stopping_during_the_start_leaves_nothing(tmp_path: Path, asked: Asked, turns: int) -> None:
     server = ClaimedServer(
         tmp_path / "s",
         {"t": {"Ask": Method(wire.RegisterRequest, asked.answer)}},

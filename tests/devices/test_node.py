@@ -131,7 +131,7 @@ async def test_a_pod_waits_for_its_plugin_with_its_reason(rig):
     assert "UnexpectedAdmissionError" not in rig.reasons()
 
 
-async def test_a_pod_that_waited_in_vain_is_refused_and_tried_again_when_its_plugin_comes(rig):
+async def test_a_pod_that_waited_too_long_is_rejected_and_retried_when_its_plugin_registers(rig):
     plugin = await rig.plugin(1)
     await plugin.stop()
     await rig.stop()
@@ -147,7 +147,7 @@ async def test_a_pod_that_waited_in_vain_is_refused_and_tried_again_when_its_plu
     await eventually(lambda: rig.running("patient"))
 
 
-async def test_a_plugin_that_dies_in_the_middle_of_allocate_refuses_nobody(rig):
+async def test_a_plugin_that_dies_during_allocate_rejects_no_pod(rig):
     plugin = await rig.plugin(1, faults=[DevicePluginFault.ALLOCATE_HANGS])
     rig.wants("patient")
     await eventually(rig.node.components["devices"].state.allocated)

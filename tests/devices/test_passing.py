@@ -44,7 +44,7 @@ def reason(state: DeviceState, *, now: float = 100.0, leaving: str = "") -> str:
     ],
     ids=["lists nothing yet", "lists what is not well yet", "has had its time", "has enough"],
 )
-def test_a_plugin_that_came_back_may_still_be_finding_its_devices(healths, later, expected):
+def test_a_returning_plugin_may_list_its_devices_later(healths, later, expected):
     assert reason(known(100.0, *healths), now=100.0 + later) == expected
 
 

@@ -287,7 +287,7 @@ async def test_a_hanging_plugin_keeps_no_other_waiting(agent):
             await task
 
 
-async def test_a_restarted_agent_without_its_plugin_refuses_in_the_kubelet_s_words(agent):
+async def test_a_restarted_agent_without_its_plugin_rejects_with_the_kubelets_message(agent):
     plugin = await agent.plugin(count=1)
     pod = await agent.admit(agent.make_pod("a"))
     await plugin.stop()

@@ -129,7 +129,7 @@ async def test_the_plugin_watcher_finds_sockets(agent):
     await eventually(lambda: agent.counts() == (4, 0))
 
 
-async def test_the_plugin_watcher_says_why_not(agent):
+async def test_the_plugin_watcher_reports_refusals(agent):
     plugin = await agent.plugin("gpu", register=False, registry_socket=agent.registry_dir / "gpu.sock")
     await eventually(lambda: bool(plugin.status))
     assert plugin.status[0].error == (

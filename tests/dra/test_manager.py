@@ -54,7 +54,7 @@ async def test_a_driver_is_called_by_the_service_that_it_has(dra: DraRig, servic
     assert {call.service for call in driver.calls} == {service}
 
 
-async def test_the_first_service_of_the_drivers_list_that_is_known_is_taken(dra: DraRig) -> None:
+async def test_the_first_known_service_of_the_drivers_list_is_used(dra: DraRig) -> None:
     driver = await dra.driver(services=["v9.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAPlugin"])
     dra.claim("a", "p")
     await dra.manager.prepare(dra.pod("p", "a"))
@@ -310,7 +310,7 @@ async def test_after_a_restart_containers_have_their_devices_and_nothing_is_give
     assert driver.called(UNPREPARE) == [("uid-a",)]
 
 
-async def test_claims_of_pods_that_went_meanwhile_are_given_back(dra: DraRig) -> None:
+async def test_claims_of_vanished_pods_are_unprepared(dra: DraRig) -> None:
     driver = await dra.driver()
     dra.claim("a", "p")
     await dra.manager.prepare(dra.pod("p", "a"))
@@ -480,7 +480,7 @@ async def test_slices_are_deleted_at_the_start_and_when_a_driver_stays_away(dra:
     await eventually(lambda: dra.wiped == ["", DRIVER])
 
 
-async def test_slices_of_a_driver_that_is_back_in_time_stay(dra: DraRig) -> None:
+async def test_slices_of_a_driver_that_returns_in_time_stay(dra: DraRig) -> None:
     await eventually(lambda: dra.wiped == [""])
     dra.manager.drivers._wipe_seconds = 5
     driver = await dra.driver()

@@ -96,7 +96,7 @@ async def test_a_pod_that_never_started_is_deleted_at_once(claims: ClaimsRig) ->
     await claims.delete("q")
 
 
-async def test_a_pod_starts_when_its_driver_comes(claims: ClaimsRig) -> None:
+async def test_a_pod_starts_once_its_driver_registers(claims: ClaimsRig) -> None:
     claims.claim("gpu")
     await claims.ask("p", "gpu")
     await eventually(lambda: claims.messages() != [])
@@ -150,7 +150,7 @@ async def test_a_pod_without_grace_waits_for_its_drivers(claims: ClaimsRig) -> N
     assert driver.prepared == {}
 
 
-async def test_claims_of_pods_that_went_while_no_agent_looked_are_given_back(claims: ClaimsRig) -> None:
+async def test_claims_of_pods_deleted_while_no_agent_ran_are_unprepared(claims: ClaimsRig) -> None:
     driver = await claims.driver()
     claims.claim("gpu")
     await claims.run("p", "gpu")
@@ -210,7 +210,7 @@ async def test_a_lost_state_file_is_made_again_from_the_claims_of_running_pods(c
     assert driver.prepared == {}
 
 
-async def test_health_comes_into_the_pods_status(claims: ClaimsRig) -> None:
+async def test_device_health_appears_in_the_pod_status(claims: ClaimsRig) -> None:
     driver = await claims.driver(tells_health=True)
     claims.claim("gpu")
     await claims.run("p", "gpu")

@@ -103,7 +103,7 @@ def test_only_the_newest_generation_of_a_pool_counts(sysfs: Path) -> None:
     assert unlisted([claim_of(sysfs)], []) == {(DRIVER, "pool", "dev-gpu")}
 
 
-def test_a_device_that_is_only_watched_aligns_nobody(sysfs: Path) -> None:
+def test_a_device_used_for_monitoring_aligns_no_pod(sysfs: Path) -> None:
     claim = claim_of(sysfs)
     claim.allocated[0].admin_access = True
     assert place_devices([claim], [slice_of(device("dev-gpu", numaNode=1))], SysfsPci(sysfs)) == []
@@ -144,7 +144,7 @@ def test_claims_at_different_nodes_are_not_aligned_and_one_claim_at_two_nodes_is
     assert not decided("single-numa-node", wide)[1]
 
 
-def test_a_device_of_unknown_place_has_no_preference() -> None:
+def test_a_device_of_unknown_node_has_no_preference() -> None:
     assert claim_hints([place("gpu", None), place("gpu", 7)], TWO) == {}
     assert decided("single-numa-node", CPUS_OF_EITHER, claim_hints([place("gpu", None)], TWO))[1]
 
@@ -157,7 +157,7 @@ def test_a_container_follows_the_requests_that_it_uses() -> None:
     assert claim_hints(places, TWO, []) == {}
 
 
-def test_places_are_said_in_words() -> None:
+def test_locations_are_described() -> None:
     places = [place("gpu", 1), place("gpu", 0), place("nic", 1), place("odd", None)]
     assert in_words(places) == "ResourceClaim gpu at NUMA nodes 0, 1, ResourceClaim nic at NUMA node 1"
 

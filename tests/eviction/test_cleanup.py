@@ -146,7 +146,7 @@ def drawn(seed: int, *, suffices: bool) -> Disk:
     return Disk(images, in_use, pods, used - sum(images.values()) - pods, late=chance.random() < 0.8)
 
 
-async def test_in_a_hundred_runs_nobody_is_evicted_where_images_suffice(model):
+async def test_in_a_hundred_runs_no_pod_is_evicted_where_images_suffice(model):
     for seed in range(100):
         disk = drawn(seed, suffices=True)
         node = model(disk, settle=60)
@@ -158,7 +158,7 @@ async def test_in_a_hundred_runs_nobody_is_evicted_where_images_suffice(model):
         assert node.cleanups() == {("nodefs.available", "enough"): 1}, seed
 
 
-async def test_a_pod_goes_where_images_do_not_suffice(model):
+async def test_a_pod_is_evicted_where_images_do_not_suffice(model):
     for seed in range(20):
         node = model(drawn(seed, suffices=False), settle=60)
         assert await node.run(), seed
@@ -166,7 +166,7 @@ async def test_a_pod_goes_where_images_do_not_suffice(model):
         assert node.cleanups() == {("nodefs.available", "short"): 1}, seed
 
 
-async def test_without_waiting_what_comes_late_costs_a_pod(model):
+async def test_without_waiting_a_late_measurement_costs_a_pod(model):
     """The kubelet's behaviour, which stays the default."""
     disk = Disk({"sha256:00": 40, "sha256:01": 40}, set(), 50, CAPACITY - THRESHOLD - 60, late=True)
     assert await model(disk, settle=0).run()
@@ -187,7 +187,7 @@ async def test_an_interrupted_cleanup_is_waited_for(model, monkeypatch: pytest.M
     assert not await model(disk, settle=60).run()
 
 
-def test_settling_waits_for_quiet_looks_in_a_row():
+def test_settling_waits_for_consecutive_quiet_samples():
     settling = Settling()
     looks = [10, 10, 20, 20, 15, 30, *[30] * QUIET_LOOKS]
     assert [settling.look(available) for available in looks].index(True) == len(looks) - 1

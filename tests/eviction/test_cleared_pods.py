@@ -17,7 +17,7 @@ from tests.eviction.private_node import make_pod
 from tests.waiting import eventually
 
 
-async def test_nobody_is_evicted_while_the_volumes_of_the_last_one_are_going(tmp_path: Path) -> None:
+async def test_no_pod_is_evicted_while_the_last_ones_volumes_are_removed(tmp_path: Path) -> None:
     pods = [make_pod("first", priority=0), make_pod("second", priority=1)]
     volumes = {pod.uid: tmp_path / "pods" / pod.uid / "volumes" for pod in pods}
     for directory in volumes.values():

@@ -189,7 +189,7 @@ def test_an_empty_dir_may_not_outgrow_its_limit(medium, used, over):
         assert found.message == 'Usage of EmptyDir volume "scratch" exceeds the limit "100Mi". '
 
 
-def test_a_pods_limit_counts_layers_logs_hosts_and_volumes_on_disk():
+def test_the_limit_of_a_pod_covers_layers_logs_hosts_and_volumes_on_disk():
     pod = storage_pod(container_limit="10Mi")
     usage = measured(rootfs=4 * MIB, logs=2 * MIB, volume=4 * MIB, hosts=1)
     found = local_storage.exceeded(pod, usage, dedicated_imagefs=False)

@@ -95,7 +95,7 @@ async def cleared(world):
     await world.client.close()
 
 
-async def test_image_gc_alone_suffices_and_nobody_is_evicted(world):
+async def test_image_gc_alone_suffices_and_no_pod_is_evicted(world):
     world.node.run(make_pod("innocent"), mib=1)
     before = world.available_mib()
     for name in ("one", "two"):
@@ -111,7 +111,7 @@ async def test_image_gc_alone_suffices_and_nobody_is_evicted(world):
     await manager.stop()
 
 
-async def test_when_cleaning_up_is_not_enough_the_pod_with_the_most_on_disk_goes(world):
+async def test_when_cleanup_is_not_enough_the_pod_using_most_disk_is_evicted(world):
     pods = {}
     for name, size in (("little", 4), ("much", 40)):
         pod = make_pod(name, volumes=[Volume(name="scratch", empty_dir=EmptyDirVolume())])

@@ -161,7 +161,7 @@ async def one_run(number: int, pods: Pods, root: Path, archives: Path) -> str:
     return "images" if suffices else "pod"
 
 
-async def test_no_pod_goes_where_images_suffice(
+async def test_no_pod_is_evicted_where_images_suffice(
     tmp_path: Path, small_disk: Path, busybox_archive: Path, private_cgroup_root: str
 ):
     archives = tmp_path / "archives"

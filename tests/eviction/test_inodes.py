@@ -79,7 +79,7 @@ async def test_inode_pressure_ends_the_pod_with_the_most_files(manage, node, nod
     assert end.message.startswith("The node was low on resource: inodes. ")
 
 
-async def test_disk_pressure_goes_by_priority_among_those_above_their_request(manage, node, nodefs):
+async def test_disk_pressure_ranks_by_priority_among_pods_above_their_request(manage, node, nodefs):
     pod_with_files(node, nodefs, "dear-and-large", files=20, size=MIB, priority=1000)
     cheap = pod_with_files(node, nodefs, "cheap-and-small", files=8, size=MIB, priority=0)
     manager = manage(eviction_hard={"nodefs.available": "40Mi"})

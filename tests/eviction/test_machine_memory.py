@@ -57,7 +57,7 @@ def test_the_shown_machine_memory_is_that_of_the_signal(
     assert f"node_memory_working_set_bytes {working_set} " in next(iter(resource_metrics(nobody))).decode()
 
 
-def test_without_cgroups_what_can_be_had_is_what_the_kernel_says(
+def test_without_cgroups_available_memory_is_the_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)

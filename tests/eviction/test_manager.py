@@ -156,7 +156,7 @@ async def test_the_kernel_wakes_the_manager_long_before_its_interval(node, tmp_p
         await eventually(lambda: node.ended)
 
 
-async def test_recheck_lets_a_pod_live_when_pressure_has_gone(node, tmp_path):
+async def test_a_recheck_spares_a_pod_when_pressure_has_ended(node, tmp_path):
     node.run(make_pod("innocent"), mib=20)
     node.run(make_pod("leaver"), mib=120)
     section = EvictionSection(recheck_before_evict=True)

@@ -79,7 +79,7 @@ async def test_processes_that_stall_for_memory_wake(group: Path, private_cgroup_
 
 @needs_pressure
 @pytest.mark.root
-async def test_the_default_triggers_are_taken(group: Path):
+async def test_the_default_triggers_are_used(group: Path):
     events = PressureEvents(group, lambda: None)
     events.start()
     assert "memory.pressure" in events.watched

@@ -35,7 +35,7 @@ def test_numbers_follow_those_that_are_taken():
     assert next_free({1, 42, FIRST + 3, 2**32}, FIRST) == FIRST + 4
 
 
-def test_another_word_is_refused(tmp_path: Path):
+def test_unknown_values_are_refused(tmp_path: Path):
     with pytest.raises(InvalidInput, match=r"^eviction\.projectQuotas: expected none, .* got 'on'"):
         ProjectIds(tmp_path, "on", Registry())
 
@@ -74,7 +74,7 @@ def test_which_volumes_the_kernel_counts(
 
 
 @pytest.mark.parametrize("text", ["", "many", "-1", f"{FIRST}"])
-def test_a_record_that_says_nothing_leaves_the_walk(tmp_path: Path, text: str):
+def test_an_empty_record_causes_a_full_walk(tmp_path: Path, text: str):
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume" / "file").write_bytes(bytes(MIB))
     (tmp_path / "record").write_text(text)

@@ -138,7 +138,7 @@ async def test_only_the_thrashing_pod_is_evicted(
     await manager.stop()
 
 
-def test_after_an_eviction_the_time_begins_again(tmp_path: Path):
+def test_after_an_eviction_the_interval_starts_again(tmp_path: Path):
     (threshold,) = stall_thresholds(EvictionSection(memory_stall=40), tmp_path)
     tracker = PressureTracker([threshold], 300)
 

@@ -64,7 +64,7 @@ def phase(rig, name):
     return pod.status.phase if pod is not None else ""
 
 
-async def test_the_pod_that_exceeds_its_request_most_is_evicted_and_says_why(rig):
+async def test_the_pod_furthest_above_its_request_is_evicted_with_the_reason(rig):
     eviction = rig.node.components["eviction"]
     rig.write("within", eater(30, "100Mi"), annotations=API)
     rig.write("greedy", eater(25), annotations=API)

@@ -203,7 +203,7 @@ def test_search_finds_what_listing_every_mask_finds(case):
 @given(searches(), st.integers(0, 60))
 @example((3, [DeviceCounts((6, 2, 0, 5), (1, 0, 0, 0), (0, 0, 0, 0), (0, 1, 0, 1), 1)], None), 0)
 @settings(max_examples=300, deadline=None)
-def test_a_search_that_ends_early_says_so_and_stays_true(case, steps):
+def test_an_early_end_of_a_search_is_reported_and_its_answer_is_valid(case, steps):
     nodes, resources, distances = case
     families = [listed_family(nodes, resource) for resource in resources]
     best = _topology_c.merge(nodes, families, distances)
@@ -241,7 +241,7 @@ def test_a_search_among_many_nodes_that_ends_early_claims_no_preference():
 
 @given(searches(), st.sampled_from(["best-effort", "restricted", "single-numa-node"]))
 @settings(max_examples=100, deadline=None)
-def test_policies_decide_alike_however_many_nodes_are_listed(case, name):
+def test_policies_decide_equally_for_any_number_of_nodes(case, name):
     nodes, resources, distances = case
     rows = () if distances is None else tuple(map(tuple, distances.tolist()))
     policy = TopologyPolicy(name, "container", Numa(tuple(range(nodes)), rows), prefer_closest=True)

@@ -113,7 +113,7 @@ def test_lists_that_differ_in_a_column_have_other_digests(one, other):
 
 
 @FORMS
-def test_states_that_change_places_change_the_digest(form):
+def test_swapped_states_change_the_digest(form):
     picker = form.Picker("ListContainersResponse", ["id", "state"])
     digests = {
         picker.digest(
@@ -192,13 +192,13 @@ def test_the_whole_item_can_be_had(form):
     "columns",
     [["nothing"], ["metadata"], ["id", "id"], ["metadata.nothing"], [f"labels[{n}]" for n in range(17)]],
 )
-def test_columns_that_there_are_not(form, columns):
+def test_unknown_columns_are_refused(form, columns):
     with pytest.raises(ValueError, match=r"Container|columns"):
         form.Picker("ListContainersResponse", columns)
 
 
 @FORMS
-def test_a_number_of_a_message_that_is_there_or_not(form):
+def test_an_optional_number_of_a_message(form):
     usages = [
         None,
         cri.CpuUsage(),
@@ -223,6 +223,6 @@ def test_only_numbers_inside_messages_may_be_absent(form, column):
 
 
 @FORMS
-def test_a_number_stands_once(form):
+def test_each_number_is_written_once(form):
     with pytest.raises(ValueError, match="each once"):
         form.Picker("ListContainerStatsResponse", ["cpu.timestamp", "cpu.timestamp?"])

@@ -79,7 +79,7 @@ def check(pod: Pod) -> bool:
 
 @given(pods())
 @settings(max_examples=400, deadline=None)
-def test_rows_are_what_pod_entry_says(pod):
+def test_rows_equal_pod_entries(pod):
     check(pod)
     names = ResourceNames(NAMES)
     fast = _requests_c.requests(pod, names.ids, names.in_order)

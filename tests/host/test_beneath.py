@@ -94,7 +94,7 @@ def test_opens_what_lies_beneath(root: int) -> None:
     ],
 )
 @pytest.mark.parametrize("flags", [os.O_RDONLY, HANDLE, os.O_RDONLY | os.O_DIRECTORY, os.O_WRONLY])
-def test_refuses_every_way_out_with_one_error(root: int, path: str, code: int, flags: int) -> None:
+def test_every_escape_is_refused_with_one_error(root: int, path: str, code: int, flags: int) -> None:
     with pytest.raises(OSError) as caught:
         os.close(open_beneath(root, path, flags))
     assert caught.value.errno == code

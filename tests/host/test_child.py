@@ -31,7 +31,7 @@ async def test_one_that_prints_without_end_is_killed(tmp_path: Path):
     await eventually(lambda: not _runs(int(pid.read_text())))
 
 
-async def test_one_that_is_late_goes_with_its_children(tmp_path: Path):
+async def test_a_late_child_is_killed_with_its_children(tmp_path: Path):
     pid = tmp_path / "pid"
     with pytest.raises(Unavailable, match=r"it: no answer within 0\.5 s"):
         await run_child(

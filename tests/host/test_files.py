@@ -119,7 +119,7 @@ def test_a_writer_that_gives_up_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["missing/file", "file/file", "directory"])
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, target: str) -> None:
+def test_an_unwritable_path_is_named(tmp_path: Path, target: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "directory" / "full").mkdir(parents=True)
     with pytest.raises(Refused) as raised:

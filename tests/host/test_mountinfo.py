@@ -46,5 +46,5 @@ def test_an_overmounted_mount_is_unreachable(tmp_path: Path) -> None:
     assert group.point == "/sys/fs/cgroup/memory"
 
 
-def test_all_that_is_reached_here_is_there() -> None:
+def test_every_reachable_package_is_listed() -> None:
     assert all(Path(mount.point).exists() for mount in reachable(("cgroup", "cgroup2", "proc")))

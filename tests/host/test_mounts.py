@@ -75,9 +75,7 @@ def test_only_the_top_of_a_mount_is_unmounted(place: Path) -> None:
     assert caught.value.errno == errno.EINVAL
 
 
-def test_nothing_is_unmounted_through_a_link_that_was_put_on_the_way(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_unmounted_through_a_planted_link(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is read, then the container swaps a directory of the path for a link to the host's mount."""
     (place / "pod" / "a" / "point").mkdir(parents=True)
     (place / "host" / "point").mkdir(parents=True)

@@ -45,9 +45,7 @@ def test_without_a_service_manager_nothing_is_sent() -> None:
     assert service.watchdog_seconds is None
 
 
-def test_a_service_manager_that_went_away_is_no_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_vanished_service_manager_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
     assert "READY=1 was not sent" in caplog.text
 

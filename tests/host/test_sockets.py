@@ -37,7 +37,7 @@ def claimer() -> Iterator[Claimer]:
         yield make
 
 
-def test_socket_is_served_and_goes_with_its_claim(tmp_path: Path, claimer: Claimer) -> None:
+def test_a_socket_is_served_and_removed_with_its_claim(tmp_path: Path, claimer: Claimer) -> None:
     path = tmp_path / "s"
     server, held = claimer(path)
     assert is_served(path)

@@ -27,7 +27,7 @@ async def test_all_stop_in_order() -> None:
 
 
 @pytest.mark.parametrize("kind", [OSError, ValueError, lambda text: Refused(text, subject="/a/file")])
-async def test_one_failure_is_raised_as_it_is(kind: Callable[[str], Exception]) -> None:
+async def test_a_single_failure_is_raised_unchanged(kind: Callable[[str], Exception]) -> None:
     stopped: list[str] = []
     error = kind("no room")
     with pytest.raises(type(error)) as raised:
@@ -36,7 +36,7 @@ async def test_one_failure_is_raised_as_it_is(kind: Callable[[str], Exception]) 
     assert stopped == ["a", "b"]
 
 
-async def test_several_are_said_together() -> None:
+async def test_several_failures_are_reported_together() -> None:
     stopped: list[str] = []
     with pytest.raises(Refused) as raised:
         await stop_all(

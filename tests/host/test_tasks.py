@@ -152,7 +152,7 @@ async def test_work_that_returns_is_done_and_well():
     await task.stop()
 
 
-async def test_a_task_that_somebody_cancelled_is_in_trouble():
+async def test_a_cancelled_task_is_unhealthy():
     async def work() -> None:
         await asyncio.Event().wait()
 

@@ -209,7 +209,7 @@ def test_a_mount_point_itself_is_refused(tmp_path: Path, mounted: Callable[[Path
 
 
 @pytest.mark.root
-def test_a_failure_names_the_path_and_the_rest_goes(tmp_path: Path) -> None:
+def test_a_failed_removal_names_the_path_and_the_rest_is_removed(tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     (volume / "a").mkdir(parents=True)
     (volume / "a" / "stuck").touch()

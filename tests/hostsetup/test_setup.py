@@ -57,7 +57,7 @@ def test_a_node_does_not_start_with_swap_unless_it_may(places: HostPlaces):
     of(places).check()
 
 
-def test_a_node_does_not_start_with_other_tunables_than_it_protects(places: HostPlaces):
+def test_a_node_refuses_to_start_with_different_protected_tunables(places: HostPlaces):
     with pytest.raises(Refused, match="protectKernelDefaults: invalid kernel flag"):
         of(places, protect_kernel_defaults=True).check()
 

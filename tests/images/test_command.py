@@ -56,7 +56,7 @@ def test_gc_dry_run_and_gc(agent):
     assert json.loads(done.output)["removed"] == agent.runtime.removed != []
 
 
-def test_a_run_that_fails_says_so_and_exits_with_one(agent):
+def test_a_failed_run_reports_it_and_exits_with_one(agent):
     agent.disk.available = 0
     agent.runtime.images = {"sha256:00": GIB // 4}
     failed = run(images_command.command, "gc")

@@ -18,7 +18,7 @@ def own(name: str, size: int) -> Layer:
     return Layer(name, size)
 
 
-def test_of_equally_old_ones_who_frees_most_by_then_goes_first():
+def test_among_equally_old_images_the_one_that_frees_most_is_removed_first():
     """The base image frees nothing while two others stand on it; the last of them takes it along."""
     images = [(BASE,), (BASE, own("a", 10)), (BASE, own("b", 40)), (OTHER,)]
     assert removal_order(images, [0.0] * 4, range(4)) == [(2, 40), (3, 30), (1, 10), (0, 100)]
@@ -97,7 +97,7 @@ class Layered(Runtime):
 
 @pytest.mark.usefixtures("disk")
 @pytest.mark.parametrize("dry_run", [True, False])
-async def test_a_run_takes_what_frees_most_and_counts_that(dry_run: bool):
+async def test_a_run_removes_what_frees_most_and_counts_it(dry_run: bool):
     """Nine of ten GiB are used and 1.6 are wanted: two images of a GiB each would do by their sizes."""
     runtime = Layered()
     world = make(

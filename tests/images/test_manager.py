@@ -358,7 +358,7 @@ async def test_the_list_of_images_is_asked_for_every_half_minute(disk):
     assert len(await world.manager.images()) == 0
 
 
-async def test_a_lease_waits_for_a_removal_that_is_under_way():
+async def test_a_lease_waits_for_a_removal_in_progress():
     leases, order = ImageLeases(), []
 
     async def start():

@@ -244,7 +244,7 @@ async def test_records_survive_a_restart(world):
     assert again == detected
 
 
-async def test_too_little_to_free_says_what_else_fills_the_disk(world):
+async def test_a_failed_cleanup_names_what_else_fills_the_disk(world):
     manager = world.manager(image_gc_high_threshold_percent=10, image_gc_low_threshold_percent=1)
     filler = world.containerd.root / "filler"
     filler.write_bytes(bytes(64 * MIB))

@@ -77,7 +77,7 @@ async def test_at_most_the_configured_number_is_pulled_at_once():
     await prepull.stop()
 
 
-async def test_a_pull_that_fails_is_tried_again_and_said_once(caplog: pytest.LogCaptureFixture):
+async def test_a_failed_pull_is_retried_and_reported_once(caplog: pytest.LogCaptureFixture):
     source = Registries({"app:1": 3})
     prepull, decisions, registry = keeping(["app:1", "app:2"], source)
     prepull.look([])

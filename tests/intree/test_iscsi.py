@@ -186,7 +186,7 @@ async def test_read_only_and_options_and_group(volumes: IscsiVolumes, tools: Hos
     (shared / "file").touch()
 
 
-async def test_another_agent_goes_on(
+async def test_another_agent_continues(
     volumes: IscsiVolumes, tools: HostTools, device: Path, tmp_path: Path
 ) -> None:
     used = await use(volumes, "u1", a_disk())
@@ -227,7 +227,7 @@ async def test_a_busy_disk_is_detached_later(
     await eventually(lambda: not directory.exists())
 
 
-async def test_a_device_is_linked_and_let_go(
+async def test_a_device_is_linked_and_released(
     volumes: IscsiVolumes, tools: HostTools, device: Path, tmp_path: Path
 ) -> None:
     disk = a_disk()

@@ -26,7 +26,7 @@ async def test_the_second_pod_with_a_host_port_is_rejected(rig: Rig, at_once: bo
     assert refused.status.message.startswith("Pod was rejected: ")
 
 
-async def test_a_sidecars_host_port_counts_as_the_kubelet_counts_it(rig: Rig):
+async def test_host_ports_of_sidecars_count_as_in_the_kubelet(rig: Rig):
     sidecar = container("side", restartPolicy="Always", ports=[{"containerPort": 80, "hostPort": 8080}])
     await rig.start()
     rig.write("one", {"initContainers": [sidecar], "containers": [container()]})

@@ -54,7 +54,7 @@ async def counted(rig: DeviceRig) -> dict[str, Any]:
     ],
     ids=["by its devices", "by its node"],
 )
-async def test_a_refused_pod_counts_nowhere(rig, gpus, selector, reason, label):
+async def test_a_rejected_pod_uses_no_resources(rig, gpus, selector, reason, label):
     await rig.plugin(2)
     rig.wants("taken")
     await eventually(lambda: rig.running("taken"))

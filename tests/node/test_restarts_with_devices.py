@@ -47,7 +47,7 @@ def run_again(world: World) -> bool:
     return False
 
 
-def test_nobody_is_refused_for_what_a_restart_takes_away():
+def test_a_restart_rejects_no_pod():
     chance = random.Random(SEED)
     with world() as here:
         here.plugin_comes(DEVICES)

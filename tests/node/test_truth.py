@@ -182,7 +182,7 @@ async def test_a_rejected_pod_is_admitted_once_resources_are_free(rig):
     assert rig.node.registry.metrics["kubengine_rejected_pods_retried_total"].values[()] >= 1
 
 
-async def test_a_rejected_pod_is_tried_again_when_its_plugin_comes_back(rig):
+async def test_a_rejected_pod_is_retried_when_its_plugin_returns(rig):
     rig.section.devices.admission_retry = Duration(0.5)
     rig.wants("first", 2)
     await eventually(lambda: rig.running("first"))

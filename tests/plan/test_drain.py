@@ -205,7 +205,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("others", "spec", "target"), [case[1:] for case in GOES], ids=[c[0] for c in GOES])
-def test_a_pod_goes_where_a_scheduler_could_send_it(others, spec, target, tmp_path):
+def test_a_pod_moves_only_where_a_scheduler_could_place_it(others, spec, target, tmp_path):
     snapshot = read(tmp_path, node("n1"), pod("moving", "n1", **spec), *others)
     for known in (snapshot, _rewritten(snapshot, tmp_path)):
         assert rows(known) == [

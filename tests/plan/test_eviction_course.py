@@ -299,7 +299,7 @@ def test_at_most_the_requested_number_of_pods_is_evicted(cluster):
 
 
 @pytest.mark.parametrize("asked", [{"growth": "100E"}, {"available": "-9E"}, {"growth": "900000%"}])
-def test_amounts_beyond_counting_are_said(cluster, asked):
+def test_overflowing_amounts_are_reported(cluster, asked):
     held = np.full(cluster.pods.num_rows, 2**58)
     at = cluster.pods.schema.get_field_index("usage/memory")
     full = replace(cluster, pods=cluster.pods.set_column(at, "usage/memory", pa.array(held)))

@@ -173,7 +173,7 @@ def test_the_better_policy_never_takes_more_victims(cluster):
 @pytest.mark.parametrize(
     "asked", [{"requests": {"cpu": "500m", "memory": "1Gi"}}, {"requests": {"nvidia.com/gpu": "1"}}]
 )
-def test_admit_counts_what_the_agent_would_take(cluster, asked):
+def test_admit_counts_pods_that_the_agent_would_admit(cluster, asked):
     parameters = msgspec.convert(asked, AdmitParameters)
     answer = admit(cluster, parameters)
     (pod,) = requested_pods(cluster, parameters)
@@ -192,7 +192,7 @@ def test_admit_counts_what_the_agent_would_take(cluster, asked):
 
 
 @pytest.mark.parametrize(("resource", "starved"), [("memory", "memory"), ("processes", "pids")])
-def test_eviction_goes_in_the_agents_order(cluster, resource, starved):
+def test_eviction_follows_the_agents_order(cluster, resource, starved):
     asked = EvictParameters(resource=resource, available="1", threshold="90%")
     answer = evict(cluster, asked)
     assert "evict" in answer.table["decision"].to_pylist()
@@ -503,7 +503,7 @@ def test_every_question_is_described_and_rejects_unknown_parameters():
 @pytest.mark.parametrize(
     "asked", [{}, {"like": "no/such"}, {"requests": {"cpu": "1"}, "priority_class": "none"}]
 )
-def test_a_pod_that_is_not_said_is_an_error(cluster, asked):
+def test_a_missing_pod_option_is_an_error(cluster, asked):
     with pytest.raises(InvalidInput):
         preempt(cluster, msgspec.convert(asked, PreemptParameters))
 

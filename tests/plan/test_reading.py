@@ -220,7 +220,7 @@ def test_a_node_with_a_bad_amount_is_named(tmp_path):
     assert [(f.subject, f.field) for f in faults.kept] == [("Node n2", "status.allocatable.cpu")]
 
 
-def test_repeated_names_are_left_out_and_said(tmp_path):
+def test_repeated_names_are_omitted_and_reported(tmp_path):
     snapshot, faults = load(tmp_path, listed(node(), node(), pod("a"), pod("a", {"cpu": "1"}), pod("b")))
     assert snapshot.pod_labels(np.arange(snapshot.placed)).to_pylist() == ["shop/a", "shop/b"]
     assert snapshot.per_pod("request/cpu").tolist() == [0, 0]

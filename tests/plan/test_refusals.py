@@ -122,7 +122,7 @@ def test_a_manifest_is_answered_with_a_note(cluster, tmp_path):
     assert "no node has nvidia.com/gpus; did you mean nvidia.com/gpu?" in answer.note_lines
 
 
-def test_a_scenario_says_where_it_is(tmp_path):
+def test_an_error_of_a_scenario_names_its_position(tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text(
         "scenarios:\n- name: x\n  ask: evict\n  with:\n    resource: memory\n    available: 200%\n"

@@ -64,7 +64,7 @@ def test_a_suffix_without_a_format_is_refused():
         format_for("answer.doc", "")
 
 
-def test_the_terminal_table_says_totals_and_rows(answer):
+def test_the_terminal_table_shows_totals_and_rows(answer):
     text = io.StringIO()
     print_table(answer, Console(file=text, width=200), 5)
     assert "fits" in text.getvalue()
@@ -72,7 +72,7 @@ def test_the_terminal_table_says_totals_and_rows(answer):
     assert "<agent> & co" in text.getvalue()
 
 
-def test_words_exist_for_every_decision(answer):
+def test_every_decision_has_a_description(answer):
     lines = list(explain(answer, 10**6))
     assert len(lines) >= len(answer)
     assert not any("{" in line for line in lines)

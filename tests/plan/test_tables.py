@@ -78,7 +78,7 @@ def test_parquet_and_other_files_on_the_command_line(tmp_path):
     assert ours.pods.to_pylist() == theirs.pods.to_pylist()
 
 
-def test_pods_are_placed_by_time_and_give_their_place_back(tmp_path):
+def test_pods_are_placed_by_time_and_release_their_slots(tmp_path):
     mapping = write(tmp_path, MAPPING + "taken_at: 5\n")
     snapshot, _ = load_mapped(mapping)
     placed, missed = place(snapshot, rule="pack")

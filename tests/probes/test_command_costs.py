@@ -73,7 +73,7 @@ async def test_since_the_pod_began_it_is_a_bound_and_the_cheaper_probe_is_named(
     assert NAMED in lines
 
 
-async def test_between_two_looks_it_is_the_cost(rig, monkeypatch):
+async def test_the_difference_of_two_samples_is_the_cost(rig, monkeypatch):
     before = {"runs": 5, "seconds": 0.1, "cpu_seconds": 0.0005, "runtime_cpu_seconds": 5.0}
     after = {"runs": 15, "seconds": 0.5, "cpu_seconds": 0.0015, "runtime_cpu_seconds": 5.23}
     assert OF_POD + "23.0 ms of the runtime's" in await shown(

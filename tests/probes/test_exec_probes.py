@@ -181,7 +181,7 @@ async def test_an_unavailable_runtime_fails_no_pod(execs, tmp_path):
         await eventually(lambda: execs.manager.is_ready("u1", "app"))
 
 
-async def test_a_command_of_a_container_that_goes_is_forgotten(execs, runtime):
+async def test_commands_of_a_removed_container_are_forgotten(execs, runtime):
     runtime.answer = lambda *_: runtime.release.wait(60) and cri.ExecSyncResponse(exit_code=1)
     pod = pod_with(liveness=command("slow", ms={"timeoutMilliseconds": 60_000}))
     execs.run(pod)
@@ -250,7 +250,7 @@ def test_answers(form, message, expected):
 
 
 @FORMS
-def test_the_runtimes_words_are_kept(form):
+def test_the_runtimes_message_is_kept(form):
     said = (
         b"\0\0\0\4\0\0\0\0\0" + (1 + 15 + 18).to_bytes(3, "big") + b"\1\5\0\0\0\1\x88"
         b"\x00\x0bgrpc-status\x015\x00\x0cgrpc-message\x03a%2"

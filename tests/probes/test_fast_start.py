@@ -69,7 +69,7 @@ async def test_failures_count_once_a_period(rig):
     assert early(rig) >= 3
 
 
-async def test_an_agent_that_comes_back_does_not_hurry_who_is_ready(rig):
+async def test_a_restarted_agent_does_not_probe_ready_containers_faster(rig):
     pod = pod_with(readiness={"tcpSocket": {"port": 1}, "ms": dict(SOON)})
     rig.manager._jitter = lambda: 1.0
     known = ContainerStatus(

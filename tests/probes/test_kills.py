@@ -35,7 +35,7 @@ async def bounded() -> AsyncIterator[Bounded]:
         await rig.manager.stop()
 
 
-def test_a_budget_comes_back_with_time():
+def test_a_budget_refills_with_time():
     budget = KillBudget(ProbesSection(liveness_kills_per_owner=1, liveness_kills_per_node=2))
     assert budget.take("a", 0.0) == ""
     assert budget.take("a", 1.0) == "1 of a within 600 s"
@@ -59,7 +59,7 @@ def test_probes_delayed_by_the_node_kill_no_container():
         (ProbesSection(liveness_kills_within=Duration(0)), "longer than 0 s"),
     ],
 )
-def test_bounds_that_are_none_are_named(section: ProbesSection, words: str):
+def test_invalid_bounds_are_named(section: ProbesSection, words: str):
     with pytest.raises(InvalidInput, match=rf"probes\.livenessKills.*{words}"):
         KillBudget(section)
 
@@ -74,7 +74,7 @@ def test_the_owner_is_the_controller():
     assert owner_of(pod) == "default/ReplicaSet/web"
 
 
-async def test_one_of_an_owner_is_ended_and_the_other_goes_on(bounded: Bounded):
+async def test_one_pod_of_an_owner_is_stopped_and_the_other_continues(bounded: Bounded):
     rig = await bounded(liveness_kills_per_owner=1)
     for uid in ("u1", "u2"):
         pod = pod_with(uid, liveness=REFUSED)

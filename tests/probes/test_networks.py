@@ -112,7 +112,7 @@ async def test_each_pod_is_asked_in_its_own_network(inside, server, empty):
     assert inside.manager.describe()["loop"]["networks_entered"] > 40
 
 
-async def test_a_sandbox_that_goes_takes_its_network_along(inside, server):
+async def test_a_removed_sandbox_releases_its_network(inside, server):
     held = len(list(Path("/proc/self/fd").iterdir()))
     run(
         inside,

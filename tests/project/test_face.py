@@ -53,7 +53,7 @@ def test_an_example_of_the_readme_prints_what_it_shows(example: str) -> None:
     assert printed.getvalue().splitlines() == shown
 
 
-def test_the_example_of_cgroups_says_what_the_command_says(tmp_path: Path) -> None:
+def test_the_cgroups_example_equals_the_command(tmp_path: Path) -> None:
     manifest = tmp_path / "pod.json"
     manifest.write_text(
         '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": ['
@@ -145,7 +145,7 @@ class _Teapot(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_every_name_is_there_and_no_other() -> None:
+def test_exactly_the_expected_names_exist() -> None:
     for face in (engine, engine.testing):
         assert set(face.__all__) <= set(dir(face))
         for name in face.__all__:

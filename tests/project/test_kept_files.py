@@ -350,7 +350,7 @@ async def written(kept: Kept, directory: Path) -> bytes:
 
 @pytest.mark.timeout(0 if DAMAGES > FEW else 600)
 @pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.file.rpartition("/")[2][-20:])
-async def test_whatever_stands_in_it_is_read_or_named_and_set_aside(
+async def test_any_content_is_read_or_named_and_set_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: Kept
 ) -> None:
     chance = random.Random(kept.file)

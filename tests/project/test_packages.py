@@ -166,7 +166,7 @@ def test_the_wheel_has_every_module_kernel_and_type(wheel: Path, tracked: set[st
     } == {"kubengine.py"}
 
 
-def test_the_wheel_needs_no_library_that_a_system_may_not_have(wheel: Path) -> None:
+def test_the_wheel_needs_only_libraries_that_every_system_has(wheel: Path) -> None:
     assert re.fullmatch(rf"manylinux_2_\d+_{os.uname().machine}", manylinux.platform_tag(wheel))
 
 
@@ -176,14 +176,14 @@ def test_auditwheel_gives_it_the_name_that_we_give_it(wheel: Path) -> None:
     assert manylinux.audited_tag(wheel) == manylinux.platform_tag(wheel)
 
 
-def test_a_wheel_is_not_named_against_auditwheels_word(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_has_the_name_that_auditwheel_gives(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manylinux, "audited_tag", lambda _: "manylinux_2_39_x86_64")
     with pytest.raises(SystemExit, match="auditwheel says manylinux_2_39_x86_64"):
         manylinux.rename(wheel)
     assert wheel.exists()
 
 
-def test_a_wheel_is_tried_with_the_python_that_its_name_says() -> None:
+def test_a_wheel_is_tried_with_the_python_of_its_tag() -> None:
     own = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert try_wheel.python_of(Path(f"kubengine-1-{own}-{own}-linux_x86_64.whl")) == sys.executable
     with pytest.raises(SystemExit, match=r"needs python3\.99 on the PATH"):
@@ -339,7 +339,7 @@ def test_a_nodes_package_is_without_what_only_the_planner_needs(packages: Path) 
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_the_debian_packages_come_work_stay_themselves_and_go(packages: Path, tmp_path: Path) -> None:
+def test_the_debian_packages_install_work_upgrade_and_purge(packages: Path, tmp_path: Path) -> None:
     script = SCRIPT.format(scratch=tmp_path, packages=packages)
     lines = in_a_copy_of_the_system(script, tmp_path)
     assert lines[:6] == [

@@ -274,7 +274,7 @@ async def test_removed_image_stays_usable_for_its_containers(embedded: Pods) -> 
 
 
 @pytest.mark.root
-async def test_pull_looks_in_the_archive_directory(
+async def test_a_pull_reads_the_archive_directory(
     tmp_path: Path, busybox_archive: Path, private_cgroup_root: str
 ) -> None:
     shelf = tmp_path / "shelf"

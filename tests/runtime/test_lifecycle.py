@@ -14,7 +14,7 @@ from tests.runtime.pods import BUSYBOX, Pods
 from tests.waiting import eventually
 
 
-async def test_runtime_says_who_and_how_it_is(pods: Pods) -> None:
+async def test_the_runtime_reports_its_name_and_status(pods: Pods) -> None:
     version = await pods.client.version()
     assert version.runtime_api_version == "v1"
     assert version.version == "0.1.0"

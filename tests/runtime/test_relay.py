@@ -94,7 +94,7 @@ def test_input_arrives_and_ends(made: NodeContext) -> None:
     assert os.read(made.process_in, 10) == b""
 
 
-def test_input_that_nobody_reads_any_more_is_closed_and_not_watched(made: NodeContext) -> None:
+def test_unread_input_is_closed_and_not_polled(made: NodeContext) -> None:
     made.close(made.process_in)
     made.relay.wait(5)
     assert made.relay._stdin == -1
@@ -154,7 +154,7 @@ def test_the_end_of_a_peer_s_input_may_mean_three_things() -> None:
         made.clean_up()
 
 
-def test_a_peer_that_hangs_up_leaves_what_it_said(made: NodeContext) -> None:
+def test_data_of_a_peer_that_hangs_up_is_kept(made: NodeContext) -> None:
     made.peer.send(FRAME.pack(STDIN, 4) + b"last")
     made.peer.close()
     made.relay.wait(5)

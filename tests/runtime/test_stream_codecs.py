@@ -290,7 +290,7 @@ def test_tickets_are_good_once_for_a_while_and_limited() -> None:
     tickets.issue("e")
 
 
-def test_status_before_v4_is_silence_or_words() -> None:
+def test_status_before_v4_is_empty_or_text() -> None:
     assert protocol.exit_status(0, protocol.V2) == b""
     assert protocol.exit_status(5, protocol.V1) == b"command terminated with non-zero exit code: 5"
     assert protocol.failure_status("gone", protocol.V3) == b"gone"

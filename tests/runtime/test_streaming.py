@@ -69,7 +69,7 @@ async def test_exec_of_a_success_and_of_no_program(pods: Pods) -> None:
         assert "no-such-program" in status["message"]
 
 
-async def test_exec_of_old_protocols_says_errors_in_words(pods: Pods) -> None:
+async def test_exec_of_old_protocols_reports_errors_as_text(pods: Pods) -> None:
     container = await idle(pods)
     url = await exec_url(pods, container, "sh", "-c", "exit 5")
     async with await Spdy.connect(url, "v2.channel.k8s.io") as client:
@@ -306,7 +306,7 @@ async def test_port_forward(pods: Pods) -> None:
     assert all(page.startswith(b"HTTP/1.") and page.endswith(b"page\n") for page in pages)
 
 
-async def test_port_forward_to_nobody_says_so(pods: Pods) -> None:
+async def test_a_port_forward_without_a_listener_is_reported(pods: Pods) -> None:
     sandbox = await pods.pod()
     async with await Spdy.connect(await forward_url(pods, sandbox), FORWARD) as client:
         names = {"port": "81", "requestID": "0"}

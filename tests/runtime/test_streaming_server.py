@@ -125,7 +125,7 @@ SOCKET = ("Connection: Upgrade", "Upgrade: websocket")
         (("no colon",), 400, ""),
     ],
 )
-async def test_bad_requests_are_answered_in_words(
+async def test_bad_requests_get_a_clear_message(
     made: Made, lines: tuple[str, ...], status: int, word: str
 ) -> None:
     answer = (await raw(made, head(made, *lines) + b"12345")).decode()
@@ -262,7 +262,7 @@ async def test_a_strict_client_gets_what_its_windows_allow(made: Made) -> None:
         assert error not in client.finished
 
 
-async def test_credit_comes_back_for_what_was_taken(made: Made) -> None:
+async def test_consumed_data_restores_flow_control_credit(made: Made) -> None:
     async with await Spdy.connect(made.url(), V4) as client:
         ids = [await client.open(streamtype=name) for name in ("error", "stdin", "stdout")]
         client.send(ids[1], b"x" * 65536)
@@ -366,7 +366,7 @@ async def test_unauthenticated_clients_block_no_others(
             writer.transport.abort()
 
 
-async def test_bytes_that_are_no_text_are_refused_without_a_word_in_the_log(
+async def test_undecodable_bytes_are_refused_without_a_log_line(
     made: Made, caplog: pytest.LogCaptureFixture
 ) -> None:
     for header in (b"Upgrade: \xff\xfe", b"Sec-WebSocket-Protocol: \xff", b"Connection: \xc3"):
@@ -378,7 +378,7 @@ async def test_bytes_that_are_no_text_are_refused_without_a_word_in_the_log(
     assert caplog.messages == []
 
 
-async def test_failures_are_said_once_and_counted(
+async def test_failures_are_logged_once_and_counted(
     made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [1000.0]

@@ -156,7 +156,7 @@ async def test_work_that_hangs_leaves_health_answered(serve: Any) -> None:
     assert [(await task).status for task in waiting] == [200] * turns.MAX_AT_WORK
 
 
-async def test_the_socket_is_for_its_owner_and_goes_with_the_server(serve: Any) -> None:
+async def test_the_socket_is_private_and_removed_with_the_server(serve: Any) -> None:
     served = await serve(View())
     assert stat.S_IMODE(served.socket_path.stat().st_mode) == 0o600
     held = await served.connect(unix=True)
@@ -203,7 +203,7 @@ async def test_a_taken_port_is_named_and_nothing_stays_open(tmp_path: Path) -> N
         assert probe.connect_ex(("127.0.0.1", view.config.healthz_port)) != 0
 
 
-async def test_closed_doors_stay_closed(tmp_path: Path) -> None:
+async def test_disabled_endpoints_stay_disabled(tmp_path: Path) -> None:
     before = open_descriptors()
     config = KubeletConfiguration(enable_server=False, healthz_port=0)
     server = HttpServer(View(config=config), socket_path=None)

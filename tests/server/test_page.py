@@ -169,7 +169,7 @@ async def test_parts_are_read_once_for_all_readers_and_not_without_one(serve: An
     assert devices.asked > 0
 
 
-async def test_a_part_that_fails_says_why_and_the_others_go_on(serve: Any) -> None:
+async def test_a_failing_part_names_its_reason_and_the_others_continue(serve: Any) -> None:
     devices = Devices()
     devices.fails = True
     async with reading(await serve(View(components={"devices": devices}, known=[pod("web")]))) as events:
@@ -178,7 +178,7 @@ async def test_a_part_that_fails_says_why_and_the_others_go_on(serve: Any) -> No
         assert await next_of(events, "failure") == {"part": "devices", "error": ""}
 
 
-def test_differences_turn_one_into_the_other() -> None:
+def test_applying_the_differences_gives_the_other_set() -> None:
     before, now = {"a": b"1", "b": b"2"}, {"a": b"1", "c": b'{"x":"}"}'}
     assert json.loads(b"".join(differences(before, now))) == {"rows": {"c": {"x": "}"}}, "gone": ["b"]}
     assert list(differences(now, dict(now))) == []

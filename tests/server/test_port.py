@@ -249,7 +249,7 @@ async def test_a_certificate_of_another_authority_does_not_come_in(
     assert (await port.ask("GET", "/healthz", token="good")).status == 200
 
 
-async def test_of_several_common_names_the_last_one_counts(server: ApiServer, open_port: Open) -> None:
+async def test_the_last_of_several_common_names_counts(server: ApiServer, open_port: Open) -> None:
     port = await open_port(authorization={"mode": "Webhook"})
     twice = server.authority.issue(f"{READER}/CN={NOBODY}")
     answer = await port.ask("GET", "/pods", certificate=twice)

@@ -83,7 +83,9 @@ async def port(tmp_path: Any, backend: Any) -> AsyncIterator[Secured]:
     await own.stop()
 
 
-async def test_bytes_go_both_ways_and_the_users_token_goes_nowhere(port: Secured, backend: Backend) -> None:
+async def test_bytes_flow_in_both_directions_and_the_users_token_is_not_forwarded(
+    port: Secured, backend: Backend
+) -> None:
     reader, writer = await port.connect()
     writer.write(UPGRADE.format(EXEC).encode() + b"early ")
     head = await reader.readuntil(b"\r\n\r\n")
@@ -102,7 +104,9 @@ async def test_bytes_go_both_ways_and_the_users_token_goes_nowhere(port: Secured
     )
 
 
-async def test_a_token_among_the_subprotocols_goes_nowhere_either(port: Secured, backend: Backend) -> None:
+async def test_a_token_among_the_subprotocols_is_not_forwarded_either(
+    port: Secured, backend: Backend
+) -> None:
     secret = "base64url.bearer.authorization.k8s.io.c2VjcmV0"
     for named, kept in ((f"v5.channel.k8s.io, {secret}", "v5.channel.k8s.io"), (secret, "")):
         asked = UPGRADE.format(EXEC).replace("SPDY/3.1", f"websocket\r\nSec-WebSocket-Protocol: {named}")
@@ -139,7 +143,7 @@ async def test_a_slow_reader_gets_the_whole_end(port: Secured, backend: Backend)
         writer.transport.abort()
 
 
-async def test_the_end_of_the_runtimes_words_ends_the_session_with_all_of_them(
+async def test_the_end_of_the_runtimes_stream_ends_the_session_after_all_data(
     port: Secured, backend: Backend
 ) -> None:
     async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -172,7 +176,7 @@ async def test_a_refusal_of_the_runtime_is_returned(port: Secured, backend: Back
         ("/portForward/default", 404, "404: Page Not Found"),
     ],
 )
-async def test_words_of_refusals(port: Secured, target: str, status: int, words: str) -> None:
+async def test_messages_of_refusals(port: Secured, target: str, status: int, words: str) -> None:
     answer = parse(await port.raw(UPGRADE.format(target).encode()))
     assert (answer.status, answer.body.decode()) == (status, words)
 

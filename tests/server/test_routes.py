@@ -179,7 +179,7 @@ async def test_healthz(serve: Any, door: str) -> None:
     assert (await served.ask("GET", "/healthz/other", **kwargs)).status == 404
 
 
-async def test_slis_tell_what_was_looked_at_and_how_often(serve: Any) -> None:
+async def test_slis_count_health_checks_by_name(serve: Any) -> None:
     view = View()
     served = await serve(view)
     await served.get("/healthz")

@@ -233,7 +233,7 @@ async def test_a_logind_that_restarts_gives_another_lock(shutdowns: Shutdowns, l
     await eventually(lambda: second.held() == [True])
 
 
-async def test_a_machine_without_logind_is_reported_once_and_followed_when_it_comes(
+async def test_a_machine_without_logind_is_reported_once_and_logind_is_used_once_it_starts(
     shutdowns: Shutdowns, logind: MakeLogind, caplog: pytest.LogCaptureFixture
 ):
     await shutdowns.start(Pods())

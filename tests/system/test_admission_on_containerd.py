@@ -24,7 +24,7 @@ def api_phase(rig: Rig, name: str) -> str:
     return next((p.status.phase for p in rig.node.pods() if p.metadata.name == name), "")
 
 
-async def test_a_critical_pod_takes_the_place_of_as_few_as_the_rule_says(rig: Rig, containerd: Containerd):
+async def test_a_critical_pod_preempts_as_few_pods_as_the_rule_allows(rig: Rig, containerd: Containerd):
     node = await rig.start()
     cores = node.node_object().allocatable["cpu"].milli
     third = cores // 3

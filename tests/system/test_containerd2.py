@@ -87,7 +87,7 @@ async def test_a_sub_path_of_an_image_is_all_that_its_container_sees(
         ("secret", "only directory subpath is supported"),
     ],
 )
-async def test_a_sub_path_that_the_image_lacks_fails_in_the_runtimes_words(
+async def test_a_sub_path_that_the_image_lacks_fails_with_the_runtimes_message(
     rig: Rig, model: None, sub_path: str, why: str
 ):
     await rig.start()

@@ -66,7 +66,7 @@ async def test_the_three_classes_run_with_their_names_and_values(rig: Rig, conta
     assert [rig.pod(n).status.qos_class for n in names] == ["Guaranteed", "Burstable", "BestEffort"]
 
 
-async def test_the_summary_says_what_pods_use(rig: Rig):
+async def test_the_summary_shows_the_usage_of_pods(rig: Rig):
     await rig.start()
     rig.write("used", {"containers": [container()]})
     await eventually(lambda: rig.phase("used") == "Running")
@@ -234,7 +234,7 @@ async def test_a_live_container_is_resized_without_a_restart(rig: Rig, container
     assert cgroup_file(rig, "cpu", "cpu.shares", pod) == "51"
 
 
-async def test_everything_goes_with_the_node(rig: Rig, containerd: Containerd):
+async def test_nothing_survives_the_node(rig: Rig, containerd: Containerd):
     await rig.start()
     rig.write("one", {"containers": [container()]})
     await eventually(lambda: rig.phase("one") == "Running")
@@ -244,7 +244,7 @@ async def test_everything_goes_with_the_node(rig: Rig, containerd: Containerd):
     assert not list((rig.root / "pods").iterdir())
 
 
-async def test_a_hook_that_does_not_end_goes_on_until_its_container_ends(rig: Rig, tmp_path: Path):
+async def test_an_endless_hook_runs_until_its_container_ends(rig: Rig, tmp_path: Path):
     """It has the whole time that the container has, also what follows the grace period."""
     said = tmp_path / "said"
     said.mkdir(mode=0o777)

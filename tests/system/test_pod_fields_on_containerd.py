@@ -59,7 +59,7 @@ async def test_an_init_container_writes_what_its_successor_has_as_variables(rig:
         ("dd if=/dev/zero of=/cfg/env bs=1M count=2", "env"),
     ],
 )
-async def test_a_file_of_variables_is_no_way_out(rig: Rig, script: str, path: str) -> None:
+async def test_a_file_of_variables_cannot_escape_its_volume(rig: Rig, script: str, path: str) -> None:
     """Each name and value of the host's would show in the container or in the message."""
     await rig.start()
     env = [variable("X", "root", path)]

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.containerd, pytest.mark.root]
 EVERY_SECOND = {"exec": {"command": ["test", "-e", "/data/alive"]}, "periodSeconds": 1, "failureThreshold": 1}
 
 
-async def test_a_running_pod_goes_on_with_its_volume_and_is_probed(rig: Rig, containerd: Containerd):
+async def test_a_running_pod_keeps_its_volume_and_is_probed(rig: Rig, containerd: Containerd):
     data = {"name": "data", "mountPath": "/data"}
     spec = container(volumeMounts=[data], livenessProbe=EVERY_SECOND)
     volume = rig.root / "pods" / UID / "volumes" / "kubernetes.io~empty-dir" / "data"

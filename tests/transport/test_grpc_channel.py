@@ -159,7 +159,7 @@ async def test_messages_over_the_limit_are_refused_both_ways(tmp_path: Path) -> 
         assert service.calls == 0
 
 
-async def test_streams_end_fail_and_are_let_go(tmp_path: Path) -> None:
+async def test_streams_end_fail_and_are_released(tmp_path: Path) -> None:
     async with served(tmp_path) as (service, channel):
         assert [int(m) async for m in channel.messages("/t/Count", b"1000")] == list(range(1000))
         stream = channel.messages("/t/Count", b"3")
@@ -173,7 +173,7 @@ async def test_streams_end_fail_and_are_let_go(tmp_path: Path) -> None:
         await eventually(lambda: service.cancelled == 1)
 
 
-async def test_a_server_that_comes_back_is_found_again(tmp_path: Path) -> None:
+async def test_a_returning_server_is_found(tmp_path: Path) -> None:
     async with served(tmp_path) as (service, channel):
         assert await channel.unary("/t/Echo", b"a", 30) == b"a"
         stream = channel.messages("/t/Count", b"4")
@@ -197,7 +197,7 @@ async def test_a_server_that_comes_back_is_found_again(tmp_path: Path) -> None:
         await eventually(back)
 
 
-async def test_a_call_under_way_ends_while_the_server_goes(tmp_path: Path) -> None:
+async def test_a_call_in_progress_ends_while_the_server_shuts_down(tmp_path: Path) -> None:
     async with served(tmp_path) as (service, channel):
         call = asyncio.create_task(channel.unary("/t/Wait", b"last", 60))
         await eventually(lambda: service.calls == 1)
@@ -208,7 +208,7 @@ async def test_a_call_under_way_ends_while_the_server_goes(tmp_path: Path) -> No
         await stopping
 
 
-async def test_closing_fails_what_is_under_way(tmp_path: Path) -> None:
+async def test_closing_fails_calls_in_progress(tmp_path: Path) -> None:
     async with served(tmp_path) as (service, channel):
         call = asyncio.create_task(channel.unary("/t/Wait", b"", 60))
         await eventually(lambda: service.calls == 1)
@@ -218,7 +218,7 @@ async def test_closing_fails_what_is_under_way(tmp_path: Path) -> None:
                 await failing
 
 
-async def test_a_server_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+async def test_a_server_that_starts_later_is_awaited(tmp_path: Path) -> None:
     service = Service(tmp_path / "s")
     channel = Channel(str(service.path), limit=LIMIT)
     waiting = asyncio.create_task(channel.connected())

@@ -159,7 +159,7 @@ async def test_calls_beyond_the_servers_limit_wait_in_their_order(tmp_path: Path
         channel.close()
 
 
-async def test_a_call_that_waits_for_a_lost_connection_begins_on_another(tmp_path: Path) -> None:
+async def test_a_call_waiting_for_a_lost_connection_starts_on_another(tmp_path: Path) -> None:
     def heed(server: Scripted, stream: int, _: Any) -> None:
         if server.connections == 2:
             server.answer(stream, b"done")
@@ -178,7 +178,7 @@ async def test_a_call_that_waits_for_a_lost_connection_begins_on_another(tmp_pat
         channel.close()
 
 
-async def test_an_answer_that_goes_on_beyond_its_size_ends_the_call(tmp_path: Path) -> None:
+async def test_an_answer_longer_than_its_size_ends_the_call(tmp_path: Path) -> None:
     def heed(server: Scripted, stream: int, _: Any) -> None:
         server.h2.send_headers(stream, [(":status", "200")])
         server.h2.send_data(stream, b"\0\0\0\0\2ab and more")
@@ -190,7 +190,7 @@ async def test_an_answer_that_goes_on_beyond_its_size_ends_the_call(tmp_path: Pa
 
 
 @pytest.mark.parametrize("flag", [b"\1", b"\0"], ids=["compressed", "cut"])
-async def test_messages_that_are_none(tmp_path: Path, flag: bytes) -> None:
+async def test_malformed_messages(tmp_path: Path, flag: bytes) -> None:
     def heed(server: Scripted, stream: int, _: Any) -> None:
         server.h2.send_headers(stream, [(":status", "200")])
         server.h2.send_data(stream, flag + b"\0\0\0\3ab")

@@ -61,7 +61,7 @@ def test_a_certificate_is_renewed_between_70_and_90_percent_of_its_life():
     assert renew_at(facts, 0.999999) == pytest.approx(1900.0, abs=0.01)
 
 
-def test_a_name_that_is_missing_is_seen_and_one_too_many_is_none():
+def test_a_missing_name_is_found_and_an_extra_one_is_no_fault():
     facts = CertificateFacts(0, 1, frozenset({"n1", "10.0.0.1", "fe80::1"}))
     assert not misses(facts, serving_certificate("n1", ["n1", "FE80:0::1"]))
     assert misses(facts, serving_certificate("n1", ["n1", "10.0.0.2"]))
@@ -136,9 +136,7 @@ async def test_a_request_is_waited_for_until_it_is_signed(server: ApiServer, cli
     assert await asking == signed
 
 
-async def test_a_denied_request_is_an_error_and_so_is_one_that_nobody_signs(
-    server: ApiServer, client: ApiClient
-):
+async def test_denied_and_unsigned_requests_are_errors(server: ApiServer, client: ApiClient):
     key = await new_key()
     asking = asyncio.create_task(request_certificate(client, client_certificate("n1"), key))
     (request,) = await _asked(server)
@@ -167,7 +165,7 @@ async def test_a_signer_that_answers_nonsense_is_an_error_and_is_asked_again(
         await identity.ready.wait()
 
 
-async def test_a_request_of_the_same_name_is_taken_up(server: ApiServer, client: ApiClient):
+async def test_a_signing_request_of_the_same_name_is_adopted(server: ApiServer, client: ApiClient):
     key, wanted = await new_key(), client_certificate("n1")
     name = await request_name(wanted, key)
     assert name == await request_name(wanted, key) != await request_name(wanted, await new_key())
@@ -268,7 +266,7 @@ async def test_a_signer_that_leaves_out_a_name_is_not_asked_without_end(server: 
     assert (pauses, len(asked)) == ([32.0, 32.0], 2)
 
 
-async def test_it_is_known_how_long_one_is_good_and_how_often_none_came(server: ApiServer, tmp_path: Path):
+async def test_certificate_lifetime_and_renewal_failures_are_counted(server: ApiServer, tmp_path: Path):
     registry, waited = Registry(), asyncio.Event()
     metrics = metrics_of(registry)
 
@@ -462,7 +460,7 @@ async def test_a_bootstrap_kubeconfig_may_come_after_the_certificate_has_ended(
         await identity.ready.wait()
 
 
-async def test_a_kubeconfigs_own_certificate_begins_the_directory_and_is_renewed_at_once(
+async def test_a_certificate_in_the_kubeconfig_is_stored_and_renewed_at_once(
     server: ApiServer, tmp_path: Path
 ):
     """`kubeadm init` writes one and waits for kubelet-client-current.pem; so does who repairs a node."""

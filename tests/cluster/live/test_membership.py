@@ -85,9 +85,7 @@ async def test_foreign_changes_of_the_node_are_honoured(plane: Plane, start: Any
     await plane.admin.patch(NODE, {"spec": {"unschedulable": None}}, Object)
 
 
-async def test_os_and_arch_labels_that_somebody_changed_are_restored_with_the_next_status(
-    plane: Plane, start: Any
-):
+async def test_changed_os_and_arch_labels_are_restored_with_the_next_status(plane: Plane, start: Any):
     await start(plane.node)
     known = await shown(plane.admin, NODE, is_ready)
     names = ("kubernetes.io/os", "kubernetes.io/arch")

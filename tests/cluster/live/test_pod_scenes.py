@@ -90,7 +90,7 @@ async def test_a_pod_shows_its_devices_through_restarts_of_agent_and_plugin(scen
 
 
 @pytest.mark.parametrize("away", [False, True], ids=["agent-there", "agent-away"])
-async def test_a_pod_of_another_uid_takes_the_place_of_its_namesake(scene: Scene, away: bool):
+async def test_a_pod_with_another_uid_replaces_the_pod_of_the_same_name(scene: Scene, away: bool):
     first = await scene.run("web")
     await scene.when("web", is_ready)
     if away:

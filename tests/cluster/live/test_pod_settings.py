@@ -75,7 +75,7 @@ async def test_users_profiles_and_groups_of_a_pod_reach_the_runtime(
     await gone(plane, "own")
 
 
-async def test_a_container_runs_again_where_its_rule_says_so(
+async def test_a_container_restarts_where_its_rule_applies(
     plane: Plane, start: Callable[[Path], Any]
 ) -> None:
     await start(plane.node)

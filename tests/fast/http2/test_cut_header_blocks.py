@@ -29,7 +29,7 @@ def test_fields_of_a_cancelled_stream_are_dropped(continued: bool) -> None:
     assert [each for each in events if each[0] == HEAD] == [(HEAD, second, [(b":status", b"404")], 0)]
 
 
-def test_frames_without_data_are_cut_off_and_calm_counts_again() -> None:
+def test_empty_frames_are_bounded_and_the_bound_recovers() -> None:
     client = ClientConnection(idle_frames=100)
     client.receive(frame(4, 0))
     for _ in range(5):

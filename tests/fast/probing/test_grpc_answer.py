@@ -184,7 +184,7 @@ def test_cutting_the_input_changes_nothing(data, size, call):
 
 @FORMS
 @pytest.mark.parametrize("index", range(1, 62))
-def test_the_dynamic_table_holds_what_rfc_7541_says(form, index):
+def test_the_dynamic_table_follows_rfc_7541(form, index):
     """Entries count their name, value and 32 bytes; those of static names must know the name's length."""
     entry = bytes((0x40 | index, 1)) + b"9"
     held = 4096 // (len(twin._STATIC_NAMES[index - 1]) + 1 + 32)

@@ -77,7 +77,7 @@ def test_only_the_rows_that_are_asked_for_are_counted(tmp_path: Path, form: Any)
 
 
 @FORMS
-def test_no_group_is_begun_after_the_time_but_one(tmp_path: Path, form: Any) -> None:
+def test_only_the_critical_group_starts_after_the_deadline(tmp_path: Path, form: Any) -> None:
     counts = np.full((3, 3), 7, np.int64)
     rows = np.array([2, 1, 0])
     assert (

@@ -40,7 +40,7 @@ def page(form, texts, forms, which, rows, piece=1 << 17) -> bytes:
 
 
 @FORMS
-def test_an_object_is_there_with_a_number_in_it(form):
+def test_an_object_may_contain_a_number(form):
     steps = used(column(7, ABSENT, ABSENT), column(150, -5, ABSENT), column(0, 10**9, 5))
     texts = [b'[{"name":"a"', b'},{"name":"b"', b"},{", b"}]"]
     whole = page(form, texts, [steps], [0, 0, 0, -1], [0, 1, 2, 0])
@@ -53,7 +53,7 @@ def test_an_object_is_there_with_a_number_in_it(form):
 
 
 @FORMS
-def test_a_moment_stands_by_itself(form):
+def test_a_single_sample_is_shown(form):
     moments = [MemberStep(b'"at":', column(ABSENT, 59, 3600), MOMENT)]
     whole = page(
         form, [b'[{"x":{', b'}},{"x":{', b'}},{"y":1', b"}]"], [moments], [0, 0, 0, -1], [0, 1, 2, 0]

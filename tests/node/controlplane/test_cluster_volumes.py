@@ -143,7 +143,7 @@ async def test_a_token_is_for_the_pods_user_and_group_only(
     assert asked["spec"]["audiences"] == ["vault"]
 
 
-async def test_a_token_for_everybody_in_the_pod_is_for_nobody_on_the_host(
+async def test_a_token_readable_in_the_pod_is_unreadable_on_the_host(
     joined: Joined, cluster: Cluster
 ) -> None:
     await joined.start()
@@ -373,7 +373,7 @@ async def test_a_claim_of_a_host_path_is_that_path(
     assert (mount_of(hollow).host_path, mount_of(hollow).readonly) == (str(tmp_path / "data"), True)
 
 
-async def test_a_claim_of_a_local_volume_is_mounted_shared_and_stays_when_the_pod_goes(
+async def test_a_local_volume_is_mounted_shared_and_survives_its_pod(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime, tmp_path: Path
 ) -> None:
     data, outside = tmp_path / "data", tmp_path / "outside"

@@ -54,7 +54,7 @@ async def test_all_are_written_once_in_order_for_the_owner_alone(tmp_path, decis
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_an_agent_that_starts_again_goes_on_after_a_torn_line(tmp_path, decisions):
+async def test_a_restarted_agent_continues_after_a_torn_line(tmp_path, decisions):
     path = tmp_path / "decisions"
     path.write_text('{"number":1}\n{"numb')
     decide(decisions)

@@ -111,7 +111,7 @@ async def test_a_pod_over_its_own_limit_is_evicted_for_what_it_used(small):
     assert evicted.inputs["used"] >= 2 << 20
 
 
-async def test_an_eviction_says_which_threshold_was_met_by_what(tmp_path, hollow):
+async def test_an_eviction_names_the_threshold_and_the_measured_value(tmp_path, hollow):
     rig = Rig(tmp_path, hollow.socket, eviction_hard={"memory.available": "99.9%"})
     rig.section = KubengineConfiguration(eviction=EvictionSection(interval=Duration(0.05)))
     await rig.start()

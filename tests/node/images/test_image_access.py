@@ -75,7 +75,7 @@ def test_the_repository_of_a_name(name: str, repository: str) -> None:
         ("[::1]:5000", "[::1]:5000/a", True),
     ],
 )
-def test_a_place_fits_a_name(pattern: str, target: str, fits: bool) -> None:
+def test_every_location_fits_a_name(pattern: str, target: str, fits: bool) -> None:
     assert matches(pattern, target) is fits
 
 
@@ -83,7 +83,7 @@ def config_of(**places: tuple[str, str]) -> bytes:
     return json.dumps({"auths": {p: {"username": u, "password": w} for p, (u, w) in places.items()}}).encode()
 
 
-def test_the_most_specific_place_is_first_and_docker_hub_has_its_old_name() -> None:
+def test_the_most_specific_registry_is_first_and_docker_hub_keeps_its_old_name() -> None:
     config = config_of(
         **{
             "https://quay.io/v2/": ("all", "1"),
@@ -245,7 +245,7 @@ def test_which_pods_must_show_credentials(policy: str, image: str, ours: bool, w
 @pytest.mark.parametrize(
     ("policy", "allowed"), [("Sometimes", []), (ALLOWED, ["a:1"]), (ALLOWED, ["*"]), (ALLOWED, ["/*"])]
 )
-def test_a_policy_that_is_none(policy: str, allowed: list[str]) -> None:
+def test_an_unknown_policy_is_refused(policy: str, allowed: list[str]) -> None:
     with pytest.raises(InvalidInput):
         check_policy(policy, allowed)
 

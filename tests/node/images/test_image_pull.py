@@ -112,7 +112,7 @@ def test_errors_that_runtimes_give_a_name_become_the_reason(text: str, waiting: 
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-async def test_slow_pulls_keep_to_their_bound_and_hold_up_nobody_else(
+async def test_slow_pulls_stay_within_their_bound_and_delay_no_other(
     rig: Rig, hollow: HollowRuntime, registry: Registry, at_once: int
 ):
     if at_once > 1:
@@ -136,7 +136,7 @@ async def test_slow_pulls_keep_to_their_bound_and_hold_up_nobody_else(
     assert registry.most == at_once
 
 
-async def test_an_image_that_came_while_waiting_is_not_pulled_again(
+async def test_an_image_that_arrived_while_waiting_is_not_pulled_again(
     rig: Rig, hollow: HollowRuntime, registry: Registry
 ):
     await rig.start()
@@ -152,7 +152,7 @@ async def test_an_image_that_came_while_waiting_is_not_pulled_again(
     assert len(registry.begun) == 2
 
 
-async def test_a_pull_that_never_ends_is_given_up_and_said(
+async def test_an_endless_pull_is_abandoned_and_reported(
     rig: Rig, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("engine.node.images.pull.PULL_DEADLINE_SECONDS", 0.2)

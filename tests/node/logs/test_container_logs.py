@@ -97,7 +97,7 @@ def test_options(query: dict[str, str], expected: LogOptions) -> None:
         ({"stream": "Stdout"}, OutOfRange),
     ],
 )
-def test_options_that_are_none(query: dict[str, str], error: type[InvalidInput]) -> None:
+def test_unknown_options_are_refused(query: dict[str, str], error: type[InvalidInput]) -> None:
     with pytest.raises(InvalidInput) as raised:
         log_options(query, 100.0)
     assert type(raised.value) is error

@@ -73,7 +73,7 @@ async def test_a_name_that_is_an_address_is_the_address():
     assert await node_ips("198.51.100.7", []) == ["198.51.100.7"]
 
 
-async def test_a_name_that_nobody_knows_leaves_the_default_route():
+async def test_an_unknown_name_falls_back_to_the_default_route():
     (found,) = await node_ips("no-such-node.invalid", [])
     assert found == default_route(4)
     with socket.socket(socket.AF_INET6 if ":" in found else socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -95,7 +95,7 @@ async def test_the_node_is_shown_as_kubectl_shows_it(described: Rig, hollow: Hol
     assert read.allocatable == node.node_object().allocatable
 
 
-async def test_without_its_runtime_a_node_is_not_ready_and_says_nothing_of_images(
+async def test_without_its_runtime_a_node_is_not_ready_and_reports_no_images(
     described: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("engine.images.manager.IMAGE_CACHE_PERIOD", 0.0)

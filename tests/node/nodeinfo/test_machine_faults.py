@@ -81,7 +81,7 @@ def fill(ballast: Path) -> None:
 
 
 @pytest.mark.root
-async def test_pods_wait_for_a_full_disk_and_are_taken_in_when_there_is_room(
+async def test_pods_wait_while_the_disk_is_full_and_start_when_space_is_free(
     rig: JoinedDevices, cluster: Cluster, full_disk: Path
 ):
     await rig.start()
@@ -105,7 +105,7 @@ async def test_pods_wait_for_a_full_disk_and_are_taken_in_when_there_is_room(
 
 
 @pytest.mark.root
-async def test_a_pod_of_a_cluster_waits_no_longer_than_it_may(
+async def test_a_pod_of_a_cluster_waits_only_until_its_limit(
     rig: JoinedDevices, cluster: Cluster, full_disk: Path
 ):
     rig.section.admission.patience = Duration(0.2)

@@ -69,7 +69,7 @@ async def test_a_pod_of_the_api_is_measured_from_its_creation_to_its_end(
     await eventually(lambda: worked(registry, "kill") == worked(registry, "terminated") == 1)
 
 
-async def test_a_static_pod_counts_where_no_creation_is_asked_for(rig: Rig) -> None:
+async def test_a_static_pod_counts_where_no_creation_time_is_required(rig: Rig) -> None:
     node = await rig.start()
     rig.write("p", {"containers": [container()]})
     await eventually(lambda: rig.phase("p") == "Running")
@@ -198,7 +198,7 @@ def test_nothing_is_promised_of_pods_with_state(volume: Volume, promised: int) -
     assert counts("kubelet_pod_start_total_duration_seconds_count") == 1
 
 
-async def test_writable_layers_have_a_file_system_of_their_own_where_the_runtime_says_so(
+async def test_writable_layers_have_their_own_file_system_where_the_runtime_reports_it(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def usage(place: Path, used: int) -> cri.FilesystemUsage:
@@ -220,7 +220,7 @@ async def test_writable_layers_have_a_file_system_of_their_own_where_the_runtime
     assert shown["imageFs"] == shown["containerFs"]
 
 
-async def test_a_summary_of_cpu_and_memory_looks_at_no_file_system(
+async def test_a_summary_of_cpu_and_memory_reads_no_file_system(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(runtime: RuntimeClient) -> cri.ImageFsInfoResponse:

@@ -100,7 +100,7 @@ async def test_a_relist_corrects_the_known_state(relisted: Relisted) -> None:
     assert watch.pod("uid-c").containers[0].state == RUNNING
 
 
-async def test_a_refresh_that_comes_before_the_relist_keeps_its_news(relisted: Relisted) -> None:
+async def test_a_refresh_before_the_relist_keeps_its_changes(relisted: Relisted) -> None:
     watch, container = relisted.watch, relisted.containers["uid-a"]
     await relisted.client.stop_container(container, 0)
     await watch.refresh_container("uid-a", container, relisted.sandboxes["uid-a"])
@@ -173,7 +173,7 @@ async def test_a_pods_list_that_an_event_has_overtaken_is_asked_for_again(
     assert overtaken.times >= 2
 
 
-def test_relists_get_ever_more_seldom_while_the_stream_stands() -> None:
+def test_relists_become_rarer_while_the_stream_is_open() -> None:
     assert [relist_period(stood) for stood in (0.0, 1.0, 2.0, 64.0, 299.0, 301.0, 1e6)] == [
         1.0, 1.0, 2.0, 64.0, 299.0, 300.0, 300.0
     ]  # fmt: skip
@@ -198,7 +198,7 @@ async def test_changes_before_a_slow_event_stream_opens_are_found(
     await eventually(lambda: watch.runs("uid-d", "c"))
 
 
-async def test_a_doubt_is_dispelled_by_a_relist_though_the_stream_stands(relisted: Relisted) -> None:
+async def test_a_relist_resolves_a_doubt_even_while_the_stream_is_open(relisted: Relisted) -> None:
     watch = relisted.watch
     await watch.start()
     await eventually(lambda: watch.streaming)

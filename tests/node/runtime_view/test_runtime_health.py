@@ -143,7 +143,7 @@ def ready(rig: Rig) -> Any:
     return next(c for c in rig.node.node_object().status.conditions if c.type == "Ready")
 
 
-async def test_the_node_is_ready_or_says_why_not_and_each_change_is_an_event(
+async def test_the_node_is_ready_or_names_the_reason_and_each_change_is_an_event(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(runtime_health, "CHECK_SECONDS", 0.05)

@@ -108,7 +108,7 @@ async def test_a_rejected_pod_has_failed_for_good(joined: Joined, cluster: Clust
     await cluster.gone("big")
 
 
-async def test_an_agent_that_comes_back_restarts_nothing(
+async def test_a_restarted_agent_restarts_no_container(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime
 ):
     await joined.start()
@@ -126,7 +126,7 @@ async def test_an_agent_that_comes_back_restarts_nothing(
     assert after["status"] == before["status"]
 
 
-async def test_a_pod_deleted_while_no_agent_was_there_ends_when_one_comes(joined: Joined, cluster: Cluster):
+async def test_a_pod_deleted_while_no_agent_ran_ends_when_one_starts(joined: Joined, cluster: Cluster):
     await joined.start()
     await cluster.run("gone")
     await cluster.run("deleted")
@@ -172,7 +172,7 @@ async def test_records_of_a_deleted_pod_stay_until_the_server_has_its_final_stat
     await eventually(lambda: not hollow.service.records.containers)
 
 
-async def test_nobody_waits_for_a_server_that_is_away_when_all_pods_are_taken_away(
+async def test_removing_all_pods_does_not_wait_for_an_absent_server(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime
 ):
     await joined.start()
@@ -199,9 +199,7 @@ async def test_a_pod_of_two_sources_stays_until_neither_wants_it(joined: Joined,
     assert pods.leaves(pod.uid)
 
 
-async def test_a_static_pod_is_mirrored_with_its_status_for_as_long_as_it_is_there(
-    joined: Joined, cluster: Cluster
-):
+async def test_a_static_pod_is_mirrored_with_its_status_while_it_exists(joined: Joined, cluster: Cluster):
     path = joined.write("st", {"containers": [container()]})
     await joined.start()
     mirror = await cluster.ready("st-n1")
@@ -243,9 +241,7 @@ async def test_the_mirror_of_a_static_pod_that_ends_stays_until_it_has_ended(
         await cluster.ready("st-n1")
 
 
-async def test_the_mirror_of_a_static_pod_that_is_taken_away_and_back_is_another_one(
-    joined: Joined, cluster: Cluster
-):
+async def test_a_static_pod_that_returns_gets_a_new_mirror(joined: Joined, cluster: Cluster):
     path = joined.write("st", {"containers": [container()]}, annotations=SLOW)
     await joined.start()
     mirror = await cluster.ready("st-n1")
@@ -305,7 +301,7 @@ async def test_a_resize_shows_in_the_api_while_it_waits_while_it_is_done_and_whe
     assert said[2][1] == f"Pod resize completed: {asked}}}"
 
 
-async def test_a_resize_that_nobody_has_looked_at_is_not_said_to_be_known(
+async def test_an_unevaluated_resize_is_not_reported_as_observed(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     update, may_go = hollow.backend.update_resources, asyncio.Event()

@@ -67,7 +67,7 @@ async def test_a_manifest_that_trips_over_our_own_mistake_is_named_too(
     assert "a-trips.yaml: unexpected KeyError" in fault
 
 
-async def test_events_that_are_none_are_counted_and_pods_are_right_all_the_same(
+async def test_malformed_events_are_counted_and_pods_stay_correct(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     garbled = True
@@ -105,7 +105,7 @@ async def test_events_that_are_none_are_counted_and_pods_are_right_all_the_same(
 
 
 @pytest.mark.parametrize("call", ["ListContainers", "ListPodSandbox"])
-async def test_lists_that_are_none_leave_no_pod_behind(
+async def test_malformed_lists_lose_no_pod(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     garbled = False
@@ -133,7 +133,7 @@ async def test_lists_that_are_none_leave_no_pod_behind(
     await eventually(runs)
 
 
-async def test_an_answer_that_is_none_names_the_call(
+async def test_a_malformed_answer_names_the_call(
     tmp_path: Path, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = RuntimeClient._made

@@ -66,7 +66,7 @@ async def served(rig: Rig, hollow: Any, manifests: Manifests) -> Rig:
     return rig
 
 
-async def test_pods_come_go_and_stay_while_the_url_fails(served: Rig, manifests: Manifests):
+async def test_pods_follow_the_url_and_stay_while_it_fails(served: Rig, manifests: Manifests):
     rig = served
     manifests.serve(pod("one"))
     rig.write("of-a-file", {"containers": [container()]})

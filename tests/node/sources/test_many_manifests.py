@@ -80,7 +80,7 @@ async def test_later_scans_are_reported_in_growing_batches(world: World) -> None
     assert world.told == [[], list("ab"), list("abcd"), list("abcdefgh"), list("abcdefghij")]
 
 
-async def test_one_that_goes_while_others_are_read_is_no_fault(world: World) -> None:
+async def test_a_group_that_vanishes_during_reading_is_no_fault(world: World) -> None:
     async with world.followed():
         world.goes = "e"
         world.write(*"abcde")

@@ -163,7 +163,7 @@ def test_a_whole_name_that_the_kernel_cannot_hold_is_refused():
 @pytest.mark.parametrize(
     ("written", "sent"), [("rel/x", "/rel/x"), ("./a/../b", "/b"), ("/as/it//is/", "/as/it//is/")]
 )
-def test_a_mount_path_begins_at_the_containers_root(written: str, sent: str):
+def test_a_relative_mount_path_starts_at_the_containers_root(written: str, sent: str):
     assert cri_config.mount(written, Path("/h")).container_path == sent
     assert cri_config.image_mount(written, "i", "sha", "").container_path == sent
 

@@ -152,5 +152,5 @@ def test_only_a_regular_file_of_moderate_size_is_read(volume: Path, caplog: pyte
     assert "larger than" in caplog.text
 
 
-def test_a_file_of_another_volume_is_not_looked_for(volume: Path):
+def test_files_of_other_volumes_are_not_searched(volume: Path):
     assert env_files(from_file(), {}) == {}

@@ -65,7 +65,7 @@ def test_other_pods_use_the_hosts(pods: Path, host_users: bool | None):
         ("new", CAN, 'namespaces: the handler "new" is not known'),
     ],
 )
-def test_a_handler_that_has_none_is_named(pods: Path, handler: str, features: RuntimeFeatures, words: str):
+def test_an_unknown_handler_is_named(pods: Path, handler: str, features: RuntimeFeatures, words: str):
     with pytest.raises(Refused, match="can't set") as refused:
         UserNamespaceAllocator(pods).of(pod("a"), handler, features)
     assert str(refused.value).endswith(words)
@@ -81,7 +81,7 @@ def test_a_handler_that_has_none_is_named(pods: Path, handler: str, features: Ru
         '"gidMappings":[{"hostId":1,"containerId":0,"length":65536}]}',
     ],
 )
-def test_a_file_that_is_none_is_named_and_set_aside_and_holds_up_nobody(
+def test_an_invalid_file_is_named_and_set_aside_and_delays_no_pod(
     pods: Path, text: str, caplog: pytest.LogCaptureFixture
 ):
     (pods / "a" / "userns").write_text(text)

@@ -181,7 +181,7 @@ def test_values_set_from_outside_are_read_again_occasionally(tmp_path: Path) -> 
     assert limits == [None, None, None, *[SETTINGS_SECONDS - 1 + 1000] * 2]
 
 
-async def test_a_container_that_came_back_elsewhere_is_found(tmp_path: Path) -> None:
+async def test_a_container_that_moved_to_another_cgroup_is_found(tmp_path: Path) -> None:
     """Where a container's group was is remembered only as long as it is there."""
     inner = {name.replace("/g/", "/g/cri-id.scope/"): text for name, text in V1.items()}
     mount, now = tree(tmp_path, {**V1, **inner}), [100.0]
@@ -276,7 +276,9 @@ def test_processes_may_be_in_another_group_of_each_hierarchy() -> None:
     assert read_places("12:pids:/all\n", v1=True) == {}
 
 
-def test_a_system_group_has_what_each_hierarchy_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_group_has_the_values_of_each_hierarchy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CPU is found where the CPU hierarchy has the process, though memory's path is unknown there."""
     monkeypatch.setattr(system, "own_places", lambda pid: read_places(PLACES, v1=True))
     files = {name.replace("/g/", "/agent/"): text for name, text in V1.items() if name.startswith("memory")}
@@ -408,7 +410,7 @@ async def test_devices_of_a_pod_are_asked_where_something_ran(
     assert shown[0] == shown[1] < shown[2] == shown[3] < shown[4]
 
 
-def test_the_settings_of_a_group_that_goes_on_elsewhere_are_looked_at(tmp_path: Path) -> None:
+def test_settings_of_a_replaced_group_are_read_again(tmp_path: Path) -> None:
     """What is told of a pod changes when it is resized, and then its groups' rows are made anew."""
     mount, groups = tree(tmp_path, V2), Groups()
     first = groups.add(["/g"])

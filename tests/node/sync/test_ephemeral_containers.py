@@ -44,7 +44,7 @@ def starts(pod: Pod, found: PodRecord) -> list[str]:
 # What is decided
 
 
-def test_one_that_was_added_starts_in_the_sandbox_that_is_there():
+def test_an_added_ephemeral_container_starts_in_the_existing_sandbox():
     running = copy("c", RUNNING)
     assert starts(debugged("d", "e"), record(running)) == ["d", "e"]
     assert starts(debugged("d", "e"), record(running, copy("d", RUNNING))) == ["e"]
@@ -52,7 +52,7 @@ def test_one_that_was_added_starts_in_the_sandbox_that_is_there():
 
 @pytest.mark.parametrize("policy", ["Always", "OnFailure"])
 @pytest.mark.parametrize("state", [RUNNING, UNKNOWN, EXITED])
-def test_it_begins_once_whatever_the_pod_does(policy: str, state: int):
+def test_termination_starts_once(policy: str, state: int):
     pod = debugged("d", restartPolicy=policy)
     assert starts(pod, record(copy("c", RUNNING), copy("d", state, 1))) == []
 
@@ -113,7 +113,7 @@ def test_it_sees_the_processes_of_its_target_where_each_has_its_own(spec: dict[s
 # What is said
 
 
-def test_it_is_shown_apart_and_counts_in_nothing():
+def test_ephemeral_containers_are_shown_separately_and_excluded_from_totals():
     plain = shown(pod_of({"containers": [container()]}), record(copy("c", RUNNING)))
     found = record(copy("c", RUNNING), copy("d", EXITED, 7))
     status = shown(debugged("d", "e"), found, waiting={"e": Waiting("ErrImagePull", "none")})
@@ -291,7 +291,7 @@ async def test_a_volume_that_only_it_mounts_is_made(joined: Joined, cluster: Clu
     assert path == str(joined.root / "pods" / pod["metadata"]["uid"] / "volumes/kubernetes.io~empty-dir/v")
 
 
-async def test_a_device_that_is_none_is_refused_for_it_alone(joined: Joined, cluster: Cluster):
+async def test_a_path_that_is_no_device_fails_only_its_own_volume(joined: Joined, cluster: Cluster):
     await joined.start()
     await run(cluster, volumes=[{"name": "v", "emptyDir": {}}])
     await debug(cluster, "web", {"name": "d", "volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]})
@@ -300,7 +300,7 @@ async def test_a_device_that_is_none_is_refused_for_it_alone(joined: Joined, clu
     await cluster.ready("web")
 
 
-async def test_one_that_comes_with_a_resize_that_has_to_wait_is_not_held_up(joined: Joined, cluster: Cluster):
+async def test_a_deferred_resize_does_not_delay_another(joined: Joined, cluster: Cluster):
     await joined.start()
     small, huge = ({"requests": {"cpu": cpu}} for cpu in ("1m", "100000"))
     await run(cluster, containers=[container(resources=small)])

@@ -90,7 +90,7 @@ async def test_a_plain_server_is_asked_again_without_tls(hollow: HollowRuntime):
     assert asked[-1].startswith("GET /x ")
 
 
-async def test_nobody_there_and_no_such_port(hollow: HollowRuntime):
+async def test_no_listener_and_no_such_port(hollow: HollowRuntime):
     port = free_port()
     with pytest.raises(Refused) as caught:
         await run_get(hollow, {"port": port})
@@ -110,7 +110,7 @@ async def test_a_handler_of_another_kind_is_refused(hollow: HollowRuntime):
     await runtime.close()
 
 
-async def test_a_failed_post_start_says_in_the_status_what_the_events_do_not(rig: Rig):
+async def test_a_failed_post_start_hook_is_explained_in_the_status_and_hidden_in_events(rig: Rig):
     await rig.start()
     hook = {"postStart": {"exec": {"command": ["sh", "-c", "exit 4"]}}}
     rig.write(

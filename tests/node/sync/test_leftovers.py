@@ -30,7 +30,7 @@ def unreadable_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OSError]]:
     assert not faults
 
 
-async def test_it_goes_though_it_cannot_be_looked_for_at_once(rig: Rig, unreadable_once: list[OSError]):
+async def test_an_unsearchable_volume_is_removed_later(rig: Rig, unreadable_once: list[OSError]):
     left = rig.root / "pods" / UID / "volumes"
     left.mkdir(parents=True)
     rig.write("web", {"containers": [container()]})

@@ -26,7 +26,7 @@ from tests.waiting import PATIENCE, eventually
 EXIT = "runtime.kubengine.dev/"
 
 
-async def test_a_pod_runs_is_changed_and_goes(rig: Rig, hollow: HollowRuntime):
+async def test_a_pod_runs_changes_and_ends(rig: Rig, hollow: HollowRuntime):
     await rig.start()
     path = rig.write("web", {"containers": [container()]})
     await eventually(lambda: rig.phase("web") == "Running")

@@ -22,7 +22,7 @@ def with_init(**fields: str):
     return pod_of({"initContainers": [container("init", **fields)], "containers": [container()]})
 
 
-def test_an_init_container_that_nobody_saw_is_done_where_what_follows_it_was_made():
+def test_an_unseen_init_container_is_done_where_a_later_container_exists():
     status = shown(with_init(), record(copy("c", RUNNING)))
     (init,) = status["initContainerStatuses"]
     assert init["ready"]

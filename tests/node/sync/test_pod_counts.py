@@ -34,7 +34,7 @@ async def test_a_pod_whose_manifest_was_deleted_while_no_agent_ran_is_orphaned(r
     assert counted(rig, "orphaned_runtime_pods_total") == {(): 1}
 
 
-async def test_a_pod_that_comes_back_while_it_ends_is_restarted(
+async def test_a_pod_that_returns_while_terminating_is_restarted(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopping, go_on, stop = asyncio.Event(), asyncio.Event(), RuntimeClient.stop_container

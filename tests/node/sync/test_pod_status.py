@@ -70,7 +70,7 @@ def test_initialized_stays_when_a_sidecar_ends_after_the_start():
     assert condition(status, "Initialized")[0] == "True"
 
 
-def test_a_readiness_gate_that_nobody_opened_keeps_the_pod_unready():
+def test_an_unset_readiness_gate_keeps_the_pod_unready():
     pod = pod_of({"readinessGates": [{"conditionType": "x.io/a"}, {"conditionType": "x.io/b"}]})
     status = shown(pod, record(copy("c", RUNNING)))
     assert condition(status, "ContainersReady")[0] == "True"
@@ -82,7 +82,7 @@ def test_a_readiness_gate_that_nobody_opened_keeps_the_pod_unready():
     )
 
 
-def test_the_address_of_a_pod_is_kept_when_its_sandbox_has_gone():
+def test_the_address_of_a_pod_outlives_its_sandbox():
     pod = pod_of({})
     shown(pod, record(copy("c", RUNNING)))
     assert shown(pod, record(copy("c", EXITED), ready=False, ips=()))["podIP"] == "10.0.0.1"
@@ -207,7 +207,7 @@ async def test_a_present_image_is_reported(rig: Rig):
     assert text in [e.message for e in rig.node.recorder if e.reason == "Pulled" and "more" in e.pod]
 
 
-async def test_the_user_is_shown_as_the_runtime_says_it(rig: Rig):
+async def test_the_user_is_shown_as_reported_by_the_runtime(rig: Rig):
     await rig.start()
     context = {"runAsUser": 5, "runAsGroup": 6}
     rig.write("user", {"containers": [container(securityContext=context)]})
@@ -218,7 +218,9 @@ async def test_the_user_is_shown_as_the_runtime_says_it(rig: Rig):
     assert status["user"] == {"linux": {"uid": 5, "gid": 6}}
 
 
-async def test_a_node_that_does_not_isolate_local_storage_has_none(rig: Rig, hollow: HollowRuntime):
+async def test_a_node_without_local_storage_isolation_has_no_ephemeral_storage(
+    rig: Rig, hollow: HollowRuntime
+):
     rig.config.local_storage_capacity_isolation = False
     node = await rig.start()
     limit = {"resourceFieldRef": {"resource": "limits.ephemeral-storage"}}

@@ -66,7 +66,7 @@ def hold_updates(
     return updating, go_on
 
 
-async def test_a_deferred_resize_goes_ahead_when_another_pod_shrinks(rig: Rig, half: int):
+async def test_a_deferred_resize_proceeds_when_another_pod_shrinks(rig: Rig, half: int):
     write(rig, "a", half)
     await eventually(lambda: requested(rig, "a") == half)
     write(rig, "b", half + 100)
@@ -140,7 +140,7 @@ async def test_two_resizes_do_not_get_the_same_resources(
     await eventually(lambda: requested(rig, "b") == half + 100)
 
 
-async def test_a_resize_that_is_taken_back_holds_nothing(rig: Rig, half: int):
+async def test_a_withdrawn_resize_reserves_nothing(rig: Rig, half: int):
     write(rig, "a", half)
     await eventually(lambda: requested(rig, "a") == half)
     write(rig, "b", half + 100)
@@ -171,7 +171,7 @@ def write_init(rig: Rig, milli: int) -> None:
     rig.write("p", {"initContainers": inits, "containers": [container("app", **amounts)]})
 
 
-async def test_an_init_container_that_runs_is_resized_and_the_next_begins_with_its_new_amount(
+async def test_a_running_init_container_is_resized_and_the_next_starts_with_its_new_amount(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     update, updated = hollow.backend.update_resources, dict[str, int]()

@@ -88,7 +88,7 @@ async def test_all_hooks_begin_before_any_container_is_stopped(rig: Rig, hollow:
     assert "FailedPreStopHook" not in rig.reasons()
 
 
-async def test_a_sidecar_does_not_wait_for_its_turn_longer_than_its_grace(rig: Rig, hollow: HollowRuntime):
+async def test_a_sidecar_waits_for_its_turn_only_within_its_grace_period(rig: Rig, hollow: HollowRuntime):
     """The main container takes all of it, so the sidecar is told to stop while that still runs."""
     running_then: list[str] = []
     stop = hollow.backend.stop_container

@@ -28,7 +28,7 @@ def test_a_volume_is_in_use_until_its_last_pod_ends_and_each_change_is_reported(
     assert len(told) == 4
 
 
-async def test_a_volume_is_there_when_it_is_attached_and_the_server_knows_of_its_use():
+async def test_a_volume_is_usable_once_it_is_attached_and_reported_in_use():
     known = Attachments(lambda: None)
     waiting = asyncio.create_task(known.attached(DISK))
     for status in (

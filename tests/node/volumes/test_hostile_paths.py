@@ -136,9 +136,7 @@ async def test_a_key_that_leads_out_is_refused(kind: str, key: str, root: Path, 
 
 @pytest.mark.root
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pod certificate"])
-async def test_links_that_somebody_planted_are_replaced_not_followed(
-    kind: str, root: Path, tmp_path: Path
-) -> None:
+async def test_planted_links_are_replaced_not_followed(kind: str, root: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     await write(root, sources("a/x")[kind], Hostile())

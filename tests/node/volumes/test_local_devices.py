@@ -112,7 +112,7 @@ async def test_a_claim_for_reading_gives_a_mount_for_reading(
     assert shown(joined, pod).stat().st_gid == 0
 
 
-async def test_a_directory_is_mounted_as_its_volume_says(
+async def test_a_directory_is_mounted_with_the_options_of_its_volume(
     joined: Joined, cluster: Cluster, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
@@ -189,7 +189,7 @@ async def test_a_path_that_is_neither_directory_nor_device_is_refused(
     await eventually(lambda: messages(joined) == [said])
 
 
-async def test_an_agent_that_comes_back_keeps_what_pods_have_and_takes_the_rest_away(
+async def test_a_restarted_agent_keeps_volumes_of_pods_and_removes_the_others(
     joined: Joined, cluster: Cluster, device: Path
 ) -> None:
     claim(cluster, device)
@@ -212,7 +212,7 @@ async def test_an_agent_that_comes_back_keeps_what_pods_have_and_takes_the_rest_
 
 
 @pytest.mark.parametrize(("read_only", "permissions"), [(False, "mrw"), (True, "r")])
-async def test_a_container_gets_a_device_as_it_is(
+async def test_a_container_receives_a_raw_device(
     joined: Joined,
     cluster: Cluster,
     hollow: HollowRuntime,

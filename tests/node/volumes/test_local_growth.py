@@ -134,7 +134,7 @@ async def test_a_real_file_system_has_the_room_of_its_device(
 
 
 @pytest.mark.parametrize("block", [False, True], ids=["directory", "block"])
-async def test_where_there_is_nothing_to_do_the_claim_says_that_it_is_done(
+async def test_a_claim_without_work_is_marked_as_expanded(
     joined: Joined, cluster: Cluster, device: Path, tmp_path: Path, block: bool
 ) -> None:
     data = tmp_path / "data"

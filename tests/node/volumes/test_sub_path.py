@@ -207,7 +207,7 @@ class TestWhatIsMounted:
 
 @pytest.mark.root
 class TestRestartsAndRemoval:
-    def test_a_pod_goes_with_its_mounts_and_what_was_mounted_stays(
+    def test_a_pod_is_removed_with_its_mounts_and_the_mounted_data_survives(
         self, volumes: PodVolumes, pod: Path, tmp_path: Path
     ) -> None:
         (tmp_path / "host" / "data").mkdir(parents=True)
@@ -237,7 +237,7 @@ class TestRestartsAndRemoval:
         assert volumes.known_uids() == set()
         assert mounts_below(tmp_path) == []
 
-    def test_a_mount_that_came_apart_half_way_is_made(self, pod: Path, volume: Path) -> None:
+    def test_a_half_removed_mount_is_made_again(self, pod: Path, volume: Path) -> None:
         """Killed between making the place and mounting on it, for a part that was of another kind."""
         place = pod / "volume-subpaths" / "v" / "c"
         place.mkdir(parents=True)

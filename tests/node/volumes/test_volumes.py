@@ -209,7 +209,7 @@ def test_an_unknown_medium_is_never_mounted(volumes: PodVolumes) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "../x", "/a/../b", "/a\0b"])
-def test_a_host_path_stays_where_it_begins(
+def test_a_host_path_cannot_leave_its_root(
     volumes: PodVolumes, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -219,7 +219,7 @@ def test_a_host_path_stays_where_it_begins(
     assert os.listdir(".") == []
 
 
-def test_a_relative_host_path_begins_at_the_root(
+def test_a_relative_host_path_starts_at_the_root(
     volumes: PodVolumes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -306,7 +306,7 @@ def test_a_user_of_the_fs_group_reads_what_is_for_few(volumes: PodVolumes, tmp_p
     assert subprocess.run(read, capture_output=True, check=False, timeout=PATIENCE).returncode != 0
 
 
-def test_a_later_set_up_goes_by_descriptor(volumes: PodVolumes, tmp_path: Path) -> None:
+def test_a_repeated_set_up_uses_descriptors(volumes: PodVolumes, tmp_path: Path) -> None:
     """What a container of an earlier agent planted in a volume that was writable then."""
     (tmp_path / "host").write_text(SECRET)
     one = pod(Volume("v", downward_api=labels()))
@@ -321,7 +321,7 @@ def test_a_later_set_up_goes_by_descriptor(volumes: PodVolumes, tmp_path: Path) 
     assert (tmp_path / "host").read_text() == SECRET
 
 
-def test_places_for_other_volumes_are_there_since_containers_cannot_make_them(volumes: PodVolumes) -> None:
+def test_mount_points_of_nested_volumes_are_created_by_the_agent(volumes: PodVolumes) -> None:
     mounts = [
         VolumeMount("v", "/info/"),
         VolumeMount("w", "/info/in/side"),
@@ -385,7 +385,7 @@ def words(path: Path, root: Path, **fields: Any) -> str:
     return termination_message(ended(message_path=str(path), **fields), "File", root=root, logs=root / "logs")
 
 
-def test_last_words_are_the_end_of_a_plain_file(tmp_path: Path) -> None:
+def test_termination_messages_are_the_tail_of_a_regular_file(tmp_path: Path) -> None:
     file = termination_message_file(tmp_path / "pods" / "u1", Container(name="c", image="i"), 0)
     assert mode(file) == 0o666
     assert words(file, tmp_path) == ""

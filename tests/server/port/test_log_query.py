@@ -138,13 +138,13 @@ async def test_journalctl_ends_with_the_request(top: Path) -> None:
         ),
     ],
 )
-async def test_a_wrong_query_is_refused_in_the_kubelets_words(
+async def test_a_wrong_query_is_refused_with_the_kubelets_message(
     top: Path, query: dict[str, Any], status: int, text: str
 ) -> None:
     assert await _ask(top, **query) == (status, text + "\n")
 
 
-async def test_a_pattern_that_is_none_and_a_path_with_a_query_are_refused(top: Path) -> None:
+async def test_invalid_patterns_and_paths_with_a_query_are_refused(top: Path) -> None:
     status, text = await _ask(top, query="a", pattern="(")
     assert (status, text.startswith('pattern: Invalid value: "(": error parsing regexp: ')) == (406, True)
     assert await _ask(top, "/logs/x", query="a") == (406, "path not allowed in query mode\n")

@@ -51,6 +51,6 @@ def test_verbs(method: str, verb: str) -> None:
     assert needs(method, "/").verb == verb
 
 
-def test_a_refusal_is_in_the_kubelets_words() -> None:
+def test_a_refusal_has_the_kubelets_message() -> None:
     said = refusal(RequestUser("U"), Needs("get", ("pods", "proxy")))
     assert said == "Forbidden (user=U, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"
