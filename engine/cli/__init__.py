@@ -17,7 +17,10 @@ import click
 
 from engine.api.errors import Bug, InvalidInput, KubengineError
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "KUBECTL", "kubectl_plugin", "main"]
+
+KUBECTL = "kubectl"
+"""The object of a click context if kubectl runs the program as a plugin."""
 
 COMMANDS: dict[str, str] = {
     "preempt": "Say whether a node takes a pod, and which pods it would preempt.",
@@ -129,10 +132,53 @@ def _kubengine(debug: bool) -> None:
     """
 
 
+class _PluginGroup(_LazyGroup):
+    """Offer the planner's commands as those of `kubectl kubengine`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return self._plan(ctx).list_commands(ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return self._plan(ctx).get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return self._plan(ctx).resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        click.Group.format_commands(self, ctx, formatter)
+
+    def _plan(self, ctx: click.Context) -> click.Group:
+        plan = super().get_command(ctx, "plan")
+        assert isinstance(plan, click.Group)
+        return plan
+
+
+@click.group(cls=_PluginGroup, context_settings={"help_option_names": ["-h", "--help"], "obj": KUBECTL})
+@click.version_option(package_name="kubengine", message="kubengine %(version)s")
+@click.option("--debug", is_flag=True, help="Show a traceback when a command fails.")
+def _plugin(debug: bool) -> None:
+    """Answer what-ifs over the running cluster: which pods are preempted or evicted, what fits.
+
+    Without a file, a command reads the cluster of kubectl's current context, or of --context. To ask many
+    questions, save it once: kubectl kubengine snapshot -o cluster.kes
+    """
+
+
 def main() -> None:
     """Run as the console script."""
+    _run(_kubengine, "kubengine")
+
+
+def kubectl_plugin() -> None:
+    """Run as the plugin `kubectl kubengine`."""
+    _run(_plugin, "kubectl kubengine")
+
+
+def _run(command: click.Group, name: str) -> NoReturn:
     try:
-        status = _kubengine.main(prog_name="kubengine", standalone_mode=False)
+        status = command.main(prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()

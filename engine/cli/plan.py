@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from typing import Any
 import click
 
 from engine.api.errors import InvalidInput
+from engine.cli import KUBECTL
 from engine.cli.output.console import table_console
 from engine.cli.output.suggestions import check_command
 from engine.cli.plan_options import options_named, parameter_options, parameters_from
@@ -25,11 +27,12 @@ from engine.plan.answers.output import FORMATS, WIDTH, format_for, provenance, w
 from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions import QUESTIONS
 from engine.plan.reading.progress import Step, progress
+from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.faults import FaultLog
 
 SNAPSHOT_HELP = (
     "JSON from kubectl (List, NDJSON, .gz, tar or folder), a columnar snapshot, http://NODE:PORT, "
-    "the socket of an agent, or -."
+    "the socket of an agent, or -. Or --kubeconfig or --context for a running cluster."
 )
 
 
@@ -38,6 +41,17 @@ def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--strict", is_flag=True, help="Refuse a snapshot with a fault instead of counting it."),
         click.option("--quiet", is_flag=True, help="No progress bar and no list of faults."),
+        click.option(
+            "--kubeconfig", default="", metavar="FILE", help="Ask the running cluster of this file."
+        ),
+        click.option(
+            "--context", default="", metavar="NAME", help="Ask the running cluster of this context."
+        ),
+        click.option(
+            "--node-documents/--no-node-documents",
+            default=True,
+            help="Whether to read configuration and statistics of a running cluster's nodes.",
+        ),
         click.argument("snapshot", nargs=-1),
     ):
         function = option(function)
@@ -83,14 +97,40 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def opened(snapshot: tuple[str, ...], *, strict: bool, quiet: bool) -> Cluster:
-    """Open the cluster that the arguments name; standard input if it is a pipe and there is no argument."""
-    paths = list(snapshot) or (["-"] if not sys.stdin.isatty() else [])
-    faults = FaultLog(strict=strict)
-    cluster = Cluster.open(paths, strict=strict, shown=not quiet and sys.stderr.isatty(), faults=faults)
+def opened(options: dict[str, Any]) -> Cluster:
+    """Open the cluster that the source options name, and remove them from `options`.
+
+    `--kubeconfig` and `--context` name a running cluster. A kubectl plugin reads kubectl's cluster if no file
+    is named. Otherwise the sources are files, or standard input if it is a pipe.
+    """
+    paths = list(options.pop("snapshot"))
+    kubeconfig, context = options.pop("kubeconfig"), options.pop("context")
+    node_documents, quiet = options.pop("node_documents"), options["quiet"]
+    live = bool(kubeconfig or context)
+    if live and paths:
+        raise InvalidInput("contradicts --kubeconfig and --context", subject=paths[0])
+    faults = FaultLog(strict=options["strict"])
+    shown = not quiet and sys.stderr.isatty()
+    if live or (not paths and click.get_current_context().obj == KUBECTL):
+        cluster = Cluster(_running_cluster(kubeconfig, context, node_documents, faults, shown))
+    else:
+        cluster = Cluster.open(
+            paths or ([] if sys.stdin.isatty() else ["-"]), strict=faults.strict, shown=shown, faults=faults
+        )
     if faults.total and not quiet:
         report_faults(faults)
     return cluster
+
+
+def _running_cluster(
+    kubeconfig: str, context: str, node_documents: bool, faults: FaultLog, shown: bool
+) -> Snapshot:
+    from engine.plan.live.cluster_reader import read_cluster
+    from engine.plan.live.contexts import find_context
+
+    config = find_context(kubeconfig, context, os.environ)
+    with progress(f"reading {config.server.authority}", 1.0, shown=shown, unit="questions") as step:
+        return read_cluster(config, faults, node_documents=node_documents, step=step)
 
 
 def computing(label: str, questions: int, options: dict[str, Any]) -> AbstractContextManager[Step]:
@@ -138,7 +178,7 @@ def verb(name: str) -> click.Command:
         if options["explained"] and "account" in given:
             given["account"] = True
         parameters = parameters_from(asked.parameters, given)
-        cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
+        cluster = opened(options)
         selection = NodeSelection(options["only"], options["labels"], options["sample"], options["seed"])
         with computing(name, 1, options) as step, options_named(asked.parameters):
             answer = ask(

@@ -67,23 +67,18 @@ def output_options(function: Any) -> Any:
 @output_options
 @source_options
 def snapshot(
-    mapping: str,
-    nodes: str,
-    pods: str,
-    rule: Any,
-    output: str,
-    format_: str | None,
-    snapshot: tuple[str, ...],
-    strict: bool,
-    quiet: bool,
+    mapping: str, nodes: str, pods: str, rule: Any, output: str, format_: str | None, **options: Any
 ) -> None:
-    """Convert to a columnar snapshot, which loads many times faster than JSON."""
+    """Convert to a columnar snapshot, which loads many times faster than JSON.
+
+    With --kubeconfig or --context, take it of a running cluster.
+    """
     if mapping:
         loaded, odd = load_mapped(Path(mapping), nodes, pods)
         for line in odd:
             click.echo(f"note: {line}", err=True)
     else:
-        loaded = opened(snapshot, strict=strict, quiet=quiet).whole
+        loaded = opened(options).whole
     if rule:
         loaded, missed = place_pods(loaded, rule=rule)
         click.echo(f"{missed:,} pods fit nowhere", err=True)
@@ -105,17 +100,9 @@ def synth(nodes: int, pods_per_node: int, seed: int, output: str, format_: str |
 @click.option("--order", type=click.Choice(["time", "size"]), default="time", show_default=True)
 @output_options
 @source_options
-def place(
-    rule: Any,
-    order: Any,
-    output: str,
-    format_: str | None,
-    snapshot: tuple[str, ...],
-    strict: bool,
-    quiet: bool,
-) -> None:
+def place(rule: Any, order: Any, output: str, format_: str | None, **options: Any) -> None:
     """Assign a node to each pod without one, by its requests alone."""
-    placed, missed = place_pods(opened(snapshot, strict=strict, quiet=quiet).whole, rule=rule, order=order)
+    placed, missed = place_pods(opened(options).whole, rule=rule, order=order)
     click.echo(f"{missed:,} pods fit nowhere", err=True)
     deliver(placed, output, format_)
 

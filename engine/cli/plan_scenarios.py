@@ -45,12 +45,12 @@ def run(context: click.Context, /, file: str, **options: Any) -> None:
 
 
 def _cluster(plan: Plan, options: dict[str, Any]) -> Cluster:
-    given = options["snapshot"]
-    if not given and plan.file.synthetic is not None:
-        made = plan.file.synthetic
-        return Cluster(synthesize(made.nodes, made.pods_per_node, plan.file.seed))
-    paths = given or tuple(str(plan.path.parent / path) for path in plan.file.snapshot)
-    return opened(paths, strict=options["strict"], quiet=options["quiet"])
+    if not (options["snapshot"] or options["kubeconfig"] or options["context"]):
+        if plan.file.synthetic is not None:
+            made = plan.file.synthetic
+            return Cluster(synthesize(made.nodes, made.pods_per_node, plan.file.seed))
+        options["snapshot"] = tuple(str(plan.path.parent / path) for path in plan.file.snapshot)
+    return opened(options)
 
 
 @click.command()
@@ -64,7 +64,7 @@ def diff(question: str, common: str, side_a: str, side_b: str, **options: Any) -
     """Ask one question under A and under B, and show what differs."""
     base = _object(common, "--with")
     sides = [_object(side_a, "-a"), _object(side_b, "-b")]
-    cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
+    cluster = opened(options)
     selection = NodeSelection(options["only"], options["labels"], options["sample"], options["seed"])
     asked_of = []
     for name, side in zip("ab", sides, strict=True):

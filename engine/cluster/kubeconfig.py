@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -85,26 +86,41 @@ def load_kubeconfig(path: Path) -> Kubeconfig:
     return parse_kubeconfig(read_text(path), path)
 
 
+def load_kubeconfigs(paths: Sequence[Path], context: str = "") -> Kubeconfig:
+    """Merge several kubeconfigs, at least one, as kubectl does: the first file that has a name defines it.
+
+    An empty `context` is the first current context. Raises InvalidInput naming the file and the field.
+    """
+    return _resolved([(path, _parsed(read_text(path), path)) for path in paths], context)
+
+
 def parse_kubeconfig(text: bytes, path: Path) -> Kubeconfig:
     """Parse a kubeconfig; relative paths start at the directory of `path`."""
+    return _resolved([(path, _parsed(text, path))], "")
+
+
+def _parsed(text: bytes, path: Path) -> _File:
     documents = parse_documents(text, str(path))
     try:
-        file = msgspec.convert(documents[0] if documents else {}, _File)
+        return msgspec.convert(documents[0] if documents else {}, _File)
     except msgspec.ValidationError as error:
         raise InvalidInput(str(error), subject=str(path)) from None
-    context = _named(file.contexts, file.current_context, "contexts", path).context or _Context()
-    cluster = _named(file.clusters, context.cluster, "clusters", path).cluster or KubeconfigCluster()
-    user = (
-        (_named(file.users, context.user, "users", path).user or KubeconfigUser())
-        if context.user
-        else KubeconfigUser()
-    )
-    return Kubeconfig(
-        path=path,
-        server=_server(cluster, path),
-        cluster=_absolute(cluster, path, "certificate_authority"),
-        user=_absolute(user, path, "client_certificate", "client_key", "token_file"),
-    )
+
+
+def _resolved(files: list[tuple[Path, _File]], context: str) -> Kubeconfig:
+    first = files[0][0]
+    current = context or next((file.current_context for _, file in files if file.current_context), "")
+    _, found = _named([(path, file.contexts) for path, file in files], current, "contexts")
+    chosen = found.context or _Context()
+    path, found = _named([(path, file.clusters) for path, file in files], chosen.cluster, "clusters")
+    cluster = found.cluster or KubeconfigCluster()
+    server = _server(cluster, path)
+    cluster = _absolute(cluster, path, "certificate_authority")
+    user = KubeconfigUser()
+    if chosen.user:
+        path, found = _named([(path, file.users) for path, file in files], chosen.user, "users")
+        user = _absolute(found.user or user, path, "client_certificate", "client_key", "token_file")
+    return Kubeconfig(path=first, server=server, cluster=cluster, user=user)
 
 
 def pem(data: str, field: str, subject: str) -> bytes:
@@ -115,11 +131,17 @@ def pem(data: str, field: str, subject: str) -> bytes:
         raise InvalidInput(f"{field}: not base64: {error}", subject=subject) from None
 
 
-def _named(items: list[_Named] | None, name: str, field: str, path: Path) -> _Named:
-    for item in items or ():
-        if item.name == name:
-            return item
-    raise InvalidInput(f"{field}: there is no {name!r}", subject=str(path))
+def _named(lists: list[tuple[Path, list[_Named] | None]], name: str, field: str) -> tuple[Path, _Named]:
+    """Return the item with this name, and the file that it is in."""
+    for path, items in lists:
+        for item in items or ():
+            if item.name == name:
+                return path, item
+    known = ", ".join(sorted(item.name for _, items in lists for item in items or ()))
+    raise InvalidInput(
+        f"{field}: there is no {name!r}{f'; known: {known}' if known else ''}",
+        subject=", ".join(str(path) for path, _ in lists),
+    )
 
 
 def _absolute(section: Any, path: Path, *fields: str) -> Any:

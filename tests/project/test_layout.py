@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"host", "hostsetup", "shutdown", "wire", "cri", "cluster", "plugins", "csi", "dra", "intree"},
     "bench": {"api", "host", "wire", "cri", "cluster"},
     "server": {"api", "metrics", "host", "node", "_fast"},
-    "plan": BASE | DECISION_PACKAGES | {"host"},
+    "plan": BASE | DECISION_PACKAGES | {"host", "cluster"},
 }
 
 
@@ -133,6 +133,7 @@ PLAN_LAYERS: dict[str, set[str]] = {
     "snapshot": set(),
     "claims": set(),
     "reading": {"claims", "snapshot"},
+    "live": {"reading", "snapshot"},
     "synth": {"reading", "snapshot"},
     "placement": {"snapshot"},
     "answers": set(),
@@ -143,6 +144,15 @@ PLAN_LAYERS: dict[str, set[str]] = {
     "scenario": {"cluster", "questions", "answers", "reading"},
 }
 """The layers of the planner and what each imports, lowest first."""
+
+
+def test_only_live_snapshots_reach_an_api_server() -> None:
+    using = {
+        path.relative_to(ENGINE / "plan").parts[0]
+        for path in (ENGINE / "plan").rglob("*.py")
+        if any(name.startswith("engine.cluster") for name in imports(path))
+    }
+    assert using == {"live"}
 
 
 def test_layers_of_the_planner_import_only_lower_layers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging import requirements
 
 from engine.cli import COMMANDS
@@ -28,6 +30,7 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "package"))
 import deb  # noqa: E402
+import krew  # noqa: E402
 import man  # noqa: E402
 import manylinux  # noqa: E402
 import sbom  # noqa: E402
@@ -325,6 +328,25 @@ def packages(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("packages")
     deb.build(wheel, directory)
     return directory
+
+
+@pytest.mark.slow
+def test_the_kubectl_plugin_runs_from_its_archive(wheel: Path, tmp_path: Path) -> None:
+    archive, manifest = krew.build(wheel, tmp_path / "built", "https://example.test/v0/")
+    (platform,) = yaml.safe_load(manifest.read_text())["spec"]["platforms"]
+    assert platform["uri"] == f"https://example.test/v0/{archive.name}"
+    assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    subprocess.run(["tar", "-xf", archive, "-C", tmp_path], check=True)
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "kubectl-kubengine"
+    command.symlink_to(tmp_path / platform["bin"])
+    path = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    made = subprocess.run([command, "synth", "--nodes", "3"], env=path, check=True, capture_output=True)
+    asked = subprocess.run(
+        [command, "admit", "--requests", "cpu=1", "--json", "-"],
+        env=path, input=made.stdout, check=True, capture_output=True,
+    )  # fmt: skip
+    assert json.loads(asked.stdout)["rows"]
 
 
 @pytest.mark.slow

@@ -77,13 +77,18 @@ def open_sources(paths: list[str], digest: Digest, advance: Advance) -> Iterator
         if is_live(path):
             for address, data in live_documents(path):
                 digest.update(data)
-                yield DocumentSource(address, _buffered(io.BytesIO(data)))
+                yield in_memory(address, data)
         elif path != "-" and Path(path).is_dir():
             for file in sorted(p for p in Path(path).rglob("*") if p.is_file()):
                 if file.suffix in _TEXT_SUFFIXES:
                     yield from _opened(_open(str(file)), str(file), digest, advance)
         else:
             yield from _opened(_open(path), path, digest, advance)
+
+
+def in_memory(origin: str, data: bytes) -> DocumentSource:
+    """Return documents that were received whole."""
+    return DocumentSource(origin, _buffered(io.BytesIO(data)))
 
 
 def total_size(paths: list[str]) -> int | None:

@@ -71,8 +71,9 @@ class ApiServer:
     """Listen on a free port of 127.0.0.1 (`async with`, or `start` and `stop`; the port stays the same).
 
     Keeps keys and kubeconfigs in `directory`. `tokens` maps valid bearer tokens to their users; `requests`
-    records the requests; `objects` stores the objects; `reviews` decides on access reviews. With
-    `streaming_lists` off, it refuses `sendInitialEvents` as a server without WatchList does.
+    records the requests; `objects` stores the objects; `reviews` decides on access reviews; `documents` are
+    answers by path that are no resources, such as those of a node's proxy. With `streaming_lists` off, it
+    refuses `sendInitialEvents` as a server without WatchList does.
     `bookmark_seconds` is the interval of bookmarks.
     """
 
@@ -84,6 +85,7 @@ class ApiServer:
         self.requests: list[SeenRequest] = []
         self.tokens: dict[str, str] = {}
         self.reviews = reviews.ReviewEndpoint()
+        self.documents: dict[str, Object] = {}
         self.streaming_lists = True
         self.bookmark_seconds = 60.0
         self._directory = directory
@@ -348,6 +350,10 @@ class ApiServer:
             answer.head(200, content_type="text/plain")
             await answer.send(b"ok", end=True)
             return
+        if seen.path in self.documents:
+            seen.status = 200
+            await _send(answer, 200, self.documents[seen.path])
+            return
         path = parse_path(seen.path)
         if path is None and (served := self.objects.resources(seen.path)):
             seen.status = 200
@@ -405,11 +411,17 @@ class ApiServer:
         if too_new := watches.too_new(int(asked), self.objects):
             raise too_new
         version, kind = _kind(path)
+        items = [known for known in self.objects.list(path) if selected(known)]
+        begin = int(params.get("continue") or 0)
+        end = begin + (int(params.get("limit") or 0) or len(items))
+        metadata = {"resourceVersion": str(self.objects.version)}
+        if end < len(items):
+            metadata["continue"] = str(end)
         return {
             "apiVersion": version,
             "kind": f"{kind}List",
-            "metadata": {"resourceVersion": str(self.objects.version)},
-            "items": [known for known in self.objects.list(path) if selected(known)],
+            "metadata": metadata,
+            "items": items[begin:end],
         }
 
     async def _watch(self, path: ResourcePath, seen: SeenRequest, answer: Http2Answer) -> None:
