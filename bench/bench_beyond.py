@@ -22,9 +22,10 @@ from engine.api.pod import Pod
 from engine.api.struct import decode_hook
 from engine.cgroups.best_effort_limiter import BestEffortSqueeze
 from engine.cgroups.manager import CgroupManager
-from engine.eviction.cgroup_usage import CGROUP_MOUNT, HeldFile
 from engine.eviction.contention import CPU_PRESSURE, Contention, StallReader
 from engine.eviction.stall import stalled
+from engine.host.cgroupfs.mounts import readable_mounts
+from engine.host.cgroupfs.usage import HeldFile
 from engine.host.tasks import Tasks
 from engine.images.keep_patterns import KeepPatterns
 from engine.images.layers import Layer, removal_order
@@ -51,7 +52,7 @@ def test_memory_stall_look(benchmark) -> None:
 
 
 def test_condition_look(benchmark) -> None:
-    reader, one = StallReader([CPU_PRESSURE], CGROUP_MOUNT, "/"), Contention(CPU_PRESSURE, 50, 60.0)
+    reader, one = StallReader([CPU_PRESSURE], readable_mounts(), "/"), Contention(CPU_PRESSURE, 50, 60.0)
     benchmark(lambda: one.look(reader.read(CPU_PRESSURE), time.monotonic()))
     reader.close()
 

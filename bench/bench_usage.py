@@ -23,6 +23,7 @@ from engine._fast.reading import _groups_c, _groups_py
 from engine._fast.reading.groups import ABSENT
 from engine.cli.agent.start_up import settle
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
+from engine.host.cgroupfs.mounts import CgroupHierarchy, Mounts
 from engine.node.stats import runtime_numbers
 from engine.node.stats.group import WIDTH
 from engine.node.stats.sampler import UsageSampler
@@ -108,7 +109,7 @@ def sampler(mount: Path) -> UsageSampler:
         pods_root=lambda: "/kubepods",
         runtime=mount / "none.sock",
         clock=lambda: float(next(now)),
-        mount=mount,
+        mounts=Mounts(2, (CgroupHierarchy(str(mount), frozenset()),)),
         proc=mount / "proc",
     )
 
@@ -136,7 +137,7 @@ def test_read_5000_groups(benchmark: Benchmark, mount: Path, form: Any) -> None:
     cgroups = [f"kubepods/pod{pod:05}/cri-{c}{pod:05}.scope".encode() for pod in range(PODS) for c in "ab"]
     parents, due = np.full(len(cgroups), -1, np.int64), np.ones(len(cgroups), np.uint8)
     numbers = np.full((len(cgroups), WIDTH), ABSENT, np.int64)
-    timed(benchmark, lambda: form.refresh_groups(str(mount), cgroups, parents, due, numbers, False))
+    timed(benchmark, lambda: form.refresh_groups([str(mount)], cgroups, parents, due, numbers))
 
 
 def test_sample(benchmark: Benchmark, sampler: UsageSampler) -> None:

@@ -24,7 +24,7 @@ from engine.cgroups.formulas.file_names import (
     MEMORY_SWAP_MAX,
 )
 from engine.cgroups.formulas.values import GroupValues
-from engine.cgroups.mounts import Mounts
+from engine.host.cgroupfs.mounts import Mounts
 
 PAGE: Final = mmap.PAGESIZE
 V1_UNLIMITED: Final = (2**63 - 1) // PAGE * PAGE

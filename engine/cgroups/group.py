@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from engine.cgroups.files import kernel_form
-from engine.cgroups.refusals import read_refused, write_refused
+from engine.host.cgroupfs.refusals import read_refused, write_refused
 
 _GONE = (errno.ENOENT, errno.ENODEV)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

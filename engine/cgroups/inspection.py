@@ -18,10 +18,10 @@ from engine.cgroups.formulas.checks import Finding, PodObservation, RootObservat
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.formulas.names import CgroupName, to_path
 from engine.cgroups.formulas.settings import CgroupSettings
-from engine.cgroups.mounts import Mounts
 from engine.cgroups.pod_cgroups import PodCgroups, PodGroup
 from engine.cgroups.qos_cgroups import QosCgroups
 from engine.cgroups.tree import CgroupTree
+from engine.host.cgroupfs.mounts import Mounts
 
 _CONTAINER_FILES = {
     1: ("cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.limit_in_bytes"),

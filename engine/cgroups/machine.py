@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from engine.api.errors import InvalidInput
-from engine.cgroups.mounts import CgroupHierarchy
+from engine.host.cgroupfs.mounts import CgroupHierarchy
 
 
 @cache

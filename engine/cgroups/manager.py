@@ -32,13 +32,13 @@ from engine.cgroups.formulas.pod_annotations import FILES, asked, wishes
 from engine.cgroups.formulas.runtime_formula import choose_formula
 from engine.cgroups.formulas.settings import CgroupSettings, ReservedGroup
 from engine.cgroups.machine import device_number, huge_page_sizes, swap_capacity, swap_controller
-from engine.cgroups.mounts import Mounts, find_mounts
 from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer, check_asked
 from engine.cgroups.pod_cgroups import PodCgroups, PodGroup
 from engine.cgroups.qos_cgroups import QosCgroups
 from engine.cgroups.resize import ContainerStep, PodStep, resize_steps
 from engine.cgroups.slices import Slices
 from engine.cgroups.tree import CgroupTree
+from engine.host.cgroupfs.mounts import Mounts, find_mounts
 from engine.metrics import Registry
 
 DURATION_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)

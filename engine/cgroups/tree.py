@@ -17,15 +17,15 @@ from engine.api.errors import Refused
 from engine.cgroups.files import WRITTEN_CONTROLLERS, FileRules, kernel_form
 from engine.cgroups.formulas.names import CgroupName, Driver, to_path
 from engine.cgroups.group import Descriptors, Directory, GroupGone
-from engine.cgroups.mounts import CgroupHierarchy, Mounts
-from engine.cgroups.refusals import (
+from engine.cgroups.slices import Slices
+from engine.host.cgroupfs.mounts import CgroupHierarchy, Mounts
+from engine.host.cgroupfs.refusals import (
     enable_refused,
     make_refused,
     read_refused,
     remove_refused,
     write_refused,
 )
-from engine.cgroups.slices import Slices
 
 DELEGATED = ("memory", "io", "hugetlb", "cpuset", "cpu", "pids")
 """The order of enabling: controllers that threaded cgroups cannot have come first, because their errors say

@@ -98,7 +98,7 @@ def _observed_node(
     from engine.api.documents import load_config, load_pods
     from engine.api.errors import InvalidInput
     from engine.cgroups.manager import CgroupManager
-    from engine.cgroups.mounts import find_mounts
+    from engine.host.cgroupfs.mounts import find_mounts
     from engine.node.nodeinfo.machine import capacity, max_pids
 
     config, kubengine = load_config(list(configs))

@@ -1,7 +1,7 @@
 """Evicts pods under pressure: signals, thresholds, the sequence of decisions, and the manager that acts.
 
 Pure modules: `thresholds`, `pressure`, `layout`, `usage`, `local_storage`, `message` and `admission`. Acting
-modules: `readings`, `cgroup_usage`, `measure` and `notifier` (with `usage_events` or `pressure_events`) read
+modules: `readings`, `measure` and `notifier` (with `usage_events` or `pressure_events`) read
 cgroups, file systems and the runtime; `manager` combines them. The package may import `engine.api`,
 `tables`, `_fast`, `metrics`, `cri.client`, `engine.images` and `engine.containers`. Importing it loads pure
 modules only.

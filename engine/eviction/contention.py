@@ -19,8 +19,9 @@ from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import EvictionSection
 from engine.api.moments import whole_second
 from engine.api.node import NodeCondition
-from engine.eviction.cgroup_usage import HeldFile, is_v1
 from engine.eviction.stall import is_asked_for, stalled
+from engine.host.cgroupfs.mounts import Mounts
+from engine.host.cgroupfs.usage import HeldFile
 
 CPU_PRESSURE: Final = "CPUPressure"
 IO_PRESSURE: Final = "IOPressure"
@@ -115,11 +116,11 @@ def most_waiting(
 class StallReader:
     """Read a pressure file. On cgroup v1, which has none per cgroup, the machine's file is used."""
 
-    def __init__(self, names: Sequence[str], mount: Path, pods_cgroup: str) -> None:
-        below = MACHINE if is_v1(mount) else mount / pods_cgroup.strip("/")
+    def __init__(self, names: Sequence[str], mounts: Mounts, pods_cgroup: str) -> None:
+        v1 = mounts.version == 1
+        below = MACHINE if v1 else mounts.directory("memory", pods_cgroup)
         self._files = {
-            name: HeldFile(below / (FILES[name].partition(".")[0] if is_v1(mount) else FILES[name]))
-            for name in names
+            name: HeldFile(below / (FILES[name].partition(".")[0] if v1 else FILES[name])) for name in names
         }
         self._said: set[str] = set()
 

@@ -27,7 +27,6 @@ from engine.api.resources import ranking_request
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pod_directory
 from engine.eviction import admission, local_storage, message, pressure
-from engine.eviction.cgroup_usage import memory_directory
 from engine.eviction.cleanup import NO_COLLECTORS, Cleanup, GarbageCollectors
 from engine.eviction.contention import FILES, StallReader, contentions, most_waiting
 from engine.eviction.explain import explain
@@ -105,7 +104,7 @@ class EvictionManager:
         self.section = section = context.kubengine_config.eviction
         view = view or NodeView()
         self._config = config = context.config
-        stall = stall_thresholds(section, view.mount)
+        stall = stall_thresholds(section, view.mounts)
         self._configured = [*thresholds_from_config(config), *stall]
         self._recorder, self._decisions, self._clock = context.recorder, context.decisions, context.clock
         self._active_pods, self._kill_pod, self._pod_cgroup = pods.active, pods.kill, pods.cgroup
@@ -115,7 +114,7 @@ class EvictionManager:
         self._conditions_changed = conditions_changed
         self._contention = contentions(section)
         names = [one.name for one in self._contention]
-        self._stalls = StallReader(names, view.mount, view.pods_cgroup or view.cgroup)
+        self._stalls = StallReader(names, view.mounts, view.pods_cgroup or view.cgroup)
         swap = self._swap_allowed(pods.swap_limit)
         self.reader = SignalReader(
             view,
@@ -129,7 +128,7 @@ class EvictionManager:
             runtime=runtime,
             pod_logs_dir=Path(config.pod_logs_dir),
             root_dir=context.root,
-            mount=view.mount,
+            mounts=view.mounts,
             count_swap=section.count_swap,
         )
         self.tracker = PressureTracker(self._configured, float(config.eviction_pressure_transition_period))
@@ -262,7 +261,7 @@ class EvictionManager:
         ]
         for one in changed:
             pods = list(self._active_pods())
-            stalls = pod_stalls(pods, self._pod_cgroup, self.reader.view.mount, FILES[one.name])
+            stalls = pod_stalls(pods, self._pod_cgroup, self.reader.view.mounts, FILES[one.name])
             inputs = {
                 "condition": one.name,
                 "waited": one.waited,
@@ -289,7 +288,7 @@ class EvictionManager:
         disk = is_disk(threshold.signal)
         stalls: dict[str, int] = {}
         if threshold.signal == MEMORY_STALL:
-            stalls = pod_stalls(pods, self._pod_cgroup, self.reader.view.mount)
+            stalls = pod_stalls(pods, self._pod_cgroup, self.reader.view.mounts)
             pods = causes(pods, stalls)
         usage = await self.meter.whole(pods) if disk else self.meter.quick(pods)
         ranked = self._ranked(threshold.signal, pods, usage)
@@ -475,7 +474,7 @@ class EvictionManager:
         last process.
         """
         cgroup = self._pod_cgroup(uid)
-        if cgroup is not None and memory_directory(self.reader.view.mount, cgroup).exists():
+        if cgroup is not None and self.reader.view.mounts.directory("memory", cgroup).exists():
             return False
         return not (pod_directory(self._root_dir, uid) / "volumes").exists()
 

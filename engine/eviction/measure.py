@@ -21,9 +21,10 @@ from engine.cri.paths import (
     project_record,
     volume_path,
 )
-from engine.eviction.cgroup_usage import CGROUP_MOUNT, CgroupUsage
 from engine.eviction.local_storage import is_local_ephemeral
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage
+from engine.host.cgroupfs.mounts import Mounts
+from engine.host.cgroupfs.usage import CgroupUsage
 from engine.host.project_quota import volume_usage
 from engine.host.trees import disk_usage
 from engine.wire import cri_v1_pb2 as cri
@@ -48,10 +49,10 @@ class PodMeter:
         runtime: RuntimeClient | None,
         pod_logs_dir: Path,
         root_dir: Path,
-        mount: Path = CGROUP_MOUNT,
+        mounts: Mounts,
         count_swap: bool = False,
     ) -> None:
-        self._pod_cgroup, self._runtime, self._mount = pod_cgroup, runtime, mount
+        self._pod_cgroup, self._runtime, self._mounts = pod_cgroup, runtime, mounts
         self._pod_logs_dir, self._root_dir = pod_logs_dir, root_dir
         self._count_swap = count_swap
 
@@ -62,7 +63,7 @@ class PodMeter:
             cgroup = self._pod_cgroup(pod.uid)
             if cgroup is None:
                 continue
-            group = CgroupUsage(cgroup, self._mount)
+            group = CgroupUsage(cgroup, self._mounts)
             try:
                 swapped = group.swapped() if self._count_swap else 0
                 usage[pod.uid] = PodUsage(group.working_set() + swapped, _or_none(group.processes))

@@ -7,21 +7,20 @@ the manager's interval remains.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from engine.api.errors import KubengineError
-from engine.eviction.cgroup_usage import is_v1, memory_directory
 from engine.eviction.pressure_events import PressureEvents
 from engine.eviction.readings import SignalReader
 from engine.eviction.signals import ALLOCATABLE_MEMORY_AVAILABLE, MEMORY_AVAILABLE, Observations
 from engine.eviction.thresholds import Threshold
 from engine.eviction.usage_events import UsageEvents
+from engine.host.cgroupfs.mounts import Mounts
 
 
-def memory_events(cgroup: str, wake: Callable[[], None], mount: Path) -> UsageEvents | PressureEvents:
-    """Return the watcher of one cgroup for the version of the hierarchy below `mount`."""
-    kind = UsageEvents if is_v1(mount) else PressureEvents
-    return kind(memory_directory(mount, cgroup), wake)
+def memory_events(cgroup: str, wake: Callable[[], None], mounts: Mounts) -> UsageEvents | PressureEvents:
+    """Return the watcher of one cgroup for the version of the hierarchies."""
+    kind = UsageEvents if mounts.version == 1 else PressureEvents
+    return kind(mounts.directory("memory", cgroup), wake)
 
 
 class MemoryNotifiers:
@@ -42,7 +41,7 @@ class MemoryNotifiers:
         watched = {MEMORY_AVAILABLE: view.cgroup, ALLOCATABLE_MEMORY_AVAILABLE: view.pods_cgroup}
         for signal, cgroup in watched.items():
             if cgroup is not None and self._thresholds[signal]:
-                self._notifiers[signal] = memory_events(cgroup, self._wake, view.mount)
+                self._notifiers[signal] = memory_events(cgroup, self._wake, view.mounts)
                 self._notifiers[signal].start()
 
     def stop(self) -> None:

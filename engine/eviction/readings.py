@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.eviction import signals
-from engine.eviction.cgroup_usage import (
-    CGROUP_MOUNT,
-    CgroupUsage,
-    HeldFile,
-    machine_memory,
-    meminfo_field,
-    memory_directory,
-)
 from engine.eviction.layout import CONTAINERFS, IMAGEFS, NODEFS, Layout
 from engine.eviction.signals import Observations, SignalObservation
 from engine.eviction.stall import PRESSURE, WHOLE, stalled
+from engine.host.cgroupfs.mounts import Mounts, readable_mounts
+from engine.host.cgroupfs.usage import CgroupUsage, HeldFile, machine_memory, meminfo_field
 from engine.images.filesystem import read_filesystem
 
 WORKING_SET: Final = "working-set"
@@ -43,7 +37,7 @@ class NodeView:
     memory_capacity: int | None = None
     pid_capacity: int | None = None
     pods_cgroup: str | None = None
-    mount: Path = CGROUP_MOUNT
+    mounts: Mounts = field(default_factory=readable_mounts)
 
 
 class SignalReader:
@@ -68,8 +62,8 @@ class SignalReader:
                 subject="eviction.memorySignal",
             )
         self.view = view
-        self.node = CgroupUsage(view.cgroup, view.mount)
-        self.pods = CgroupUsage(view.pods_cgroup, view.mount) if view.pods_cgroup else None
+        self.node = CgroupUsage(view.cgroup, view.mounts)
+        self.pods = CgroupUsage(view.pods_cgroup, view.mounts) if view.pods_cgroup else None
         self.nodefs = nodefs
         self.imagefs: Path | None = None
         self.containerfs: Path | None = None
@@ -81,7 +75,8 @@ class SignalReader:
         self._loadavg = HeldFile(PROC / "loadavg")
         self._pid_limits = (HeldFile(PROC / "sys/kernel/pid_max"), HeldFile(PROC / "sys/kernel/threads-max"))
         all_pods = view.pods_cgroup or view.cgroup
-        self._pressure = HeldFile(memory_directory(view.mount, all_pods) / PRESSURE) if stall else None
+        pressure = view.mounts.directory("memory", all_pods) / PRESSURE
+        self._pressure = HeldFile(pressure) if stall else None
         self._capacity = view.memory_capacity
         self._unreadable: set[str] = set()
 

@@ -12,31 +12,30 @@ that causes it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from engine.api.amounts.eviction_amounts import Amount
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import EvictionSection
 from engine.api.pod import Pod
-from engine.eviction.cgroup_usage import is_v1, memory_directory
 from engine.eviction.measure import PodCgroup
 from engine.eviction.signals import MEMORY_STALL
 from engine.eviction.thresholds import Threshold
+from engine.host.cgroupfs.mounts import Mounts
 
 PRESSURE: Final = "memory.pressure"
 WHOLE: Final = 10_000
 SHARE_OF_MOST: Final = 0.5
 
 
-def stall_thresholds(section: EvictionSection, mount: Path) -> list[Threshold]:
+def stall_thresholds(section: EvictionSection, mounts: Mounts) -> list[Threshold]:
     """Return the thresholds, or None if `memory_stall` is 0. Raises `InvalidInput`."""
     percent = section.memory_stall
     if not is_asked_for(percent, "eviction.memoryStall"):
         return []
     if float(section.memory_stall_for) <= 0:
         raise InvalidInput("expected more than 0s", subject="eviction.memoryStallFor")
-    if is_v1(mount):
+    if mounts.version == 1:
         raise InvalidInput("needs cgroup v2", subject="eviction.memoryStall")
     left = Amount.parse(f"{100 - percent}%", "eviction.memoryStall")
     return [Threshold(MEMORY_STALL, left, float(section.memory_stall_for))]
@@ -67,7 +66,7 @@ def stalled(text: bytes, who: bytes, window: bytes) -> int:
 
 
 def pod_stalls(
-    pods: Sequence[Pod], pod_cgroup: PodCgroup, mount: Path, file: str = PRESSURE
+    pods: Sequence[Pod], pod_cgroup: PodCgroup, mounts: Mounts, file: str = PRESSURE
 ) -> dict[str, int]:
     """Return by uid how much of the last minute some tasks of a pod waited; unreadable pods are left out."""
     found = {}
@@ -75,7 +74,7 @@ def pod_stalls(
         cgroup = pod_cgroup(pod.uid)
         try:
             if cgroup is not None:
-                text = (memory_directory(mount, cgroup) / file).read_bytes()
+                text = (mounts.directory("memory", cgroup) / file).read_bytes()
                 found[pod.uid] = stalled(text, b"some", b"avg60")
         except (OSError, ValueError):
             continue

@@ -14,7 +14,7 @@ from typing import Final
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused
 from engine.api.events import WARNING, EventRecorder
-from engine.cgroups.mounts import Mounts, find_mounts
+from engine.host.cgroupfs.mounts import Mounts, find_mounts
 from engine.host.stopping import stop_all
 from engine.host.tasks import Tasks
 from engine.hostsetup.host_places import HostPlaces

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from engine.api.amounts.cpu_weight import WeightFormula, cpu_weight
 from engine.api.errors import InvalidInput, Refused
-from engine.host.mountinfo import reachable
+from engine.host.cgroupfs.mounts import Mounts, find_mounts
 from engine.runtime.shim import cgroup
 from engine.wire import cri_v1_pb2 as cri
 
@@ -29,15 +29,13 @@ DEFAULT_DEVICES = (
 
 
 class RuntimeHierarchy:
-    """Access the cgroup file systems below `mount`. Raise Refused if there are none."""
+    """Access the cgroup file systems below `mount`. Raise Unavailable if there are none."""
 
     def __init__(self, mount: Path = Path("/sys/fs/cgroup"), *, weights: WeightFormula = "linear") -> None:
-        self.mount = mount
         self._weights = weights
-        self.v2 = (mount / "cgroup.controllers").exists()
-        self.trees = {"": mount} if self.v2 else _v1_trees(mount)
-        if not self.trees:
-            raise Refused("no cgroup file system is mounted here", subject=str(mount))
+        mounts = find_mounts(str(mount))
+        self.v2 = mounts.version == 2
+        self.trees = {"": Path(mounts.hierarchies[0].path)} if self.v2 else _v1_trees(mounts)
 
     def directories(self, path: str) -> list[str]:
         """Return the directory of cgroup `path` in each tree, without symbolic duplicates."""
@@ -100,7 +98,7 @@ class RuntimeHierarchy:
         return [(tree.name, f"{tree}/{path.strip('/')}") for tree in dict.fromkeys(self.trees.values())]
 
     def _make_v2(self, path: str) -> None:
-        directory = self.mount
+        directory = self.trees[""]
         for part in path.strip("/").split("/"):
             _enable(directory)
             directory = directory / part
@@ -139,7 +137,7 @@ class RuntimeHierarchy:
                 yield at("hugetlb"), f"hugetlb.{huge.page_size}.limit_in_bytes", str(huge.limit)
 
     def _v2_values(self, path: str, wanted: cri.LinuxContainerResources) -> Iterable[tuple[str, str, str]]:
-        directory = f"{self.mount}/{path.strip('/')}"
+        directory = f"{self.trees['']}/{path.strip('/')}"
         if wanted.cpu_shares:
             yield directory, "cpu.weight", str(cpu_weight(wanted.cpu_shares, self._weights))
         if wanted.cpu_quota or wanted.cpu_period:
@@ -196,12 +194,8 @@ def _or_max(value: int) -> str:
     return "max" if value < 0 else str(value)
 
 
-def _v1_trees(mount: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for entry in reachable(("cgroup",)):
-        where = Path(entry.point)
-        if where.parent == mount:
-            found.update({option: where for option in entry.options if option in V1_ORDER})
+def _v1_trees(mounts: Mounts) -> dict[str, Path]:
+    found = {name: Path(each.path) for each in mounts.hierarchies for name in (*each.controllers, each.name)}
     return {name: found[name] for name in V1_ORDER if name in found}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.host import trees
+from engine.host.cgroupfs.usage import working_set
 from engine.runtime.objects.records import RUNNING, RuntimeContainer
 from engine.runtime.shim import cgroup
 from engine.wire import cri_v1_pb2 as cri
@@ -82,7 +83,7 @@ class RuntimeContainerUsage:
 
 
 def memory(groups: Sequence[str]) -> cri.MemoryUsage:
-    """Read memory. The working set is usage without inactive file pages, as the kubelet counts it."""
+    """Read memory, and its working set."""
     table = _table(groups, "memory.stat")
     usage = _number(groups, "memory.usage_in_bytes")
     limit = _number(groups, "memory.limit_in_bytes")
@@ -90,17 +91,17 @@ def memory(groups: Sequence[str]) -> cri.MemoryUsage:
     if usage is None:
         usage = _number(groups, "memory.current") or 0
         limit = _number(groups, "memory.max")
-    working_set = max(0, usage - table.get(f"{prefix}inactive_file", 0))
+    used = working_set(usage, table.get(f"{prefix}inactive_file", 0))
     found = cri.MemoryUsage(
         timestamp=time.time_ns(),
-        working_set_bytes=cri.UInt64Value(value=working_set),
+        working_set_bytes=cri.UInt64Value(value=used),
         usage_bytes=cri.UInt64Value(value=usage),
         rss_bytes=cri.UInt64Value(value=table.get("total_rss", table.get("anon", 0))),
         page_faults=cri.UInt64Value(value=table.get(f"{prefix}pgfault", 0)),
         major_page_faults=cri.UInt64Value(value=table.get(f"{prefix}pgmajfault", 0)),
     )
     if limit is not None and limit < UNLIMITED:
-        found.available_bytes.value = max(0, limit - working_set)
+        found.available_bytes.value = max(0, limit - used)
     return found
 
 

@@ -62,7 +62,7 @@ def _of_node(usage: NodeUsage) -> Iterator[str]:
     cpu = usage.sample(usage.root).cpu
     amounts = (
         (_CPU, None if cpu is None else cpu / 10**9),
-        (_MEMORY, machine.memory_in_use()[1]),
+        (_MEMORY, usage.memory[1]),
         (_SWAP, total - free),
     )
     for (name, help, kind), value in amounts:

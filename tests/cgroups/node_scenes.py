@@ -11,7 +11,7 @@ from typing import Any
 from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT
 from engine.cgroups.formulas.file_names import CPU_BURST
 from engine.cgroups.formulas.names import Driver, parse_cgroupfs, to_cgroupfs, to_systemd
-from engine.cgroups.mounts import find_mounts
+from engine.host.cgroupfs.mounts import find_mounts
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.testing.images import BUSYBOX_TAG, busybox_layer, write_image
 from tests.node_rig import Rig

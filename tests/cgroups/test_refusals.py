@@ -15,7 +15,7 @@ from test_kernels import in_uml, on_this_machine
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.cgroups.manager import CgroupManager
-from engine.cgroups.mounts import CgroupHierarchy, Mounts, find_mounts
+from engine.host.cgroupfs.mounts import CgroupHierarchy, Mounts, find_mounts
 
 SHARED = {
     "no permission": (errno.EACCES, "/podg", "no permission"),

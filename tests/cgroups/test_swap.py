@@ -9,7 +9,7 @@ import pytest
 from engine.api.documents import parse_pods
 from engine.cgroups.formulas.containers import ContainerRules, container_resources
 from engine.cgroups.machine import swap_controller
-from engine.cgroups.mounts import CgroupHierarchy
+from engine.host.cgroupfs.mounts import CgroupHierarchy
 
 
 @pytest.mark.parametrize(

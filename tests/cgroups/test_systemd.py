@@ -20,9 +20,9 @@ from jeepney.io.blocking import Proxy, open_dbus_connection
 
 from engine.api.errors import Refused, Unavailable
 from engine.cgroups.files import FileRules
-from engine.cgroups.mounts import CgroupHierarchy, Mounts, find_mounts
 from engine.cgroups.systemd import MANAGER, SystemdSlices, unit_properties
 from engine.cgroups.tree import CgroupTree
+from engine.host.cgroupfs.mounts import CgroupHierarchy, Mounts, find_mounts
 from engine.testing.uml import run_in_uml, systemd_available
 
 needs_bus = pytest.mark.skipif(shutil.which("dbus-daemon") is None, reason="needs dbus-daemon (Debian: dbus)")

@@ -13,7 +13,7 @@ from engine.api.lifecycle import PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
-from engine.eviction.cgroup_usage import CGROUP_MOUNT, is_v1
+from engine.host.cgroupfs.mounts import Mounts, readable_mounts
 
 MIB = 1 << 20
 _EAT = """
@@ -38,22 +38,20 @@ def make_pod(name: str, *, memory_request: str = "", priority: int | None = None
 
 
 class PrivateNode:
-    def __init__(self, cgroup: str, mount: Path = CGROUP_MOUNT) -> None:
-        self.cgroup, self.mount = cgroup, mount
+    def __init__(self, cgroup: str, mounts: Mounts | None = None) -> None:
+        self.cgroup, self.mounts = cgroup, mounts or readable_mounts()
         self.pods: dict[str, Pod] = {}
         self.ended: list[tuple[str, PodEnd]] = []
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for directory in self._directories(cgroup):
             directory.mkdir(parents=True)
-        if not is_v1(mount):
-            for group in (mount, mount / cgroup.strip("/")):
+        if self.mounts.version == 2:
+            for group in (self.mounts.directory("memory"), self.mounts.directory("memory", cgroup)):
                 for controller in ("+memory", "+pids"):
                     (group / "cgroup.subtree_control").write_text(controller)
 
     def _directories(self, cgroup: str) -> list[Path]:
-        v1 = is_v1(self.mount)
-        tops = [self.mount / "memory", self.mount / "pids"] if v1 else [self.mount]
-        return [top / cgroup.strip("/") for top in tops]
+        return list({self.mounts.directory(each, cgroup): None for each in ("memory", "pids")})
 
     def pod_cgroup(self, uid: str) -> str | None:
         return f"{self.cgroup}/pod{uid}" if uid in self.pods else None

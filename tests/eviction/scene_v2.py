@@ -13,6 +13,7 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView
+from engine.host.cgroupfs.mounts import find_mounts
 from tests.contexts import node_context
 from tests.eviction.private_node import MIB, PrivateNode, make_pod
 from tests.waiting import eventually
@@ -21,7 +22,7 @@ from tests.waiting import eventually
 async def pressure_on_v2(mount: Path, directory: Path) -> dict[str, Any]:
     """Memory above the threshold evicts the larger pod; a later burst wakes the manager by
     `memory.events.local`, with an interval far longer than the test."""
-    node = PrivateNode("/eviction", mount)
+    node = PrivateNode("/eviction", find_mounts(str(mount)))
     (mount / "eviction" / "memory.high").write_text(str(120 * MIB))
     node.run(make_pod("small"), mib=20)
     node.run(make_pod("large"), mib=60)
@@ -36,7 +37,7 @@ async def pressure_on_v2(mount: Path, directory: Path) -> dict[str, Any]:
             root=directory,
         ),
         EvictablePods(active=node.active_pods, kill=node.kill_pod, cgroup=node.pod_cgroup),
-        view=NodeView("/eviction", memory_capacity=200 * MIB, pid_capacity=100, mount=mount),
+        view=NodeView("/eviction", memory_capacity=200 * MIB, pid_capacity=100, mounts=node.mounts),
     )
     before = manager.reader.read(0.0)
     await manager.start()

@@ -16,6 +16,7 @@ from engine.api.kubengine_config import EvictionSection
 from engine.api.pod import Pod
 from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView
+from engine.host.cgroupfs.mounts import find_mounts
 from engine.metrics import Registry
 from tests.contexts import node_context
 from tests.eviction.private_node import MIB, PrivateNode, make_pod
@@ -34,7 +35,7 @@ async def counted(mount: Path, scratch: Path) -> dict[str, Any]:
     """One pod holds 90 MiB of which most is swapped out, its neighbour 40 MiB in memory. Less than the
     threshold is available in memory, and more with what pods may still swap out, until they may no more."""
     swap_on(scratch / "swap")
-    node = PrivateNode("/swap", mount)
+    node = PrivateNode("/swap", find_mounts(str(mount)))
     node.run(make_pod("swapped"), mib=90)
     node.run(make_pod("beside"), mib=40)
     pods = {pod.metadata.name: pod for pod in node.active_pods()}
@@ -61,7 +62,7 @@ async def counted(mount: Path, scratch: Path) -> dict[str, Any]:
                 cgroup=node.pod_cgroup,
                 swap_limit=lambda pod: limits[pod.metadata.name],
             ),
-            view=NodeView("/swap", memory_capacity=CAPACITY, pid_capacity=1000, mount=mount),
+            view=NodeView("/swap", memory_capacity=CAPACITY, pid_capacity=1000, mounts=node.mounts),
         )
 
     def names(ranked: list[tuple[Pod, int | None]]) -> list[str]:

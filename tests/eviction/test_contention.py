@@ -29,11 +29,13 @@ from engine.eviction.contention import (
 from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView
 from engine.eviction.stall import stalled
+from engine.host.cgroupfs.mounts import find_mounts
 from engine.metrics import Registry
 from tests.cgroups.cgroup_scenes import end, spin
 from tests.contexts import node_context
 from tests.eviction.private_node import make_pod
 from tests.eviction.test_pressure_events import UNIFIED, group, needs_pressure  # noqa: F401
+from tests.laid_out_cgroups import laid_out
 from tests.waiting import eventually
 
 
@@ -86,13 +88,13 @@ def test_impossible_values_are_refused(section: EvictionSection, message: str):
 
 def test_nothing_is_read_unless_it_is_asked_for(tmp_path: Path):
     assert contentions(EvictionSection()) == []
-    assert StallReader([], tmp_path, "kubepods")._files == {}
+    assert StallReader([], laid_out(tmp_path), "kubepods")._files == {}
 
 
 def test_a_kernel_without_the_files_leaves_the_condition_unknown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    reader = StallReader([CPU_PRESSURE], tmp_path, "kubepods")
+    reader = StallReader([CPU_PRESSURE], laid_out(tmp_path), "kubepods")
     assert [reader.read(CPU_PRESSURE) for _ in range(3)] == [None] * 3
     assert caplog.text.count("node condition CPUPressure cannot be determined") == 1
     (tmp_path / "kubepods").mkdir()
@@ -162,7 +164,7 @@ async def test_pods_that_wait_raise_the_condition_and_are_named(
             kill=lambda *_: pytest.fail("nobody is ended for it"),
             cgroup=lambda uid: f"{private_cgroup_root}/{uid}",
         ),
-        view=NodeView(private_cgroup_root, memory_capacity=1 << 30, mount=UNIFIED),
+        view=NodeView(private_cgroup_root, memory_capacity=1 << 30, mounts=find_mounts(str(UNIFIED))),
         conditions_changed=changed,
         monotonic=lambda: now[0],
     )

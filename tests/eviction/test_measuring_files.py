@@ -11,6 +11,7 @@ from engine.eviction.local_storage import usage_of_pod
 from engine.eviction.measure import PodMeter
 from engine.eviction.usage import Disk
 from engine.host.trees import disk_usage
+from tests.laid_out_cgroups import laid_out
 
 
 def written(path: Path, size: int = 1 << 16) -> Path:
@@ -37,7 +38,11 @@ async def test_ephemeral_storage_is_counted_as_by_a_kubelet(tmp_path: Path) -> N
     ):  # fmt: skip
         written(directory / f"volumes/kubernetes.io~{plugin}/{name}/file")
     meter = PodMeter(
-        pod_cgroup=lambda _: None, runtime=None, pod_logs_dir=tmp_path / "logs", root_dir=tmp_path / "root"
+        pod_cgroup=lambda _: None,
+        runtime=None,
+        pod_logs_dir=tmp_path / "logs",
+        root_dir=tmp_path / "root",
+        mounts=laid_out(tmp_path),
     )
     usage = (await meter.whole([pod]))["u"]
     volume = Disk(*disk_usage(directory / "volumes/kubernetes.io~empty-dir/disk"))

@@ -21,9 +21,9 @@ from engine.api.kubengine_config import EvictionSection
 from engine.api.pod import Pod, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.cgroups.formulas.containers import oom_score_adj
-from engine.eviction.cgroup_usage import CGROUP_MOUNT, is_v1, memory_directory
 from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView
+from engine.host.cgroupfs.mounts import readable_mounts
 from tests.contexts import node_context
 from tests.eviction.private_node import MIB, PrivateNode, make_pod
 from tests.waiting import eventually
@@ -79,8 +79,9 @@ async def one_run(number: int, cgroup: str, directory: Path) -> str:
     """How the hog ended: `evicted`, or `killed` by the kernel."""
     chance = random.Random(number)
     node = PrivateNode(cgroup)
-    group = memory_directory(CGROUP_MOUNT, cgroup)
-    limit = "memory.limit_in_bytes" if is_v1() else "memory.max"
+    mounts = readable_mounts()
+    group = mounts.directory("memory", cgroup)
+    limit = "memory.limit_in_bytes" if mounts.version == 1 else "memory.max"
     (group / limit).write_text(str(CAPACITY))
     calm = []
     for place in range(CALM):

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from engine.eviction import pressure_events
-from engine.eviction.cgroup_usage import is_v1, memory_directory
 from engine.eviction.pressure_events import TRIGGERS, PressureEvents
+from engine.host.cgroupfs.mounts import readable_mounts
 from tests.waiting import eventually
 
-MOUNT = Path("/sys/fs/cgroup")
-UNIFIED = MOUNT / "unified" if is_v1(MOUNT) else MOUNT
+MOUNTS = readable_mounts()
+UNIFIED = Path(MOUNTS.bare or MOUNTS.hierarchies[0].path)
 SMALL = (b"some 1000 500000\0", b"some 1000 2000000\0")
 """A millisecond of stall is enough; the first is refused to a process without CAP_SYS_RESOURCE."""
 _THRASH = """
@@ -46,8 +46,8 @@ def group(private_cgroup_root: str) -> Path:
     """A cgroup whose processes have 16 MiB: its directory in the v2 hierarchy."""
     directory = UNIFIED / private_cgroup_root.strip("/")
     directory.mkdir()
-    limit = "memory.limit_in_bytes" if is_v1(MOUNT) else "memory.max"
-    memory = memory_directory(MOUNT, private_cgroup_root)
+    limit = "memory.limit_in_bytes" if MOUNTS.version == 1 else "memory.max"
+    memory = MOUNTS.directory("memory", private_cgroup_root)
     memory.mkdir(exist_ok=True)
     (memory / limit).write_text(str(16 << 20))
     return directory
@@ -66,7 +66,7 @@ async def test_processes_that_stall_for_memory_wake(group: Path, private_cgroup_
     events.start()
     assert "memory.pressure" in events.watched
     data = f"/var/tmp/{group.name}"
-    process = thrash(data, *{group, memory_directory(MOUNT, private_cgroup_root)})
+    process = thrash(data, *{group, MOUNTS.directory("memory", private_cgroup_root)})
     try:
         await eventually(lambda: wakes)
     finally:

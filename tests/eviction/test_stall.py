@@ -14,17 +14,18 @@ from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
-from engine.eviction.cgroup_usage import memory_directory
 from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.pressure import PressureTracker
 from engine.eviction.readings import NodeView
 from engine.eviction.signals import MEMORY_STALL, SignalObservation
 from engine.eviction.stall import causes, pod_stalls, stall_thresholds, stalled
 from engine.eviction.thresholds import parse_thresholds
+from engine.host.cgroupfs.mounts import find_mounts
 from engine.metrics import Registry
 from tests.contexts import node_context
 from tests.eviction.private_node import make_pod
-from tests.eviction.test_pressure_events import MOUNT, UNIFIED, group, needs_pressure, thrash  # noqa: F401
+from tests.eviction.test_pressure_events import MOUNTS, UNIFIED, group, needs_pressure, thrash  # noqa: F401
+from tests.laid_out_cgroups import laid_out
 from tests.waiting import eventually
 
 TEXT = b"""some avg10=12.34 avg60=5.00 avg300=0.99 total=123
@@ -49,8 +50,8 @@ def test_those_who_stall_most_are_the_causes():
 
 
 def test_the_signal_is_ours_and_no_kubelets(tmp_path: Path):
-    assert stall_thresholds(EvictionSection(), tmp_path) == []
-    (threshold,) = stall_thresholds(EvictionSection(memory_stall=40), tmp_path)
+    assert stall_thresholds(EvictionSection(), laid_out(tmp_path)) == []
+    (threshold,) = stall_thresholds(EvictionSection(memory_stall=40), laid_out(tmp_path))
     assert (threshold.signal, threshold.limit(10_000), threshold.grace_period) == (MEMORY_STALL, 6000, 30)
     with pytest.raises(InvalidInput, match=r"unsupported eviction signal memory\.stall"):
         parse_thresholds([], {MEMORY_STALL: "10%"}, {}, {}, {})
@@ -66,13 +67,13 @@ def test_the_signal_is_ours_and_no_kubelets(tmp_path: Path):
 )
 def test_impossible_values_are_refused(tmp_path: Path, section: EvictionSection, message: str):
     with pytest.raises(InvalidInput, match=message):
-        stall_thresholds(section, tmp_path)
+        stall_thresholds(section, laid_out(tmp_path))
 
 
 def test_v1_has_no_stall_of_pods(tmp_path: Path):
     (tmp_path / "memory").mkdir()
     with pytest.raises(InvalidInput, match="needs cgroup v2"):
-        stall_thresholds(EvictionSection(memory_stall=40), tmp_path)
+        stall_thresholds(EvictionSection(memory_stall=40), laid_out(tmp_path))
 
 
 @needs_pressure
@@ -88,14 +89,14 @@ async def test_only_the_thrashing_pod_is_evicted(
     for pod in pods:
         (group / pod.uid).mkdir()
     data = f"/var/tmp/{group.name}"
-    process = thrash(data, group / hog.uid, memory_directory(MOUNT, private_cgroup_root))
+    process = thrash(data, group / hog.uid, MOUNTS.directory("memory", private_cgroup_root))
 
     async def kill(pod, _end):
         process.kill()
         await asyncio.to_thread(process.wait)
         pods.remove(pod)
 
-    now = [0.0]
+    now, unified = [0.0], find_mounts(str(UNIFIED))
     manager = EvictionManager(
         node_context(
             KubeletConfiguration(eviction_hard={}),
@@ -108,7 +109,7 @@ async def test_only_the_thrashing_pod_is_evicted(
         EvictablePods(
             active=lambda: list(pods), kill=kill, cgroup=lambda uid: f"{private_cgroup_root}/{uid}"
         ),
-        view=NodeView(private_cgroup_root, memory_capacity=1 << 30, mount=UNIFIED),
+        view=NodeView(private_cgroup_root, memory_capacity=1 << 30, mounts=unified),
         monotonic=lambda: now[0],
     )
     try:
@@ -116,7 +117,7 @@ async def test_only_the_thrashing_pod_is_evicted(
             await eventually(
                 lambda: (
                     manager.reader.read(now[0])[MEMORY_STALL].available < 9900
-                    and pod_stalls([hog], lambda uid: f"{private_cgroup_root}/{uid}", UNIFIED)[hog.uid] > 0
+                    and pod_stalls([hog], lambda uid: f"{private_cgroup_root}/{uid}", unified)[hog.uid] > 0
                 )
             )
             assert await manager.synchronize() in ([], [hog])
@@ -139,7 +140,7 @@ async def test_only_the_thrashing_pod_is_evicted(
 
 
 def test_after_an_eviction_the_interval_starts_again(tmp_path: Path):
-    (threshold,) = stall_thresholds(EvictionSection(memory_stall=40), tmp_path)
+    (threshold,) = stall_thresholds(EvictionSection(memory_stall=40), laid_out(tmp_path))
     tracker = PressureTracker([threshold], 300)
 
     def act(now: float) -> bool:

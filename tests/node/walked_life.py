@@ -20,6 +20,7 @@ from engine.eviction.readings import NodeView
 from engine.images.manager import ImageManager
 from engine.runtime.objects.records import READY, RUNNING
 from engine.testing.device_plugin import SampleDevicePlugin
+from tests.laid_out_cgroups import laid_out
 from tests.node.faults import KINDS
 from tests.node.walking import Life
 from tests.node_rig import Rig, container
@@ -44,7 +45,7 @@ class LoneLife(Life):
             image_minimum_gc_age=Duration(1e-9),
         )
         self.memory = directory / "cgroup/node/memory.current"
-        self.rig.view = NodeView("/node", memory_capacity=MEMORY, mount=directory / "cgroup")
+        self.rig.view = NodeView("/node", memory_capacity=MEMORY, mounts=laid_out(directory / "cgroup"))
         self.memory.parent.mkdir(parents=True)
         for name, text in {
             "memory.max": "max",

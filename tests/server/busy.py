@@ -18,6 +18,7 @@ from engine.node.stats import shown
 from engine.node.stats.network import Interface
 from engine.node.stats.sampler import UsageSampler
 from engine.node.stats.used import NodeUsage
+from tests.laid_out_cgroups import laid_out
 from tests.server.secured import SecuredView
 
 
@@ -50,7 +51,7 @@ class BusyView(SecuredView):
             pods_root=lambda: "/kubepods",
             runtime=self.tree / "none.sock",
             clock=time.time,
-            mount=self.tree,
+            mounts=laid_out(self.tree),
             proc=_proc(self.tree / "proc"),
         )
         count_node(self.registry, self.name, self.records.values)

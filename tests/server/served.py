@@ -13,6 +13,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.api.struct import to_json
+from engine.host.cgroupfs.mounts import readable_mounts
 from engine.metrics import Registry
 from engine.node.stats.group import Groups
 from engine.node.stats.runtime_use import RuntimeUse
@@ -72,7 +73,7 @@ class View:
     async def usage(self) -> NodeUsage:
         groups = Groups()
         root = UsedGroup("/", groups.add(["/"]))
-        return NodeUsage(0.0, groups.read(), root, {}, [], [])
+        return NodeUsage(0.0, groups.read(readable_mounts()), root, {}, [], [], (0, 0))
 
     async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
         return self.of_runtime

@@ -14,6 +14,7 @@ from engine.node.stats.network import Interface
 from engine.node.stats.used import NodeUsage, UsedGroup, UsedPod
 from engine.server import cadvisor_metrics as cadvisor_metrics_module
 from engine.server.cadvisor_metrics import CadvisorPage
+from tests.laid_out_cgroups import laid_out
 
 EVERYWHERE = {
     "cpu.stat": "usage_usec 2500000\n",
@@ -60,7 +61,7 @@ def test_series_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (process / "limits").write_text(
         "Max open files            unlimited            unlimited            files\n"
     )
-    table = groups.read(tmp_path, proc=tmp_path / "proc")
+    table = groups.read(laid_out(tmp_path), proc=tmp_path / "proc")
     usage = NodeUsage(
         1000.9,
         table,
@@ -68,6 +69,7 @@ def test_series_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         {"pods": pods, "runtime": gone},
         [pod],
         [],
+        (0, 0),
         network,
         filesystems=[
             Filesystem("/dev/sda1", 4096, 1024, 70, 60, tuple(range(1500, 1511))),

@@ -22,6 +22,7 @@ from engine.server.http.exchange import Request, Response
 from engine.server.resource_metrics import resource_metrics
 from engine.server.routes import Routes
 from engine.wire import cri_v1_pb2 as cri
+from tests.laid_out_cgroups import laid_out
 from tests.server.busy import BusyView, let_it_be_busy
 
 _CPU, _MEMORY, _START = "cpu_usage_seconds_total", "memory_working_set_bytes", "start_time_seconds"
@@ -118,7 +119,7 @@ async def usage_of(mount: Path, of_b: Mapping[str, str]) -> NodeUsage:
         pods_root=lambda: "/pods",
         runtime=mount / "none.sock",
         clock=lambda: NOW,
-        mount=mount,
+        mounts=laid_out(mount),
     )
     return await sampler.sample()
 
@@ -220,7 +221,7 @@ async def test_of_two_containers_of_a_name_the_newest_is_shown(tmp_path: Path) -
     inner = [UsedGroup(f"/p/{c.id}", row, c.id, c) for row, c in enumerate(containers, first + 1)]
     root = UsedGroup("/", groups.add(["/"]))
     pod = UsedPod(record, UsedGroup("/p", first), inner)
-    text = page(NodeUsage(NOW, groups.read(tmp_path, NOW), root, {}, (pod,), []))
+    text = page(NodeUsage(NOW, groups.read(laid_out(tmp_path), NOW), root, {}, (pod,), [], (0, 0)))
     shown = [line for line in text.splitlines() if line.startswith("container_memory_working_set_bytes{")]
     assert shown == [
         f'container_memory_working_set_bytes{{container="c",namespace="n",pod="p"}} 70 {int(NOW * 1000)}'

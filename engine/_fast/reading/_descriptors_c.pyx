@@ -19,16 +19,16 @@ cdef extern from "descriptors.h" nogil:
     void d_group(int, int, const char *, char *, char *, int64_t *)
 
 
-def count_descriptors(proc, mount, list cgroups, const int64_t[::1] rows, int64_t[:, ::1] counts, bint v1,
+def count_descriptors(proc, top, list cgroups, const int64_t[::1] rows, int64_t[:, ::1] counts,
                       int64_t nanoseconds):
     """Count as the twin does, without the interpreter's lock."""
     cdef bytes processes = os.fsencode(proc)
-    cdef bytes top = os.fsencode(os.path.join(mount, "memory") if v1 else mount)
+    cdef bytes directory = os.fsencode(top)
     cdef Py_ssize_t n = rows.shape[0]
     cdef Py_ssize_t done = 0
     cdef Py_ssize_t at
     cdef const char *proc_path = processes
-    cdef const char *top_path = top
+    cdef const char *top_path = directory
     cdef int proc_at, top_at
     cdef int64_t end
     if counts.shape[0] != len(cgroups) or counts.shape[1] != WIDTH:

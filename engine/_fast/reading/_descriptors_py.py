@@ -27,17 +27,17 @@ _LIMIT: Final = b"Max open files"
 
 def count_descriptors(
     proc: str,
-    mount: str,
+    top: str,
     cgroups: list[bytes | None],
     rows: NDArray[np.int64],
     counts: NDArray[np.int64],
-    v1: bool,
     nanoseconds: int,
 ) -> int:
     """Write `DESCRIPTOR_COLUMNS` of the groups `rows` to `counts`, and return how many rows were counted.
 
-    `cgroups` are paths as for `refresh_groups`. A group that is gone has a row of `ABSENT`; a limit is -1 if
-    there is none, `ABSENT` without a process. Rows are counted in their order, and at least one.
+    `cgroups` are paths as for `refresh_groups`, below `top`, the directory of the memory controller. A group
+    that is gone has a row of `ABSENT`; a limit is -1 if there is none, `ABSENT` without a process. Rows are
+    counted in their order, and at least one.
 
     Raises ValueError if columns differ in length or a row does not exist.
     """
@@ -45,13 +45,12 @@ def count_descriptors(
         raise ValueError(f"{len(cgroups)} groups, but other columns")
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(cgroups)):
         raise ValueError("a row does not exist")
-    top = Path(mount, "memory") if v1 else Path(mount)
     end = time.monotonic_ns() + nanoseconds
     for done, row in enumerate(rows.tolist()):
         if done and time.monotonic_ns() >= end:
             return done
         cgroup = cgroups[row]
-        counts[row] = ABSENT if cgroup is None else _counted(Path(proc), top / os.fsdecode(cgroup))
+        counts[row] = ABSENT if cgroup is None else _counted(Path(proc), Path(top, os.fsdecode(cgroup)))
     return len(rows)
 
 

@@ -26,7 +26,7 @@ cdef extern from "groups.h" nogil:
         size_t used
         size_t room
         int failed
-    void g_open(const char *, int, int *)
+    void g_open(const char *const *, int, int *)
     void g_close(const int *)
     int g_group(const int *, const char *, int, int64_t, int, int, char *, int64_t, int64_t *, g_ios *)
 
@@ -34,10 +34,12 @@ cdef extern from "groups.h" nogil:
 assert sizeof(g_io) == IO_WIDTH * sizeof(int64_t)
 
 
-def refresh_groups(mount, list cgroups, const int64_t[::1] parents, const uint8_t[::1] due,
-                   int64_t[:, ::1] numbers, bint v1):
+def refresh_groups(tops, list cgroups, const int64_t[::1] parents, const uint8_t[::1] due,
+                   int64_t[:, ::1] numbers):
     """Read as the twin does, without the GIL."""
-    cdef bytes top = os.fsencode(mount)
+    cdef list directories = [os.fsencode(top) for top in tops]
+    cdef int controllers = len(directories)
+    cdef bint v1 = controllers != 1
     cdef Py_ssize_t n = len(cgroups)
     cdef Py_ssize_t row
     cdef int64_t tick = 10**9 // os.sysconf("SC_CLK_TCK")
@@ -46,18 +48,22 @@ def refresh_groups(mount, list cgroups, const int64_t[::1] parents, const uint8_
     for row in range(n):
         if parents[row] >= row:
             raise ValueError(f"group {row} comes before its parent")
+    if controllers not in (1, G_CONTROLLERS):
+        raise ValueError(f"{controllers} directories of controllers")
     seen = np.ones(n, np.uint8)
     cdef uint8_t[::1] moved = seen
     cdef int64_t[:, ::1] rows
     cdef g_ios ios = g_ios(NULL, 0, 0, 0)
-    cdef int tops[G_CONTROLLERS]
-    cdef const char *mount_path = top
+    cdef int opened[G_CONTROLLERS]
+    cdef const char *top_paths[G_CONTROLLERS]
     cdef int resting
     cdef char *buffer = <char *>malloc(G_MOST)
     cdef const char **paths = <const char **>malloc((n + 1) * sizeof(char *))
     try:
         if buffer == NULL or paths == NULL:
             raise MemoryError
+        for row in range(controllers):
+            top_paths[row] = <bytes>directories[row]
         for row in range(n):
             if cgroups[row] is None:
                 paths[row] = NULL
@@ -66,12 +72,12 @@ def refresh_groups(mount, list cgroups, const int64_t[::1] parents, const uint8_
             else:
                 raise TypeError(f"{cgroups[row]!r} is no path in bytes")
         with nogil:
-            g_open(mount_path, v1, tops)
+            g_open(top_paths, controllers, opened)
             for row in range(n):
                 resting = parents[row] >= 0 and not moved[parents[row]]
-                moved[row] = g_group(tops, paths[row], v1, tick, due[row], resting, buffer, row,
+                moved[row] = g_group(opened, paths[row], v1, tick, due[row], resting, buffer, row,
                                      &numbers[row, 0], &ios)
-            g_close(tops)
+            g_close(opened)
         if ios.failed:
             raise MemoryError
         io = np.empty((ios.used, IO_WIDTH), np.int64)

@@ -67,35 +67,40 @@ _DIGITS: Final = 19
 Row = dict[str, int | None]
 
 
+V1_CONTROLLERS: Final = ("cpuacct", "cpu", "memory", "pids", "blkio")
+"""The controllers of v1 whose files are read."""
 IO_COLUMNS: Final = ("row", "major", "minor", "read_bytes", "written_bytes", "reads", "writes")
 """One group's transfers to and from one block device; `row` is the group's."""
 
 
 def refresh_groups(
-    mount: str,
+    tops: Sequence[str],
     cgroups: list[bytes | None],
     parents: NDArray[np.int64],
     due: NDArray[np.uint8],
     numbers: NDArray[np.int64],
-    v1: bool,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Brings `numbers` up to date: a row for each of `cgroups`, `ABSENT` where it was never read. They are
-    paths below `mount`, or below each controller's directory of it, without a slash at either end; None for a
-    row that nobody has. A group that is gone has a row of `ABSENT`, as nobody's has. `parents` has the row of
-    the group that one is in, -1 for none; it comes first.
+    """Bring `numbers` up to date: a row for each of `cgroups`, `ABSENT` where it was never read.
 
-    Returns 1 for each group that was read, 0 for one that rests, of which what is due was read at most; and
-    for each device of those that were read a row of `IO_COLUMNS`.
+    `tops` are the directories of `V1_CONTROLLERS`, or the one of v2. `cgroups` are paths below each of them,
+    without a slash at either end; None is a row without a group. Such a row, and that of a group that is
+    gone, is `ABSENT`. `parents` has the row of the group that one is in, -1 for none; the parent comes first.
 
-    Raises ValueError where columns differ in length or a group comes before its parent.
+    Returns 1 for each group that was read, 0 for an idle one, of which at most the due part was read; and a
+    row of `IO_COLUMNS` for each device of the groups that were read.
+
+    Raises ValueError where columns differ in length, a group comes before its parent, or for another number
+    of `tops`.
     """
     if not len(parents) == len(due) == len(cgroups) or numbers.shape != (len(cgroups), _WIDTH):
         raise ValueError(f"{len(cgroups)} groups, but columns of another length")
     if (parents >= np.arange(len(cgroups))).any():
         raise ValueError("a group comes before its parent")
+    if len(tops) not in (1, len(V1_CONTROLLERS)):
+        raise ValueError(f"{len(tops)} directories of controllers")
     moved = np.ones(len(cgroups), np.uint8)
     io: list[list[int]] = []
-    form = _V1 if v1 else _V2
+    form = _V2 if len(tops) == 1 else _V1
     for row, cgroup in enumerate(cgroups):
         if cgroup is None:
             numbers[row] = ABSENT
@@ -106,7 +111,7 @@ def refresh_groups(
         if rests and not due[row]:
             moved[row] = 0
             continue
-        group = form(Path(mount), os.fsdecode(cgroup))
+        group = form([Path(top, os.fsdecode(cgroup)) for top in tops])
         pulse = known if rests else group.pulse()
         if whole:
             numbers[row] = ABSENT
@@ -142,10 +147,8 @@ def _settled(known: Mapping[str, int]) -> bool:
 
 
 class _V1:
-    def __init__(self, mount: Path, cgroup: str) -> None:
-        self._cpuacct, self._cpu, self._memory, self._pids, self._blkio = (
-            mount / controller / cgroup for controller in ("cpuacct", "cpu", "memory", "pids", "blkio")
-        )
+    def __init__(self, directories: Sequence[Path]) -> None:
+        self._cpuacct, self._cpu, self._memory, self._pids, self._blkio = directories
 
     def pulse(self) -> Row:
         return {
@@ -209,8 +212,8 @@ class _V1:
 
 
 class _V2:
-    def __init__(self, mount: Path, cgroup: str) -> None:
-        self._group = mount / cgroup
+    def __init__(self, directories: Sequence[Path]) -> None:
+        (self._group,) = directories
 
     def pulse(self) -> Row:
         cpu = _flat(self._group / "cpu.stat")

@@ -302,8 +302,7 @@ static const g_wanted g_v2_memory[] = {{"inactive_file", INACTIVE_FILE, 1},
                                        {0}};
 static const g_wanted g_v2_events[] = {{"max", MEMORY_FAILURES, 1}, {"oom_kill", OOM_KILLS, 1}, {0}};
 
-static const char *const g_v1_controllers[G_CONTROLLERS] = {"cpuacct", "cpu", "memory", "pids", "blkio"};
-static const char *const g_v2_controllers[G_CONTROLLERS] = {"."};
+/* The order of the twin's V1_CONTROLLERS; v2 has a single directory, the first. */
 enum { G_CPUACCT, G_CPU, G_MEMORY, G_PIDS, G_BLKIO };
 static const char G_SERVICE_BYTES[] = "blkio.throttle.io_service_bytes_recursive";
 static const g_file g_v1[] = {
@@ -377,16 +376,10 @@ static void g_take(const g_file *file, g_text text, int64_t tick, int64_t *row, 
     }
 }
 
-/* Directories of the controllers, or -1. */
-static void g_open(const char *mount, int v1, int *tops) {
-    char path[G_PATH];
-    const char *const *names = v1 ? g_v1_controllers : g_v2_controllers;
-    for (int i = 0; i < G_CONTROLLERS; i++) {
-        tops[i] = -1;
-        if (!names[i]) continue;
-        int n = snprintf(path, sizeof path, "%s/%s", mount, names[i]);
-        if (n > 0 && (size_t)n < sizeof path) tops[i] = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    }
+/* Opens the first `count` of the controllers' directories; the others, and those that cannot be opened, are -1. */
+static void g_open(const char *const *directories, int count, int *tops) {
+    for (int i = 0; i < G_CONTROLLERS; i++)
+        tops[i] = i < count ? open(directories[i], O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 }
 
 static void g_close(const int *tops) {

@@ -14,7 +14,8 @@ from engine.api.errors import Refused
 from engine.api.quantity import BINARY_SI, Quantity
 from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS
 from engine.api.version import engine_version
-from engine.eviction.cgroup_usage import CgroupUsage, HeldFile, machine_memory
+from engine.host.cgroupfs.mounts import Mounts
+from engine.host.cgroupfs.usage import CgroupUsage, HeldFile, machine_memory
 
 PIDS = "pid"
 MEMINFO = Path("/proc/meminfo")
@@ -62,13 +63,13 @@ def memory_total() -> int:
     return _meminfo("MemTotal:")
 
 
-def memory_in_use() -> tuple[int, int]:
+def memory_in_use(mounts: Mounts) -> tuple[int, int]:
     """Return the memory in use and the working set, in bytes.
 
     The working set is what the eviction signal `memory.available` subtracts. Without a cgroup, everything
     counts that is not available without swapping.
     """
-    root, meminfo = CgroupUsage("/"), HeldFile(MEMINFO)
+    root, meminfo = CgroupUsage("/", mounts), HeldFile(MEMINFO)
     try:
         return machine_memory(root, meminfo)
     except (OSError, Refused):

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine._fast.reading.descriptors import DESCRIPTOR_COLUMNS, count_descriptors
-from engine._fast.reading.groups import ABSENT, COLUMNS, PRESSURE, refresh_groups
+from engine._fast.reading.groups import ABSENT, COLUMNS, PRESSURE, V1_CONTROLLERS, refresh_groups
+from engine.host.cgroupfs.mounts import Mounts
 
-MOUNT: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
 WIDTH: Final = len(COLUMNS) + 4 * len(PRESSURE)
 SETTINGS_SECONDS: Final = 600.0
@@ -144,16 +144,18 @@ class Groups:
         self._new |= dict.fromkeys(range(first, first + count), -1)
         self._free.setdefault(count, []).append(first)
 
-    def read(self, mount: Path = MOUNT, time: float = 0.0, proc: Path = PROC) -> GroupTable:
+    def read(self, mounts: Mounts, time: float = 0.0, proc: Path = PROC) -> GroupTable:
         """Read everything that can be read now; a group that is gone has no numbers."""
         last, count = self._last, len(self._names)
         now_at = self._take_in(count)
         numbers = self._read
         used = numbers[:, _COLUMN["cpu"]].copy()
         due = ~(np.abs(time - self._settings_read) < SETTINGS_SECONDS)
-        parents, v1 = np.array(self._parents, np.int64), is_v1(mount)
-        moved, io = refresh_groups(str(mount), self._names, parents, due.astype(np.uint8), numbers, v1)
-        self._count_descriptors(mount, proc, v1, moved > 0)
+        parents = np.array(self._parents, np.int64)
+        controllers = V1_CONTROLLERS if mounts.version == 1 else ("memory",)
+        tops = [str(mounts.directory(each)) for each in controllers]
+        moved, io = refresh_groups(tops, self._names, parents, due.astype(np.uint8), numbers)
+        self._count_descriptors(str(mounts.directory("memory")), proc, moved > 0)
         spread = (np.arange(count) % SPREAD) * (SETTINGS_SECONDS / SPREAD)
         self._settings_read[due] = time - np.where(np.isfinite(self._settings_read[due]), 0.0, spread[due])
         if last is not None:
@@ -168,7 +170,7 @@ class Groups:
         self._last = GroupTable(time, shown, due | (moved > 0), io, rates, self._descriptors.copy())
         return self._last
 
-    def _count_descriptors(self, mount: Path, proc: Path, v1: bool, moved: NDArray[np.bool_]) -> None:
+    def _count_descriptors(self, top: str, proc: Path, moved: NDArray[np.bool_]) -> None:
         """Count those of groups in which something ran, for a limited time; the rest has its turn next."""
         self._uncounted |= moved
         without = self._read[:, _COLUMN["processes"]] == ABSENT
@@ -176,10 +178,7 @@ class Groups:
         self._uncounted[without] = False
         rows = np.flatnonzero(self._uncounted)
         rows = np.roll(rows, -int(np.searchsorted(rows, self._counted_up_to)))[:MOST_COUNTED]
-        names = self._names
-        done = count_descriptors(
-            str(proc), str(mount), names, rows, self._descriptors, v1, COUNTING_NANOSECONDS
-        )
+        done = count_descriptors(str(proc), top, self._names, rows, self._descriptors, COUNTING_NANOSECONDS)
         self._uncounted[rows[:done]] = False
         self._counted_up_to = int(rows[done - 1]) + 1 if done else 0
 
@@ -316,19 +315,10 @@ def _known(value: np.int64) -> int | None:
     return None if value == ABSENT else int(value)
 
 
-def is_v1(mount: Path = MOUNT) -> bool:
-    return (mount / "memory").is_dir()
-
-
-def directory_of(cgroup: str, mount: Path = MOUNT) -> Path:
-    """Return the directory that accounts for the group's memory."""
-    return (mount / "memory" if is_v1(mount) else mount) / cgroup.strip("/")
-
-
-def children(cgroup: str, mount: Path = MOUNT) -> Iterable[str]:
+def children(cgroup: str, mounts: Mounts) -> Iterable[str]:
     """Return the names of the child groups."""
     try:
-        with os.scandir(directory_of(cgroup, mount)) as entries:
+        with os.scandir(mounts.directory("memory", cgroup)) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.moments import rfc3339
-from engine.node.nodeinfo.machine import existing_parent, memory_in_use, memory_total
+from engine.node.nodeinfo.machine import existing_parent, memory_total
 
 
-def node_summary(name: str, root: Path, started_at: float, now: float) -> dict[str, Any]:
-    """Return memory of the machine and the file system of the root directory."""
-    used, working_set = memory_in_use()
+def node_summary(
+    name: str, root: Path, started_at: float, now: float, memory: tuple[int, int]
+) -> dict[str, Any]:
+    """Return memory of the machine and the file system of the root directory.
+
+    `memory` is what is in use and its working set, in bytes.
+    """
+    used, working_set = memory
     disk = os.statvfs(existing_parent(root))
     time = rfc3339(now)
     return {

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from engine._fast.reading.groups import ABSENT
 from engine.cri.records import PodRecord
+from engine.host.cgroupfs.mounts import Mounts, readable_mounts
+from engine.node.nodeinfo.machine import memory_in_use
 from engine.node.stats.filesystems import Filesystems
-from engine.node.stats.group import MOUNT, PROC, Groups, GroupTable, children
+from engine.node.stats.group import PROC, Groups, GroupTable, children
 from engine.node.stats.network import Interface, interfaces_of
 from engine.node.stats.system import SystemGroups
 from engine.node.stats.used import NodeUsage, UsedGroup, UsedPod
@@ -38,13 +40,13 @@ class UsageSampler:
         pods_root: Callable[[], str | None],
         runtime: Path,
         clock: Callable[[], float],
-        mount: Path = MOUNT,
+        mounts: Mounts | None = None,
         proc: Path = PROC,
     ) -> None:
         self._pods, self._pod_cgroup, self._pods_root = pods, pod_cgroup, pods_root
         self._runtime = runtime
         self._clock = clock
-        self._mount, self._proc = mount, proc
+        self._mounts, self._proc = mounts or readable_mounts(), proc
         self._filesystems = Filesystems(proc)
         self._groups = Groups()
         self._root = UsedGroup("/", self._groups.add(["/"]))
@@ -92,9 +94,9 @@ class UsageSampler:
 
     def _read_all(self, held: Sequence[_Held], apart: bool, pods_root: str | None) -> NodeUsage:
         now = self._clock()
-        self._system.look(self._runtime, pods_root)
+        self._system.look(self._runtime, pods_root, self._mounts)
         pods = self._place(held)
-        table = self._groups.read(self._mount, now, self._proc)
+        table = self._groups.read(self._mounts, now, self._proc)
         without_memory, without_cpu = (
             table.column(name)[self._inner] == ABSENT for name in ("memory", "cpu")
         )
@@ -106,6 +108,7 @@ class UsageSampler:
             self._system.groups,
             pods,
             interfaces_of("self"),
+            memory_in_use(self._mounts),
             self._networks(table),
             apart or bool((without_memory | without_cpu).any()) or not all(pod.complete for pod in pods),
             self._filesystems.read(now),
@@ -140,7 +143,7 @@ class UsageSampler:
         def place(owner: str) -> str | None:
             nonlocal names
             if owner not in where:
-                names = list(children(cgroup, self._mount)) if names is None else names
+                names = list(children(cgroup, self._mounts)) if names is None else names
                 name = next((name for name in names if owner in name), None)
                 if name is None:
                     return None

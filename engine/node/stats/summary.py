@@ -103,7 +103,7 @@ class Summaries:
     def _use_of_node(self, usage: NodeUsage) -> Entry:
         """Return the part that the machine and its cgroups provide."""
         now, time = usage.time, rfc3339(usage.time)
-        node = node_summary(self._name, self._root, self._began, now)
+        node = node_summary(self._name, self._root, self._began, now, usage.memory)
         whole = shown.group(usage.sample(usage.root))
         node["cpu"] = whole.get("cpu", {"time": time})
         rss_and_faults = {

@@ -7,7 +7,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from engine.node.stats.group import Groups, is_v1
+from engine.host.cgroupfs.mounts import Mounts
+from engine.node.stats.group import Groups
 from engine.node.stats.used import UsedGroup
 
 _ELSEWHERE: Final[tuple[str, ...]] = ("cpuacct", "cpu", "pids")
@@ -25,11 +26,11 @@ class SystemGroups:
         self._places: dict[str, Places] = {}
         self.groups: dict[str, UsedGroup] = {}
 
-    def look(self, runtime: Path, pods: str | None) -> None:
+    def look(self, runtime: Path, pods: str | None, mounts: Mounts) -> None:
         """Find the groups; a group that has not moved keeps its rows. `runtime` is the runtime's socket."""
         found = {
-            "kubelet": own_places("self"),
-            "runtime": _places_of_server(runtime),
+            "kubelet": own_places("self", mounts),
+            "runtime": _places_of_server(runtime, mounts),
             "pods": {"memory": pods} if pods else {},
         }
         if found == self._places:
@@ -51,13 +52,13 @@ class SystemGroups:
         return UsedGroup(cgroups[0], row)
 
 
-def own_places(pid: int | str) -> Places:
+def own_places(pid: int | str, mounts: Mounts) -> Places:
     """Return the groups of a process, none if it is gone."""
     try:
         text = Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:
         return {}
-    return read_places(text, is_v1())
+    return read_places(text, mounts.version == 1)
 
 
 def read_places(text: str, v1: bool) -> Places:
@@ -71,7 +72,7 @@ def read_places(text: str, v1: bool) -> Places:
     return {"memory": memory, **others}
 
 
-def _places_of_server(path: Path) -> Places:
+def _places_of_server(path: Path, mounts: Mounts) -> Places:
     """Return the groups of the process that listens on a unix socket."""
     with socket.socket(socket.AF_UNIX) as asked:
         asked.settimeout(1.0)
@@ -80,4 +81,4 @@ def _places_of_server(path: Path) -> Places:
             credentials = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         except OSError:
             return {}
-    return own_places(struct.unpack("3i", credentials)[0])
+    return own_places(struct.unpack("3i", credentials)[0], mounts)

@@ -63,7 +63,8 @@ class NodeUsage:
     `time` is a Unix time; `table` has all cgroups; `system` are the cgroups of the agent (`kubelet`), the
     runtime and all pods. `pods` is the same object while the pods are the same. `network` are the host's
     devices, `networks` by uid those of each pod with its own network. `filesystems` are the machine's.
-    `lacking` is true if something may run that has no numbers here.
+    `lacking` is true if something may run that has no numbers here. `memory` is the machine's memory in
+    use and its working set, in bytes.
     """
 
     time: float
@@ -72,6 +73,7 @@ class NodeUsage:
     system: Mapping[str, UsedGroup]
     pods: Sequence[UsedPod]
     network: Sequence[Interface]
+    memory: tuple[int, int]
     networks: Mapping[str, Sequence[Interface]] = field(default_factory=dict)
     lacking: bool = False
     filesystems: Sequence[Filesystem] = ()

@@ -22,12 +22,12 @@ FORMS = pytest.mark.parametrize("form", [_descriptors_c, _descriptors_py], ids=[
 
 
 def counted(
-    form: Any, proc: Path, mount: Path, cgroups: list[str | None], v1: bool = False, rows: Any = None
+    form: Any, proc: Path, mount: Path, cgroups: list[str | None], rows: Any = None
 ) -> tuple[list[list[int]], int]:
     names = [None if cgroup is None else cgroup.encode() for cgroup in cgroups]
     counts = np.full((len(names), len(DESCRIPTOR_COLUMNS)), 7, np.int64)
     rows = np.arange(len(names)) if rows is None else np.array(rows, np.int64)
-    done = form.count_descriptors(str(proc), str(mount), names, rows, counts, v1, LONG)
+    done = form.count_descriptors(str(proc), str(mount), names, rows, counts, LONG)
     return counts.tolist(), done
 
 
@@ -39,10 +39,8 @@ def process(proc: Path, pid: int, *leads_to: str, limits: str = LIMITS + OPEN_FI
 
 
 @FORMS
-@pytest.mark.parametrize("v1", [True, False], ids=["v1", "v2"])
-def test_descriptors_of_a_groups_own_processes(tmp_path: Path, form: Any, v1: bool) -> None:
-    proc, mount = tmp_path / "proc", tmp_path / "cgroup"
-    top = mount / "memory" if v1 else mount
+def test_descriptors_of_a_groups_own_processes(tmp_path: Path, form: Any) -> None:
+    proc, top = tmp_path / "proc", tmp_path / "cgroup"
     process(proc, 11, "/dev/null", "socket:[1]", "pipe:[2]", "socket:[3]")
     process(proc, 12, "socket:[1]", "/socket:[9]", limits=LIMITS + OPEN_FILES.format("unlimited"))
     process(proc, 13, limits=LIMITS + OPEN_FILES.format("unlimited"))
@@ -54,7 +52,7 @@ def test_descriptors_of_a_groups_own_processes(tmp_path: Path, form: Any, v1: bo
     }.items():
         (top / name).mkdir(parents=True, exist_ok=True)
         (top / name / "cgroup.procs").write_text(listed)
-    found, done = counted(form, proc, mount, ["", "a", "a/inner", "b", "gone", None], v1)
+    found, done = counted(form, proc, top, ["", "a", "a/inner", "b", "gone", None])
     assert done == 6
     assert found == [
         [0, 0, ABSENT],
@@ -80,9 +78,7 @@ def test_only_the_rows_that_are_asked_for_are_counted(tmp_path: Path, form: Any)
 def test_only_the_critical_group_starts_after_the_deadline(tmp_path: Path, form: Any) -> None:
     counts = np.full((3, 3), 7, np.int64)
     rows = np.array([2, 1, 0])
-    assert (
-        form.count_descriptors(str(tmp_path), str(tmp_path), [b"a", b"b", b"c"], rows, counts, False, 0) == 1
-    )
+    assert form.count_descriptors(str(tmp_path), str(tmp_path), [b"a", b"b", b"c"], rows, counts, 0) == 1
     assert counts.tolist() == [[7, 7, 7], [7, 7, 7], [ABSENT] * 3]
 
 
@@ -153,8 +149,8 @@ def test_a_group_cannot_make_the_counting_long(tmp_path: Path, form: Any) -> Non
 def test_wrong_columns_are_refused(tmp_path: Path, form: Any) -> None:
     rows, counts = np.array([0]), np.zeros((1, 3), np.int64)
     with pytest.raises(ValueError, match="other columns"):
-        form.count_descriptors("/proc", str(tmp_path), [], rows, counts, False, 0)
+        form.count_descriptors("/proc", str(tmp_path), [], rows, counts, 0)
     with pytest.raises(ValueError, match="does not exist"):
-        form.count_descriptors("/proc", str(tmp_path), [b"a"], np.array([1]), counts, False, 0)
+        form.count_descriptors("/proc", str(tmp_path), [b"a"], np.array([1]), counts, 0)
     with pytest.raises(ValueError, match="does not exist"):
-        form.count_descriptors("/proc", str(tmp_path), [b"a"], np.array([-1]), counts, False, 0)
+        form.count_descriptors("/proc", str(tmp_path), [b"a"], np.array([-1]), counts, 0)

@@ -51,7 +51,8 @@ def read(form: Any, mount: Path, cgroups: list[str], v1: bool, before: Any = Non
     numbers = np.full((len(names), WIDTH), ABSENT, np.int64) if before is None else before.copy()
     parents = np.array(columns.get("parents", [-1] * len(names)), np.int64)
     due = np.array(columns.get("due", [0] * len(names)), np.uint8)
-    moved, io = form.refresh_groups(str(mount), names, parents, due, numbers, v1)
+    tops = [str(mount / each) for each in V1] if v1 else [str(mount)]
+    moved, io = form.refresh_groups(tops, names, parents, due, numbers)
     return numbers, moved, io
 
 
@@ -221,7 +222,7 @@ def test_nobodys_row_has_nothing(tmp_path: Path, form: Any) -> None:
         (tmp_path / name).write_text(text)
     numbers = np.full((2, WIDTH), 7, np.int64)
     parents, due = np.full(2, -1, np.int64), np.zeros(2, np.uint8)
-    moved, io = form.refresh_groups(str(tmp_path), [None, b""], parents, due, numbers, False)
+    moved, io = form.refresh_groups([str(tmp_path)], [None, b""], parents, due, numbers)
     assert (numbers[0] == ABSENT).all()
     assert numbers[1, COLUMNS.index("memory")] == 70
     assert moved.tolist() == [1, 1]

@@ -9,6 +9,7 @@ import pytest
 from engine._fast.reading.groups import ABSENT
 from engine.node.stats import group as group_module
 from engine.node.stats.group import Groups
+from tests.laid_out_cgroups import laid_out
 
 
 class Tree:
@@ -38,7 +39,7 @@ class Tree:
                 (directory / str(number)).symlink_to("socket:[1]" if number % 2 else "/dev/null")
 
     def read(self) -> tuple[list[int], list[int]]:
-        table = self.groups.read(self.mount, 100.0 + self.used, self.proc)
+        table = self.groups.read(laid_out(self.mount), 100.0 + self.used, self.proc)
         return table.opened("descriptors").tolist(), table.opened("sockets").tolist()
 
 

@@ -17,6 +17,7 @@ from engine.node.stats.network import Interface
 from engine.node.stats.sampler import UsageSampler
 from engine.node.stats.summary_pods import PodFiles, SummaryPods
 from engine.wire import cri_v1_pb2 as cri
+from tests.laid_out_cgroups import laid_out
 from tests.node.plain_summary import plain_pods
 
 FILES = {
@@ -127,7 +128,7 @@ def test_pods_are_written_as_they_are(tmp_path: Path, monkeypatch: pytest.Monkey
         pods_root=lambda: None,
         runtime=tmp_path / "none.sock",
         clock=lambda: now[0],
-        mount=tmp_path,
+        mounts=laid_out(tmp_path),
     )
     found: dict[str, PodFiles] = {}
     of_drivers = {"u2": [{"name": "d", "usedBytes": 5}]}
@@ -173,7 +174,7 @@ def test_a_node_without_pods(tmp_path: Path) -> None:
         pods_root=lambda: None,
         runtime=tmp_path / "none.sock",
         clock=lambda: 5.0,
-        mount=tmp_path,
+        mounts=laid_out(tmp_path),
     )
     usage = asyncio.run(sampler.sample())
     assert b"".join(SummaryPods().pages(b'{"pods":[', usage, read([]), {}, {})) == b'{"pods":[]}'

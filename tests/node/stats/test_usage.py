@@ -18,6 +18,7 @@ from engine.node.stats.network import Interface, interfaces_of, read_devices
 from engine.node.stats.sampler import UsageSampler
 from engine.node.stats.system import SystemGroups, read_places
 from engine.node.stats.used import NodeUsage
+from tests.laid_out_cgroups import laid_out
 
 V1 = {
     "cpuacct/g/cpuacct.usage": "2500000000\n",
@@ -71,7 +72,7 @@ def tree(top: Path, files: dict[str, str]) -> Path:
 def read(cgroup: str, mount: Path) -> GroupSample:
     groups = Groups()
     row = groups.add([cgroup])
-    return groups.read(mount, 100.9).sample(row)
+    return groups.read(laid_out(mount), 100.9).sample(row)
 
 
 @pytest.mark.parametrize("files", [V1, V2], ids=["v1", "v2"])
@@ -151,7 +152,7 @@ async def test_one_reading_serves_all_who_ask(tmp_path: Path) -> None:
         pods_root=lambda: "/g",
         runtime=tmp_path / "none.sock",
         clock=lambda: now[0],
-        mount=mount,
+        mounts=laid_out(mount),
     )
     many = await asyncio.gather(*(sampler.sample() for _ in range(20)))
     assert all(each is many[0] for each in many)
@@ -173,7 +174,7 @@ def test_values_set_from_outside_are_read_again_occasionally(tmp_path: Path) -> 
     mount, groups, limits = tree(tmp_path, calm), Groups(), []
     row = groups.add(["/g"])
     for time in (0.0, 30.0, SETTINGS_SECONDS - 1, SETTINGS_SECONDS + 31, SETTINGS_SECONDS + 61):
-        sample = groups.read(mount, time).sample(row)
+        sample = groups.read(laid_out(mount), time).sample(row)
         limits.append(sample.memory_limit)
         (mount / "g/memory.max").write_text(f"{int(time) + 1000}\n")
         assert (sample.rss, sample.table.io.tolist()) == (600, [[0, 8, 0, 10, 20, 1, 2]])
@@ -193,7 +194,7 @@ async def test_a_container_that_moved_to_another_cgroup_is_found(tmp_path: Path)
         pods_root=lambda: None,
         runtime=tmp_path / "none.sock",
         clock=lambda: now[0],
-        mount=mount,
+        mounts=laid_out(mount),
     )
     found = []
     for move in (None, None, "id-again", None, None):
@@ -227,7 +228,7 @@ async def test_a_pod_without_container_cgroups_keeps_its_columns_until_one_appea
         pods_root=lambda: "/kubepods",
         runtime=tmp_path / "none.sock",
         clock=lambda: clock[0],
-        mount=tmp_path,
+        mounts=laid_out(tmp_path),
     )
     first = await sampler.sample()
     clock[0] += 10
@@ -253,7 +254,7 @@ def test_a_rate_of_what_cannot_be_read(tmp_path: Path, before: str, now: str, ra
     row = groups.add(["/g"])
     for time, used in ((100.0, before), (100.5, now)):
         tree(tmp_path, {"g/cpu.stat": f"usage_usec {used}\n", "g/memory.current": "7\n"})
-        sample = groups.read(tmp_path, time).sample(row)
+        sample = groups.read(laid_out(tmp_path), time).sample(row)
     assert sample.rate == rate
 
 
@@ -280,23 +281,23 @@ def test_a_system_group_has_the_values_of_each_hierarchy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CPU is found where the CPU hierarchy has the process, though memory's path is unknown there."""
-    monkeypatch.setattr(system, "own_places", lambda pid: read_places(PLACES, v1=True))
+    monkeypatch.setattr(system, "own_places", lambda pid, mounts: read_places(PLACES, v1=True))
     files = {name.replace("/g/", "/agent/"): text for name, text in V1.items() if name.startswith("memory")}
     files |= {name.replace("/g/", "/cpu/agent/"): text for name, text in V1.items() if name.startswith("cpu")}
     mount, groups = tree(tmp_path, {**files, "pids/all/pids.current": "9\n"}), Groups()
     looked = SystemGroups(groups)
     seen = []
     for time in (100.0, 102.0, 104.0):
-        looked.look(tmp_path / "none.sock", "/none")
+        looked.look(tmp_path / "none.sock", "/none", laid_out(mount))
         (tmp_path / "cpuacct/cpu/agent/cpuacct.usage").write_text(f"{int(time)}000000000\n")
-        sample = groups.read(mount, time).sample(looked.groups["kubelet"].row)
+        sample = groups.read(laid_out(mount), time).sample(looked.groups["kubelet"].row)
         seen.append((sample.cpu, sample.cpu_user, sample.shares, sample.memory, sample.threads, sample.rate))
     known = (1_000_000_000, 512, 1_000_000, 9)
     assert seen == [(100 * 10**9, *known, None), (102 * 10**9, *known, 10**9), (104 * 10**9, *known, 10**9)]
     assert set(looked.groups) == {"kubelet", "pods"}
-    monkeypatch.setattr(system, "own_places", lambda pid: {"memory": "/agent"})
-    looked.look(tmp_path / "none.sock", None)
-    sample = groups.read(mount, 106.0).sample(looked.groups["kubelet"].row)
+    monkeypatch.setattr(system, "own_places", lambda pid, mounts: {"memory": "/agent"})
+    looked.look(tmp_path / "none.sock", None, laid_out(mount))
+    sample = groups.read(laid_out(mount), 106.0).sample(looked.groups["kubelet"].row)
     assert (sample.cpu, sample.memory, set(looked.groups)) == (None, 1_000_000, {"kubelet"})
 
 
@@ -312,7 +313,7 @@ async def test_pods_that_come_change_and_go_leave_others_what_they_had(tmp_path:
             pods_root=lambda: "/p",
             runtime=tmp_path / "none.sock",
             clock=lambda: now[0],
-            mount=top,
+            mounts=laid_out(top),
         )
 
     def container(uid: str, number: int) -> ContainerRecord:
@@ -399,7 +400,7 @@ async def test_devices_of_a_pod_are_asked_where_something_ran(
         pods_root=lambda: None,
         runtime=tmp_path / "none.sock",
         clock=lambda: now[0],
-        mount=tree(tmp_path, files),
+        mounts=laid_out(tree(tmp_path, files)),
     )
     shown = []
     for later, used in ((10, 7), (10, 7), (10, 8), (10, 8), (SETTINGS_SECONDS, 8)):
@@ -414,9 +415,9 @@ def test_settings_of_a_replaced_group_are_read_again(tmp_path: Path) -> None:
     """What is told of a pod changes when it is resized, and then its groups' rows are made anew."""
     mount, groups = tree(tmp_path, V2), Groups()
     first = groups.add(["/g"])
-    groups.read(mount, 10.0)
+    groups.read(laid_out(mount), 10.0)
     (mount / "g/memory.max").write_text("4000\n")
     groups.drop(first, 1)
     again = groups.add(["/g", "/g/inner"], {"/g": first})
-    sample = groups.read(mount, 12.0).sample(again)
+    sample = groups.read(laid_out(mount), 12.0).sample(again)
     assert (sample.memory_limit, sample.rate) == (4000, 0)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Final
 
 from engine.api.errors import Refused
+from engine.host.cgroupfs.mounts import Mounts
 
-CGROUP_MOUNT: Final = Path("/sys/fs/cgroup")
 _PAGE = 4096
 _UNLIMITED = 1 << 60
 
@@ -49,23 +48,13 @@ class HeldFile:
             self._descriptor = -1
 
 
-def is_v1(mount: Path = CGROUP_MOUNT) -> bool:
-    return (mount / "memory").is_dir()
-
-
-def memory_directory(mount: Path, cgroup: str) -> Path:
-    """Return a cgroup's directory (`/kubepods/pod1`) in the hierarchy that accounts memory."""
-    return (mount / "memory" if is_v1(mount) else mount) / cgroup.strip("/")
-
-
 class CgroupUsage:
     """The working set and the process count of one cgroup with everything below. Call `close` when done."""
 
-    def __init__(self, cgroup: str, mount: Path = CGROUP_MOUNT) -> None:
+    def __init__(self, cgroup: str, mounts: Mounts) -> None:
         self.cgroup = cgroup
-        self._v1 = is_v1(mount)
-        memory = memory_directory(mount, cgroup)
-        pids = (mount / "pids" if self._v1 else mount) / cgroup.strip("/")
+        self._v1 = mounts.version == 1
+        memory, pids = mounts.directory("memory", cgroup), mounts.directory("pids", cgroup)
         self._usage = HeldFile(memory / ("memory.usage_in_bytes" if self._v1 else "memory.current"))
         self._limit = HeldFile(memory / ("memory.limit_in_bytes" if self._v1 else "memory.max"))
         self._stat = HeldFile(memory / "memory.stat")
@@ -78,7 +67,7 @@ class CgroupUsage:
 
     def working_set(self) -> int:
         """Return the memory in use minus the inactive page cache. Raises `OSError`, `Refused`."""
-        return max(self.in_use() - self.inactive_file(), 0)
+        return working_set(self.in_use(), self.inactive_file())
 
     def usage_without_cache(self) -> int:
         """Return the memory in use minus all page cache of files."""
@@ -110,6 +99,14 @@ class CgroupUsage:
         return b"total_" + field if self._v1 else field
 
 
+def working_set(in_use: int, inactive_file: int) -> int:
+    """Return the memory in use without the inactive page cache, in bytes, as cAdvisor counts it.
+
+    The kernel updates both numbers separately, so the cache may be the larger one for a moment.
+    """
+    return max(in_use - inactive_file, 0)
+
+
 def machine_memory(root: CgroupUsage, meminfo: HeldFile) -> tuple[int, int]:
     """Return the bytes in use on the whole machine and their working set, as cAdvisor does for the root
     cgroup.
@@ -122,7 +119,7 @@ def machine_memory(root: CgroupUsage, meminfo: HeldFile) -> tuple[int, int]:
     except FileNotFoundError:
         text = meminfo.read()
         used = meminfo_field(text, b"MemTotal:") - meminfo_field(text, b"MemFree:")
-    return used, max(used - root.inactive_file(), 0)
+    return used, working_set(used, root.inactive_file())
 
 
 def meminfo_field(text: bytes, name: bytes) -> int:

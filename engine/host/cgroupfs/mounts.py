@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.api.errors import Refused, Unavailable
-from engine.cgroups.refusals import read_refused
+from engine.host.cgroupfs.refusals import read_refused
 from engine.host.mountinfo import MOUNTINFO, Mounted, reachable
 
 REQUIRED = ("cpu", "memory")
@@ -29,12 +29,13 @@ V1_CONTROLLERS = frozenset(
 @dataclass(frozen=True, slots=True)
 class CgroupHierarchy:
     """One mounted hierarchy and its controllers. A v1 `name=…` hierarchy and a hybrid's v2
-    hierarchy have none.
+    hierarchy have none; `name` is the option of the first, "" for the others.
     """
 
     path: str
     controllers: frozenset[str]
     read_only: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,16 @@ class Mounts:
     def holding(self, controller: str) -> CgroupHierarchy | None:
         return next((h for h in self.hierarchies if controller in h.controllers), None)
 
+    def directory(self, controller: str, cgroup: str = "/") -> Path:
+        """Return the directory of a cgroup (`/kubepods/pod1`) in the hierarchy of a controller.
+
+        On v2 there is one hierarchy for all. The directory of a v1 controller that is not mounted does not
+        exist.
+        """
+        hierarchy = self.hierarchies[0] if self.version == 2 else self.holding(controller)
+        top = hierarchy.path if hierarchy is not None else f"{DEFAULT_ROOT}/{controller}"
+        return Path(top, cgroup.strip("/"))
+
 
 def find_mounts(root: str | None = None, mountinfo: str = MOUNTINFO) -> Mounts:
     """Return the hierarchies at or below `root`; without one, below /sys/fs/cgroup, or else anywhere.
@@ -93,6 +104,17 @@ def find_mounts(root: str | None = None, mountinfo: str = MOUNTINFO) -> Mounts:
     return _choose(chosen)
 
 
+def readable_mounts() -> Mounts:
+    """Return the hierarchies of this machine, for callers that only read.
+
+    Without any, every file is missing, as the files of a group that is gone are.
+    """
+    try:
+        return find_mounts()
+    except (Refused, Unavailable):
+        return Mounts(2, (CgroupHierarchy(DEFAULT_ROOT, frozenset()),))
+
+
 def _choose(mounts: list[Mounted]) -> Mounts:
     legacy: dict[frozenset[str], CgroupHierarchy] = {}
     unified: CgroupHierarchy | None = None
@@ -102,9 +124,10 @@ def _choose(mounts: list[Mounted]) -> Mounts:
         if mount.kind == "cgroup2":
             unified = unified or CgroupHierarchy(path, frozenset(_controllers(path)), read_only)
         else:
-            named = frozenset(option for option in options if option.startswith("name="))
             controllers = options & V1_CONTROLLERS
-            legacy.setdefault(controllers or named, CgroupHierarchy(path, controllers, read_only))
+            name = "" if controllers else ",".join(each for each in options if each.startswith("name="))
+            hierarchy = CgroupHierarchy(path, controllers, read_only, name)
+            legacy.setdefault(controllers or frozenset([name]), hierarchy)
     if any(h.controllers for h in legacy.values()):
         return Mounts(1, tuple(legacy.values()), bare=unified.path if unified else None)
     if unified is None:
@@ -116,4 +139,4 @@ def _controllers(path: str) -> list[str]:
     try:
         return Path(path, "cgroup.controllers").read_text().split()
     except OSError as error:
-        raise read_refused(error, os.path.join(path, "cgroup.controllers")) from error  # noqa: PTH118
+        raise read_refused(error, os.path.join(path, "cgroup.controllers")) from error
