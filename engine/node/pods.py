@@ -29,6 +29,7 @@ from engine.node.pod.life import STOPPING, LifeState, PodLife
 from engine.node.pod_admission import PodAdmission
 from engine.node.sources.pod_sink import LEAST_GRACE_SECONDS, MANIFEST_URL, MANIFESTS
 from engine.node.sync.actions import pod_is_finished
+from engine.node.sync.operations import PodOperations
 from engine.node.sync.resize_metrics import Trigger
 from engine.node.sync.services import Services
 from engine.node.sync.status import FAILED, SUCCEEDED
@@ -51,6 +52,7 @@ class PodManager:
         }
         self._unseen = set(self._wanted)
         self._services = services
+        self._operations = PodOperations(services)
         self._gatekeeper = gatekeeper
         self._workers: dict[str, PodWorker] = {}
         self._namesakes: dict[str, list[PodWorker]] = {}
@@ -58,10 +60,11 @@ class PodManager:
         self._found: dict[str, Pod] | None = None
         """Pods that run from before and have no worker yet; None until the node has looked for them."""
         self._unaccounted: set[PodWorker] = set()
+        """Workers of orphaned pods whose resources are unknown; new pods wait until these have stopped."""
         self._unsatisfied: set[PodWorker] = set()
-        """Uids of pods that may wait for room: not admitted, or with a pending resize."""
+        """Workers of pods that may wait for room: not admitted, or with a pending resize."""
         self._leftovers_ended = False
-        """Leftovers of pods that ended while no agent ran; the node looks for them once."""
+        """Whether pods that ended while no agent ran, and left directories or cgroups, have been ended."""
         self._retrying: asyncio.Handle | None = None
         self._retrying_later: asyncio.TimerHandle | None = None
 
@@ -348,6 +351,7 @@ class PodManager:
         worker = PodWorker(
             pod,
             self._services,
+            self._operations,
             life=life,
             enter=self._enter,
             moved_on=self._on_transition,
@@ -392,9 +396,8 @@ class PodManager:
                 self._end_stranger(record)
         if self._leftovers_ended:
             return
-        for uid in (
-            self._services.volumes.directories.known_uids() | self._services.cgroups.existing_pods().keys()
-        ):
+        cgroups = self._services.allocations.cgroups
+        for uid in self._services.volumes.directories.known_uids() | cgroups.existing_pods().keys():
             if uid not in wanted:
                 self._end_stranger(PodRecord(uid, "", ""))
         self._leftovers_ended = True
@@ -430,8 +433,9 @@ class PodManager:
 
     def _has_leftovers(self, uid: str) -> bool:
         services = self._services
-        known = services.cgroups.has_pod(uid) or uid in services.volumes.directories.known_uids()
-        return known or uid in services.cgroups.existing_pods()
+        cgroups = services.allocations.cgroups
+        known = cgroups.has_pod(uid) or uid in services.volumes.directories.known_uids()
+        return known or uid in cgroups.existing_pods()
 
 
 def _has_finished(pod: Pod, record: PodRecord) -> bool:

@@ -73,14 +73,12 @@ from engine.node.sync.pod_metrics import PodMetrics
 from engine.node.sync.probing import Probing
 from engine.node.sync.services import (
     Allocations,
-    HostFacts,
     PodRecords,
     RuntimeServices,
     Services,
     StartControl,
     VolumeServices,
 )
-from engine.node.sync.start_counts import StartCounts
 from engine.node.volumes import PodVolumes, VolumeManager
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.csi_storage import CSI_PLUGIN, CsiStorage
@@ -270,20 +268,23 @@ class RunningNode:
         self._users = UserNamespaceAllocator(pods_directory(context.root), _ids_per_pod(context.config))
         services = Services(
             context=context,
-            facts=HostFacts(self._addresses, self._version.runtime_name, self._version.runtime_version),
-            runtime=RuntimeServices(self._runtime, self.watch, self.runtime_health),
+            addresses=self._addresses,
+            runtime=RuntimeServices(
+                self._runtime,
+                self.watch,
+                self.runtime_health,
+                self._version.runtime_name,
+                self._version.runtime_version,
+            ),
             images=self._puller,
-            cgroups=self._cgroups,
             volumes=VolumeServices(volumes, self._volume_manager),
             records=PodRecords(self._accepted, TerminationRecords(volumes.pod_directory)),
             admission=self._admission,
             probes=self._probing,
-            allocations=Allocations(managers.devices, self._claims, managers.pinning, self._users),
-            starts=StartControl(
-                asyncio.Semaphore(STARTS_AT_ONCE),
-                _restart_backoff(context.config),
-                StartCounts(context.registry),
+            allocations=Allocations(
+                self._cgroups, managers.devices, self._claims, managers.pinning, self._users
             ),
+            starts=StartControl(asyncio.Semaphore(STARTS_AT_ONCE), _restart_backoff(context.config)),
             control_plane=self._control_plane,
             metrics=PodMetrics(context.registry),
         )

@@ -21,7 +21,7 @@ from engine.node.pod.life import TRANSITIONS, Action, LifeEvent, LifeState
 from engine.node.pod.termination_record import TerminationRecords
 from engine.node.pod_admission import PodAdmission
 from engine.node.pods import PodManager
-from engine.node.sync.termination import PodTermination
+from engine.node.sync.sync import PodSync
 from engine.node.sync.worker import PodWorker
 from tests.node.model_world import World
 
@@ -181,12 +181,12 @@ def who_is_unwanted_gives_back_at_once(patch: Patch) -> None:
 
 
 def stopped_before_the_runtime_says_so(patch: Patch) -> None:
-    stop, tasks = PodTermination.stop, []
+    stop, tasks = PodSync.sync_terminating, []
 
-    async def later(self: PodTermination) -> None:
+    async def later(self: PodSync) -> None:
         tasks.append(asyncio.ensure_future(stop(self)))
 
-    patch.setattr(PodTermination, "stop", later)
+    patch.setattr(PodSync, "sync_terminating", later)
 
 
 def the_judged_are_not_counted(patch: Patch) -> None:

@@ -20,7 +20,7 @@ from engine.node.images.keyring import Credential
 from engine.node.images.metrics import ImageMetrics
 from engine.node.images.name import fault_of_name
 from engine.node.pod.backoff import Backoff
-from engine.node.pod.waiting import Waiting
+from engine.node.pod.state import Waiting
 from engine.wire import cri_v1_pb2 as cri
 
 PULLS_AT_ONCE = 10

@@ -95,6 +95,11 @@ class HostAddresses:
         self._external_cloud = external_cloud
         self._of_the_cloud: list[NodeAddress] = []
 
+    @property
+    def first(self) -> str:
+        """The first address; its family is the default for pods."""
+        return self.ips[0]
+
     def listed(self) -> list[NodeAddress]:
         """Return the addresses as the Node's status lists them.
 

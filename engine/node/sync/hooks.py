@@ -11,10 +11,32 @@ import json
 from engine.api.errors import Refused
 from engine.api.pod import Container, ExecAction, HTTPGetAction, LifecycleHandler, Pod
 from engine.cri.client import RuntimeClient
+from engine.cri.records import SandboxRecord
+from engine.node.nodeinfo.addresses import HostAddresses
 
 LONGEST_SECONDS = 86_400.0
 """The longest time for a hook of a container that does not end; one day is longer than any sensible hook."""
 HTTP_SECONDS = 30.0
+
+
+class HookRunner:
+    """Run the hooks of a node's containers."""
+
+    def __init__(self, client: RuntimeClient, addresses: HostAddresses) -> None:
+        self._client = client
+        self._addresses = addresses
+
+    async def run(
+        self,
+        pod: Pod,
+        container: Container,
+        container_id: str,
+        handler: LifecycleHandler,
+        sandbox: SandboxRecord | None,
+    ) -> None:
+        """Run a hook; an HTTP hook without a host goes to the sandbox. Raises as `run_hook` does."""
+        ip = sandbox.ips[0] if sandbox is not None and sandbox.ips else self._addresses.first
+        await run_hook(self._client, pod, container, container_id, handler, pod_ip=ip)
 
 
 async def run_hook(

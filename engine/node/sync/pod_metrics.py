@@ -9,6 +9,7 @@ from engine.api.pod import Pod
 from engine.api.qos import is_static
 from engine.metrics import Registry
 from engine.node.sync.resize_metrics import ResizeMetrics
+from engine.node.sync.start_counts import StartCounts
 from engine.node.sync.status import RUNNING_PHASE
 
 STARTUP_BUCKETS: Final = (
@@ -81,6 +82,7 @@ class PodMetrics:
             "Repeated admissions of a rejected static pod, each after a change on the node.",
         )
         self.resizes = ResizeMetrics(registry)
+        self.starts = StartCounts(registry)
         self._restarted = registry.counter(
             "kubelet_restarted_pods_total",
             "Pods that were deleted and created again with the same uid.",

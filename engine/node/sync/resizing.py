@@ -18,85 +18,17 @@ from engine.api.resources import pod_requests
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.resize import decide_resize, in_progress, resize_of, resize_text
 from engine.cri.records import ContainerRecord
+from engine.host.node_context import NodeContext
 from engine.node.pod.resize import Resize, ResizeEvent, ResizeState
-from engine.node.sync.services import Services
-from engine.node.sync.starting import cri_resources
-from engine.node.sync.stopping import grace_seconds, stop_container
+from engine.node.sync.container_config import cri_resources
+from engine.node.sync.resize_metrics import ResizeMetrics
+from engine.node.sync.services import Allocations, ResourceAccounting, RuntimeServices
+from engine.node.sync.stopping import PodStopper, grace_seconds
 
 
 def can_resize(old: Pod, new: Pod) -> bool:
     """Tell whether two pods differ only in what an in-place resize may change."""
     return resize_of(old, new) is not None
-
-
-async def carry_out(
-    pod: Pod, resize: Resize, services: Services, publish: Callable[[], Awaitable[None]]
-) -> Pod | None:
-    """Resize the pod if the node has room. Return the resized pod, or None while that is impossible.
-
-    The new amounts count from the decision on, so that no other pod gets the same room. `publish` is called
-    when the resize begins. If a step is refused, the next call continues from there.
-    """
-    wanted = resize.wanted
-    if not resize.begun and not _begins(pod, resize, services):
-        return None
-    services.admission.resized(wanted)
-    await publish()
-    clock, began = services.context.clock, services.context.clock()
-    try:
-        await _apply(pod, wanted, services)
-    except Refused as error:
-        services.metrics.resizes.carried_out(clock() - began, success=False)
-        text = str(error)
-        failed = in_progress(text)
-        if resize.condition != failed:
-            services.context.recorder.pod(pod, WARNING, "ResizeError", resize_text("error", wanted, text))
-            services.context.decisions.pod(pod, "resize", "failed", text, _inputs(pod, wanted))
-        resize.tell(ResizeEvent.FAIL, failed)
-        raise
-    services.allocations.placement.resized(wanted)
-    services.metrics.resizes.carried_out(clock() - began, success=True)
-    resize.tell(ResizeEvent.COMPLETE)
-    services.context.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
-    services.context.decisions.pod(pod, "resize", "resized", "", _inputs(pod, wanted))
-    return wanted
-
-
-def _begins(pod: Pod, resize: Resize, services: Services) -> bool:
-    """Check whether the node has room; report the outcome once while it stays the same."""
-    wanted, before = resize.wanted, resize.state
-    allocatable, others = services.admission.allocatable(), services.admission.used_beside(pod.uid)
-    decision = decide_resize(
-        pod,
-        wanted,
-        allocatable=allocatable,
-        others=others,
-        config=services.context.config,
-    )
-    if decision.verdict == "Proceed":
-        decision = services.allocations.placement.resize(pod, wanted)
-    inputs = {
-        **_inputs(pod, wanted),
-        "others": _amounts(others),
-        "allocatable": _amounts({name: allocatable.get(name, ZERO) for name in others}),
-    }
-    pending = decision.condition()
-    if pending is not None:
-        resize.tell(ResizeEvent.DEFER if decision.verdict == "Deferred" else ResizeEvent.REFUSE, pending)
-        if resize.state is not before:
-            why = f"OutOf{decision.short}" if decision.short else pending.reason
-            text = resize_text(why, wanted, pending.message)
-            services.context.recorder.pod(pod, WARNING, f"Resize{pending.reason}", text)
-            if decision.verdict == "Infeasible":
-                services.metrics.resizes.infeasible(decision.detail)
-            services.context.decisions.pod(pod, "resize", pending.reason.lower(), pending.message, inputs)
-        return False
-    if before is ResizeState.DEFERRED:
-        services.metrics.resizes.accepted_after_waiting()
-    resize.tell(ResizeEvent.BEGIN, in_progress())
-    services.context.recorder.pod(pod, NORMAL, "ResizeStarted", resize_text("started", wanted))
-    services.context.decisions.pod(pod, "resize", "started", "", inputs)
-    return True
 
 
 def _inputs(pod: Pod, wanted: Pod) -> dict[str, Any]:
@@ -107,48 +39,131 @@ def _amounts(amounts: Mapping[str, Quantity]) -> dict[str, str]:
     return {name: str(amount) for name, amount in amounts.items()}
 
 
-async def _apply(old: Pod, new: Pod, services: Services) -> None:
-    """Apply the new amounts. Containers that restart are stopped first, so that none exceeds its
-    smaller pod.
-    """
-    running = {container.name: container for container in services.runtime.watch.pod(old.uid).may_run}
-    resize = resize_of(old, new)
-    for change in resize.containers if resize is not None else ():
-        if change.restart and change.name in running:
-            container = running.pop(change.name)
-            text = f"Container {change.name} is restarted to be resized"
-            await stop_container(old, container, services, grace_seconds(old, container), text)
+class PodResizer:
+    """Carry out the resizes of a node's pods."""
 
-    async def update(name: str, values: ContainerResources) -> None:
-        container = running.get(name)
-        if container is not None:
-            services.cgroups.set_burst(new, container.id, 0)
-            await services.runtime.client.update_container_resources(container.id, cri_resources(values))
-            services.cgroups.set_burst(new, container.id, values.cpu_quota)
-            await services.runtime.watch.refresh_container(
-                old.uid, container.id, container.sandbox_id, notify=False
-            )
+    def __init__(
+        self,
+        context: NodeContext,
+        runtime: RuntimeServices,
+        allocations: Allocations,
+        admission: ResourceAccounting,
+        stopper: PodStopper,
+        metrics: ResizeMetrics,
+    ) -> None:
+        self._context = context
+        self._runtime = runtime
+        self._allocations = allocations
+        self._admission = admission
+        self._stopper = stopper
+        self._metrics = metrics
 
-    await services.allocations.placement.settle()
-    usage = await _memory_usage(list(running.values()), services)
-    await _tell_runtime(new, services)
-    await services.cgroups.resize_pod(old, new, update, usage)
+    async def carry_out(self, pod: Pod, resize: Resize, publish: Callable[[], Awaitable[None]]) -> Pod | None:
+        """Resize the pod if the node has room. Return the resized pod, or None while that is impossible.
 
+        The new amounts count from the decision on, so that no other pod gets the same room. `publish` is
+        called when the resize begins. If a step is refused, the next call continues from there.
+        """
+        wanted = resize.wanted
+        if not resize.begun and not self._begins(pod, resize):
+            return None
+        self._admission.resized(wanted)
+        await publish()
+        clock, began = self._context.clock, self._context.clock()
+        try:
+            await self._apply(pod, wanted)
+        except Refused as error:
+            self._metrics.carried_out(clock() - began, success=False)
+            text = str(error)
+            failed = in_progress(text)
+            if resize.condition != failed:
+                self._context.recorder.pod(pod, WARNING, "ResizeError", resize_text("error", wanted, text))
+                self._context.decisions.pod(pod, "resize", "failed", text, _inputs(pod, wanted))
+            resize.tell(ResizeEvent.FAIL, failed)
+            raise
+        self._allocations.placement.resized(wanted)
+        self._metrics.carried_out(clock() - began, success=True)
+        resize.tell(ResizeEvent.COMPLETE)
+        self._context.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
+        self._context.decisions.pod(pod, "resize", "resized", "", _inputs(pod, wanted))
+        return wanted
 
-async def _tell_runtime(new: Pod, services: Services) -> None:
-    """The runtime may refuse the pod's new amounts before a cgroup is touched. Raises `Refused` then."""
-    sandbox = services.runtime.watch.pod(new.uid).sandbox
-    if sandbox is not None:
-        overhead = cri_resources(services.cgroups.overhead_resources(new))
-        resources = cri_resources(services.cgroups.sandbox_resources(new))
-        await services.runtime.client.update_pod_sandbox_resources(sandbox.id, overhead, resources)
+    def _begins(self, pod: Pod, resize: Resize) -> bool:
+        """Check whether the node has room; report the outcome once while it stays the same."""
+        wanted, before = resize.wanted, resize.state
+        allocatable, others = self._admission.allocatable(), self._admission.used_beside(pod.uid)
+        decision = decide_resize(
+            pod,
+            wanted,
+            allocatable=allocatable,
+            others=others,
+            config=self._context.config,
+        )
+        if decision.verdict == "Proceed":
+            decision = self._allocations.placement.resize(pod, wanted)
+        inputs = {
+            **_inputs(pod, wanted),
+            "others": _amounts(others),
+            "allocatable": _amounts({name: allocatable.get(name, ZERO) for name in others}),
+        }
+        pending = decision.condition()
+        if pending is not None:
+            resize.tell(ResizeEvent.DEFER if decision.verdict == "Deferred" else ResizeEvent.REFUSE, pending)
+            if resize.state is not before:
+                why = f"OutOf{decision.short}" if decision.short else pending.reason
+                text = resize_text(why, wanted, pending.message)
+                self._context.recorder.pod(pod, WARNING, f"Resize{pending.reason}", text)
+                if decision.verdict == "Infeasible":
+                    self._metrics.infeasible(decision.detail)
+                self._context.decisions.pod(pod, "resize", pending.reason.lower(), pending.message, inputs)
+            return False
+        if before is ResizeState.DEFERRED:
+            self._metrics.accepted_after_waiting()
+        resize.tell(ResizeEvent.BEGIN, in_progress())
+        self._context.recorder.pod(pod, NORMAL, "ResizeStarted", resize_text("started", wanted))
+        self._context.decisions.pod(pod, "resize", "started", "", inputs)
+        return True
 
+    async def _apply(self, old: Pod, new: Pod) -> None:
+        """Apply the new amounts. Containers that restart are stopped first, so that none exceeds its
+        smaller pod.
+        """
+        running = {container.name: container for container in self._runtime.watch.pod(old.uid).may_run}
+        resize = resize_of(old, new)
+        for change in resize.containers if resize is not None else ():
+            if change.restart and change.name in running:
+                container = running.pop(change.name)
+                text = f"Container {change.name} is restarted to be resized"
+                await self._stopper.stop_container(old, container, grace_seconds(old, container), text)
 
-async def _memory_usage(containers: list[ContainerRecord], services: Services) -> dict[str, int]:
-    """Return the memory in use in bytes by container name, for containers that the runtime can measure."""
-    usage = {}
-    for container in containers:
-        with contextlib.suppress(Refused):
-            stats = await services.runtime.client.container_stats(container.id)
-            usage[container.name] = stats.memory.usage_bytes.value or stats.memory.working_set_bytes.value
-    return usage
+        async def update(name: str, values: ContainerResources) -> None:
+            container = running.get(name)
+            if container is not None:
+                self._allocations.cgroups.set_burst(new, container.id, 0)
+                await self._runtime.client.update_container_resources(container.id, cri_resources(values))
+                self._allocations.cgroups.set_burst(new, container.id, values.cpu_quota)
+                await self._runtime.watch.refresh_container(
+                    old.uid, container.id, container.sandbox_id, notify=False
+                )
+
+        await self._allocations.placement.settle()
+        usage = await self._memory_usage(list(running.values()))
+        await self._tell_runtime(new)
+        await self._allocations.cgroups.resize_pod(old, new, update, usage)
+
+    async def _tell_runtime(self, new: Pod) -> None:
+        """The runtime may refuse the pod's new amounts before a cgroup is touched. Raises `Refused` then."""
+        sandbox = self._runtime.watch.pod(new.uid).sandbox
+        if sandbox is not None:
+            overhead = cri_resources(self._allocations.cgroups.overhead_resources(new))
+            resources = cri_resources(self._allocations.cgroups.sandbox_resources(new))
+            await self._runtime.client.update_pod_sandbox_resources(sandbox.id, overhead, resources)
+
+    async def _memory_usage(self, containers: list[ContainerRecord]) -> dict[str, int]:
+        """Return the memory in use in bytes by container name, where the runtime can measure it."""
+        usage = {}
+        for container in containers:
+            with contextlib.suppress(Refused):
+                stats = await self._runtime.client.container_stats(container.id)
+                usage[container.name] = stats.memory.usage_bytes.value or stats.memory.working_set_bytes.value
+        return usage

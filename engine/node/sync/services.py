@@ -1,4 +1,4 @@
-"""Collects the collaborators of a pod worker: the node, its runtime, and the managers of pod resources."""
+"""Lists the parts of a node that run its pods: the runtime, and the managers of what pods hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.node.spec.user_namespaces import UserNamespaceAllocator
 from engine.node.sync.actions import ContainerHealth
 from engine.node.sync.pod_metrics import PodMetrics
-from engine.node.sync.start_counts import StartCounts
 from engine.node.volumes import PodVolumes, VolumeManager
 
 
@@ -111,31 +110,14 @@ class ContainerPlacement(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HostFacts:
-    """The addresses of the host, and the runtime's name and version."""
-
-    addresses: HostAddresses
-    runtime_name: str
-    runtime_version: str
-
-    @property
-    def host_ips(self) -> tuple[str, ...]:
-        """The node's current addresses: one, or one per IP family."""
-        return self.addresses.ips
-
-    @property
-    def host_ip(self) -> str:
-        """The first address; its family is the default for pods."""
-        return self.host_ips[0]
-
-
-@dataclass(frozen=True, slots=True)
 class RuntimeServices:
-    """The runtime: its client, the view of its pods, and whether it is healthy."""
+    """The runtime: its client, the view of its pods, whether it is healthy, its name and version."""
 
     client: RuntimeClient
     watch: RuntimeWatch
     health: RuntimeHealth
+    name: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +138,9 @@ class PodRecords:
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """What containers are allocated: devices, claims, CPUs and NUMA nodes, and user ids."""
+    """What pods get of the machine: cgroups, devices, claims, CPUs and NUMA nodes, and user ids."""
 
+    cgroups: NodeCgroups
     devices: DeviceProvider
     claims: ClaimManager
     placement: ContainerPlacement
@@ -166,22 +149,20 @@ class Allocations:
 
 @dataclass(frozen=True, slots=True)
 class StartControl:
-    """When containers may start: `slots` limits how many pods start at once; `counts` counts starts."""
+    """When containers may start: `slots` limits how many pods start at once; `backoff` delays restarts."""
 
     slots: asyncio.Semaphore
     backoff: Backoff
-    counts: StartCounts
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The collaborators of all pod workers of one node."""
+    """The parts of a node that run its pods; `operations.PodOperations` passes each only what it uses."""
 
     context: NodeContext
-    facts: HostFacts
+    addresses: HostAddresses
     runtime: RuntimeServices
     images: ImagePuller
-    cgroups: NodeCgroups
     volumes: VolumeServices
     records: PodRecords
     admission: ResourceAccounting

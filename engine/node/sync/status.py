@@ -32,7 +32,7 @@ from engine.api.status import (
 )
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.node.nodeinfo.addresses import pod_ips
-from engine.node.pod.waiting import Waiting
+from engine.node.pod.state import Waiting
 from engine.node.sync.ephemeral_containers import known_begun
 from engine.node.sync.missing_containers import known_last_end, status_of_unseen
 from engine.node.sync.restart_rules import could_restart_all, has_initialized, pod_restarts, should_restart

@@ -1,97 +1,120 @@
-"""Keeps the status of one pod current and notifies its listeners."""
+"""Publishes the statuses of pods: computes each from the runtime's record, and passes changes on."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from engine.api.pod import Pod
 from engine.api.status import ResourceAmounts
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.resize import status_resources
 from engine.cri.records import ContainerRecord, PodRecord
+from engine.host.node_context import NodeContext
+from engine.node.controlplane.control_plane import ControlPlane
+from engine.node.nodeinfo.addresses import HostAddresses
 from engine.node.pod.life import LifeState
-from engine.node.pod.resize import ResizeState as Resizing
+from engine.node.pod.resize import ResizeState
 from engine.node.pod.state import PodState
-from engine.node.sync.services import Services
+from engine.node.sync.pod_metrics import PodMetrics
+from engine.node.sync.services import Allocations, Probes, ResourceAccounting, RuntimeServices
 from engine.node.sync.status import FAILED, SUCCEEDED, StatusInputs, pod_status
-from engine.node.sync.termination_message import TerminationMessages
+from engine.node.sync.termination_message import read_messages
 
 
 class StatusPublisher:
-    """Publish a pod's status; `pod.status` is the last published one and stays once the pod has ended."""
+    """Publish the statuses of a node's pods."""
 
-    def __init__(self, hand: PodState, services: Services) -> None:
-        self._hand = hand
-        self._services = services
-        self._last_words = TerminationMessages(
-            root=services.context.root, logs=Path(services.context.config.pod_logs_dir)
-        )
-        self._final = hand.life.final
+    def __init__(
+        self,
+        context: NodeContext,
+        runtime: RuntimeServices,
+        addresses: HostAddresses,
+        allocations: Allocations,
+        admission: ResourceAccounting,
+        probes: Probes,
+        control_plane: ControlPlane,
+        metrics: PodMetrics,
+    ) -> None:
+        self._context = context
+        self._runtime = runtime
+        self._addresses = addresses
+        self._allocations = allocations
+        self._admission = admission
+        self._probes = probes
+        self._control_plane = control_plane
+        self._metrics = metrics
+        self._logs = Path(context.config.pod_logs_dir)
+        self._health = context.config.gate("ResourceHealthStatus", True)
 
-    async def publish(self) -> None:
+    async def publish(self, state: PodState) -> None:
         """Compute the status from the runtime and the worker's state, and publish it if it changed."""
-        hand, services = self._hand, self._services
-        if hand.pod.status.phase in (SUCCEEDED, FAILED) and self._final:
+        if state.sealed and state.pod.status.phase in (SUCCEEDED, FAILED):
             return
-        record = services.runtime.watch.pod(hand.pod.uid)
-        await self._last_words.read(hand.pod, record)
-        self._final = hand.life.final
-        services.probes.observed(hand.pod, record)
-        services.admission.observed(hand.pod, record)
-        current = pod_status(hand.pod, record, self._inputs(record))
-        current.observed_generation = self._generation()
-        if current != hand.pod.status:
-            hand.pod.status = current
-            services.probes.remember(hand.pod)
-            services.metrics.looked_at(hand.pod, services.context.clock())
-            services.control_plane.pod_changed(hand.pod, may_run=hand.life.holds)
+        record = self._runtime.watch.pod(state.pod.uid)
+        state.messages = await read_messages(
+            state.pod, record, state.messages, root=self._context.root, logs=self._logs
+        )
+        # Read only now, since the pod may have ended during the wait above. A status computed from here on
+        # shows the end, so it is the last one; an earlier one must not be sealed.
+        state.sealed = state.life.final
+        pod = state.pod
+        self._probes.observed(pod, record)
+        self._admission.observed(pod, record)
+        current = pod_status(pod, record, self._inputs(state, record))
+        current.observed_generation = _generation(state)
+        if current != pod.status:
+            pod.status = current
+            self._probes.remember(pod)
+            self._metrics.looked_at(pod, self._context.clock())
+            self._control_plane.pod_changed(pod, may_run=state.life.holds)
 
-    def _generation(self) -> int:
-        """Return the generation that the status reflects; a resize that has not been examined yet is not part
-        of it.
-        """
-        resize = self._hand.resize
-        if resize is not None and resize.state is Resizing.PROPOSED:
-            return self._hand.pod.status.observed_generation
-        return self._hand.wanted.metadata.generation
-
-    def _inputs(self, record: PodRecord) -> StatusInputs:
-        hand, services = self._hand, self._services
-        life, end, uid, sandbox = hand.life, hand.life.end, hand.pod.uid, record.sandbox
+    def _inputs(self, state: PodState, record: PodRecord) -> StatusInputs:
+        pod, life, end = state.pod, state.life, state.life.end
+        uid, sandbox, probes, allocations = pod.uid, record.sandbox, self._probes, self._allocations
         rejected = end is not None and life.state in (LifeState.ADMITTING, LifeState.REJECTED)
-        resize = hand.resize.condition if hand.resize is not None else None
-        health = services.context.config.gate("ResourceHealthStatus", True)
+        resize = state.resize.condition if state.resize is not None else None
         return StatusInputs(
-            now=services.context.clock(),
-            runtime_name=services.facts.runtime_name,
-            host_ips=services.facts.host_ips,
-            ready=lambda c: services.probes.ready(uid, c),
-            started=lambda c: services.probes.health(uid, c).started,
-            waiting=hand.waiting,
-            waiting_reason=hand.waiting_reason if life.state is LifeState.ADMITTING else None,
+            now=self._context.clock(),
+            runtime_name=self._runtime.name,
+            host_ips=self._addresses.ips,
+            ready=lambda c: probes.ready(uid, c),
+            started=lambda c: probes.health(uid, c).started,
+            waiting=state.waiting,
+            waiting_reason=state.waiting_reason if life.state is LifeState.ADMITTING else None,
             end=end,
-            devices=lambda container: services.allocations.devices.health(uid, container) if health else {},
+            devices=lambda container: allocations.devices.health(uid, container) if self._health else {},
             claimed=lambda container: (
-                services.allocations.claims.device_status(hand.pod, container) if health else ()
+                allocations.claims.device_status(pod, container) if self._health else ()
             ),
-            start_time=hand.started_at,
+            start_time=state.started_at,
             terminated=rejected or life.stopped,
-            resources=self._resources,
+            resources=lambda container: _resources(pod, container),
             extra_conditions=(resize,) if resize is not None else (),
-            message=self._last_words.of,
+            message=lambda container: state.messages.get(container.id, ""),
             recursive_read_only=sandbox is not None
-            and services.runtime.health.features.of_handler(sandbox.handler).recursive_read_only_mounts,
-            reset=hand.restarts,
+            and self._runtime.health.features.of_handler(sandbox.handler).recursive_read_only_mounts,
+            reset=state.restarts,
         )
 
-    def _resources(self, record: ContainerRecord) -> ResourceAmounts | None:
-        """Return the resources that a running container has according to its runtime."""
-        container = next((c for c in self._hand.pod.all_containers if c.name == record.name), None)
-        if container is None or record.resources is None or not record.running:
-            return None
-        shares, quota, period, memory = record.resources
-        return status_resources(
-            container,
-            ContainerResources(
-                cpu_shares=shares, cpu_quota=quota, cpu_period=period, memory_limit_in_bytes=memory
-            ),
-        )
+
+def _generation(state: PodState) -> int:
+    """Return the generation that the status reflects; a resize that has not been examined yet is not part of
+    it.
+    """
+    if state.resize is not None and state.resize.state is ResizeState.PROPOSED:
+        return state.pod.status.observed_generation
+    return state.wanted.metadata.generation
+
+
+def _resources(pod: Pod, record: ContainerRecord) -> ResourceAmounts | None:
+    """Return the resources that a running container has according to its runtime."""
+    container = next((c for c in pod.all_containers if c.name == record.name), None)
+    if container is None or record.resources is None or not record.running:
+        return None
+    shares, quota, period, memory = record.resources
+    return status_resources(
+        container,
+        ContainerResources(
+            cpu_shares=shares, cpu_quota=quota, cpu_period=period, memory_limit_in_bytes=memory
+        ),
+    )

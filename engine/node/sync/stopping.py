@@ -1,8 +1,8 @@
 """Ends containers and pods: hooks, grace periods, order, sandboxes; then removes what is left of a pod.
 
 All preStop hooks begin at once. Then the regular containers stop together, and the sidecars after them in
-reverse order, each within what is left of its grace period. The functions need only the runtime's record, so
-they also end a pod whose manifest is gone.
+reverse order, each within what is left of its grace period. Only the runtime's record is needed, so that a
+pod whose manifest is gone can be stopped too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from engine.api.pod import Container, Pod
 from engine.cri.client import NotFound
 from engine.cri.paths import pod_log_directory
 from engine.cri.records import ContainerRecord, PodRecord
+from engine.host.node_context import NodeContext
 from engine.host.trees import remove_tree
 from engine.node.logs.log_links import remove_log_link
-from engine.node.sync.hooks import run_hook
-from engine.node.sync.services import Services
+from engine.node.sync.hooks import HookRunner
+from engine.node.sync.services import RuntimeServices
 
 log = logging.getLogger("kubengine.pods")
 
@@ -43,32 +44,12 @@ def grace_seconds(pod: Pod, record: ContainerRecord | None = None, probe: str = 
     return max(grace, MINIMUM_GRACE_SECONDS)
 
 
-async def stop_container(
-    pod: Pod,
-    record: ContainerRecord,
-    services: Services,
-    grace: int,
-    message: str = "",
-    *,
-    after: Iterable[asyncio.Event] = (),
-) -> None:
-    """Run the preStop hook, wait for the containers that stop earlier (`after`), then stop the container.
-
-    A hook that takes longer than `grace` is cut off. With `grace` 0, neither the hook runs nor is anything
-    waited for. Raises `Refused` or `Unavailable`.
-    """
-    text = message or f"Stopping container {record.name}"
-    services.context.recorder.pod(pod, NORMAL, "Killing", text, container=record.name)
-    began = time.monotonic()
-    async with _pre_stop_hook(pod, record, services, grace) as hook:
-        if grace > 0:
-            await _wait_until(began + grace, hook, after)
-            if not hook.done():
-                _say_hook_failed(pod, record.name, services, "it took longer than the grace period")
-            grace = max(MINIMUM_GRACE_SECONDS, grace - int(time.monotonic() - began))
-        with contextlib.suppress(NotFound):
-            await services.runtime.client.stop_container(record.id, grace)
-    await services.runtime.watch.refresh_container(pod.uid, record.id, record.sandbox_id, notify=False)
+def ends_before(pod: Pod, name: str) -> set[str]:
+    """Return the containers that stop before this one: for a sidecar, the regular ones and later sidecars."""
+    sidecars = [container.name for container in pod.init_containers if container.is_sidecar]
+    if name not in sidecars:
+        return set()
+    return {container.name for container in pod.spec.containers} | set(sidecars[sidecars.index(name) + 1 :])
 
 
 async def _wait_until(deadline: float, hook: asyncio.Task[None], after: Iterable[asyncio.Event]) -> None:
@@ -80,87 +61,6 @@ async def _wait_until(deadline: float, hook: asyncio.Task[None], after: Iterable
                 await event.wait()
 
 
-@contextlib.asynccontextmanager
-async def _pre_stop_hook(
-    pod: Pod, record: ContainerRecord, services: Services, grace: int
-) -> AsyncIterator[asyncio.Task[None]]:
-    """Run the container's preStop hook, if there is one and time for it; it ends with the block at the
-    latest.
-    """
-    container = next((c for c in pod.all_containers if c.name == record.name), None)
-    hook = asyncio.create_task(
-        _pre_stop(pod, container, record.id, services)
-        if container is not None and record.running and grace > 0
-        else asyncio.sleep(0)
-    )
-    try:
-        yield hook
-    finally:
-        hook.cancel()
-        await asyncio.wait([hook])
-    if not hook.cancelled():
-        hook.result()
-
-
-async def _pre_stop(pod: Pod, container: Container, container_id: str, services: Services) -> None:
-    handler = container.lifecycle.pre_stop if container.lifecycle is not None else None
-    if handler is None:
-        return
-    sandbox = services.runtime.watch.pod(pod.uid).sandbox
-    ip = sandbox.ips[0] if sandbox is not None and sandbox.ips else services.facts.host_ip
-    try:
-        await run_hook(services.runtime.client, pod, container, container_id, handler, pod_ip=ip)
-    except (Refused, TimeoutError) as error:
-        _say_hook_failed(pod, container.name, services, str(error) or "it took longer than a day")
-
-
-def _say_hook_failed(pod: Pod, container: str, services: Services, why: str) -> None:
-    log.warning("pod %s: the preStop hook of container %s failed: %s", pod.full_name, container, why)
-    services.context.recorder.pod(
-        pod, WARNING, "FailedPreStopHook", "PreStopHook failed", container=container
-    )
-
-
-async def stop_pod(
-    pod: Pod, record: PodRecord, services: Services, grace_of: Callable[[ContainerRecord], int]
-) -> None:
-    """Stop every container, then every sandbox. Tries all of them, then raises the first refusal."""
-    running = record.may_run
-    stopped = {container.id: asyncio.Event() for container in running}
-
-    async def stop(container: ContainerRecord) -> None:
-        first = ends_before(pod, container.name)
-        after = [stopped[other.id] for other in running if other.name in first]
-        await stop_container(pod, container, services, grace_of(container), after=after)
-        stopped[container.id].set()
-
-    failures = await _together(stop(container) for container in running)
-    failures += await _together(
-        _stop_sandbox(record.uid, sandbox.id, services) for sandbox in record.sandboxes if sandbox.ready
-    )
-    if failures:
-        raise failures[0]
-
-
-def ends_before(pod: Pod, name: str) -> set[str]:
-    """Return the containers that stop before this one: for a sidecar, the regular ones and later sidecars."""
-    sidecars = [container.name for container in pod.init_containers if container.is_sidecar]
-    if name not in sidecars:
-        return set()
-    return {container.name for container in pod.spec.containers} | set(sidecars[sidecars.index(name) + 1 :])
-
-
-async def stop_sooner(running: Iterable[ContainerRecord], services: Services, grace: int) -> None:
-    """Stop containers again with a shorter grace period while the runtime still waits with a longer one."""
-    await _together(services.runtime.client.stop_container(container.id, grace) for container in running)
-
-
-async def _stop_sandbox(uid: str, sandbox_id: str, services: Services) -> None:
-    with contextlib.suppress(NotFound):
-        await services.runtime.client.stop_pod_sandbox(sandbox_id)
-    await services.runtime.watch.refresh_sandbox(uid, sandbox_id, notify=False)
-
-
 async def _together(coroutines: Iterable[object]) -> list[Refused]:
     results = await asyncio.gather(*coroutines, return_exceptions=True)  # type: ignore[call-overload]
     failures = [result for result in results if isinstance(result, Refused)]
@@ -170,55 +70,151 @@ async def _together(coroutines: Iterable[object]) -> list[Refused]:
     return failures
 
 
-async def free_node(uid: str, services: Services) -> None:
-    """Remove the cgroup and the volumes of a stopped pod. Raises `Refused`."""
-    services.cgroups.remove_pod(uid)
-    await services.volumes.manager.tear_down(uid)
+class PodStopper:
+    """Stop containers and sandboxes through the runtime, and remove them."""
 
+    def __init__(self, context: NodeContext, runtime: RuntimeServices, hooks: HookRunner) -> None:
+        self._context = context
+        self._runtime = runtime
+        self._hooks = hooks
 
-async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
-    """Remove the containers, sandboxes and logs of a stopped pod.
-
-    Raises `Refused` naming what could not be removed; another call continues with the rest.
-    """
-    for container in list(record.containers):
+    async def remove_container(self, record: PodRecord, container: ContainerRecord) -> None:
+        """Remove a container that does not run, and the link to its log. Raises `Refused`."""
         with contextlib.suppress(NotFound):
-            await services.runtime.client.remove_container(container.id)
+            await self._runtime.client.remove_container(container.id)
         remove_log_link(record, container)
-        services.runtime.watch.forget(record.uid, [container.id])
-    for sandbox in list(record.sandboxes):
-        with contextlib.suppress(NotFound):
-            await services.runtime.client.remove_pod_sandbox(sandbox.id)
-        services.runtime.watch.forget(record.uid, [sandbox.id])
-    with contextlib.suppress(OSError):
-        await asyncio.to_thread(
-            remove_tree, pod_log_directory(Path(services.context.config.pod_logs_dir), pod)
+        self._runtime.watch.forget(record.uid, [container.id])
+
+    async def stop_container(
+        self,
+        pod: Pod,
+        record: ContainerRecord,
+        grace: int,
+        message: str = "",
+        *,
+        after: Iterable[asyncio.Event] = (),
+    ) -> None:
+        """Run the preStop hook, wait for the containers that stop earlier (`after`), then stop the container.
+
+        A hook that takes longer than `grace` is cut off. With `grace` 0, no hook runs and nothing is waited
+        for. Raises `Refused` or `Unavailable`.
+        """
+        text = message or f"Stopping container {record.name}"
+        self._context.recorder.pod(pod, NORMAL, "Killing", text, container=record.name)
+        began = time.monotonic()
+        async with self._pre_stop_hook(pod, record, grace) as hook:
+            if grace > 0:
+                await _wait_until(began + grace, hook, after)
+                if not hook.done():
+                    self._say_hook_failed(pod, record.name, "it took longer than the grace period")
+                grace = max(MINIMUM_GRACE_SECONDS, grace - int(time.monotonic() - began))
+            with contextlib.suppress(NotFound):
+                await self._runtime.client.stop_container(record.id, grace)
+        await self._runtime.watch.refresh_container(pod.uid, record.id, record.sandbox_id, notify=False)
+
+    @contextlib.asynccontextmanager
+    async def _pre_stop_hook(
+        self, pod: Pod, record: ContainerRecord, grace: int
+    ) -> AsyncIterator[asyncio.Task[None]]:
+        """Run the container's preStop hook, if there is one and time for it; it ends with the block at the
+        latest.
+        """
+        container = next((c for c in pod.all_containers if c.name == record.name), None)
+        hook = asyncio.create_task(
+            self._pre_stop(pod, container, record.id)
+            if container is not None and record.running and grace > 0
+            else asyncio.sleep(0)
+        )
+        try:
+            yield hook
+        finally:
+            hook.cancel()
+            await asyncio.wait([hook])
+        if not hook.cancelled():
+            hook.result()
+
+    async def _pre_stop(self, pod: Pod, container: Container, container_id: str) -> None:
+        handler = container.lifecycle.pre_stop if container.lifecycle is not None else None
+        if handler is None:
+            return
+        sandbox = self._runtime.watch.pod(pod.uid).sandbox
+        try:
+            await self._hooks.run(pod, container, container_id, handler, sandbox)
+        except (Refused, TimeoutError) as error:
+            self._say_hook_failed(pod, container.name, str(error) or "it took longer than a day")
+
+    def _say_hook_failed(self, pod: Pod, container: str, why: str) -> None:
+        log.warning("pod %s: the preStop hook of container %s failed: %s", pod.full_name, container, why)
+        self._context.recorder.pod(
+            pod, WARNING, "FailedPreStopHook", "PreStopHook failed", container=container
         )
 
+    async def stop_pod(self, pod: Pod, record: PodRecord, grace_of: Callable[[ContainerRecord], int]) -> None:
+        """Stop every container, then every sandbox. Tries all of them, then raises the first refusal."""
+        running = record.may_run
+        stopped = {container.id: asyncio.Event() for container in running}
 
-async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> None:
-    """Remove old dead containers but for the newest few of each, and old sandboxes without containers."""
-    seen: dict[str, int] = {}
-    for container in list(record.containers):
-        if container in record.may_run:
-            continue
-        seen[container.name] = seen.get(container.name, 0) + 1
-        if seen[container.name] > keep:
-            with contextlib.suppress(Refused):
-                await services.runtime.client.remove_container(container.id)
-                remove_log_link(record, container)
-                services.runtime.watch.forget(record.uid, [container.id])
-                services.context.decisions.record(
-                    "container-gc",
-                    "collected",
-                    "newer containers of the same name have ended",
-                    {"id": container.id, "attempt": container.attempt, "kept": keep},
-                    pod=record.full_name,
-                    uid=record.uid,
-                    container=container.name,
-                )
-    for sandbox in record.sandboxes[1:]:
-        if not sandbox.ready and all(c.sandbox_id != sandbox.id for c in record.containers):
-            with contextlib.suppress(Refused):
-                await services.runtime.client.remove_pod_sandbox(sandbox.id)
-                services.runtime.watch.forget(record.uid, [sandbox.id])
+        async def stop(container: ContainerRecord) -> None:
+            first = ends_before(pod, container.name)
+            after = [stopped[other.id] for other in running if other.name in first]
+            await self.stop_container(pod, container, grace_of(container), after=after)
+            stopped[container.id].set()
+
+        failures = await _together(stop(container) for container in running)
+        failures += await _together(
+            self._stop_sandbox(record.uid, sandbox.id) for sandbox in record.sandboxes if sandbox.ready
+        )
+        if failures:
+            raise failures[0]
+
+    async def stop_sooner(self, running: Iterable[ContainerRecord], grace: int) -> None:
+        """Stop containers again with a shorter grace period, while the runtime waits with a longer one."""
+        await _together(self._runtime.client.stop_container(container.id, grace) for container in running)
+
+    async def _stop_sandbox(self, uid: str, sandbox_id: str) -> None:
+        with contextlib.suppress(NotFound):
+            await self._runtime.client.stop_pod_sandbox(sandbox_id)
+        await self._runtime.watch.refresh_sandbox(uid, sandbox_id, notify=False)
+
+    async def remove_pod(self, record: PodRecord, pod: Pod) -> None:
+        """Remove the containers, sandboxes and logs of a stopped pod.
+
+        Raises `Refused` naming what could not be removed; another call continues with the rest.
+        """
+        for container in list(record.containers):
+            await self.remove_container(record, container)
+        for sandbox in list(record.sandboxes):
+            with contextlib.suppress(NotFound):
+                await self._runtime.client.remove_pod_sandbox(sandbox.id)
+            self._runtime.watch.forget(record.uid, [sandbox.id])
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(
+                remove_tree, pod_log_directory(Path(self._context.config.pod_logs_dir), pod)
+            )
+
+    async def remove_dead(self, record: PodRecord, keep: int = 1) -> None:
+        """Remove old dead containers but for the newest few of each, and old sandboxes without containers."""
+        seen: dict[str, int] = {}
+        for container in list(record.containers):
+            if container in record.may_run:
+                continue
+            seen[container.name] = seen.get(container.name, 0) + 1
+            if seen[container.name] > keep:
+                with contextlib.suppress(Refused):
+                    await self._runtime.client.remove_container(container.id)
+                    remove_log_link(record, container)
+                    self._runtime.watch.forget(record.uid, [container.id])
+                    self._context.decisions.record(
+                        "container-gc",
+                        "collected",
+                        "newer containers of the same name have ended",
+                        {"id": container.id, "attempt": container.attempt, "kept": keep},
+                        pod=record.full_name,
+                        uid=record.uid,
+                        container=container.name,
+                    )
+        for sandbox in record.sandboxes[1:]:
+            if not sandbox.ready and all(c.sandbox_id != sandbox.id for c in record.containers):
+                with contextlib.suppress(Refused):
+                    await self._runtime.client.remove_pod_sandbox(sandbox.id)
+                    self._runtime.watch.forget(record.uid, [sandbox.id])

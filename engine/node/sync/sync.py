@@ -1,47 +1,52 @@
-"""Brings a pod to run and keeps it running: computes the next actions and carries them out."""
+"""Syncs a pod: brings it to run and keeps it running, stops it, and removes it.
+
+`sync_pod` computes the next actions and carries them out; `sync_terminating` and `sync_terminated` end a pod.
+The names are those of the kubelet's `podSyncer`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.api.duration import Duration
+from engine.api.duration import Duration, doubled
 from engine.api.errors import InvalidInput, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, Pod
-from engine.cri.client import NotFound
+from engine.api.qos import is_static
 from engine.cri.records import CREATED, EXITED, ContainerRecord
 from engine.node.images.pull import StartRefused
-from engine.node.logs.log_links import remove_log_link
 from engine.node.pod.life import LifeEvent
-from engine.node.pod.state import PodState
-from engine.node.pod.waiting import Waiting
+from engine.node.pod.state import PodState, Waiting
+from engine.node.pod.termination_record import TerminationRecord
 from engine.node.spec.container_hash import container_hash
 from engine.node.sync.actions import PodActions, compute_pod_actions
-from engine.node.sync.resizing import carry_out
-from engine.node.sync.retries import retry_seconds
+from engine.node.sync.operations import PodOperations
 from engine.node.sync.services import Services
-from engine.node.sync.start_slots import StartSlot
-from engine.node.sync.starting import (
-    ClaimsRefused,
-    runtime_handler,
-    sandbox_config,
-    start_container,
-    start_sandbox,
-)
-from engine.node.sync.stopping import grace_seconds, remove_dead, stop_container, stop_pod
+from engine.node.sync.starting import ClaimsRefused, StartSlot
+from engine.node.sync.stopping import grace_seconds
 from engine.node.volumes.pod_volumes import used_volumes
 from engine.node.volumes.refusals import AttachLimitExceeded
 from engine.wire import cri_v1_pb2 as cri
 
+log = logging.getLogger("kubengine.pods")
+
+FIRST_RETRY_SECONDS = 1.0
+LAST_RETRY_SECONDS = 10.0
+
+
+def retry_seconds(failures: int) -> float:
+    """Return the delay in seconds after so many failures in a row."""
+    return doubled(FIRST_RETRY_SECONDS, failures, LAST_RETRY_SECONDS)
+
 
 @dataclass(frozen=True, slots=True)
-class SyncStep:
-    """The result of one sync.
+class SyncResult:
+    """What one sync came to.
 
     `delay` is the number of seconds until the next one (None: when something changes). `event` and `end`
     tell what has become of the pod. `idle` means that there was nothing to do.
@@ -59,114 +64,125 @@ class SyncStep:
 
 
 class PodSync:
-    """Sync one pod. `publish` is called when the status may have changed, `made_room` when the pod holds
-    less.
+    """Sync one pod. `made_room` is called when the pod holds less.
+
+    `recorded` tells whether the termination record says that the pod has ended for good; `left_volumes` is
+    set when it has no volume left.
     """
 
     def __init__(
-        self,
-        hand: PodState,
-        services: Services,
-        *,
-        publish: Callable[[], Awaitable[None]],
-        made_room: Callable[[], None],
+        self, state: PodState, services: Services, operations: PodOperations, *, made_room: Callable[[], None]
     ) -> None:
-        self._hand = hand
+        self.recorded = state.life.final
+        self.left_volumes = asyncio.Event()
+        self._state = state
         self._services = services
-        self._publish = publish
+        self._operations = operations
         self._made_room = made_room
-        self._kept: Pod | None = None
+        self._accepted: Pod | None = None
         self._volumes: Mapping[str, Path] | None = None
         self._sandbox: cri.PodSandboxConfig | None = None
         self._cgroup_parent = ""
         self._refused: dict[str, tuple[int, float]] = {}
+        self._stopping = False
+        self._shortening = services.context.tasks.passing("pod-shorten_grace")
 
-    async def step(self) -> SyncStep:
-        """Run one sync."""
-        hand, services = self._hand, self._services
+    async def publish(self) -> None:
+        """Publish the status of the pod."""
+        await self._operations.statuses.publish(self._state)
+
+    async def leave(self) -> None:
+        """Leave the pod running, because the agent stops."""
+        await self._shortening.stop()
+
+    async def sync_pod(self) -> SyncResult:
+        """Bring the pod one step closer to its spec: resize it, start its sandbox, start or kill containers.
+
+        Each call acts on what the runtime holds at its beginning, so that a restarted agent continues where
+        the last one stopped.
+        """
+        state, services = self._state, self._services
         deadline = self._deadline()
         if deadline is not None and deadline <= 0:
             text = "Pod was active on the node longer than the specified deadline"
-            services.context.recorder.pod(hand.pod, NORMAL, "DeadlineExceeded", text)
-            return SyncStep(event=LifeEvent.FAIL, end=PodEnd("DeadlineExceeded", text))
-        idle = hand.resize is None and not hand.waiting
+            services.context.recorder.pod(state.pod, NORMAL, "DeadlineExceeded", text)
+            return SyncResult(event=LifeEvent.FAIL, end=PodEnd("DeadlineExceeded", text))
+        idle = state.resize is None and not state.waiting
         await self._resize()
-        await self._keep(hand.pod)
+        await self._accept(state.pod)
         actions = compute_pod_actions(
-            hand.pod,
-            services.runtime.watch.pod(hand.pod.uid),
-            health=lambda c: services.probes.health(hand.pod.uid, c),
+            state.pod,
+            services.runtime.watch.pod(state.pod.uid),
+            health=lambda c: services.probes.health(state.pod.uid, c),
             spec_hash=container_hash,
         )
         if actions.finished:
             await self._finish(actions)
-            return SyncStep(event=LifeEvent.FINISH)
+            return SyncResult(event=LifeEvent.FINISH)
         try:
             await self._prepare()
         except AttachLimitExceeded as refused:
-            services.context.recorder.pod(hand.pod, WARNING, refused.reason, refused.message)
+            services.context.recorder.pod(state.pod, WARNING, refused.reason, refused.message)
             services.metrics.rejected(refused.reason)
             end = PodEnd(refused.reason, f"Pod was rejected: {refused.message}")
-            return SyncStep(event=LifeEvent.FAIL, end=end)
+            return SyncResult(event=LifeEvent.FAIL, end=end)
         await self._prepare_claims(actions)
         delay = None if actions.nothing else await self._act(actions)
         if actions.nothing:
-            hand.waiting.clear()
+            state.waiting.clear()
             self._sandbox = None  # frees some KiB; built again for the next container
-        await remove_dead(services.runtime.watch.pod(hand.pod.uid), services)
+        await self._operations.stopper.remove_dead(services.runtime.watch.pod(state.pod.uid))
         delay = min((d for d in (delay, deadline) if d is not None), default=None)
-        return SyncStep(delay, idle=idle and actions.nothing)
+        return SyncResult(delay, idle=idle and actions.nothing)
 
     def _deadline(self) -> float | None:
         """Return the seconds until `activeDeadlineSeconds` ends the pod, or None without a deadline."""
-        seconds = self._hand.pod.spec.active_deadline_seconds
-        return None if seconds is None else self._hand.started_at + seconds - self._services.context.clock()
+        seconds = self._state.pod.spec.active_deadline_seconds
+        return None if seconds is None else self._state.started_at + seconds - self._services.context.clock()
 
     async def _resize(self) -> None:
         """Carry out a pending resize. Meanwhile the source may have asked for another resize or
         another spec.
         """
-        hand = self._hand
-        before, resize = hand.pod, hand.resize
+        state = self._state
+        before, resize = state.pod, state.resize
         if resize is None:
             return
-        resized = await carry_out(before, resize, self._services, self._publish)
+        resized = await self._operations.resizer.carry_out(before, resize, self.publish)
         if resized is None:
             return
-        await self._keep(resized)
-        if hand.pod is before:
+        await self._accept(resized)
+        if state.pod is before:
             resized.status = before.status
-            hand.pod = resized
+            state.pod = resized
             self._services.volumes.manager.described(resized)
-        if hand.resize is resize:
-            hand.resize = None
+        if state.resize is resize:
+            state.resize = None
         self._made_room()
 
-    async def _keep(self, pod: Pod) -> None:
+    async def _accept(self, pod: Pod) -> None:
         """Record the accepted pod before anything of it is created."""
-        if self._kept is not pod:
+        if self._accepted is not pod:
             await asyncio.to_thread(self._services.records.accepted.keep, pod)
-            self._kept = pod
+            self._accepted = pod
 
     async def _finish(self, actions: PodActions) -> None:
         """Stop the sandbox and release the cgroup once every container has ended for good."""
-        pod, services = self._hand.pod, self._services
+        pod, services = self._state.pod, self._services
         if actions.kill_pod:
-            await stop_pod(
-                pod, services.runtime.watch.pod(pod.uid), services, lambda c: grace_seconds(pod, c)
-            )
-        self._hand.waiting.clear()
-        await services.allocations.claims.unprepare(pod.uid)
-        services.cgroups.remove_pod(pod.uid)
+            record = services.runtime.watch.pod(pod.uid)
+            await self._operations.stopper.stop_pod(pod, record, lambda c: grace_seconds(pod, c))
+        self._state.waiting.clear()
+        await self._release()
 
     async def _prepare(self) -> None:
         """Create the cgroup and the volumes once, and further volumes when an added container mounts them.
 
         A restarted agent does this again and finds them in place.
         """
-        pod, services = self._hand.pod, self._services
+        pod, services = self._state.pod, self._services
         if self._volumes is None:
-            self._cgroup_parent = services.cgroups.create_pod(pod)
+            self._cgroup_parent = services.allocations.cgroups.create_pod(pod)
         elif all(volume.name in self._volumes for volume in used_volumes(pod)):
             return
         self._volumes = await services.volumes.manager.set_up(pod)
@@ -174,7 +190,7 @@ class PodSync:
     async def _prepare_claims(self, actions: PodActions) -> None:
         """Before a sandbox, since its containers may need what drivers make for the pod; and where the record
         of an earlier agent is lost."""
-        pod, claims = self._hand.pod, self._services.allocations.claims
+        pod, claims = self._state.pod, self._services.allocations.claims
         if actions.create_sandbox or not claims.knows(pod):
             try:
                 await claims.prepare(pod)
@@ -182,25 +198,29 @@ class PodSync:
                 raise ClaimsRefused(f"Failed to prepare dynamic resources: {error}") from error
 
     async def _act(self, actions: PodActions) -> float | None:
-        pod, services = self._hand.pod, self._services
+        pod, services, operations = self._state.pod, self._services, self._operations
         record = services.runtime.watch.pod(pod.uid)
         ended = {c.name: c for c in reversed(record.containers) if c.state == EXITED}
         if actions.kill_pod:
-            await stop_pod(pod, record, services, lambda c: grace_seconds(pod, c))
+            await operations.stopper.stop_pod(pod, record, lambda c: grace_seconds(pod, c))
         for kill in actions.kill:
             grace = grace_seconds(pod, kill.container, kill.liveness)
             message = f"{kill.message}, will be restarted" if kill.liveness else kill.message
-            await stop_container(pod, kill.container, services, grace, message)
+            await operations.stopper.stop_container(pod, kill.container, grace, message)
         killed = {kill.container.name: kill.message for kill in actions.kill}
         await self._reset(actions.reset)
-        handler = await runtime_handler(pod, services, None if actions.create_sandbox else record.sandbox)
-        async with StartSlot(services.starts.slots, self._publish) as slot:
+        existing = None if actions.create_sandbox else record.sandbox
+        handler = await operations.sandboxes.runtime_handler(pod, existing)
+        async with StartSlot(services.starts.slots, self.publish) as slot:
             if actions.create_sandbox and self._sandbox is not None:
-                self._cgroup_parent = services.cgroups.create_pod(pod)  # it may have gone with the sandbox
+                # The cgroup may have gone with the old sandbox; creating it again changes nothing if not.
+                self._cgroup_parent = services.allocations.cgroups.create_pod(pod)
             if actions.create_sandbox or self._sandbox is None:
-                self._sandbox = sandbox_config(pod, services, actions.attempt, self._cgroup_parent, handler)
+                self._sandbox = operations.sandboxes.sandbox_config(
+                    pod, actions.attempt, self._cgroup_parent, handler
+                )
             if actions.create_sandbox:
-                await start_sandbox(pod, services, self._sandbox, handler)
+                await operations.sandboxes.start_sandbox(pod, self._sandbox, handler)
             delays = [
                 await self._start(container, slot, ended.get(container.name), killed.get(container.name, ""))
                 for container in actions.start
@@ -210,17 +230,14 @@ class PodSync:
 
     async def _reset(self, containers: list[ContainerRecord]) -> None:
         """End and remove all containers of a pod that starts again in its sandbox; logs stay."""
-        pod, services, restarts = self._hand.pod, self._services, self._hand.restarts
+        pod, restarts, stopper = self._state.pod, self._state.restarts, self._operations.stopper
         for container in containers:
             if container.running:
                 text = f"Stopping container {container.name}"
-                await stop_container(pod, container, services, 0, text)
-            with contextlib.suppress(NotFound):
-                await services.runtime.client.remove_container(container.id)
-            remove_log_link(services.runtime.watch.pod(pod.uid), container)
+                await stopper.stop_container(pod, container, 0, text)
+            await stopper.remove_container(self._services.runtime.watch.pod(pod.uid), container)
             restarts[container.name] = max(restarts.get(container.name, 0), container.attempt + 1)
-            services.runtime.watch.forget(pod.uid, [container.id])
-            await self._publish()
+            await self.publish()
 
     async def _start(
         self, container: Container, slot: StartSlot, ended: ContainerRecord | None, killed: str
@@ -231,7 +248,7 @@ class PodSync:
         kubelet, a container that was just killed for a restart does not count yet; `killed` is the reason
         for the kill.
         """
-        pod, services, name = self._hand.pod, self._services, container.name
+        pod, services, name = self._state.pod, self._services, container.name
         key = f"{pod.uid}/{name}"
         now = services.context.clock()
         not_before = self._refused.get(name, (0, 0.0))[1]
@@ -245,22 +262,24 @@ class PodSync:
             services.starts.backoff.attempt(key, ended.finished_at, now)
         assert self._volumes is not None
         assert self._sandbox is not None
-        least = max(self._hand.restarts.get(name, 0), self._hand.past.get(name, 0))
+        least = max(self._state.restarts.get(name, 0), self._state.past.get(name, 0))
         before = services.runtime.watch.pod(pod.uid).container(name)
         try:
-            with services.starts.counts.container(pod, container):
-                await start_container(pod, container, services, self._volumes, self._sandbox, slot, least)
+            with services.metrics.starts.container(pod, container):
+                await self._operations.containers.start_container(
+                    pod, container, self._volumes, self._sandbox, slot, least
+                )
         except StartRefused as refused:
             services.runtime.watch.doubt()
             return self._refuse(container, refused)
-        self._hand.waiting.pop(name, None)
+        self._state.waiting.pop(name, None)
         self._refused.pop(name, None)
         if before is not None and before.state != CREATED:
             self._restarted(container, before, killed)
         return None
 
     def _restarted(self, container: Container, before: ContainerRecord, killed: str) -> None:
-        pod, services = self._hand.pod, self._services
+        pod, services = self._state.pod, self._services
         reason = killed or f"{before.reason or 'it ended'} with exit code {before.exit_code}"
         inputs = {
             "id": before.id,
@@ -277,10 +296,10 @@ class PodSync:
         """Report why the start failed, once while the reason stays; return the seconds until the next
         attempt.
         """
-        pod, services, name = self._hand.pod, self._services, container.name
-        if self._hand.waiting.get(name) != refused.waiting:
+        pod, services, name = self._state.pod, self._services, container.name
+        if self._state.waiting.get(name) != refused.waiting:
             refused.say(services.context.recorder, pod, name)
-        self._hand.waiting[name] = refused.waiting
+        self._state.waiting[name] = refused.waiting
         times = self._refused.get(name, (0, 0.0))[0] + 1
         wait = retry_seconds(times)
         if refused.waiting.reason != "ErrImagePull":
@@ -289,14 +308,96 @@ class PodSync:
         return wait
 
     def _back_off(self, container: Container, delay: float) -> None:
-        waiting = self._hand.waiting
+        waiting = self._state.waiting
         if waiting.get(container.name, Waiting("")).reason == "CrashLoopBackOff":
             return
-        meta = self._hand.pod.metadata
+        meta = self._state.pod.metadata
         whose = f"{meta.name}_{meta.namespace}({meta.uid})"
         text = f"back-off {Duration(delay)} restarting failed container={container.name} pod={whose}"
         waiting[container.name] = Waiting("CrashLoopBackOff", text)
         event = f"Back-off restarting failed container {container.name} in pod {whose}"
         self._services.context.recorder.pod(
-            self._hand.pod, WARNING, "BackOff", event, container=container.name
+            self._state.pod, WARNING, "BackOff", event, container=container.name
         )
+
+    # The end of the pod
+
+    async def record_end(self) -> None:
+        """Record that the pod terminates or has terminated, for the next agent; a failed write is only
+        logged.
+        """
+        life, pod = self._state.life, self._state.pod
+        if not life.wanted:
+            return
+        if life.end is not None and life.end.until_restart and is_static(pod):
+            return
+        record = TerminationRecord(life.end, pod.status if life.final else None)
+        try:
+            await asyncio.to_thread(self._services.records.terminations.write, pod.uid, record)
+            self.recorded = life.final
+        except (Refused, OSError) as error:
+            log.error("pod %s: cannot record its termination: %s", pod.full_name, error)
+
+    async def sync_terminating(self) -> None:
+        """Stop the pod; return when the runtime lists nothing of it as running and its claims are unprepared.
+
+        The cluster may give the devices to another pod as soon as this one has ended. Raises the first
+        refusal.
+        """
+        pod, watch = self._state.pod, self._services.runtime.watch
+        record = await watch.reread_pod(pod.uid)
+        self._stopping = True
+        try:
+            await self._operations.stopper.stop_pod(pod, record, self._grace_of)
+        finally:
+            self._stopping = False
+        # The view may lag behind the calls above, so only a fresh list counts: what still runs keeps its
+        # CPUs and devices.
+        if watch.pod(pod.uid).alive and (await watch.reread_pod(pod.uid)).alive:
+            raise Refused("CRI lists it as running after its stop", subject=f"pod {pod.full_name}")
+        await self._release()
+
+    async def _release(self) -> None:
+        """Unprepare the claims and remove the cgroup of a pod of which nothing runs."""
+        uid, allocations = self._state.pod.uid, self._services.allocations
+        await allocations.claims.unprepare(uid)
+        allocations.cgroups.remove_pod(uid)
+
+    def _grace_of(self, container: ContainerRecord) -> int:
+        given = self._state.life.given_grace
+        return given if given is not None else grace_seconds(self._state.pod, container)
+
+    def shorten_grace(self) -> None:
+        """Stop again with a shorter grace period, if a stop with a longer one is under way."""
+        pod, grace = self._state.pod, self._state.life.given_grace
+        if self._stopping and grace is not None:
+            running = self._services.runtime.watch.pod(pod.uid).may_run
+            self._shortening.start(self._operations.stopper.stop_sooner(running, grace), pod.full_name)
+
+    async def leave_volumes(self) -> None:
+        """Unmount and remove the volumes of an ended pod, which would occupy memory or disk. Raises
+        `Refused`.
+        """
+        if not self.left_volumes.is_set():
+            await self._services.volumes.manager.leave(self._state.pod.uid)
+            self.left_volumes.set()
+
+    async def clean_up(self) -> None:
+        """Remove the cgroup and the volumes; dead containers can wait. Raises `Refused`."""
+        uid, services = self._state.pod.uid, self._services
+        if (await services.runtime.watch.reread_pod(uid)).alive:
+            await self.sync_terminating()
+        services.allocations.cgroups.remove_pod(uid)
+        await services.volumes.manager.tear_down(uid)
+        self.left_volumes.set()
+
+    async def sync_terminated(self) -> None:
+        """Remove everything of the pod from the node. Raises `Refused` naming what could not be removed."""
+        pod, services, past = self._state.pod, self._services, self._state.past
+        record = services.runtime.watch.pod(pod.uid)
+        record.uid = pod.uid
+        for container in record.containers:
+            past[container.name] = max(past.get(container.name, 0), container.attempt + 1)
+        await self._operations.stopper.remove_pod(record, pod)
+        services.starts.backoff.forget(f"{pod.uid}/")
+        services.images.forget(pod.uid)

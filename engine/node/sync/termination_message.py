@@ -19,40 +19,29 @@ MAX_LOG_LINES = 80
 READ_TIMEOUT = 10.0
 
 
-class TerminationMessages:
-    """The termination messages of one pod; each is read once."""
-
-    def __init__(self, *, root: Path, logs: Path) -> None:
-        self._root, self._logs = root, logs
-        self._messages: dict[str, str] = {}
-
-    def of(self, record: ContainerRecord) -> str:
-        """Return the message; empty if the container has not ended or the message is not read yet."""
-        return self._messages.get(record.id, "")
-
-    async def read(self, pod: Pod, record: PodRecord) -> None:
-        """Read new messages in a thread, and forget containers that are gone."""
-        ended = [c for c in record.containers if c.state == EXITED]
-        self._messages = {c.id: self._messages[c.id] for c in ended if c.id in self._messages}
-        if len(self._messages) == len(ended):
-            return
-        policies = {c.name: c.termination_message_policy for c in pod.every_container}
-        for container in ended:
-            if container.id in self._messages or container.name not in policies:
-                continue
-            try:
-                async with asyncio.timeout(READ_TIMEOUT):
-                    message = await asyncio.to_thread(
-                        termination_message,
-                        container,
-                        policies[container.name],
-                        root=self._root,
-                        logs=self._logs,
-                    )
-            except TimeoutError:
-                path = container.message_path
-                message = f"Error on reading termination log {path}: no answer in {READ_TIMEOUT:.0f} s"
-            self._messages[container.id] = message
+async def read_messages(
+    pod: Pod, record: PodRecord, known: dict[str, str], *, root: Path, logs: Path
+) -> dict[str, str]:
+    """Return the messages of the ended containers by container id: `known` ones, others read in a thread."""
+    ended = [c for c in record.containers if c.state == EXITED]
+    messages = {c.id: known[c.id] for c in ended if c.id in known}
+    if len(messages) == len(ended):
+        return messages
+    policies = {c.name: c.termination_message_policy for c in pod.every_container}
+    for container in ended:
+        if container.id in messages or container.name not in policies:
+            continue
+        try:
+            # The path may lie on a volume whose server does not answer: the thread is given up, not the pod.
+            async with asyncio.timeout(READ_TIMEOUT):
+                message = await asyncio.to_thread(
+                    termination_message, container, policies[container.name], root=root, logs=logs
+                )
+        except TimeoutError:
+            path = container.message_path
+            message = f"Error on reading termination log {path}: no answer in {READ_TIMEOUT:.0f} s"
+        messages[container.id] = message
+    return messages
 
 
 def termination_message(record: ContainerRecord, policy: str, *, root: Path, logs: Path) -> str:

@@ -1,14 +1,14 @@
 """Carries one pod through its life (`pod.life`): a task that sleeps until something about the pod changes.
 
-The work of each state is done elsewhere: `sync` brings the pod to run, `termination` stops and removes it,
-`status_publisher` keeps its status. `end` (the node fails the pod: evicted, past its deadline) and `remove`
-(no source wants it) interrupt any work in progress.
+The work of each state is one call of `sync.PodSync`. `end` (the node fails the pod: evicted, past its
+deadline) and `remove` (no source wants it) interrupt any work in progress.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType
@@ -22,20 +22,61 @@ from engine.api.qos import is_static
 from engine.api.status import PodStatus
 from engine.node.pod.life import Action, LifeEvent, LifeState, PodLife
 from engine.node.pod.resize import Resize
-from engine.node.pod.state import PodState
-from engine.node.pod.waiting import Waiting
+from engine.node.pod.state import PodState, Waiting
 from engine.node.sync.ephemeral_containers import with_ephemeral_containers_of
+from engine.node.sync.operations import PodOperations
 from engine.node.sync.resizing import can_resize
-from engine.node.sync.retries import Failures
 from engine.node.sync.services import Services
-from engine.node.sync.signal import Signal
+from engine.node.sync.starting import ClaimsRefused, SandboxRefused
 from engine.node.sync.status import with_others
-from engine.node.sync.status_publisher import StatusPublisher
-from engine.node.sync.sync import PodSync
-from engine.node.sync.termination import PodTermination
+from engine.node.sync.sync import PodSync, retry_seconds
+from engine.node.volumes import VolumeRefused
+
+log = logging.getLogger("kubengine.pods")
 
 Enter = Callable[["PodWorker"], Awaitable[None]]
 """Returns when the worker's pod may start; raises `AdmissionRejected`, after which the pod holds nothing."""
+
+
+class Signal:
+    """An event for one waiter; `set`, before or during `wait`, ends the wait.
+
+    Thousands of pod workers sleep most of the time, so what each sleeps on must cost next to nothing: an
+    event without a queue of waiters, and a time-out without a task.
+    """
+
+    __slots__ = ("_is_set", "_sleeper")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._sleeper: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        self._end(self._sleeper)
+
+    def clear(self) -> None:
+        """Clear the signal."""
+        self._is_set = False
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait until the signal is set or the time has passed; return at once if it is already set."""
+        if self._is_set:
+            return
+        loop = asyncio.get_running_loop()
+        self._sleeper = loop.create_future()
+        timer = loop.call_later(seconds, self._end, self._sleeper) if seconds is not None else None
+        try:
+            await self._sleeper
+        finally:
+            self._sleeper = None
+            if timer is not None:
+                timer.cancel()
+
+    @staticmethod
+    def _end(sleeper: asyncio.Future[None] | None) -> None:
+        if sleeper is not None and not sleeper.done():
+            sleeper.set_result(None)
 
 
 class PodWorker:
@@ -51,6 +92,7 @@ class PodWorker:
         self,
         pod: Pod,
         services: Services,
+        operations: PodOperations,
         *,
         life: PodLife,
         enter: Enter,
@@ -61,19 +103,12 @@ class PodWorker:
         known_start = _known_start(pod, services)
         if known_start is None and life.state is LifeState.ADMITTING:
             services.metrics.seen(pod.uid, now, len(pod.spec.containers))
-        self._hand = PodState(pod, life, known_start or now, past=dict(past))
+        self._state = PodState(pod, life, known_start or now, past=dict(past), sealed=life.final)
         self._services = services
         self._enter = enter
         self._on_transition = moved_on
-        self._publishing = StatusPublisher(self._hand, services)
-        self._ending = PodTermination(self._hand, services)
-        self._working = PodSync(
-            self._hand,
-            services,
-            publish=self._publishing.publish,
-            made_room=lambda: self._on_transition(self),
-        )
-        self._failures = Failures(services)
+        self._sync = PodSync(self._state, services, operations, made_room=lambda: self._on_transition(self))
+        self._failures, self._said_failed = 0, ""
         loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
@@ -86,22 +121,22 @@ class PodWorker:
 
     @property
     def pod(self) -> Pod:
-        return self._hand.pod
+        return self._state.pod
 
     @property
     def life(self) -> PodLife:
-        return self._hand.life
+        return self._state.life
 
     @property
     def past(self) -> Mapping[str, int]:
         """How often each container had run when the pod was removed, by name."""
-        return self._hand.past
+        return self._state.past
 
     # Messages from the node to a worker
 
     def notify(self) -> None:
         """Wake the worker: something about the pod may have changed."""
-        self._wake.ring()
+        self._wake.set()
 
     def update(self, pod: Pod) -> None:
         """Take a new spec with the same uid: a resize if only amounts differ; admission again if not admitted
@@ -109,27 +144,27 @@ class PodWorker:
 
         Ephemeral containers are accepted at once, even if a resize is waiting.
         """
-        hand = self._hand
-        pod.status = hand.pod.status
+        state = self._state
+        pod.status = state.pod.status
         if self.life.state in (LifeState.ADMITTING, LifeState.REJECTED):
-            hand.pod = pod
+            state.pod = pod
             self.retry()
             return
         if self._next_work != "create":
             self._next_work = "update"
-        added = with_ephemeral_containers_of(pod, hand.pod)
-        before = hand.wanted
-        hand.resize = Resize(pod) if can_resize(added, pod) else None
-        if hand.resize is not None:
+        added = with_ephemeral_containers_of(pod, state.pod)
+        before = state.wanted
+        state.resize = Resize(pod) if can_resize(added, pod) else None
+        if state.resize is not None:
             self._services.metrics.resizes.requested(before, pod)
-        if hand.resize is not None and added is not hand.pod:
-            hand.pod = added
+        if state.resize is not None and added is not state.pod:
+            state.pod = added
             self._services.volumes.manager.described(added)
-        if hand.resize is None:
-            hand.pod = pod
+        if state.resize is None:
+            state.pod = pod
             self._services.admission.resized(pod)
             self._services.volumes.manager.described(pod)
-        self._wake.ring()
+        self._wake.set()
 
     def retry(self) -> None:
         """Try admission again, because the pod may fit now."""
@@ -141,17 +176,17 @@ class PodWorker:
     @property
     def wanted(self) -> Pod:
         """The pod as its source wants it; the node's pod differs while a resize waits."""
-        return self._hand.wanted
+        return self._state.wanted
 
     @property
     def waits_for_room(self) -> bool:
-        resize = self._hand.resize
+        resize = self._state.resize
         return resize is not None and resize.waiting
 
     @property
     def may_want_room(self) -> bool:
         """Whether the pod waits for admission or for a resize."""
-        return self.life.state in (LifeState.ADMITTING, LifeState.REJECTED) or self._hand.resize is not None
+        return self.life.state in (LifeState.ADMITTING, LifeState.REJECTED) or self._state.resize is not None
 
     def end(self, end: PodEnd) -> None:
         """Fail the pod for good, unless it has ended."""
@@ -165,7 +200,7 @@ class PodWorker:
 
     async def wait_volumes_left(self) -> None:
         """Returns when a pod that has ended has no volume any longer."""
-        await self._ending.left_volumes.wait()
+        await self._sync.left_volumes.wait()
 
     async def wait_stopped(self) -> None:
         """Wait until nothing of a terminating pod runs. Raises the first refusal."""
@@ -193,14 +228,14 @@ class PodWorker:
         self.pod.metadata = metadata
         self.wanted.metadata = metadata
         self._services.volumes.manager.described(self.pod)
-        self._wake.ring()
+        self._wake.set()
 
     def hear(self, heard: PodStatus) -> None:
         """Take over what others write into the status that the API has."""
         status = with_others(self.pod.status, heard)
         if self.life.holds and status != self.pod.status:
             self.pod.status = status
-            self._wake.ring()
+            self._wake.set()
 
     def _tell(self, event: LifeEvent, end: PodEnd | None = None, grace: int | None = None) -> None:
         for action in self.life.tell(event, end, grace):
@@ -210,10 +245,10 @@ class PodWorker:
             elif action is Action.LEAVE:
                 self._services.admission.leaves(self.pod.uid)
             elif action is Action.HASTEN:
-                self._ending.shorten_grace()
+                self._sync.shorten_grace()
             else:
                 self._release()
-        self._wake.ring()
+        self._wake.set()
 
     def _release(self) -> None:
         """Release everything that the pod holds of the node."""
@@ -230,7 +265,7 @@ class PodWorker:
         self._abandoned = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._ending.leave()
+        await self._sync.leave()
 
     @property
     def gone(self) -> bool:
@@ -262,27 +297,27 @@ class PodWorker:
         elif state in (LifeState.FAILING, LifeState.LEAVING):
             await self._end()
         elif state is LifeState.CLEANING_UP:
-            await self._persist("removing", self._ending.free)
+            await self._persist("removing", self._sync.clean_up)
             self._tell(LifeEvent.FREED)
         elif state is LifeState.REPORTING:
-            await self._publishing.publish()
+            await self._sync.publish()
             await self._services.control_plane.end_known(self.pod)
             self._tell(LifeEvent.KNOWN)
         elif state is LifeState.REMOVING:
             began = self._services.context.clock()
             with self._span("syncTerminatedPod"):
-                await self._persist("removing", self._ending.take_away)
+                await self._persist("removing", self._sync.sync_terminated)
             self._services.metrics.worked("terminated", self._seconds_since(began))
             self._tell(LifeEvent.REMOVED)
             self._services.metrics.forget(self.pod.uid)
             self._gone.set_result(None)
             self._on_transition(self)
         else:
-            if state is LifeState.FINISHED and not self._ending.kept:
-                await self._ending.keep()
+            if state is LifeState.FINISHED and not self._sync.recorded:
+                await self._sync.record_end()
             if state in (LifeState.FINISHED, LifeState.FAILED):
-                await self._ending.leave_volumes()
-            self._wake.silence()
+                await self._sync.leave_volumes()
+            self._wake.clear()
             if self.life.state is state:
                 await self._wake.wait()
 
@@ -299,13 +334,13 @@ class PodWorker:
 
     async def waits_for(self, reason: str, message: str) -> None:
         """Show in the status why the pod has to wait for admission."""
-        self._hand.waiting_reason = Waiting(reason, message)
+        self._state.waiting_reason = Waiting(reason, message)
         self._services.context.recorder.pod(self.pod, NORMAL, reason, message)
         self._decided("waiting", f"{reason}: {message}")
-        await self._publishing.publish()
+        await self._sync.publish()
 
     async def _admit(self) -> None:
-        self._hand.waiting_reason = None
+        self._state.waiting_reason = None
         try:
             await self._enter(self)
         except AdmissionRejected as rejected:
@@ -316,7 +351,7 @@ class PodWorker:
                 self._services.metrics.rejected(rejected.reason)
                 self._services.context.recorder.pod(self.pod, WARNING, rejected.reason, rejected.message)
                 self._decided("refused", f"{rejected.reason}: {rejected.message}")
-            await self._publishing.publish()
+            await self._sync.publish()
         else:
             self._decided("admitted", "")
             self._tell(LifeEvent.ADMIT)
@@ -332,28 +367,28 @@ class PodWorker:
             self._services.metrics.began(self._seconds_since(self._seen))
         began: float | None = None
         while self.life.state is LifeState.WORKING:
-            self._wake.silence()
+            self._wake.clear()
             if began is None:
                 began = self._services.context.clock()
             try:
-                await self._publishing.publish()
+                await self._sync.publish()
                 with self._span("syncPod"):
-                    step = await self._working.step()
-                self._failures.over()
-                if step.event is not None:
-                    self._tell(step.event, step.end)
-                if not (step.idle or step.goes_on):
-                    await self._publishing.publish()
+                    result = await self._sync.sync_pod()
+                self._failures, self._said_failed = 0, ""
+                if result.event is not None:
+                    self._tell(result.event, result.end)
+                if not (result.idle or result.goes_on):
+                    await self._sync.publish()
             except Exception as error:
                 self._rests(began)
                 began = None
                 await asyncio.sleep(await self._failed(error))
                 continue
-            if not step.goes_on:
+            if not result.goes_on:
                 self._rests(began)
                 began = None
-            if step.event is None:
-                await self._wake.wait(step.delay)
+            if result.event is None:
+                await self._wake.wait(result.delay)
         if self.life.state is LifeState.FINISHED:
             self._on_transition(self)
 
@@ -380,21 +415,21 @@ class PodWorker:
 
     async def _end(self) -> None:
         """End the pod: record the decision first, then stop its containers."""
-        await self._ending.keep()
+        await self._sync.record_end()
         began = self._services.context.clock()
         with self._span("syncTerminatingPod"):
-            await self._persist("stopping", self._ending.stop)
+            await self._persist("stopping", self._sync.sync_terminating)
         self._services.metrics.worked("kill", self._seconds_since(began))
         self._tell(LifeEvent.STOPPED)
         if not self._stopped.done():
             self._stopped.set_result(None)
-        await self._publishing.publish()
-        await self._ending.keep()
+        await self._sync.publish()
+        await self._sync.record_end()
         self._on_transition(self)
 
     async def _persist(self, doing: str, attempt: Callable[[], Awaitable[None]]) -> None:
         """Repeat until it succeeds: the agent never gives up ending a pod."""
-        self._failures.begin()
+        self._failures = 0
         while True:
             try:
                 await attempt()
@@ -408,14 +443,33 @@ class PodWorker:
                 return
 
     async def _failed(self, error: Exception, doing: str = "syncing") -> float:
-        """Report a failure and return the seconds until the next attempt. The runtime may have acted
-        nevertheless.
-        """
-        self._services.runtime.watch.doubt()
-        delay = self._failures.met(self.pod, error, doing)
+        """Report a failure, once while it stays the same; return the seconds until the next attempt."""
+        services = self._services
+        services.runtime.watch.doubt()  # the runtime may have acted nevertheless
+        expected = isinstance(error, KubengineError | OSError)
+        if not expected:
+            services.context.tasks.failures.inc("pod-worker")
+        if str(error) != self._said_failed:
+            self._said_failed = str(error)
+            if not expected:
+                log.error("pod %s: unexpected error", self.pod.full_name, exc_info=error)
+            services.context.recorder.pod(self.pod, WARNING, *_failure_event(error, doing))
+        self._failures += 1
+        delay = retry_seconds(self._failures)
         with contextlib.suppress(Exception):  # publishing the status may be the operation that failed
-            await self._publishing.publish()
+            await self._sync.publish()
         return delay
+
+
+def _failure_event(error: Exception, doing: str) -> tuple[str, str]:
+    """Return the reason and the text of the event."""
+    if isinstance(error, SandboxRefused):
+        return "FailedCreatePodSandBox", str(error)
+    if isinstance(error, ClaimsRefused):
+        return "FailedPrepareDynamicResources", str(error)
+    if isinstance(error, VolumeRefused):
+        return error.reason, str(error)
+    return "FailedSync", f"Error {doing} pod: {error}"
 
 
 def _known_start(pod: Pod, services: Services) -> float | None:

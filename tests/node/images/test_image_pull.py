@@ -16,7 +16,7 @@ from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.kubengine_config import ImagesSection, KubengineConfiguration
 from engine.cri.client import RuntimeClient
 from engine.node.images.pull import PULLS_AT_ONCE, failed_pull, pulls_at_once
-from engine.node.pod.waiting import Waiting
+from engine.node.pod.state import Waiting
 from engine.node.volumes.image import MOUNTS, SUB_PATHS, too_old
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.image_service import ImageService
@@ -217,7 +217,7 @@ async def test_a_slow_post_start_hook_delays_no_other_pod(
         hooked.set()
         await go_on.wait()
 
-    monkeypatch.setattr("engine.node.sync.starting.run_hook", slow_hook)
+    monkeypatch.setattr("engine.node.sync.hooks.run_hook", slow_hook)
     await rig.start()
     hook = {"postStart": {"exec": {"command": ["true"]}}}
     rig.write("hooked", {"containers": [container(lifecycle=hook), container("second")]})

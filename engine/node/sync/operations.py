@@ -1,0 +1,33 @@
+"""Creates what carries out the work on pods: each part from the parts of the node that it uses."""
+
+from __future__ import annotations
+
+from engine.node.sync.container_config import ContainerConfigBuilder
+from engine.node.sync.hooks import HookRunner
+from engine.node.sync.resizing import PodResizer
+from engine.node.sync.services import Services
+from engine.node.sync.starting import ContainerStarter, SandboxStarter
+from engine.node.sync.status_publisher import StatusPublisher
+from engine.node.sync.stopping import PodStopper
+
+
+class PodOperations:
+    """The operations on the pods of one node. They keep nothing about a pod; all workers share them."""
+
+    def __init__(self, services: Services) -> None:
+        context, runtime, addresses = services.context, services.runtime, services.addresses
+        allocations, admission, metrics = services.allocations, services.admission, services.metrics
+        plane = services.control_plane
+        hooks = HookRunner(runtime.client, addresses)
+        configs = ContainerConfigBuilder(
+            context, runtime, addresses, services.volumes, allocations, plane.objects, admission.allocatable
+        )
+        self.stopper = PodStopper(context, runtime, hooks)
+        self.sandboxes = SandboxStarter(context, runtime, addresses, allocations, plane.objects, metrics)
+        self.containers = ContainerStarter(
+            context, runtime, services.images, allocations, configs, self.stopper, hooks, metrics
+        )
+        self.resizer = PodResizer(context, runtime, allocations, admission, self.stopper, metrics.resizes)
+        self.statuses = StatusPublisher(
+            context, runtime, addresses, allocations, admission, services.probes, plane, metrics
+        )
