@@ -13,6 +13,7 @@ from engine.api.pod import Pod
 from engine.eviction.readings import NodeView
 from engine.hostsetup.host_places import HostPlaces
 from engine.node import Node
+from engine.node.nodeinfo.options import NodeOptions
 
 
 class Rig:
@@ -50,9 +51,7 @@ class Rig:
             runtime_endpoint=str(self.endpoint),
             root=self.root,
             name=self.name,
-            view=self.view,
-            kubeconfig=self.kubeconfig,
-            host=self.host,
+            options=NodeOptions(view=self.view, kubeconfig=self.kubeconfig, host=self.host),
         )
         await self.node.start()
         return self.node

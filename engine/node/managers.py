@@ -21,6 +21,7 @@ from engine.cgroups.manager import CgroupManager
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
+from engine.cri.records import ContainerRecord
 from engine.devices.manager import DeviceManager, DevicePods
 from engine.devices.pod_resources import SOCKET_NAME as POD_RESOURCES_SOCKET
 from engine.devices.registration import SOCKET_NAME as REGISTRATION_SOCKET
@@ -129,12 +130,13 @@ class Managers:
             networks=PodNetworks(runtime),
         )
         self._commands = CommandCosts(self.probes, runtime)
-        logs = LogRotation(
-            context, runtime, lambda: [c for record in watch.pods.values() for c in record.may_run]
-        )
+        logs = LogRotation(context, runtime, self._running_containers)
         self._before_pods: list[Managed] = [self.pinning.cpus, self.pinning.memory, self.devices, self.probes]
         self._beside_pods: list[Managed] = [self.images, self.containers, self.eviction, logs]
         self._beside_pods += self._best_effort_limit()
+
+    def _running_containers(self) -> list[ContainerRecord]:
+        return [c for record in self._watch.pods.values() for c in record.may_run]
 
     async def _kill_pod(self, pod: Pod, end: PodEnd) -> None:
         await self._pods().kill(pod, end)

@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,18 +24,16 @@ from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cluster.certificates.serving import ServingCertificate
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
-from engine.eviction.readings import NodeView
 from engine.host.node_context import NodeContext
 from engine.host.stopping import stop_all
 from engine.host.tracing import NO_TRACING, Tracing
 from engine.hostsetup.host_places import HostPlaces
 from engine.node.cgroup_driver import cgroup_driver
 from engine.node.controlplane.control_plane import Api
-from engine.node.images.access import CredentialPrograms
 from engine.node.logs.container_access import ContainerAccess
 from engine.node.managers import refuse_served_sockets
 from engine.node.nodeinfo import addresses, machine
-from engine.node.nodeinfo.options import NodeOptions
+from engine.node.nodeinfo.options import CERTIFICATES, NodeOptions
 from engine.node.running_node import RunningNode
 from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
 from engine.node.stats.runtime_use import RuntimeUse
@@ -50,13 +48,9 @@ class Node:
     """A node agent: pods from a manifest directory, run by a CRI runtime.
 
     `start` raises `Unavailable` without a runtime, and `Refused` if the cgroup tree cannot be created or
-    another agent holds the root directory. With a `kubeconfig` the node is registered at its API server,
-    which receives its lease, status and events; a missing `kubeconfig` is created with the
-    `bootstrap_kubeconfig`. Certificates are stored in `cert_dir` (`pki` below `root`). `node_ips` are the
-    node's addresses, as `engine.node.nodeinfo.addresses.parse_node_ips` returns them. With `host` the
-    machine is set up as a kubelet does (`engine.hostsetup`); without, it is left as it is. `stop` leaves
-    pods running; call `remove_all_pods` before it to end them. Before `start` there are no pods and no
-    components.
+    another agent holds the root directory. With a `kubeconfig` in its options the node is registered at its
+    API server, which receives its lease, status and events. `stop` leaves pods running; call
+    `remove_all_pods` before it to end them. Before `start` there are no pods and no components.
     """
 
     def __init__(
@@ -68,14 +62,7 @@ class Node:
         root: Path,
         name: str | None = None,
         clock: Callable[[], float] = time.time,
-        view: NodeView | None = None,
-        kubeconfig: Path | None = None,
-        bootstrap_kubeconfig: Path | None = None,
-        cert_dir: Path | None = None,
-        credential_programs: CredentialPrograms | None = None,
-        node_ips: Sequence[str] = (),
-        host: HostPlaces | None = None,
-        external_cloud: bool = False,
+        options: NodeOptions | None = None,
     ) -> None:
         # `start` sets the cgroup driver. `replace` would turn zeros into defaults; `copy` keeps them.
         self.config = config = copy(config)
@@ -89,25 +76,15 @@ class Node:
         self.tasks = self._context.tasks
         self.recorder = self._context.recorder
         self.decisions = self._context.decisions
-        cert_dir = cert_dir or root / "pki"
-        self.serving_certificate = ServingCertificate(config, cert_dir, self.name, clock=clock)
-        self._host = self._host_setup(host) if host is not None else None
+        self._options = options = options or NodeOptions()
+        certificates = options.cert_dir or root / CERTIFICATES
+        self.serving_certificate = ServingCertificate(config, certificates, self.name, clock=clock)
+        self._host = self._host_setup(options.host) if options.host is not None else None
         self._clock = clock
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
         self._tracing: Tracing = NO_TRACING
         self._running: RunningNode | None = None
-        self._options = NodeOptions(
-            serving=self.serving_certificate,
-            cert_dir=cert_dir,
-            view=view,
-            kubeconfig=kubeconfig,
-            bootstrap_kubeconfig=bootstrap_kubeconfig,
-            credential_programs=credential_programs,
-            node_ips=node_ips,
-            host=host,
-            external_cloud=external_cloud,
-        )
 
     # Life cycle
 
@@ -143,6 +120,7 @@ class Node:
             self._running = RunningNode(
                 self._context,
                 self._options,
+                self.serving_certificate,
                 capacity=capacity,
                 runtime=runtime,
                 version=version,

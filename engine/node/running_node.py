@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from engine.api.node import NodeSpec
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.quantity import Quantity
 from engine.cgroups.node_cgroups import NodeCgroups
+from engine.cluster.certificates.serving import ServingCertificate
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
 from engine.devices.found_plugins import DEVICE_PLUGIN
@@ -31,7 +32,7 @@ from engine.dra.manager import ClaimManager
 from engine.host.node_context import NodeContext
 from engine.host.selinux import read_selinux
 from engine.host.stopping import stop_all
-from engine.node.controlplane.control_plane import Api, ControlPlane, NoControlPlane, NodeHeard
+from engine.node.controlplane.control_plane import Api, ControlPlane, NoControlPlane
 from engine.node.decisions.endpoint import DecisionsEndpoint
 from engine.node.decisions.file import DecisionFile
 from engine.node.images.access import ImageAccess
@@ -52,7 +53,7 @@ from engine.node.nodeinfo.node_resources import NodeResources
 from engine.node.nodeinfo.options import NodeOptions
 from engine.node.nodeinfo.pod_cidr import PodCidr
 from engine.node.pod.accepted_spec import AcceptedSpecs
-from engine.node.pod.backoff import Backoff
+from engine.node.pod.backoff import restart_backoff
 from engine.node.pod.readiness_record import ReadinessRecords
 from engine.node.pod.termination_record import TerminationRecords
 from engine.node.pod_admission import PodAdmission
@@ -63,7 +64,7 @@ from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
 from engine.node.sources.static_sources import StaticSources
 from engine.node.spec.host_support import HostSupport, app_armor_enabled
 from engine.node.spec.subordinate_ids import subordinate_ids
-from engine.node.spec.user_namespaces import IDS_PER_POD, UserNamespaceAllocator
+from engine.node.spec.user_namespaces import UserNamespaceAllocator, ids_per_pod
 from engine.node.stats.runtime_use import RuntimeUse
 from engine.node.stats.sampler import UsageSampler
 from engine.node.stats.summary import FILES_SECONDS, Summaries
@@ -79,7 +80,7 @@ from engine.node.sync.services import (
     StartControl,
     VolumeServices,
 )
-from engine.node.volumes import PodVolumes, VolumeManager
+from engine.node.volumes import PodVolumes, ShownNode, VolumeManager
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.csi_storage import CSI_PLUGIN, CsiStorage
 from engine.node.volumes.intree_storage import InTreeStorage
@@ -99,6 +100,7 @@ class RunningNode:
         self,
         context: NodeContext,
         options: NodeOptions,
+        serving: ServingCertificate,
         *,
         capacity: Mapping[str, Quantity],
         runtime: RuntimeClient,
@@ -106,7 +108,7 @@ class RunningNode:
         ips: Sequence[str],
         cgroups: NodeCgroups,
     ) -> None:
-        self._context, self._options = context, options
+        self._context, self._options, self._serving = context, options, serving
         self._began = context.clock()
         self._runtime = runtime
         self._version = version
@@ -184,9 +186,7 @@ class RunningNode:
             self._resources,
             external_cloud=self._options.external_cloud,
         )
-        self._control_plane = _control_plane(
-            context, self._options, self.description, self._node_changed, self._runtime_classes
-        )
+        self._control_plane = self._connect()
         self._locator = ClaimLocator(
             self._control_plane.objects, self._control_plane.slices, managers.devices.numa
         )
@@ -247,9 +247,7 @@ class RunningNode:
             self._csi,
             LocalDevices(context.root, context.recorder),
             InTreeStorage(context.root, plane.objects, self.attachments if attaches else None, context.tasks),
-            host_ips=lambda: self._addresses.ips,
-            node=self.description.current,
-            allocatable=self._admission.allocatable,
+            ShownNode(lambda: self._addresses.ips, self.description.current, self._admission.allocatable),
         )
 
     def _create_pods(self) -> None:
@@ -265,7 +263,7 @@ class RunningNode:
             self._access,
             self._image_metrics,
         )
-        self._users = UserNamespaceAllocator(pods_directory(context.root), _ids_per_pod(context.config))
+        self._users = UserNamespaceAllocator(pods_directory(context.root), ids_per_pod(context.config))
         services = Services(
             context=context,
             addresses=self._addresses,
@@ -284,7 +282,7 @@ class RunningNode:
             allocations=Allocations(
                 self._cgroups, managers.devices, self._claims, managers.pinning, self._users
             ),
-            starts=StartControl(asyncio.Semaphore(STARTS_AT_ONCE), _restart_backoff(context.config)),
+            starts=StartControl(asyncio.Semaphore(STARTS_AT_ONCE), restart_backoff(context.config)),
             control_plane=self._control_plane,
             metrics=PodMetrics(context.registry),
         )
@@ -298,6 +296,23 @@ class RunningNode:
             desired=self.pods.set_desired,
             mirrored=self._control_plane.manifests_changed,
         )
+
+    def _connect(self) -> ControlPlane:
+        """Create the control plane. The cluster code is imported only here: HTTP/2 and TLS cost memory."""
+        if self._options.kubeconfig is None:
+            return NoControlPlane(self._runtime_classes)
+        from engine.node.controlplane.cluster_control_plane import ClusterControlPlane
+
+        connected = ClusterControlPlane(
+            self._options.kubeconfig,
+            self._context,
+            self._options,
+            self._serving,
+            self.description,
+            self._node_changed,
+        )
+        self._context.recorder.listen(connected.tell)
+        return connected
 
     def _problems(self) -> list[str]:
         """What keeps the node from being ready."""
@@ -569,32 +584,3 @@ def _host_support(config: KubeletConfiguration, runtime_health: RuntimeHealth) -
         app_armor=app_armor_enabled(),
         features=lambda: runtime_health.features,
     )
-
-
-def _ids_per_pod(config: KubeletConfiguration) -> int:
-    settings = config.user_namespaces
-    return IDS_PER_POD if settings is None else settings.ids_per_pod or IDS_PER_POD
-
-
-def _restart_backoff(config: KubeletConfiguration) -> Backoff:
-    settings = config.crash_loop_back_off
-    if settings is not None and settings.max_container_restart_period is not None:
-        return Backoff(most=float(settings.max_container_restart_period))
-    return Backoff()
-
-
-def _control_plane(
-    context: NodeContext,
-    options: NodeOptions,
-    description: NodeDescription,
-    node_changed: NodeHeard,
-    runtime_classes: Callable[[], Mapping[str, str]],
-) -> ControlPlane:
-    """Create the control plane. The cluster code is imported only here: HTTP/2 and TLS cost memory."""
-    if options.kubeconfig is None:
-        return NoControlPlane(runtime_classes)
-    from engine.node.controlplane.cluster_control_plane import ClusterControlPlane
-
-    connected = ClusterControlPlane(options.kubeconfig, context, options, description, node_changed)
-    context.recorder.listen(connected.tell)
-    return connected

@@ -15,6 +15,7 @@ from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.node import Node
+from engine.node.nodeinfo.options import NodeOptions
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.apiserver import ApiServer
 from tests.cluster.control_plane import ControlPlane, Plane, binaries
@@ -95,7 +96,7 @@ async def start(tmp_path: Path, runtime: HollowRuntime) -> AsyncIterator[Callabl
             runtime_endpoint=str(runtime.socket),
             root=tmp_path / "root",
             name="n1",
-            kubeconfig=kubeconfig,
+            options=NodeOptions(kubeconfig=kubeconfig),
         )
         nodes.append(node)
         await node.start()

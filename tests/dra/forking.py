@@ -16,6 +16,7 @@ from pathlib import Path
 import engine.dra.driver_client  # noqa: F401  loaded once, not by every agent
 from engine.api.config import KubeletConfiguration
 from engine.node import Node
+from engine.node.nodeinfo.options import NodeOptions
 
 POINTS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "socket.connect"})
 
@@ -47,7 +48,7 @@ async def agent(directory: Path, socket: str, kubeconfig: Path, last_operation: 
         runtime_endpoint=f"unix://{socket}",
         root=directory / "root",
         name="n1",
-        kubeconfig=kubeconfig,
+        options=NodeOptions(kubeconfig=kubeconfig),
     )
     die_at(last_operation)
     await node.start()

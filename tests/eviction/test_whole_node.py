@@ -11,6 +11,7 @@ from engine.api.duration import Duration
 from engine.api.kubengine_config import EvictionSection, KubengineConfiguration
 from engine.eviction.readings import NodeView
 from engine.node import Node
+from engine.node.nodeinfo.options import NodeOptions
 from engine.testing.images import BUSYBOX_TAG
 from tests.eviction.private_node import MIB
 from tests.node_rig import Rig
@@ -41,13 +42,14 @@ async def rig(tmp_path, containerd, private_cgroup_root):
         eviction_hard={"memory.available": "250Mi"}, image_gc_high_threshold_percent=100,
         eviction_pressure_transition_period=Duration(1),
     )  # fmt: skip
+    view = NodeView(
+        private_cgroup_root, memory_capacity=400 * MIB, pods_cgroup=f"{private_cgroup_root}/kubepods"
+    )
     rig.node = Node(
         config=rig.config,
         kubengine_config=KubengineConfiguration(eviction=EvictionSection(interval=Duration(0.5))),
         runtime_endpoint=str(containerd.socket), root=rig.root, name="n1",
-        view=NodeView(
-            private_cgroup_root, memory_capacity=400 * MIB, pods_cgroup=f"{private_cgroup_root}/kubepods"
-        ),
+        options=NodeOptions(view=view),
     )  # fmt: skip
     await rig.node.start()
     yield rig

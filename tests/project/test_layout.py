@@ -197,6 +197,29 @@ def test_no_file_is_longer_than_600_lines() -> None:
     assert not {name: lines for name, lines in long.items() if lines > 600}
 
 
+CONSTRUCTOR_PARAMETERS, CONSTRUCTOR_LINES = 8, 40
+LARGE_CONSTRUCTORS = {
+    "CertificateRotation", "ClaimManager", "Connection", "CpuManager", "CpuMetrics", "DeviceManager",
+    "EmbeddedRuntime", "EvictionManager", "ImageManager", "MemoryManager", "PodResourcesServer",
+    "ProbeManager", "ProbeMetrics", "ProcessBackend", "SampleDevicePlugin",
+}  # fmt: skip
+"""Classes whose constructors are still larger. Take a name out when its class is split; add none."""
+
+
+def test_constructors_are_small() -> None:
+    large = set()
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.ClassDef):
+                for made in node.body:
+                    if isinstance(made, ast.FunctionDef) and made.name == "__init__":
+                        given = (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)
+                        lines = (made.end_lineno or 0) - made.lineno + 1
+                        if len(given) - 1 > CONSTRUCTOR_PARAMETERS or lines > CONSTRUCTOR_LINES:
+                            large.add(node.name)
+    assert large == LARGE_CONSTRUCTORS
+
+
 def test_third_party_imports_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = [project["dependencies"], *project["optional-dependencies"].values()]

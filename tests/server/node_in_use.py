@@ -14,6 +14,7 @@ from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.node import Node
+from engine.node.nodeinfo.options import NodeOptions
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.server import HttpServer
 from engine.testing.apiserver import ApiServer
@@ -170,6 +171,6 @@ def agent(directory: Path, cgroup_root: str, kubeconfig: Path) -> tuple[Node, st
         runtime_endpoint=str(directory / "r.sock"),
         root=directory / "node",
         name="worker-1",
-        kubeconfig=kubeconfig,
+        options=NodeOptions(kubeconfig=kubeconfig),
     )
     return node, f"http://127.0.0.1:{port}/"

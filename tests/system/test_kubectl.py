@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.api.config import KubeletAuthentication, KubeletConfiguration, X509Authentication
 from engine.node import Node
+from engine.node.nodeinfo.options import NodeOptions
 from engine.server import HttpServer
 from engine.server.port.server import SecurePort
 from tests.cluster.control_plane import ControlPlane
@@ -143,7 +144,7 @@ class ClusterNode:
             runtime_endpoint=str(endpoint),
             root=directory / "root",
             name="n1",
-            kubeconfig=plane.node,
+            options=NodeOptions(kubeconfig=plane.node),
         )
         own = SecurePort(self.node, "0.0.0.0", self._port)
         self._server = HttpServer(self.node, socket_path=None, port=own)

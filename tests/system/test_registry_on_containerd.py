@@ -20,6 +20,7 @@ from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.node import Node
 from engine.node.images.providers import load_programs
+from engine.node.nodeinfo.options import NodeOptions
 from engine.testing.apiserver import ApiServer
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
@@ -242,8 +243,10 @@ async def test_a_credential_provider_is_asked_for_an_image(
         runtime_endpoint=str(joined.endpoint),
         root=joined.root,
         name="n1",
-        kubeconfig=joined.kubeconfig,
-        credential_programs=load_programs(config, program.parent, time.time).credentials,
+        options=NodeOptions(
+            kubeconfig=joined.kubeconfig,
+            credential_programs=load_programs(config, program.parent, time.time).credentials,
+        ),
     )
     await joined.node.start()
     await run(cluster, "p", image)

@@ -24,6 +24,7 @@ from engine.host.stopping import stop_all
 from engine.hostsetup.host_places import HostPlaces
 from engine.node import Node
 from engine.node.images.access import CredentialPrograms
+from engine.node.nodeinfo.options import NodeOptions
 from engine.server import HttpServer, OwnPort, Routes
 
 EMBEDDED, HOLLOW = "embedded", "hollow"
@@ -96,13 +97,7 @@ class AgentProcess:
             runtime_endpoint=endpoint,
             root=options.root_dir,
             name=options.node_name,
-            kubeconfig=options.kubeconfig,
-            bootstrap_kubeconfig=options.bootstrap_kubeconfig,
-            cert_dir=options.cert_dir,
-            credential_programs=options.credential_programs,
-            node_ips=options.node_ips,
-            external_cloud=options.external_cloud,
-            host=HostPlaces() if self._runtime is None and os.geteuid() == 0 else None,
+            options=_node_options(options, sets_up_host=self._runtime is None and os.geteuid() == 0),
         )
         routes = Routes(self.node)
         self._server = HttpServer(
@@ -199,6 +194,18 @@ def _asks_api_server(config: KubeletConfiguration) -> bool:
 
 async def _as_coroutine(awaitable: Awaitable[None]) -> None:
     await awaitable
+
+
+def _node_options(options: AgentOptions, *, sets_up_host: bool) -> NodeOptions:
+    return NodeOptions(
+        kubeconfig=options.kubeconfig,
+        bootstrap_kubeconfig=options.bootstrap_kubeconfig,
+        cert_dir=options.cert_dir,
+        credential_programs=options.credential_programs,
+        node_ips=options.node_ips,
+        external_cloud=options.external_cloud,
+        host=HostPlaces() if sets_up_host else None,
+    )
 
 
 def _drop_cgroups(config: KubeletConfiguration) -> None:

@@ -24,6 +24,7 @@ from engine.cluster.certificates.request import (
     serving_names,
 )
 from engine.cluster.certificates.rotation import CertificateRotation
+from engine.cluster.certificates.serving import ServingCertificate
 from engine.cluster.client import ApiClient
 from engine.cluster.csi_limits import CsiLimits
 from engine.cluster.csi_node import CsiNodeKeeper
@@ -33,12 +34,12 @@ from engine.cluster.node_status_manager import NodeStatusManager
 from engine.cluster.resource_slices import ResourceSlices
 from engine.csi.records import DriverRecords
 from engine.host.node_context import NodeContext
-from engine.host.tasks import Work
+from engine.host.tasks import BackgroundTask, Work
 from engine.node.controlplane.cluster_objects import ClusterObjects, NodeSlices
 from engine.node.controlplane.control_plane import NodeHeard
 from engine.node.controlplane.pod_references import PodReferences
 from engine.node.nodeinfo.description import NodeDescription
-from engine.node.nodeinfo.options import NodeOptions
+from engine.node.nodeinfo.options import CERTIFICATES, NodeOptions
 from engine.node.sources.api_pods import ApiPods
 from engine.node.sources.pod_sink import API, MANIFESTS, PodSink
 
@@ -57,21 +58,54 @@ class ClusterControlPlane:
         kubeconfig: Path,
         context: NodeContext,
         options: NodeOptions,
+        serving: ServingCertificate,
         description: NodeDescription,
         node_changed: NodeHeard,
     ) -> None:
         """Read the kubeconfig. Raises InvalidInput naming the file if it cannot be used."""
-        name, config, clock, tasks = context.name, context.config, context.clock, context.tasks
-        chance, user_agent = random.Random(), f"kubengine/{engine_version()}"
+        name, clock, tasks = context.name, context.clock, context.tasks
+        self._context, self._chance = context, random.Random()
+        self._client = self._connect(kubeconfig, options)
+        self._node = NodeStatusManager(
+            context,
+            self._client,
+            describe=description.complete,
+            changed=node_changed,
+            chance=self._chance,
+            external_cloud=options.external_cloud,
+        )
+        self._references = PodReferences(self._client, tasks, clock)
+        self.objects: ClusterObjects = self._references
+        self._csi_limits = CsiLimits(self._client, tasks)
+        drivers = self._csi_node()
+        self.drivers: DriverRecords = drivers
+        self.slices: NodeSlices = ResourceSlices(self._client, name, self._node.registered)
+        self._pods = ApiPods(self._client, name, node_uid=self._node_uid, clock=clock)
+        self._follow = tasks.task("cluster-pods")
+        self._credentials = tasks.task("node-credentials")
+        self._tasks = self._reports()
+        self._tasks += [
+            (tasks.task("cluster-services"), self._references.run),
+            (tasks.task("csi-node"), drivers.run),
+        ]
+        self._serving: CertificateRotation | None = None
+        if context.config.enable_server and context.config.server_tls_bootstrap:
+            self._serving = self._serving_rotation(serving, description)
+            self._tasks.append((tasks.task("serving-certificate"), self._serving.run))
+
+    def _connect(self, kubeconfig: Path, options: NodeOptions) -> ApiClient:
+        """Create the client, and the identity that it gets its credentials from."""
+        context, config = self._context, self._context.config
+        user_agent = f"kubengine/{engine_version()}"
         self._identity = NodeIdentity(
             context,
             kubeconfig,
             options.bootstrap_kubeconfig,
-            options.cert_dir,
+            options.cert_dir or context.root / CERTIFICATES,
             user_agent=user_agent,
-            chance=chance,
+            chance=self._chance,
         )
-        self._client = ApiClient(
+        return ApiClient(
             self._identity.config,
             self._identity.credentials,
             user_agent=user_agent,
@@ -79,54 +113,45 @@ class ClusterControlPlane:
             registry=context.registry,
             rate=api_rate(config.kube_api_qps, config.kube_api_burst),
         )
-        self._node = NodeStatusManager(
-            context,
+
+    def _csi_node(self) -> CsiNodeKeeper:
+        return CsiNodeKeeper(
             self._client,
-            describe=description.complete,
-            changed=node_changed,
-            chance=chance,
-            external_cloud=options.external_cloud,
-        )
-        self._lease = LeaseKeeper(
-            self._client,
-            name,
-            node_uid=lambda: self._node.uid,
-            seconds=config.node_lease_duration_seconds,
-            clock=clock,
-            lost=self._node.lost,
-        )
-        self._events = EventWriter(self._client, name, api_rate(config.event_record_qps, config.event_burst))
-        self._references = PodReferences(self._client, tasks, clock)
-        self.objects: ClusterObjects = self._references
-        self._csi_limits = CsiLimits(self._client, tasks)
-        drivers = CsiNodeKeeper(
-            self._client,
-            name,
-            node_uid=lambda: self._node.uid,
+            self._context.name,
+            node_uid=self._node_uid,
             registered=self._node.registered,
             limits=self._csi_limits,
         )
-        self.drivers: DriverRecords = drivers
-        self.slices: NodeSlices = ResourceSlices(self._client, name, self._node.registered)
-        self._pods = ApiPods(self._client, name, node_uid=lambda: self._node.uid, clock=clock)
-        self._follow = tasks.task("cluster-pods")
-        self._credentials = tasks.task("node-credentials")
-        self._tasks = [
+
+    def _reports(self) -> list[tuple[BackgroundTask, Work]]:
+        """Create what tells the server about the node: its status, lease and events."""
+        context, config, tasks = self._context, self._context.config, self._context.tasks
+        lease = LeaseKeeper(
+            self._client,
+            context.name,
+            node_uid=self._node_uid,
+            seconds=config.node_lease_duration_seconds,
+            clock=context.clock,
+            lost=self._node.lost,
+        )
+        self._events = EventWriter(
+            self._client, context.name, api_rate(config.event_record_qps, config.event_burst)
+        )
+        return [
             (tasks.task("node-status"), self._node.run),
             (tasks.task("node-watch"), self._node.follow),
-            (tasks.task("node-lease"), self._lease.run),
+            (tasks.task("node-lease"), lease.run),
             (tasks.task("cluster-events"), self._events.run),
-            (tasks.task("cluster-services"), self._references.run),
-            (tasks.task("csi-node"), drivers.run),
         ]
-        self._serving: CertificateRotation | None = None
-        if config.enable_server and config.server_tls_bootstrap:
-            self._serving = self._serving_rotation(context, options, description)
-            self._tasks.append((tasks.task("serving-certificate"), self._serving.run))
+
+    def _node_uid(self) -> str:
+        return self._node.uid
 
     def _serving_rotation(
-        self, context: NodeContext, options: NodeOptions, description: NodeDescription
+        self, serving: ServingCertificate, description: NodeDescription
     ) -> CertificateRotation:
+        context = self._context
+
         def wanted() -> Wanted | None:
             names = serving_names(description.current().status.addresses or ())
             return serving_certificate(context.name, names) if names else None
@@ -136,12 +161,12 @@ class ClusterControlPlane:
             return await request_certificate(self._client, wanted, key), key
 
         return CertificateRotation(
-            options.serving.store,
+            serving.store,
             wanted=wanted,
             sign=sign,
             metrics=CertificateMetrics(context.registry, "server", context.clock),
             clock=context.clock,
-            chance=random.Random(),
+            chance=self._chance,
         )
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.api.config import KubeletConfiguration
+
 
 @dataclass(slots=True)
 class _Entry:
@@ -44,3 +46,11 @@ class Backoff:
         """Forget all keys that start with `prefix`."""
         for key in [key for key in self._entries if key.startswith(prefix)]:
             del self._entries[key]
+
+
+def restart_backoff(config: KubeletConfiguration) -> Backoff:
+    """Return the back-off of restarting containers, with the configured longest delay."""
+    settings = config.crash_loop_back_off
+    if settings is not None and settings.max_container_restart_period is not None:
+        return Backoff(most=float(settings.max_container_restart_period))
+    return Backoff()

@@ -87,6 +87,25 @@ class _Listed:
         return self.containers[0][:3] if self.containers and self.containers[0].uid else None
 
 
+class _RelistMetrics:
+    """The kubelet's metrics of its pod lifecycle event generator, which a relist stands for here."""
+
+    def __init__(self, registry: Registry, last_contact: Callable[[], float]) -> None:
+        self.seconds = registry.histogram(
+            "kubelet_pleg_relist_duration_seconds", "Duration of a relist of the runtime."
+        )
+        self.interval = registry.histogram(
+            "kubelet_pleg_relist_interval_seconds", "Time from one relist of the runtime to the next."
+        )
+        registry.collected(
+            "gauge",
+            "kubelet_pleg_last_seen_seconds",
+            "When the runtime was last known to answer, in Unix seconds.",
+            [],
+            lambda: [((), last_contact())],
+        )
+
+
 class RuntimeWatch:
     """Hold all pods of the runtime by uid.
 
@@ -118,19 +137,7 @@ class RuntimeWatch:
         self._following = tasks.task("runtime-events")
         self._relisting = tasks.task("runtime-relist")
         self._wake = asyncio.Event()
-        self._seconds = registry.histogram(
-            "kubelet_pleg_relist_duration_seconds", "Duration of a relist of the runtime."
-        )
-        self._interval = registry.histogram(
-            "kubelet_pleg_relist_interval_seconds", "Time from one relist of the runtime to the next."
-        )
-        registry.collected(
-            "gauge",
-            "kubelet_pleg_last_seen_seconds",
-            "When the runtime was last known to answer, in Unix seconds.",
-            [],
-            lambda: [((), self.last_contact())],
-        )
+        self._metrics = _RelistMetrics(registry, self.last_contact)
         self._touched: dict[str, float] = {}
         """Monotonic time of the last news about a pod; lists requested earlier are older than it."""
         self._doubts: asyncio.TimerHandle | None = None
@@ -192,7 +199,7 @@ class RuntimeWatch:
         """Relist now. Raises the first failure, after it has read every pod that can be read."""
         began = self._clock()
         if self.last_relist:
-            self._interval.observe(began - self.last_relist)
+            self._metrics.interval.observe(began - self.last_relist)
         listed_at = time.monotonic()
         sandboxes, digest = await self._runtime.read_pod_sandboxes(_with_sandbox_digest)
         containers, of_containers = await self._runtime.read_containers(_with_container_digest)
@@ -205,7 +212,7 @@ class RuntimeWatch:
         self._touched = {uid: at for uid, at in self._touched.items() if at >= listed_at}
         self.last_relist = self._clock()
         self.last_error = ""
-        self._seconds.observe(self.last_relist - began)
+        self._metrics.seconds.observe(self.last_relist - began)
 
     async def _reread_changed(self, found: dict[str, _Listed], listed_at: float) -> None:
         failure: Exception | None = None

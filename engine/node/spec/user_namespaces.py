@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
 from engine.host.checksummed_file import set_aside
@@ -37,6 +38,12 @@ class _Mapping(msgspec.Struct, rename="camel"):
 class _Mappings(msgspec.Struct, rename="camel"):
     uid_mappings: list[_Mapping]
     gid_mappings: list[_Mapping]
+
+
+def ids_per_pod(config: KubeletConfiguration) -> int:
+    """Return how many user ids each pod with its own users gets."""
+    settings = config.user_namespaces
+    return IDS_PER_POD if settings is None else settings.ids_per_pod or IDS_PER_POD
 
 
 class UserNamespaceAllocator:

@@ -46,6 +46,32 @@ class PodMetrics:
     """Record the rejections of pods of one node, and their durations in seconds."""
 
     def __init__(self, registry: Registry) -> None:
+        self._rejections = registry.counter(
+            "kubelet_admission_rejections_total",
+            "Cumulative number pod admission rejections by the Kubelet.",
+            ["reason"],
+        )
+        self._retried = registry.counter(
+            "kubengine_rejected_pods_retried_total",
+            "Repeated admissions of a rejected static pod, each after a change on the node.",
+        )
+        self.resizes = ResizeMetrics(registry)
+        self.starts = StartCounts(registry)
+        self._restarted = registry.counter(
+            "kubelet_restarted_pods_total",
+            "Pods that were deleted and created again with the same uid.",
+            ["static"],
+        )
+        self._orphans = registry.counter(
+            "kubelet_orphaned_runtime_pods_total", "Pods that the runtime had and no source wanted."
+        )
+        self._containers = registry.histogram(
+            "kubelet_containers_per_pod_count", "Containers of each pod.", buckets=(1, 2, 4, 8, 16)
+        )
+        self._count_durations(registry)
+        self._starting: dict[str, _Startup] = {}
+
+    def _count_durations(self, registry: Registry) -> None:
         self._work = registry.histogram(
             "kubelet_pod_worker_duration_seconds",
             "Duration of one sync of a pod: to create, update or sync it, to kill it, and to "
@@ -72,29 +98,6 @@ class PodMetrics:
             "The same for stateless pods, without the time for image pulls and init containers.",
             buckets=STARTUP_BUCKETS,
         )
-        self._rejections = registry.counter(
-            "kubelet_admission_rejections_total",
-            "Cumulative number pod admission rejections by the Kubelet.",
-            ["reason"],
-        )
-        self._retried = registry.counter(
-            "kubengine_rejected_pods_retried_total",
-            "Repeated admissions of a rejected static pod, each after a change on the node.",
-        )
-        self.resizes = ResizeMetrics(registry)
-        self.starts = StartCounts(registry)
-        self._restarted = registry.counter(
-            "kubelet_restarted_pods_total",
-            "Pods that were deleted and created again with the same uid.",
-            ["static"],
-        )
-        self._orphans = registry.counter(
-            "kubelet_orphaned_runtime_pods_total", "Pods that the runtime had and no source wanted."
-        )
-        self._containers = registry.histogram(
-            "kubelet_containers_per_pod_count", "Containers of each pod.", buckets=(1, 2, 4, 8, 16)
-        )
-        self._starting: dict[str, _Startup] = {}
 
     def rejected(self, reason: str) -> None:
         """Count a rejection, whose `reason` is that of the pod's status."""

@@ -6,6 +6,6 @@
 
 from engine.node.volumes.pod_volumes import PodVolumes
 from engine.node.volumes.refusals import VolumeRefused
-from engine.node.volumes.volume_manager import VolumeManager
+from engine.node.volumes.volume_manager import ShownNode, VolumeManager
 
-__all__ = ["PodVolumes", "VolumeManager", "VolumeRefused"]
+__all__ = ["PodVolumes", "ShownNode", "VolumeManager", "VolumeRefused"]

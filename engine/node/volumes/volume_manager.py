@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -60,8 +60,17 @@ GROWTH_SECONDS: Final = 60.0
 log = logging.getLogger("kubengine.volumes")
 
 
+@dataclass(frozen=True, slots=True)
+class ShownNode:
+    """What volumes show of the node, or match with it, as it is now."""
+
+    host_ips: Callable[[], tuple[str, ...]]
+    node: Callable[[], Node]
+    allocatable: Callable[[], Mapping[str, Quantity]]
+
+
 class VolumeManager:
-    """Manage the volumes of one node. `clock` returns Unix seconds, `allocatable` the node's resources."""
+    """Manage the volumes of one node."""
 
     def __init__(
         self,
@@ -71,19 +80,14 @@ class VolumeManager:
         csi: CsiStorage,
         local: LocalDevices,
         in_tree: InTreeStorage,
-        *,
-        host_ips: Callable[[], tuple[str, ...]],
-        node: Callable[[], Node],
-        allocatable: Callable[[], Mapping[str, Quantity]],
+        shown: ShownNode,
     ) -> None:
         self._volumes = volumes
         self._objects = objects
         self._csi = csi
         self._local = local
         self._in_tree = in_tree
-        self._host_ips = host_ips
-        self._node = node
-        self._allocatable = allocatable
+        self._shown = shown
         self._recorder = context.recorder
         self._clock = context.clock
         self._working = context.tasks.passing("volumes")
@@ -178,7 +182,7 @@ class VolumeManager:
                     raise VolumeRefused("the pod's volumes are being removed")
                 with self._counts.timed() as durations:
                     set_up = partial(self._volumes.set_up, durations=durations)
-                    allocatable = self._allocatable()
+                    allocatable = self._shown.allocatable()
                     paths = await asyncio.to_thread(set_up, kept.pod, given, allocatable=allocatable)
                 specs = {volume.name: volume for volume in used_volumes(kept.pod)}
                 made_here = {
@@ -229,7 +233,7 @@ class VolumeManager:
             kept.refreshing = False
 
     async def _contents(self, kept: _Kept) -> dict[str, Contents]:
-        source = ContentSource(kept.pod, self._objects, self._host_ips(), self._allocatable())
+        source = ContentSource(kept.pod, self._objects, self._shown.host_ips(), self._shown.allocatable())
         contents = {}
         for volume in used_volumes(kept.pod):
             if is_agent_written(volume):
@@ -243,7 +247,7 @@ class VolumeManager:
             claim = claim_name(pod, volume)
             with refusing(volume.name):
                 if claim is not None:
-                    found = await bound_volume(pod, volume, claim, self._objects, self._node())
+                    found = await bound_volume(pod, volume, claim, self._objects, self._shown.node())
                     label = self._mount_label(pod, volume, found)
                     bound[volume.name] = replace(found, label=label) if label else found
                 elif is_of_cloud(volume):
@@ -306,7 +310,7 @@ class VolumeManager:
         """Return what expands volumes; created only on a node with claims."""
         from engine.node.volumes.expansion import Growing
 
-        return Growing(self._node().metadata.name, self._objects, self._recorder, self._clock)
+        return Growing(self._shown.node().metadata.name, self._objects, self._recorder, self._clock)
 
     @property
     def _has_claims(self) -> bool:
@@ -334,7 +338,7 @@ class VolumeManager:
             if claim is None or claim not in claims or kept.left:
                 continue
             try:
-                bound = await bound_volume(kept.pod, volume, claim, self._objects, self._node())
+                bound = await bound_volume(kept.pod, volume, claim, self._objects, self._shown.node())
             except VolumeRefused as error:
                 log.info("of %s: %s", kept.pod.full_name, error)
                 continue
@@ -352,7 +356,11 @@ class VolumeManager:
             if volume.name in contents and not kept.left:
                 with refusing(volume.name):
                     await asyncio.to_thread(
-                        self._volumes.write, kept.pod, volume, contents[volume.name], self._allocatable()
+                        self._volumes.write,
+                        kept.pod,
+                        volume,
+                        contents[volume.name],
+                        self._shown.allocatable(),
                     )
 
     def _failed(self, kept: _Kept, error: VolumeRefused) -> None:

@@ -11,6 +11,7 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
 from engine.node import Node
+from engine.node.nodeinfo.options import NodeOptions
 from engine.runtime.hollow import HollowRuntime
 from tests.cluster.control_plane import Object, Plane, shown
 
@@ -48,9 +49,7 @@ async def start(plane: Plane, tmp_path: Path, runtime: HollowRuntime) -> AsyncIt
             runtime_endpoint=str(runtime.socket),
             root=tmp_path / "root",
             name="n1",
-            kubeconfig=plane.node,
-            node_ips=node_ips,
-            external_cloud=external,
+            options=NodeOptions(kubeconfig=plane.node, node_ips=node_ips, external_cloud=external),
         )
         nodes.append(node)
         await node.start()

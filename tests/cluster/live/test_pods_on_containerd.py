@@ -14,6 +14,7 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.cluster.client import ApiClient, ApiError
 from engine.node import Node
+from engine.node.nodeinfo.options import NodeOptions
 from engine.node.spec.host_support import app_armor_enabled
 from engine.testing.apiserver import Authority
 from engine.testing.containerd import Containerd
@@ -102,7 +103,7 @@ async def site(
         runtime_endpoint=str(containerd.socket),
         root=root,
         name="n1",
-        kubeconfig=real.node,
+        options=NodeOptions(kubeconfig=real.node),
     )
     await node.start()
     site = Site(admin, node, root)

@@ -17,6 +17,7 @@ from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.status import PodStatus
 from engine.node import Node
+from engine.node.nodeinfo.options import NodeOptions
 from engine.node.pod.accepted_spec import FILE, AcceptedSpecs
 from engine.node.sources.static_pods import static_pod
 from engine.runtime.hollow import HollowRuntime
@@ -161,7 +162,7 @@ async def test_running_pods_count_before_their_source_is_read(rig, tmp_path):
         runtime_endpoint=str(rig.endpoint),
         root=rig.root,
         name="n1",
-        kubeconfig=kubeconfig,
+        options=NodeOptions(kubeconfig=kubeconfig),
     )
     await rig.node.start()
     await eventually(lambda: rig.phase("a") == "Failed")

@@ -38,7 +38,7 @@ from engine.api.quantity import Quantity
 from engine.cri.records import EXITED, ContainerRecord, PodRecord
 from engine.host.mounts import mounts_below, unmount_below
 from engine.node.controlplane.cluster_objects import NoCluster
-from engine.node.sync.termination_message import TerminationMessages, termination_message
+from engine.node.sync.termination_message import read_messages, termination_message
 from engine.node.volumes import PodVolumes, VolumeRefused
 from engine.node.volumes.agent_written import is_agent_written, nested_mount_points
 from engine.node.volumes.claims import BoundVolume
@@ -456,12 +456,10 @@ async def test_each_is_read_once_and_what_hangs_is_given_up(
     (tmp_path / "file").write_text("first")
     container = ended(message_path=str(tmp_path / "file"))
     record = PodRecord(uid="u1", name="p", namespace="default", containers=[container])
-    last = TerminationMessages(root=tmp_path, logs=tmp_path)
-    assert last.of(container) == ""
-    await last.read(pod(), record)
+    messages = await read_messages(pod(), record, {}, root=tmp_path, logs=tmp_path)
     (tmp_path / "file").write_text("second")
-    await last.read(pod(), record)
-    assert last.of(container) == "first"
+    messages = await read_messages(pod(), record, messages, root=tmp_path, logs=tmp_path)
+    assert messages == {container.id: "first"}
     released = asyncio.Event()
 
     async def hang(*args: object, **named: object) -> str:
@@ -470,9 +468,8 @@ async def test_each_is_read_once_and_what_hangs_is_given_up(
 
     monkeypatch.setattr("engine.node.sync.termination_message.asyncio.to_thread", hang)
     monkeypatch.setattr("engine.node.sync.termination_message.READ_TIMEOUT", 0.0)
-    last = TerminationMessages(root=tmp_path, logs=tmp_path)
-    await last.read(pod(), record)
-    assert "no answer" in last.of(container)
+    messages = await read_messages(pod(), record, {}, root=tmp_path, logs=tmp_path)
+    assert "no answer" in messages[container.id]
 
 
 # In a real agent
