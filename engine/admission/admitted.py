@@ -48,7 +48,7 @@ class AdmittedPods:
     """
 
     def __init__(self, node: Node, pods: Iterable[Pod] = ()) -> None:
-        """Raises `InvalidInput` for negative amounts, sums beyond 64 bits and repeated uids."""
+        """Raise `InvalidInput` for negative amounts, sums beyond 64 bits and repeated uids."""
         self.node = NodeFacts.of(node)
         self._told = _told(node)
         self.table = PodTable()
@@ -68,12 +68,12 @@ class AdmittedPods:
 
     @property
     def pods(self) -> Mapping[str, Pod]:
-        """The pods by uid, in the order of their arrival."""
+        """Return the pods by uid, in the order of their arrival."""
         return self._pods
 
     @property
     def used(self) -> dict[str, int]:
-        """The summed requests in the table's units: milli-CPU, and whole numbers for the rest."""
+        """Return the summed requests in the table's units: milli-CPU, and whole numbers for the rest."""
         return self._sums.by_name()
 
     def find(self, uid: str) -> Pod | None:

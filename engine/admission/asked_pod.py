@@ -57,7 +57,7 @@ def pods_asked_about(
     warn: Callable[[str], None] = lambda _: None,
     known_resources: Collection[str] = (),
 ) -> Sequence[Pod]:
-    """Typed pods with an API server's defaults, on no node yet. Raises `InvalidInput`.
+    """Return typed pods with an API server's defaults, on no node yet. Raise `InvalidInput`.
 
     `like` finds a pod by `namespace/name`, `class_priority` the value of a PriorityClass;
     `warn` receives the ignored parts of a manifest. A resource name that no API server would take is refused

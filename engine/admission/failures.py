@@ -33,7 +33,7 @@ class InsufficientResource:
 
     @property
     def missing(self) -> int:
-        """How much must be freed."""
+        """Return how much must be freed."""
         return self.requested - (self.capacity - self.used)
 
     def describe(self) -> dict[str, Any]:

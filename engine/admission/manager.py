@@ -67,7 +67,7 @@ class Admission:
         admission_section: AdmissionSection | None = None,
         pods: Iterable[Pod] = (),
     ) -> None:
-        """Raises `InvalidInput` for an unknown policy and for what `AdmittedPods` refuses."""
+        """Raise `InvalidInput` for an unknown policy and for what `AdmittedPods` refuses."""
         self._section = section or PreemptionSection()
         if self._section.policy not in POLICIES:
             raise InvalidInput(

@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
 
     @property
     def victims(self) -> tuple[str, ...]:
-        """The uids of the pods that have to end first."""
+        """Return the uids of the pods that have to end first."""
         return tuple(self.preemption.victims) if self.preemption is not None else ()
 
     def describe(self, names: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ MAX_CPU = 8191
 
 
 def parse(text: str, subject: str = "") -> int:
-    """The set that a list like `0-3,8` names. Raises `InvalidInput` with the subject."""
+    """Return the set that a list like `0-3,8` names. Raise `InvalidInput` with the subject."""
     found = 0
     for part in text.split(",") if text else ():
         first, dash, last = part.strip().partition("-")
@@ -25,7 +25,7 @@ def parse(text: str, subject: str = "") -> int:
 
 
 def text(cpus: int) -> str:
-    """The set as a list of CPUs and ranges: `0-3,8`."""
+    """Return the set as a list of CPUs and ranges: `0-3,8`."""
     parts = []
     while cpus:
         start = (cpus & -cpus).bit_length() - 1
@@ -37,14 +37,14 @@ def text(cpus: int) -> str:
 
 
 def numbers(cpus: int) -> Iterator[int]:
-    """The CPUs of a set in ascending order."""
+    """Return the CPUs of a set in ascending order."""
     while cpus:
         yield (cpus & -cpus).bit_length() - 1
         cpus &= cpus - 1
 
 
 def cpu_set(numbers: Iterable[int]) -> int:
-    """The set of the given CPUs."""
+    """Return the set of the given CPUs."""
     found = 0
     for number in numbers:
         found |= 1 << number

@@ -293,7 +293,7 @@ class Container(Struct):
 
     @property
     def is_sidecar(self) -> bool:
-        """Meaningful for init containers only."""
+        """Return whether an init container is a sidecar; other containers never are."""
         return self.restart_policy == "Always"
 
 
@@ -481,7 +481,7 @@ class Pod(Struct):
 
     @property
     def full_name(self) -> str:
-        """`namespace/name`, as in events and errors."""
+        """Return `namespace/name`, as in events and errors."""
         return f"{self.metadata.namespace or 'default'}/{self.metadata.name}"
 
     @property
@@ -494,7 +494,7 @@ class Pod(Struct):
 
     @property
     def all_containers(self) -> list[Container]:
-        """All containers, init containers first, in the order in which they start."""
+        """Return all containers, init containers first, in the order in which they start."""
         return [*(self.spec.init_containers or ()), *self.spec.containers]
 
     @property
@@ -503,6 +503,6 @@ class Pod(Struct):
 
     @property
     def every_container(self) -> list[Container]:
-        """Everything that may ever run in the pod, ephemeral containers last."""
+        """Return every container that may ever run in the pod, ephemeral containers last."""
         spec = self.spec
         return [*(spec.init_containers or ()), *spec.containers, *(spec.ephemeral_containers or ())]

@@ -90,36 +90,36 @@ class Quantity:
 
     @classmethod
     def from_value(cls, value: int, format: str = DECIMAL_SI) -> Quantity:
-        """A whole number of base units (bytes, cores, pieces)."""
+        """Make a quantity of a whole number of base units (bytes, cores, pieces)."""
         return cls(value * NANO, format)
 
     @classmethod
     def from_milli(cls, milli: int, format: str = DECIMAL_SI) -> Quantity:
-        """A number of thousandths, as for CPU."""
+        """Make a quantity of a number of thousandths, as for CPU."""
         return cls(milli * MILLI_IN_NANO, format)
 
     @property
     def value(self) -> int:
-        """Base units, rounded away from zero."""
+        """Return base units, rounded away from zero."""
         return _away_from_zero(self.nano, NANO)
 
     @property
     def milli(self) -> int:
-        """Thousandths, rounded away from zero."""
+        """Return thousandths, rounded away from zero."""
         return _away_from_zero(self.nano, MILLI_IN_NANO)
 
     def in_milli(self) -> Quantity:
-        """The amount in whole thousandths, away from zero; `written` stays what was parsed."""
+        """Return the amount in whole thousandths, rounded away from zero; `written` stays what was parsed."""
         nano = self.milli * MILLI_IN_NANO
         return self if nano == self.nano else Quantity(nano, self.format, None, self.written)
 
     @property
     def written(self) -> str:
-        """The text that was parsed, as it was; `str()` of one that was computed."""
+        """Return the text that was parsed, unchanged; `str()` of a computed quantity."""
         return self._written if self._written is not None else str(self)
 
     def canonical(self) -> str:
-        """The canonical text, whatever was parsed."""
+        """Return the canonical text, whatever was parsed."""
         if self.nano == 0:
             return "0"
         whole, rest = divmod(abs(self.nano), NANO)
@@ -199,7 +199,7 @@ def _scale_to_nano(digits: int, decimals: int, base: int, exponent: int) -> int:
 
 
 def _is_echoed(digits: int, whole: str, fraction: str, base: int, exponent: int) -> bool:
-    """Whether Kubernetes keeps the text as written: short enough for its integer path, a unit that
+    """Return whether Kubernetes keeps the text as written: short enough for its integer path, a unit that
     is a multiple of a thousand, and fewer than three factors of the base left to move into it."""
     if not whole:
         return False

@@ -8,7 +8,7 @@ from engine.api.errors import InvalidInput
 
 
 def expect_known(query: Iterable[str], known: Iterable[str], subject: str) -> None:
-    """Raises `InvalidInput` that names what is in `query` and not `known`, and what is known."""
+    """Raise `InvalidInput` if `query` has a parameter that is not `known`; the error names both."""
     names = sorted(known)
     unknown = sorted(set(query).difference(names))
     if unknown:
@@ -18,7 +18,7 @@ def expect_known(query: Iterable[str], known: Iterable[str], subject: str) -> No
 
 
 def is_set(query: Mapping[str, str], name: str, subject: str) -> bool:
-    """A parameter that is on or off, off without one. Raises `InvalidInput` for any other word."""
+    """Return whether a parameter is on; it is off if absent. Raise `InvalidInput` for any other value."""
     value = query.get(name, "false")
     if value not in ("true", "false", "1", "0"):
         raise InvalidInput(f"expected true or false, got {value!r}", subject=f"{subject}: {name}")

@@ -26,7 +26,7 @@ REQUESTS_PREFIX = "requests."
 
 
 def scaled(resource: str, quantity: Quantity) -> int:
-    """The integer that the kubelet computes with: milli-CPU for cpu, base units otherwise."""
+    """Return the integer that the kubelet computes with: milli-CPU for cpu, base units otherwise."""
     return quantity.milli if resource == CPU else quantity.value
 
 
@@ -35,12 +35,12 @@ def is_hugepage(resource: str) -> bool:
 
 
 def is_native(resource: str) -> bool:
-    """Without a domain, or in kubernetes.io."""
+    """Return whether the name has no domain, or that of kubernetes.io."""
     return "/" not in resource or DEFAULT_DOMAIN in resource
 
 
 def is_extended(resource: str) -> bool:
-    """Whether the name can be a device plugin's resource (`example.com/gpu`)."""
+    """Return whether the name can be a device plugin's resource (`example.com/gpu`)."""
     return (
         not is_native(resource)
         and not resource.startswith(REQUESTS_PREFIX)
@@ -53,7 +53,7 @@ _NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 
 
 def is_qualified_name(name: str) -> bool:
-    """A Kubernetes qualified name: an optional DNS prefix and a name of up to 63 characters."""
+    """Return whether the text is a qualified name: an optional DNS prefix and up to 63 characters."""
     prefix, slash, rest = name.rpartition("/")
     if slash and (len(prefix) > 253 or _PREFIX.fullmatch(prefix) is None):
         return False
@@ -61,12 +61,12 @@ def is_qualified_name(name: str) -> bool:
 
 
 def supports_pod_level(resource: str) -> bool:
-    """Resources that `spec.resources` may set for the pod as a whole."""
+    """Return whether `spec.resources` may set the resource for the pod as a whole."""
     return resource in (CPU, MEMORY) or is_hugepage(resource)
 
 
 def has_pod_level_resources(pod: Pod) -> bool:
-    """Whether `spec.resources` requests or limits anything that it may set."""
+    """Return whether `spec.resources` requests or limits anything that it may set."""
     resources = pod.spec.resources
     named = {**(resources.requests or {}), **(resources.limits or {})} if resources is not None else {}
     return any(map(supports_pod_level, named))
@@ -78,12 +78,12 @@ def _pod_level_requests(pod: Pod) -> ResourceList:
 
 
 def aggregate_requests(pod: Pod) -> ResourceList:
-    """What the containers request together, whatever `spec.resources` sets."""
+    """Return the sum of the containers' requests, whatever `spec.resources` sets."""
     return _aggregate([c.requests for c in pod.spec.containers], _init_requests(pod))
 
 
 def aggregate_limits(pod: Pod) -> ResourceList:
-    """The containers' limits together, whatever `spec.resources` sets."""
+    """Return the sum of the containers' limits, whatever `spec.resources` sets."""
     return _aggregate(
         [c.limits for c in pod.spec.containers],
         [(c.is_sidecar, c.limits) for c in pod.init_containers],
@@ -91,7 +91,7 @@ def aggregate_limits(pod: Pod) -> ResourceList:
 
 
 def pod_requests(pod: Pod) -> ResourceList:
-    """Requests as admission sees them, overhead included."""
+    """Return the requests as admission counts them, overhead included."""
     total = aggregate_requests(pod)
     total |= _pod_level_requests(pod)
     _add(total, pod.spec.overhead or {})
@@ -99,7 +99,7 @@ def pod_requests(pod: Pod) -> ResourceList:
 
 
 def pod_limits(pod: Pod, *, overhead: bool = True) -> ResourceList:
-    """Limits per resource; overhead is added to those that are set and not zero."""
+    """Return the limits per resource; overhead is added to those that are set and not zero."""
     total = aggregate_limits(pod)
     if pod.spec.resources is not None:
         for name, quantity in (pod.spec.resources.limits or {}).items():
@@ -113,8 +113,11 @@ def pod_limits(pod: Pod, *, overhead: bool = True) -> ResourceList:
 
 
 def ranking_list(pod: Pod) -> ResourceList:
-    """What preemption and eviction ranking count: overhead only beside an amount that is asked for, and
-    where `spec.resources` sets an amount of its own, nothing of what the containers ask for."""
+    """Return the requests that preemption and eviction ranking count.
+
+    Overhead counts only with a requested amount. Where `spec.resources` sets an amount, the requests of
+    containers do not count.
+    """
     total = _pod_level_requests(pod) if has_pod_level_resources(pod) else aggregate_requests(pod)
     for name, quantity in (pod.spec.overhead or {}).items():
         if total.get(name, ZERO):
@@ -123,7 +126,7 @@ def ranking_list(pod: Pod) -> ResourceList:
 
 
 def ranking_request(pod: Pod, resource: str) -> Quantity:
-    """One resource's request as preemption and eviction ranking see it."""
+    """Return one resource's request as preemption and eviction ranking count it."""
     return Quantity.from_value(1) if resource == PODS else ranking_list(pod).get(resource, ZERO)
 
 
@@ -138,7 +141,7 @@ def _init_requests(pod: Pod) -> list[tuple[bool, ResourceList]]:
 def _aggregate(
     containers: Sequence[ResourceList], inits: Sequence[tuple[bool, ResourceList]]
 ) -> ResourceList:
-    """Containers and sidecars together, or the hungriest moment of the init phase if larger."""
+    """Return the sum of containers and sidecars, or the peak of the init phase if that is larger."""
     if len(containers) == 1 and not inits:
         return dict(containers[0])  # most pods, and several times for each
     total: ResourceList = {}

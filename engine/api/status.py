@@ -31,7 +31,7 @@ class ContainerStateTerminated(Struct):
 
 
 def lost_end() -> ContainerStateTerminated:
-    """The end of a container of which nobody knows how it ended, in the kubelet's words."""
+    """Return the terminated state of a container whose exit was not observed, with the kubelet's message."""
     text = "The container could not be located when the pod was terminated"
     return ContainerStateTerminated(exit_code=137, reason="ContainerStatusUnknown", message=text)
 
@@ -159,5 +159,5 @@ _OWN_CONDITIONS = frozenset(
 
 
 def is_own_condition(kind: str) -> bool:
-    """Whether the node alone says it; conditions of other types are kept as they are (kubelet v1.36)."""
+    """Return whether the node alone sets the condition; it keeps those of other types (kubelet v1.36)."""
     return kind in _OWN_CONDITIONS

@@ -21,7 +21,7 @@ _ACRONYMS = {
 
 
 def json_name(attribute: str) -> str:
-    """`host_ip` → `hostIP`, `image_gc_high_threshold_percent` → `imageGCHighThresholdPercent`."""
+    """Convert a name: `host_ip` → `hostIP`, `image_gc_high_threshold` → `imageGCHighThreshold`."""
     first, *rest = attribute.split("_")
     return first + "".join(_ACRONYMS.get(word, word[:1].upper() + word[1:]) for word in rest)
 
@@ -37,12 +37,12 @@ Uint32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
 def written(value: Any) -> Any:
-    """A field's default that is written out like any other value, as an API server does."""
+    """Declare a field whose default is written out like any other value, as an API server does."""
     return msgspec.field(default_factory=lambda: value)
 
 
 def decode_hook(kind: type, value: Any) -> Any:
-    """`msgspec` hook for the types that it does not know: quantities and durations."""
+    """Decode the types that `msgspec` does not know: quantities and durations."""
     try:
         if kind is Quantity:
             if isinstance(value, str):
@@ -78,14 +78,14 @@ def forget_empty(value: Any) -> None:
 
 
 def encode_hook(value: Any) -> Any:
-    """`msgspec` hook for encoding: quantities and durations as their text."""
+    """Encode quantities and durations, which `msgspec` does not know, as text."""
     if isinstance(value, Quantity | Duration):
         return str(value)
     raise NotImplementedError(type(value))
 
 
 def to_builtins(value: Any) -> Any:
-    """Dicts, lists and strings in Kubernetes' JSON shape."""
+    """Return dicts, lists and strings in the shape of Kubernetes' JSON."""
     return msgspec.to_builtins(value, enc_hook=encode_hook, str_keys=True)
 
 
@@ -93,5 +93,5 @@ _encoder = msgspec.json.Encoder(enc_hook=encode_hook)
 
 
 def to_json(value: Any) -> bytes:
-    """JSON in Kubernetes' shape."""
+    """Return JSON in the shape of Kubernetes."""
     return _encoder.encode(value)

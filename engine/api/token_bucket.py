@@ -7,7 +7,7 @@ class TokenBucket:
     """Pure; times are seconds of any monotonic clock."""
 
     def __init__(self, rate: float, burst: int) -> None:
-        """`rate` per second, more than 0; `burst` at once, at least 1."""
+        """Allow `rate` calls per second, more than 0, and `burst` at once, at least 1."""
         self._apart = 1 / rate
         self._ahead = (burst - 1) * self._apart
         self._due = float("-inf")

@@ -112,7 +112,7 @@ class ApiClient:
         return await self._object("PATCH", path, kind, body=to_json(value), content_type=form)
 
     async def delete(self, path: str, options: Any, params: Mapping[str, str] | None = None) -> None:
-        """One object, or of a collection those that `params` select."""
+        """Delete an object, or the objects of a collection that `params` select."""
         await self._object("DELETE", path, msgspec.Raw, params=params, body=to_json(options))
 
     @asynccontextmanager
@@ -247,13 +247,13 @@ def _is_unlimited(path: str) -> bool:
 
 
 def _seconds(header: str, in_details: float) -> float:
-    """How long the server asks to wait, at most LONGEST_WAIT; 0 where it does not ask or asks nonsense."""
+    """Return the wait that the server asks for, at most LONGEST_WAIT; 0 if absent or malformed."""
     asked = float(header) if header.isascii() and header.isdigit() else in_details
     return min(max(asked, 0.0), LONGEST_WAIT)
 
 
 async def _split(exchange: Exchange) -> AsyncIterator[bytes]:
-    """Lines without the newline, at most LINES_IN_A_TURN of the event loop.
+    """Yield lines without the newline, at most LINES_IN_A_TURN in a turn of the event loop.
 
     Raises Refused where one is longer than MAX_LINE.
     """

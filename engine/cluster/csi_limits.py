@@ -42,7 +42,7 @@ class CsiLimits:
         self._running: dict[str, tuple[int, asyncio.Task[None]]] = {}
 
     def keep(self, driver: str, refresh: Refresh) -> None:
-        """A driver is registered: refresh its limit by its period until it is dropped."""
+        """Refresh the limit of a registered driver by its period until it is dropped."""
         self._drivers[driver] = refresh
         if not self._begun:
             self._begun = True
@@ -56,7 +56,7 @@ class CsiLimits:
         self._settle(driver)
 
     async def exhausted(self, driver: str) -> bool:
-        """A volume was not attached because the node takes no more: refresh the driver's limit now.
+        """Refresh the driver's limit now, because a volume was not attached: the node takes no further one.
 
         Return whether the driver's limit may change at all.
         """

@@ -77,7 +77,7 @@ class Kubeconfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefix(self) -> str:
-        """The path before `/api`, if the server is behind one."""
+        """Return the path before `/api`, if the server is behind one."""
         return urlsplit(self.cluster.server).path.rstrip("/")
 
 

@@ -90,7 +90,7 @@ class ReferredObjects:
 
     @property
     def followed(self) -> int:
-        """The number of watched objects."""
+        """Return the number of watched objects."""
         return sum(not followed.task.done() for followed in self._followed.values())
 
     async def stop(self) -> None:

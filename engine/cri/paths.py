@@ -34,17 +34,17 @@ def pod_log_directory(pod_logs: Path, pod: Pod) -> Path:
 
 
 def pod_of_log_directory(directory: Path) -> str:
-    """The uid of the pod whose logs lie there."""
+    """Return the uid of the pod whose logs are in the directory."""
     return directory.name.rpartition("_")[2]
 
 
 def container_log(container: str, attempt: int) -> str:
-    """Beneath the pod's log directory."""
+    """Return the path of a log below the pod's log directory."""
     return f"{container}/{attempt}.log"
 
 
 def logged_attempts(names: Iterable[str]) -> list[int]:
-    """Which attempts of a container the files of its log directory, rotated ones too, come from."""
+    """Return the attempts of a container that have files, rotated or not, in its log directory."""
     return [int(match[1]) for name in names if (match := _LOG.fullmatch(name))]
 
 
@@ -53,12 +53,12 @@ def log_link(namespace: str, pod: str, container: str, container_id: str) -> Pat
 
 
 def links_of(container_id: str) -> str:
-    """A pattern for the names of all links to a container's log."""
+    """Return a pattern for the names of all links to a container's log."""
     return f"*-{container_id}.log"
 
 
 def container_of_link(link: Path) -> str:
-    """The id of the container whose log a link stands for."""
+    """Return the id of the container that a log link belongs to."""
     return link.name.removesuffix(".log").rpartition("-")[2]
 
 
@@ -75,12 +75,12 @@ def volume_path(pod_directory: Path, plugin: str, volume: str) -> Path:
 
 
 def hosts_path(pod_directory: Path) -> Path:
-    """/etc/hosts of a pod's containers."""
+    """Return the path of the file that is /etc/hosts in a pod's containers."""
     return pod_directory / "etc-hosts"
 
 
 def project_record(volume: Path) -> Path:
-    """The file that says which project of the file system's quotas the volume with this path belongs to."""
+    """Return the path of the record that names a volume's quota project."""
     return volume.parents[2] / "plugins" / volume.parent.name / volume.name / "project"
 
 

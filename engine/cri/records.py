@@ -61,7 +61,7 @@ class ContainerRecord:
 
     @property
     def stage(self) -> int:
-        """How far its life has come. A start that was cut off counts as an end."""
+        """Return the container's stage of life. An interrupted start counts as an end."""
         return _STAGES[EXITED] if self.finished_at else _STAGES[self.state]
 
 
@@ -97,7 +97,7 @@ class PodRecord:
 
     @property
     def sandbox(self) -> SandboxRecord | None:
-        """The newest sandbox."""
+        """Return the newest sandbox."""
         return self.sandboxes[0] if self.sandboxes else None
 
     def container(self, name: str) -> ContainerRecord | None:
@@ -117,12 +117,12 @@ class PodRecord:
 
     @property
     def may_run(self) -> list[ContainerRecord]:
-        """The containers that run, and those whose state the runtime does not know."""
+        """Return the containers that run, and those whose state the runtime does not know."""
         return [c for c in self.containers if c.state in (RUNNING, UNKNOWN)]
 
     @property
     def alive(self) -> bool:
-        """Whether anything of it runs, or may."""
+        """Return whether any of its containers runs, or may run."""
         return bool(self.may_run) or any(sandbox.ready for sandbox in self.sandboxes)
 
     @property

@@ -91,7 +91,7 @@ def migrated_inline(volume: Volume, namespace: str) -> PersistentVolume | None:
 
 
 def _inline(plugin: _Plugin, given: dict[str, Any], name: str, namespace: str) -> PersistentVolume:
-    """The secret of an inline azureFile volume is always in the pod's namespace."""
+    """Translate an inline volume. The secret of an azureFile volume is always in the pod's namespace."""
     fields = {key: value for key, value in given.items() if key != "secretNamespace"}
     reference = {"namespace": namespace or "default"}
     key = dict(_json_names())[plugin.field]
@@ -131,7 +131,7 @@ def _aws_ebs(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
 
 
 def _ebs_volume(name: str) -> str:
-    """`vol-…`, or `aws://ZONE/vol-…` as the in-tree plugin wrote it."""
+    """Return the volume's id, which the in-tree plugin also wrote as `aws://ZONE/vol-…`."""
     if not name.startswith("aws://"):
         return name
     volume = urlsplit(name).path.strip("/")
@@ -192,7 +192,7 @@ def _gce_pd(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
 
 
 def _gce_region(zones: Sequence[str]) -> str:
-    """Zones are `LOCALE-REGION-ZONE`."""
+    """Return the region of zones, which are named `LOCALE-REGION-ZONE`."""
     parts = [zone.split("-") for zone in zones]
     for zone, split in zip(zones, parts, strict=True):
         if len(split) != 3:
@@ -206,7 +206,7 @@ def _gce_region(zones: Sequence[str]) -> str:
 
 
 def _gce_access_modes(modes: Sequence[str] | None) -> list[str] | None:
-    """The in-tree plugin never checked them, and took ReadWriteMany for ReadWriteOnce."""
+    """Translate access modes; the in-tree plugin treated ReadWriteMany as ReadWriteOnce."""
     if modes is None:
         return None
     wanted = {READ_WRITE_ONCE if mode == READ_WRITE_MANY else mode for mode in modes}
@@ -272,7 +272,7 @@ _PLUGINS: Final = (
 
 
 def _translate_topology(volume: PersistentVolume, zone: str, region: str) -> None:
-    """The driver's topology keys in the place of Kubernetes' in the node affinity; where that has no zone,
+    """Replace Kubernetes' topology keys in the node affinity by the driver's; if it has no zone,
     the volume's labels say it."""
     labels = volume.metadata.labels or {}
     beta = not _has(volume, ZONE) and (
@@ -317,7 +317,7 @@ def _rename(volume: PersistentVolume, old: str, new: str) -> None:
 
 
 def _require(volume: PersistentVolume, key: str, values: list[str]) -> None:
-    """One more requirement of every term."""
+    """Add a requirement to every term."""
     terms = _terms(volume) or [NodeSelectorTerm()]
     for term in terms:
         wanted = NodeSelectorRequirement(key=key, operator="In", values=[*values])

@@ -49,7 +49,7 @@ def all_staged(root: Path) -> Path:
 
 
 def staged(root: Path, driver: str, handle: str) -> Path:
-    """The directory of a volume on this node. Raises `InvalidInput` for a name that leads elsewhere."""
+    """Return the directory of a volume on this node. Raise `InvalidInput` for a name that escapes it."""
     return all_staged(root) / _one_name(driver) / _digest(handle)
 
 
@@ -62,7 +62,7 @@ def all_devices(root: Path) -> Path:
 
 
 def published_devices(root: Path, name: str) -> Path:
-    """One for each pod by its uid. Raises `InvalidInput` for a name that leads elsewhere, as the next two."""
+    """Return the directory with one device per pod. Raise `InvalidInput` for a name that escapes it."""
     return all_devices(root) / _PUBLISH / _volume(name)
 
 
@@ -71,22 +71,22 @@ def staged_device(root: Path, name: str) -> Path:
 
 
 def device_data(root: Path, name: str) -> Path:
-    """The directory that says whose a block volume is."""
+    """Return the directory with the record of a block volume."""
     return all_devices(root) / _volume(name) / "data"
 
 
 def ephemeral_handle(uid: str, volume: str) -> str:
-    """How a driver knows a volume that it makes for one pod."""
+    """Return the handle of a volume that a driver makes for one pod."""
     return f"csi-{_digest(uid + volume)}"
 
 
 def attachment_name(handle: str, driver: str, node: str) -> str:
-    """The VolumeAttachment of a volume and a node."""
+    """Return the name of the VolumeAttachment of a volume and a node."""
     return f"csi-{_digest(handle + driver + node)}"
 
 
 def unique_name(driver: str, handle: str) -> str:
-    """In a node's status."""
+    """Return the name of a volume in a node's status."""
     return f"kubernetes.io/csi/{driver}^{handle}"
 
 
@@ -95,7 +95,7 @@ def _digest(text: str) -> str:
 
 
 def _volume(name: str) -> str:
-    """The name of a block volume's directory, which lies beside those of all block volumes."""
+    """Return the name of a block volume's directory among those of all block volumes."""
     if name in SHARED:
         raise InvalidInput(f"a block volume cannot be called {name!r}")
     return _one_name(name)

@@ -50,7 +50,7 @@ def keep_staged(directory: Path, data: VolumeData) -> None:
 
 
 def read(directory: Path) -> VolumeData | None:
-    """None where no file says whose volume it is. Raises `Refused` where it cannot be read now."""
+    """Return the record of a volume, or None without one. Raise `Refused` if it cannot be read now."""
     path = directory / places.DATA
     try:
         said = _read(path)

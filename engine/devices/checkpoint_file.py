@@ -42,7 +42,7 @@ class CheckpointFile(StateFile):
         )
 
     def load(self, now: float) -> Checkpoint:
-        """What the file says; empty if there is none or if it had to be set aside.
+        """Return the file's content; empty if there is none or if it had to be set aside.
 
         Raises `Unavailable` where the machine is short of what it takes to read; the file is well then.
         """

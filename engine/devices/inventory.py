@@ -125,7 +125,7 @@ class Inventory:
 
     @property
     def aligned(self) -> bool:
-        """Whether any device names a NUMA node; only then does the resource have hints."""
+        """Return whether any device names a NUMA node; only then does the resource have hints."""
         return self._aligned
 
     @property

@@ -366,7 +366,7 @@ class DeviceManager:
         return True
 
     async def await_plugins(self, pod: Pod, tell: TellWaiting = nobody_waits) -> None:
-        """With `admission_retry`: wait for plugins that the pod needs and that went away, but not longer.
+        """Wait, with `admission_retry`, for plugins that the pod needs and that went away, but not longer.
 
         Returns in any case; callers then admit or reject. `allocate` waits too, within the same
         allowance. A node that admits pods in turn waits here first, where no other pod is behind.
@@ -432,7 +432,7 @@ class DeviceManager:
             self._wake()
 
     def app_containers_started(self, pod: Pod) -> Pod | None:
-        """With `release_init_surplus`: release devices that only ordinary init containers used.
+        """Release, with `release_init_surplus`, devices that only ordinary init containers used.
 
         Returns once per pod how others' admission should count it from now on: without the devices of its
         ordinary init containers. Returns None if nothing is released.
@@ -450,12 +450,12 @@ class DeviceManager:
         return _without_devices(pod, {c.name: self.state.needs(c) for c in ordinary})
 
     def adopt(self, pod: Pod) -> None:
-        """A pod that an earlier agent left running is here: it gets CPUs and memory that it has lost."""
+        """Adopt a pod of an earlier agent: allocate CPUs and memory that it has lost."""
         for provider in self._providers:
             provider.adopted(pod, self._hint_beside_devices)
 
     def _hint_beside_devices(self, pod: Pod, container: Container) -> Hint:
-        """Where a running container's CPUs and memory should come from; anywhere if no place is good."""
+        """Return the hint for a running container's CPUs and memory; any node if no hint is good."""
         decision = self.policy.decide([one.container_hints(pod, container) for one in self._providers])
         return decision.hint if decision.admit else NO_HINT
 

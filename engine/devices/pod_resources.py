@@ -80,7 +80,7 @@ class ContainerClaim(Protocol):
     def namespace(self) -> str: ...
 
     def devices(self) -> Iterable[tuple[str, ClaimedDevice]]:
-        """Each device with its driver."""
+        """Return each device with its driver."""
 
 
 class MemoryBlock(NamedTuple):
@@ -95,16 +95,16 @@ class PinnedResources(Protocol):
     """The allocations of the CPU and memory managers; `engine.node.pinning.Pinning`."""
 
     def exclusive_cpus(self, pod_uid: str, container: str) -> Sequence[int]:
-        """The CPUs that a container has for itself, ascending."""
+        """Return the exclusive CPUs of a container, ascending."""
 
     def promised_memory(self, pod_uid: str, container: str) -> Sequence[MemoryBlock]:
         """Return the reserved memory of a container."""
 
     def allocatable_cpus(self) -> Sequence[int]:
-        """All CPUs that can be exclusive, ascending."""
+        """Return all CPUs that can be exclusive, ascending."""
 
     def allocatable_memory(self) -> Sequence[MemoryBlock]:
-        """What each NUMA node has to give."""
+        """Return the allocatable memory of each NUMA node."""
 
 
 ClaimsOf = Callable[[Pod, Container], Sequence[ContainerClaim]]

@@ -132,7 +132,7 @@ class Collection:
 
     @property
     def actions(self) -> int:
-        """How many images were removed, or should have been."""
+        """Return how many images were removed, or should have been."""
         return 0 if self.report.dry_run else len(self._outcomes.chosen)
 
     def acted(self, most: int) -> Callable[[], Iterator[Account]]:

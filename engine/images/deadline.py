@@ -34,7 +34,7 @@ class Patience:
         self._waits = self._seen = 0
 
     def ended_it(self) -> bool:
-        """Whether the wait was cancelled by this deadline and by nobody else."""
+        """Return whether this deadline, and nothing else, cancelled the wait."""
         over, self._over = self._over, False
         return over and self._task is not None and self._task.uncancel() == 0
 

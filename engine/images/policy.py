@@ -75,7 +75,7 @@ class ImageGCPolicy:
 
     @property
     def off(self) -> bool:
-        """Whether the periodic run does nothing; eviction still deletes unused images."""
+        """Return whether the periodic run does nothing; eviction still deletes unused images."""
         return self.high_threshold_percent == 100 and self.max_age == 0 and self.inode_high_percent == 0
 
     @staticmethod

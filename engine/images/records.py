@@ -63,7 +63,7 @@ class ImageRecords:
         return [row for row, live, in_use, pinned in states if live and not in_use and not pinned]
 
     def images(self) -> list[SeenImage]:
-        """The images by row; `NO_IMAGE` in free rows."""
+        """Return the images by row; `NO_IMAGE` in free rows."""
         return self._seen.copy()
 
     def keys_of(self, rows: Iterable[int]) -> list[str]:

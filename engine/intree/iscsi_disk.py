@@ -49,12 +49,12 @@ class IscsiDisk:
 
     @property
     def portal(self) -> str:
-        """The first portal, which names the directories."""
+        """Return the first portal, which names the directories."""
         return self.portals[0]
 
     @property
     def target(self) -> str:
-        """How names of directories of any LUN of this target begin."""
+        """Return the prefix of the directory names of all LUNs of this target."""
         return f"{self.portal}-{self.iqn}"
 
     def directory(self, root: Path, *, block: bool) -> Path:

@@ -22,7 +22,7 @@ log = logging.getLogger("kubengine.node")
 
 
 async def cgroup_driver(runtime: RuntimeClient, configured: str, registry: Registry) -> str:
-    """The driver that the runtime names, `configured` where it names none.
+    """Return the driver that the runtime reports, or `configured` if it reports none.
 
     Raises `Unavailable` where it does not answer, `Refused` for a driver that is not known.
     """

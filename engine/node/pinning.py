@@ -130,12 +130,12 @@ class Pinning:
     # The pod-resources API
 
     def exclusive_cpus(self, pod_uid: str, container: str) -> list[int]:
-        """The CPUs that a container has for itself, ascending."""
+        """Return the exclusive CPUs of a container, ascending."""
         policy = self.cpus.policy
         return list(cpu_set.numbers(policy.state.held(pod_uid, container) or 0)) if policy is not None else []
 
     def allocatable_cpus(self) -> list[int]:
-        """All CPUs that can be exclusive, ascending."""
+        """Return all CPUs that can be exclusive, ascending."""
         policy = self.cpus.policy
         return list(cpu_set.numbers(policy.allocatable)) if policy is not None else []
 
@@ -146,7 +146,7 @@ class Pinning:
         return [MemoryBlock(block.type, block.size, block.nodes) for block in blocks]
 
     def allocatable_memory(self) -> list[MemoryBlock]:
-        """What each NUMA node has to give."""
+        """Return the allocatable memory of each NUMA node."""
         policy = self.memory.policy
         return [
             MemoryBlock(kind, table.allocatable, (node,))

@@ -53,13 +53,13 @@ class PluginHandler(Protocol):
     """Handle plugins of one type. `socket` is where a plugin of this `name` answers."""
 
     def check(self, name: str, socket: Path, versions: Sequence[str]) -> None:
-        """Raises `InvalidInput` for a plugin that is never taken, `Refused` for one that is not taken now."""
+        """Raise `InvalidInput` for a plugin that is never accepted, `Refused` for one that may be later."""
 
     async def register(self, name: str, socket: Path, versions: Sequence[str]) -> None:
-        """Takes it on. Raises a `KubengineError` where that does not work."""
+        """Register the plugin. Raise a `KubengineError` if that fails."""
 
     async def deregister(self, name: str, socket: Path) -> None:
-        """Lets go of it, its socket is gone; nothing where another has taken its place."""
+        """Forget the plugin after its socket is gone, unless another has replaced it."""
 
 
 class PluginWatcher:
@@ -84,14 +84,14 @@ class PluginWatcher:
         self._turns: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self) -> None:
-        """InotifyWatch, and take on the sockets that are there already."""
+        """Watch the directory, and register the plugins with sockets in it."""
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._directory = self._directory.resolve()
         self._watch = InotifyWatch(self._event)
         self._scan(self._directory)
 
     async def stop(self) -> None:
-        """Plugins stay what they are."""
+        """Stop watching; registered plugins stay registered."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -231,7 +231,7 @@ class PluginWatcher:
 
 
 async def _take_on(handler: PluginHandler, info: wire.PluginInfo, endpoint: Path) -> None:
-    """Raises what is wrong in the kubelet's words."""
+    """Register a plugin. Raise a `KubengineError` with the kubelet's message."""
     versions = list(info.supported_versions)
     doing = "validation"
     try:

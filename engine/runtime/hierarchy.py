@@ -174,7 +174,7 @@ def _grows(directory: str, limit: int) -> bool:
 
 
 def container_path(parent: str, identifier: str, driver: str) -> str:
-    """The cgroup path of a sandbox or container below `cgroup_parent`.
+    """Return the cgroup path of a sandbox or container below `cgroup_parent`.
 
     cgroupfs: `<parent>/<id>`. systemd: the parent is a slice (`kubepods-burstable-podX.slice`), which lies
     below the slices that its name spells, and the child is a scope.

@@ -140,7 +140,7 @@ class Spawner:
         asyncio.get_running_loop().add_reader(ours, self._on_death)
 
     def _on_death(self) -> None:
-        """The spawner never writes, so a readable socket means that it is gone."""
+        """Handle the spawner's death: it never writes, so a readable socket means that it is gone."""
         self._hang_up()
         if self._process is not None:
             self._process.wait()

@@ -46,7 +46,7 @@ class Routes:
         self._health = ServerHealth(view)
 
     async def answer(self, request: Request) -> Response:
-        """The answer to any request. Never raises."""
+        """Answer any request. Never raises."""
         try:
             return await self._route(request)
         except KubengineError as error:
@@ -108,14 +108,14 @@ class Routes:
 
     @cached_property
     def _cadvisor(self) -> CadvisorPage:
-        """Loaded for who asks."""
+        """Load the writer of cAdvisor's page on the first request."""
         from engine.server.cadvisor_metrics import CadvisorPage
 
         return CadvisorPage()
 
 
 async def _resources(view: ServedNode) -> bytes | Iterator[bytes]:
-    """Says itself that nothing could be read, as a kubelet's page does."""
+    """Write the resource metrics, with an error metric if nothing could be read, as a kubelet does."""
     from engine.server.resource_metrics import resource_metrics, scrape_error
 
     try:
@@ -127,7 +127,7 @@ async def _resources(view: ServedNode) -> bytes | Iterator[bytes]:
 
 
 def pod_list(pods: Iterable[Pod]) -> Iterator[bytes]:
-    """A v1 PodList, a piece per pod, so that thousands are never one string."""
+    """Yield a v1 PodList, a piece per pod, so that thousands of pods are never one string."""
     yield b'{"kind":"PodList","apiVersion":"v1","metadata":{},"items":['
     separator = b""
     for pod in pods:
@@ -144,7 +144,7 @@ def _metrics(
 
 
 async def _of_the_moment(view: ServedNode) -> list[str]:
-    """What nobody keeps between two scrapes."""
+    """Return the metrics that are computed for each scrape."""
     from engine.server.volume_metrics import volume_metrics
 
     return [*volume_metrics(await view.claims_usage()), *metrics_text.process_metrics()]

@@ -42,7 +42,7 @@ class ClusterTables:
         node_names: Sequence[str],
         uids: Sequence[str] | None = None,
     ) -> None:
-        """Raises `InvalidInput` naming the array whose shape, dtype or content is wrong."""
+        """Raise `InvalidInput` naming the array whose shape, dtype or content is wrong."""
         nodes = len(node_names)
         _check_offsets(offsets, nodes)
         _expect("allocatable", allocatable, AMOUNT, (columns.resources, nodes))
@@ -77,7 +77,7 @@ class ClusterTables:
         creation: NDArray[np.float64] | None = None,
         uids: Sequence[str] | None = None,
     ) -> ClusterTables:
-        """Millions of pods from columns already sorted by node (see `PodColumns` for what each holds).
+        """Make a table of millions of pods from columns sorted by node (see `PodColumns` for each column).
 
         Left out: `ranking` is `requests` itself, `limits`, `priority` and `creation` are zero, `qos` is
         Burstable where anything is requested, `flags` is LIVE (no priority, not critical).

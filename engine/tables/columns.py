@@ -102,16 +102,16 @@ class PodColumns:
 
     @property
     def resources(self) -> int:
-        """How many resource ids have a column."""
+        """Return how many resource ids have a column."""
         return len(self.ranking)
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
-        """Names and arrays; `ranking` is left out where it shares memory with `requests`."""
+        """Return names and arrays; `ranking` is left out where it shares memory with `requests`."""
         for name in NAMES:
             if name != "ranking" or self.ranking is not self.requests:
                 yield name, getattr(self, name)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
+        """Return the bytes of all columns."""
         return sum(array.nbytes for _, array in self.arrays())

@@ -33,7 +33,7 @@ class Standing:
 
 
 def standing(columns: PodColumns, rows: Rows, by: Ranked) -> Standing:
-    """That of the given rows, in their order."""
+    """Return the standing of the given rows, in their order."""
     resource = MEMORY_ID if by == "memory" else EPHEMERAL_STORAGE_ID
     fraction = None
     if columns.fractions:
@@ -45,7 +45,7 @@ def standing(columns: PodColumns, rows: Rows, by: Ranked) -> Standing:
 
 
 def standing_of_pods(table: PodTable, rows: Rows, pods: Sequence[Pod], by: Ranked) -> Standing:
-    """That of pods: by their rows, and of those that have none (-1) by their specs.
+    """Return the standing of pods: by their rows, or by their specs if they have none (-1).
 
     Raises `InvalidInput` for an amount in a spec that no table takes.
     """
@@ -67,7 +67,7 @@ def standing_of_pods(table: PodTable, rows: Rows, pods: Sequence[Pod], by: Ranke
 def standing_order(
     pods: Standing, by: Ranked, usage: NDArray[np.int64], known: NDArray[np.uint8]
 ) -> NDArray[np.int32]:
-    """Positions int32[n], first to be evicted first; `usage` and `known` as for `eviction_order`."""
+    """Return positions int32[n], first to be evicted first; `usage` and `known` as for `eviction_order`."""
     if by == "processes":
         return order_by_count(usage, known, pods.priority)
     return order_by_excess(usage, known, pods.request, pods.fraction, pods.priority, by == "inodes")
@@ -80,7 +80,7 @@ def eviction_order(
     usage: NDArray[np.int64],
     known: NDArray[np.uint8],
 ) -> Rows:
-    """The given rows, first to be evicted first (kubelet v1.36).
+    """Return the given rows, first to be evicted first (kubelet v1.36).
 
     `rows` int32[n] says which pods take part and in which order they are listed (equal pods keep it);
     `usage` int64[n] and `known` uint8[n] go with it: bytes, inodes (any is above the request, and the

@@ -47,11 +47,11 @@ class ImageCells:
 
     @classmethod
     def zeros(cls, capacity: int) -> ImageCells:
-        """Room for at least one row."""
+        """Return empty columns for at least one row."""
         return cls(*(zeros(form, max(capacity, 1)) for form in _FORMS.values()))
 
     def resized(self, capacity: int) -> ImageCells:
-        """A copy with room for more rows (never fewer)."""
+        """Return a copy with space for more rows, never fewer."""
         bigger = ImageCells.zeros(capacity)
         for name in _FORMS:
             take_over(getattr(self, name), getattr(bigger, name))
@@ -61,7 +61,7 @@ class ImageCells:
         return self.resized(len(self.size))
 
     def columns(self) -> ImageColumns:
-        """The same memory as arrays."""
+        """Return the same memory as arrays."""
         numbers = (np.asarray(cells) for cells in (self.size, self.first_detected, self.last_used))
         flags = (np.asarray(cells).view(np.bool_) for cells in (self.pinned, self.in_use, self.live))
         return ImageColumns(*numbers, *flags)
@@ -91,7 +91,7 @@ class ImageTable:
         return key in self.row_of
 
     def add(self, key: str, *, size: int, detected: float, pinned: bool = False) -> int:
-        """The row of a new image. Raises `InvalidInput` for a key that is there or a negative size."""
+        """Add an image and return its row. Raise `InvalidInput` for a known key or a negative size."""
         if key in self.row_of:
             raise InvalidInput("is in the table already", subject=key)
         if not 0 <= size < 1 << 63:
@@ -121,7 +121,7 @@ class ImageTable:
         return row
 
     def remove_rows(self, rows: Sequence[int]) -> None:
-        """Those images have gone: free their rows."""
+        """Free the rows of removed images."""
         keys, row_of, live = self._keys, self.row_of, self.cells.live
         for row in rows:
             del row_of[keys[row]]
@@ -143,5 +143,5 @@ class ImageTable:
         return [keys[row] for row in rows]
 
     def rows(self) -> NDArray[np.intp]:
-        """Live rows in ascending order."""
+        """Return live rows in ascending order."""
         return np.flatnonzero(self.columns.live[: self._rows.end])

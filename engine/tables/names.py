@@ -30,11 +30,11 @@ class ResourceNames:
             self.intern(name)
 
     def __len__(self) -> int:
-        """How many columns the ids need (`pods` has none)."""
+        """Return how many columns the ids need (`pods` has none)."""
         return len(self.in_order)
 
     def intern(self, name: str) -> int:
-        """The id of a name, given on first sight. Raises `InvalidInput` if it can't be a resource."""
+        """Return the id of a name, given on first sight. Raise `InvalidInput` if it can't be a resource."""
         found = self.ids.get(name)
         if found is not None:
             return found
@@ -45,7 +45,7 @@ class ResourceNames:
         return self.ids[name]
 
     def find(self, name: str) -> int | None:
-        """The id of a name that was seen before, else None."""
+        """Return the id of a name that was seen before, else None."""
         return self.ids.get(name)
 
     def name(self, id: int) -> str:
@@ -53,5 +53,5 @@ class ResourceNames:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names in id order."""
+        """Return the names in id order."""
         return tuple(self.in_order)

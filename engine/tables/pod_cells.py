@@ -46,7 +46,7 @@ class PodCells:
         return cls(**{name: getattr(columns, name) for name in NAMES}, fractions=columns.fractions)
 
     def columns(self) -> PodColumns:
-        """The same memory as arrays."""
+        """Return the same memory as arrays."""
         arrays = {name: np.asarray(getattr(self, name)) for name in NAMES}
         return PodColumns(**arrays, fractions=self.fractions)
 
@@ -56,7 +56,7 @@ class PodCells:
 
     @property
     def resources(self) -> int:
-        """The number of resource ids that have a column."""
+        """Return the number of resource ids that have a column."""
         return len(self.ranking)
 
     def resized(self, capacity: int, resources: int) -> PodCells:

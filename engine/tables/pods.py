@@ -39,7 +39,7 @@ class PodTable:
 
     @classmethod
     def from_pods(cls, pods: Iterable[Pod], resources: ResourceNames | None = None) -> PodTable:
-        """A table whose row order is the order of `pods`. Raises `InvalidInput` as `add` does."""
+        """Make a table with rows in the order of `pods`. Raise `InvalidInput` as `add` does."""
         pods = list(pods)
         table = cls(resources, capacity=max(len(pods), 1))
         table.add_all(pods)
@@ -47,7 +47,7 @@ class PodTable:
 
     @classmethod
     def from_columns(cls, columns: PodColumns, resources: ResourceNames, uids: Sequence[str]) -> PodTable:
-        """Takes over filled columns, one row per uid. Raises `InvalidInput` naming the column."""
+        """Take over filled columns, one row per uid. Raise `InvalidInput` naming the column."""
         check_columns(columns, len(uids), resources)
         table = cls(resources, capacity=1)
         table.cells = PodCells.of(columns)
@@ -73,7 +73,7 @@ class PodTable:
         return uid in self._row_of
 
     def __iter__(self) -> Iterator[str]:
-        """uids in row order."""
+        """Iterate over uids in row order."""
         return (self._uids[row] for row in self.rows().tolist())
 
     def add(self, pod: Pod, node: int = 0) -> int:
@@ -97,8 +97,7 @@ class PodTable:
         return row
 
     def add_ordinary(self, pod: Pod, node: int = 0) -> int | None:
-        """The same for a pod with nothing odd about it, whose resources are known here; None, and nothing is
-        added, for any other."""
+        """Add an ordinary pod with known resources and return its row; return None for any other pod."""
         row, cells = self._rows.next, self.cells
         if row >= cells.capacity:
             self.cells = cells.resized(grown(cells.capacity, row + 1), cells.resources)
@@ -108,7 +107,7 @@ class PodTable:
         return row
 
     def _enter(self, row: int, uid: str) -> None:
-        """The next row has been filled."""
+        """Enter the filled next row under the uid."""
         self._rows.take()
         if row == len(self._uids):
             self._uids.append(uid)
@@ -117,7 +116,7 @@ class PodTable:
         self._live = None
 
     def add_all(self, pods: Sequence[Pod], node: int = 0) -> None:
-        """Rows for new pods, in their order if none was ever removed. Raises `InvalidInput` as `add`."""
+        """Add pods and return their rows, in order if none was ever removed. Raise as `add` does."""
         listed = list(pods)
         done = 0
         try:
@@ -132,7 +131,7 @@ class PodTable:
             raise
 
     def _fill_end(self, pods: list[Pod], start: int, node: int) -> int:
-        """Rows at the end for as many ordinary pods as fit into the columns; how many."""
+        """Fill rows at the end for as many ordinary pods as fit into the columns; return the number."""
         if self._rows.next != self.end:
             return 0
         count = self._fill_rows(pods, start, self.end, node)
@@ -147,7 +146,7 @@ class PodTable:
         return self._fill().fill(pods, start, row, node, self.resources.ids, self._row_of)
 
     def _fill(self) -> Filler:
-        """The filler of the cells as they are."""
+        """Return the function that fills the current cells."""
         if self._filler is None or self._filler[0] is not self.cells:
             self._filler = (self.cells, Filler(self.cells))
         return self._filler[1]
@@ -178,7 +177,7 @@ class PodTable:
             raise InvalidInput("no pod with this uid in the table", subject=uid or "''") from None
 
     def requests(self, uid: str) -> dict[str, int]:
-        """What a pod asks for, as admission counts it, without what it asks nothing of. Raises as `row`."""
+        """Return a pod's non-zero requests as admission counts them. Raise as `row` does."""
         row, requests = self.row(uid), self.cells.requests
         named = enumerate(self.resources.in_order[: len(requests)])
         amounts = ((name, int(requests[id, row])) for id, name in named)
@@ -187,7 +186,7 @@ class PodTable:
     def look_up(
         self, pods: Sequence[Pod], usage: dict[str, Any], name: str
     ) -> tuple[Rows, NDArray[np.int64], NDArray[np.uint8]]:
-        """Of each pod its row (-1: none), the amount `name` of its usage, and whether that is known."""
+        """Return for each pod its row (-1: none), the amount `name` of its usage, and whether it is known."""
         return look_up(pods, usage, self._row_of, name)
 
     def uid(self, row: int) -> str:
@@ -195,11 +194,11 @@ class PodTable:
 
     @property
     def end(self) -> int:
-        """One past the last row ever used; live rows are below it."""
+        """Return one past the last row ever used; live rows are below it."""
         return self._rows.end
 
     def rows(self) -> Rows:
-        """int32[len]: live rows in ascending order, the order in which decisions see the pods."""
+        """Return int32[len]: live rows in ascending order, the order in which decisions see the pods."""
         if self._live is None:
             self._live = np.flatnonzero(self.columns.flags[: self.end] & LIVE).astype(ROW)
         return self._live
@@ -228,7 +227,7 @@ class PodTable:
 
 
 def check_columns(columns: PodColumns, rows: int, resources: ResourceNames) -> None:
-    """Shapes, dtypes and ranges of columns from outside. Raises `InvalidInput` naming the column."""
+    """Check shapes, dtypes and ranges of foreign columns. Raise `InvalidInput` naming the column."""
     model = PodColumns.zeros(0, 0)
     capacity = columns.capacity
     expected = {"requests": (columns.resources, capacity), "ranking": (columns.resources, capacity)}

@@ -22,18 +22,18 @@ class RowSpace:
 
     @property
     def next(self) -> int:
-        """The row that `take` gives."""
+        """Return the row that `take` gives."""
         return self._free[-1] if self._free else self.end
 
     def take(self) -> int:
-        """A row number; `end` grows when no released one is left."""
+        """Take a row number; `end` grows when no released one is left."""
         if self._free:
             return self._free.pop()
         self.end += 1
         return self.end - 1
 
     def take_many(self, count: int) -> int:
-        """The first of `count` new rows at the end."""
+        """Take `count` new rows at the end and return the first."""
         first = self.end
         self.end += count
         return first
@@ -54,6 +54,6 @@ class RowSpace:
 
 
 def grown(capacity: int, needed: int) -> int:
-    """The next capacity: double while small, then a quarter more."""
+    """Return the next capacity: double while small, then a quarter more."""
     step = capacity if capacity < 1 << 14 else capacity >> 2
     return max(needed, capacity + step, 16)

@@ -43,7 +43,7 @@ class Layout:
         self._cores_in: dict[int, dict[int, int]] = {}
 
     def cores_in(self, region: int) -> Mapping[int, int]:
-        """The cores that have CPUs in a set, by id."""
+        """Return the cores that have CPUs in a set, by id."""
         found = self._cores_in.get(region)
         if found is None:
             found = {core: cpus for core, cpus in self.cores.items() if cpus & region}
@@ -98,7 +98,7 @@ class _Taking:
                 self._take(cpus)
 
     def _sorted(self, level: Mapping[int, int], within: int = -1) -> list[int]:
-        """Ids with a free CPU in `within`, those with the fewest free CPUs first."""
+        """Return the ids with a free CPU in `within`, those with the fewest free CPUs first."""
         free = self.free
         wanted = free & within
         return sorted(
@@ -150,7 +150,7 @@ class _Taking:
         self._take_whole([cpus for cpus in found if cpus.bit_count() == layout.per_core])
 
     def take_caches(self) -> None:
-        """Whole caches while as much is needed, then the first cache that the rest fits into."""
+        """Take whole caches while that many CPUs are needed, then the first cache that the rest fits into."""
         layout = self._layout
         for cache in self._sorted_caches():
             if self.needed >= layout.per_cache:
@@ -161,7 +161,7 @@ class _Taking:
                 return
 
     def _take_part(self, cache: int) -> None:
-        """What is needed from one cache, in order of core, if that many CPUs are free there."""
+        """Take the needed CPUs from one cache, in order of core, if that many are free there."""
         layout = self._layout
         wanted = -(-self.needed // layout.per_core)
         cores = sorted(core for core, cpus in layout.cores.items() if cpus & cache & self.free)[:wanted]
@@ -188,7 +188,7 @@ class _Taking:
 
 
 def _each(cpus: int) -> Iterator[int]:
-    """Each CPU of a set, as a set of one, in ascending order."""
+    """Return each CPU of a set, as a set of one, in ascending order."""
     while cpus:
         lowest = cpus & -cpus
         yield lowest
@@ -231,7 +231,7 @@ def take_distributed(layout: Layout, available: int, count: int, group: int, *, 
 def _most_even_split(
     nodes: Sequence[int], free: Mapping[int, int], size: int, share: int, rest: int, group: int
 ) -> tuple[Sequence[int], Sequence[int]] | None:
-    """The `size` nodes that give `share` CPUs each, and those that give the `rest`; None if none can."""
+    """Return the `size` nodes that give `share` CPUs each, and those that give the `rest`, or None."""
     if len(nodes) > EXHAUSTIVE_NODES:
         return _fullest_split(nodes, free, size, share, rest, group)
     best: tuple[float, Sequence[int], Sequence[int]] = (inf, (), ())
@@ -253,7 +253,7 @@ def _most_even_split(
 def _fullest_split(
     nodes: Sequence[int], free: Mapping[int, int], size: int, share: int, rest: int, group: int
 ) -> tuple[Sequence[int], Sequence[int]] | None:
-    """The same without trying every set of nodes, of which there are too many.
+    """Return the same as `_most_even_split` without trying every set of nodes, because there are too many.
 
     As much being taken, the sum of the squares of what is left is smallest where the fullest nodes give;
     so the answer is as even as any, but for the rounding by which the kubelet compares.
@@ -274,7 +274,7 @@ def _fullest_split(
 def _most_even_rest(
     chosen: Sequence[int], left: Mapping[int, int], rest: int, group: int
 ) -> tuple[float, Sequence[int]]:
-    """Which of the chosen nodes give the rest, one group after the other, as many nodes as possible first."""
+    """Return which of the chosen nodes give the rest, group by group, as many nodes as possible first."""
     if not rest:
         return _imbalance(left.values()), ()
     able = [node for node in chosen if left[node] >= group]
@@ -298,7 +298,7 @@ def _most_even_rest(
 
 
 def _imbalance(counts: Iterable[int]) -> float:
-    """The standard deviation; it and the mean are rounded to three digits, as the kubelet compares them."""
+    """Return the standard deviation; it and the mean are rounded to three digits, as in the kubelet."""
     values = list(counts)
     mean = _rounded(sum(values) / len(values))
     squares = 0.0
@@ -308,7 +308,7 @@ def _imbalance(counts: Iterable[int]) -> float:
 
 
 def _rounded(value: float) -> float:
-    """To three digits, halves away from zero."""
+    """Round to three digits, halves away from zero."""
     scaled = value * 1000
     whole = int(scaled)
     return (whole + (scaled - whole >= 0.5)) / 1000

@@ -89,7 +89,7 @@ class GrpcAnswer:
 
 
 def parse(data: bytes, call: int = HEALTH) -> tuple[int, int, bytes]:
-    """The verdict, its detail and its text.
+    """Return the verdict, its detail and its text.
 
     ANSWERED: the serving status, a command's exit code and the beginning of its output, or a GET's status.
     STATUS: the gRPC status and its message as sent. HTTP: the status. CLOSED: the HTTP/2 error code.

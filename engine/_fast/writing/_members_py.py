@@ -39,9 +39,10 @@ def filled(
     rows: NDArray[np.int64],
     piece: int = PIECE,
 ) -> Iterator[bytes]:
-    """The text in pieces of `piece` bytes or a little more, the last perhaps shorter: each of `texts`, and
-    behind it the members of its form (-1 for none) with the values of its row. A member has a comma before
-    it unless a brace is.
+    """Return the text in pieces of `piece` bytes or a little more, the last perhaps shorter.
+
+    The text is each of `texts`, followed by the members of its form (-1 for none) with the values of its
+    row. A comma precedes a member unless a brace does.
 
     Raises `ValueError` where columns differ in length, the ends of texts decrease, a form or row is
     asked for that is not there, or a form is no sequence of objects that are opened and closed.

@@ -94,7 +94,7 @@ def _logs(config: KubeletConfiguration) -> Iterator[str]:
 
 
 def _logging(config: KubeletConfiguration) -> Iterator[str]:
-    """Component-base's `logs/api/v1` `Validate`, with the field that it names."""
+    """Check the logging section as component-base's `logs/api/v1` `Validate` does; name the field."""
     settings = config.logging
     if not _is_positive(settings.flush_frequency):
         yield (

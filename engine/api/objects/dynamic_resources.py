@@ -58,7 +58,7 @@ class ResourceClaim(Struct):
 
     @property
     def allocated(self) -> list[DeviceAllocation]:
-        """Every allocated device; empty where nothing is allocated."""
+        """Return every allocated device; empty where nothing is allocated."""
         allocation = self.status.allocation
         return (allocation.devices.results if allocation is not None else None) or []
 

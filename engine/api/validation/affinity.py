@@ -65,7 +65,7 @@ def _node_affinity(affinity: NodeAffinity, where: str) -> Iterator[str]:
 
 
 def _node_term(term: NodeSelectorTerm, where: str, *, strict: bool) -> Iterator[str]:
-    """`strict`: the values must be values that labels can have."""
+    """Check a term of node affinity. With `strict`, values must be possible label values."""
     for index, wanted in enumerate(term.match_expressions or []):
         field = f"{where}.matchExpressions[{index}]"
         yield from _requirement(wanted.key, wanted.operator, wanted.values, field, ordered=True)
@@ -87,7 +87,7 @@ def _node_field(wanted: NodeSelectorRequirement, field: str) -> Iterator[str]:
 def _requirement(
     key: str, operator: str, values: list[str] | None, field: str, *, ordered: bool
 ) -> Iterator[str]:
-    """`ordered`: whether the operators Gt and Lt are known."""
+    """Check a requirement. With `ordered`, the operators Gt and Lt are known."""
     yield from qualified_name(key, f"{field}.key")
     yield from one_of(operator, (*_SETS, *_PRESENCE, *(_ORDER if ordered else ())), f"{field}.operator")
     if operator in _SETS and not values:
@@ -131,7 +131,7 @@ def _selector(selector: LabelSelector | None, where: str) -> Iterator[str]:
 def _label_keys(
     match: list[str], mismatch: list[str], selector: LabelSelector | None, where: str
 ) -> Iterator[str]:
-    """Keys whose values the API server takes from the pod and adds to the selector.
+    """Check keys whose values the API server takes from the pod and adds to the selector.
 
     It adds one expression for a key: a key that the selector has twice was in it before.
     """

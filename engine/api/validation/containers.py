@@ -29,14 +29,14 @@ def container_problems(pod: Pod) -> Iterator[str]:
 
 
 def containers_with_path(pod: Pod) -> Iterator[tuple[str, Container]]:
-    """Init containers first."""
+    """Yield each container with its path, init containers first."""
     for field, containers in (("initContainers", pod.init_containers), ("containers", pod.spec.containers)):
         for index, container in enumerate(containers):
             yield f"spec.{field}[{index}]", container
 
 
 def is_init(where: str) -> bool:
-    """Whether a path of `containers_with_path` is an init container's."""
+    """Return whether a path of `containers_with_path` is an init container's."""
     return where.startswith("spec.initContainers")
 
 
@@ -75,7 +75,7 @@ def _ports(ports: list[ContainerPort], where: str) -> Iterator[str]:
 
 
 def _host_ports(pod: Pod) -> Iterator[str]:
-    """Containers share the node's ports; init containers run one after another, so each has its own."""
+    """Check host ports. Containers share the node's; init containers run in sequence, so each has its own."""
     for index, container in enumerate(pod.init_containers):
         yield from _repeated_host_ports([(f"spec.initContainers[{index}]", container)])
     together = [(where, one) for where, one in containers_with_path(pod) if not is_init(where)]

@@ -93,7 +93,7 @@ def _file_reference(reference: FileKeySelector, volumes: Mapping[str, Volume], w
 
 
 def field_reference(reference: ObjectFieldSelector, known: Collection[str], where: str) -> Iterator[str]:
-    """`known` are the paths that may stand without a subscript."""
+    """Check a field reference; `known` are the paths that need no subscript."""
     if reference.api_version not in ("", "v1"):
         yield f"{where}.apiVersion: expected v1, got {reference.api_version[:64]!r}"
     path = reference.field_path

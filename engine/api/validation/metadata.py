@@ -40,7 +40,7 @@ def metadata_problems(pod: Pod) -> Iterator[str]:
 
 
 def _completed(prefix: str) -> str:
-    """What an API server appends to may end with a dash."""
+    """Return the prefix as it is checked: a name that the API server completes may end with a dash."""
     return f"{prefix[:-2]}a" if len(prefix) > 1 and prefix.endswith("-") else prefix
 
 
@@ -76,7 +76,7 @@ def _owner(owner: OwnerReference, field: str) -> Iterator[str]:
 
 
 def _version(api_version: str) -> str:
-    """The version in `group/version`; nothing where there is none."""
+    """Return the version in `group/version`, or an empty text."""
     group, slash, version = api_version.partition("/")
     return "" if "/" in version else (version if slash else group)
 

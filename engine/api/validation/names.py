@@ -20,12 +20,12 @@ _ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")
 
 
 def is_label(text: str) -> bool:
-    """A DNS label."""
+    """Return whether the text is a DNS label."""
     return len(text) <= 63 and _LABEL.fullmatch(text) is not None
 
 
 def is_subdomain(text: str) -> bool:
-    """A DNS subdomain."""
+    """Return whether the text is a DNS subdomain."""
     return len(text) <= 253 and _SUBDOMAIN.fullmatch(text) is not None
 
 
@@ -38,7 +38,7 @@ def is_port_name(text: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """An IP address in its own family: no zone, no leading zeros, no IPv4 address written as IPv6."""
+    """Return whether the text is an IP address: no zone, no leading zeros, no IPv4 in the form of IPv6."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -51,7 +51,7 @@ def is_label_value(text: str) -> bool:
 
 
 def is_environment_name(text: str) -> bool:
-    """Printable ASCII without `=`."""
+    """Return whether the text is printable ASCII without `=`."""
     return _ENVIRONMENT_NAME.fullmatch(text) is not None
 
 
@@ -76,7 +76,7 @@ def qualified_name(text: str, field: str) -> Iterator[str]:
 
 
 def one_of(text: str | None, choices: Collection[str], field: str) -> Iterator[str]:
-    """None and, where it is among the choices, the empty text are fields left out."""
+    """Check that the text is a choice. None, and an empty text that is a choice, are absent fields."""
     if text is not None and text not in choices:
         *others, last = [choice for choice in choices if choice]
         expected = f"{', '.join(others)} or {last}" if others else last
@@ -110,13 +110,13 @@ def no_backsteps(path: str, field: str) -> Iterator[str]:
 
 
 def below(path: str, field: str) -> Iterator[str]:
-    """A relative path that does not leave where it starts."""
+    """Check that a path is relative and stays below its start."""
     if path.startswith("/") or ".." in path.split("/"):
         yield f"{field}: expected a relative path without .., got {path[:64]!r}"
 
 
 def file_below(path: str, field: str) -> Iterator[str]:
-    """A file of a volume: `..` begins the names that the volume needs for itself."""
+    """Check the path of a file in a volume, which reserves names that begin with `..`."""
     if not path:
         yield f"{field}: expected a path"
     elif path.startswith(".."):

@@ -20,14 +20,14 @@ from engine.api.validation.windows import os_problems
 
 
 def check_pod(pod: Pod, subject: str) -> None:
-    """Raises `InvalidInput` with every problem in one line."""
+    """Raise `InvalidInput` with every problem in one line."""
     found = list(problems(pod))
     if found:
         raise InvalidInput("; ".join(found), subject=subject)
 
 
 def problems(pod: Pod) -> Iterator[str]:
-    """Every fault of a pod as `field: what was expected`, in the order of the spec."""
+    """Return every fault of a pod as `field: what was expected`, in the order of the spec."""
     spec = pod.spec
     yield from metadata_problems(pod)
     yield from one_of(spec.restart_policy, ("Always", "OnFailure", "Never", ""), "spec.restartPolicy")

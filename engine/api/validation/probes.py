@@ -22,7 +22,7 @@ _COUNTS = (
 
 
 def probe_problems(pod: Pod, container: Container, where: str, *, may_have: bool) -> Iterator[str]:
-    """Faults of probes and hooks; an init container that ends (not `may_have`) has neither."""
+    """Return the faults of probes and hooks; an init container that ends (not `may_have`) has neither."""
     if not may_have:
         for name in (*_PROBES, "lifecycle"):
             if getattr(container, name) is not None:

@@ -34,7 +34,7 @@ def container_resources(resources: ResourceRequirements | None, where: str) -> I
 
 
 def overhead_problems(pod: Pod) -> Iterator[str]:
-    """A pod's overhead follows the rules of a container's limits."""
+    """Check a pod's overhead by the rules of a container's limits."""
     if pod.spec.overhead is not None:
         limits = ResourceRequirements(limits=pod.spec.overhead)
         for problem in _requirements(limits, "spec.overhead", pod_level=False):
@@ -42,7 +42,7 @@ def overhead_problems(pod: Pod) -> Iterator[str]:
 
 
 def pod_resources(pod: Pod) -> Iterator[str]:
-    """`spec.resources` by itself, and against what the containers ask for (KEP-2837)."""
+    """Check `spec.resources` alone, and against the containers' resources (KEP-2837)."""
     resources, where = pod.spec.resources, "spec.resources"
     if resources is None:
         return

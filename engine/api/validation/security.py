@@ -80,14 +80,14 @@ def container_security(pod: Pod, container: Container, where: str) -> Iterator[s
 
 
 def _seccomp(profile: SecurityProfile | None, where: str) -> Iterator[str]:
-    """A profile of the node is a path below the directory of profiles."""
+    """Check a seccomp profile; the path of a Localhost profile stays below the directory of profiles."""
     yield from _profile_type(profile, where)
     if profile is not None and profile.type == "Localhost" and profile.localhost_profile is not None:
         yield from below(profile.localhost_profile, f"{where}.localhostProfile")
 
 
 def _app_armor(profile: SecurityProfile | None, where: str) -> Iterator[str]:
-    """A profile of the node is a name that the kernel knows."""
+    """Check an AppArmor profile; a Localhost profile is a name that the kernel knows."""
     yield from _profile_type(profile, where)
     if profile is None or profile.type != "Localhost" or profile.localhost_profile is None:
         return

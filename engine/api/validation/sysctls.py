@@ -21,12 +21,12 @@ _IPC_NAMES: Final = frozenset(
 
 
 def is_sysctl_name(name: str) -> bool:
-    """Whether the text is a name, its parts separated by dots or slashes."""
+    """Return whether the text is a name, its parts separated by dots or slashes."""
     return len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
 
 
 def dotted(name: str) -> str:
-    """The name with dots between its parts: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`."""
+    """Return the name with dots between its parts: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`."""
     separator = re.search(r"[./]", name)
     if separator is None or separator[0] == ".":
         return name
@@ -34,7 +34,7 @@ def dotted(name: str) -> str:
 
 
 def namespace_of(name: str) -> str:
-    """`IPC` or `Net`, empty for a sysctl that no namespace has."""
+    """Return `IPC` or `Net`; an empty text if the sysctl has no namespace."""
     name = dotted(name)
     if name in _IPC_NAMES or name.startswith("fs.mqueue."):
         return "IPC"

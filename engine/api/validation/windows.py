@@ -59,7 +59,7 @@ def os_problems(pod: Pod) -> Iterator[str]:
 
 
 def _given_options(pod: Pod) -> Iterator[tuple[str, WindowsOptions]]:
-    """The pod's own first."""
+    """Yield the Windows options, those of the pod first."""
     of_pod = pod.spec.security_context
     if of_pod is not None and of_pod.windows_options is not None:
         yield "spec.securityContext.windowsOptions", of_pod.windows_options
@@ -102,7 +102,7 @@ def _options(pod: Pod) -> Iterator[str]:
 
 
 def _is_windows_user(text: str) -> bool:
-    """A user's name with an optional domain in NetBIOS or DNS form."""
+    """Return whether the text is a user's name with an optional domain in NetBIOS or DNS form."""
     if _CONTROL.search(text) or text.count("\\") > 1:
         return False
     domain, slash, user = text.rpartition("\\")
@@ -114,7 +114,7 @@ def _is_windows_user(text: str) -> bool:
 
 
 def _host_process(pod: Pod) -> Iterator[str]:
-    """Either all containers are processes of the host, in a pod with its network, or none is."""
+    """Check that all containers are host processes, in a pod with the host's network, or none is."""
     context = pod.spec.security_context
     options = context.windows_options if context is not None else None
     of_pod = options.host_process if options is not None else None

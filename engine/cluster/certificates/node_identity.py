@@ -50,7 +50,7 @@ class NodeIdentity:
         user_agent: str,
         chance: random.Random,
     ) -> None:
-        """Raises InvalidInput, naming the file, where neither kubeconfig can be used."""
+        """Raise InvalidInput naming the file if neither kubeconfig is usable."""
         self.ready = asyncio.Event()
         self._node = context.name
         self._agent = user_agent
@@ -80,12 +80,12 @@ class NodeIdentity:
         return load_kubeconfig(kubeconfig)
 
     def _pair(self) -> Path | None:
-        """The file that goes before the kubeconfig's certificate."""
+        """Return the file that takes precedence over the kubeconfig's certificate."""
         return self._store.current() if self._rotates else None
 
     @property
     def _rotates(self) -> bool:
-        """Only a certificate is renewed: a user with a token or a plugin stays who it is."""
+        """Return whether the identity is a certificate, which is renewed; tokens and plugins are not."""
         user = self.config.user
         return self._rotate and bool(user.client_certificate or user.client_certificate_data)
 
@@ -139,7 +139,7 @@ class NodeIdentity:
         return True
 
     async def _is_good(self) -> bool:
-        """Whether the certificate in use is still valid."""
+        """Return whether the certificate in use is still valid."""
         path = self._pair()
         return await self._is_valid(
             lambda: read_certificates(path) if path is not None else client_pair(self.config)[0]

@@ -60,7 +60,7 @@ class ServingCertificate:
 
     @property
     def pair(self) -> ServingPair | None:
-        """The files to serve with now."""
+        """Return the files to serve with now."""
         if self._signed and (path := self.store.current()) is not None:
             return ServingPair(path, path)
         pair = self._named or (None if self._signed else self._own)

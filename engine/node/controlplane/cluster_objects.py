@@ -86,7 +86,7 @@ class ClusterObjects(Protocol):
         """Return the VolumeAttachment. Raises `Refused` with the API server's message."""
 
     async def resource_claim(self, pod: Pod, name: str) -> ResourceClaim:
-        """Raises `Refused` in the API server's words."""
+        """Raise `Refused` in the API server's words."""
 
     def services(self) -> Sequence[Service] | None:
         """Return the services, or None before they are known."""
@@ -166,10 +166,10 @@ class NodeSlices(Protocol):
     """The ResourceSlices of this node in its cluster."""
 
     async def list(self, driver: str) -> Sequence[ResourceSlice]:
-        """Those of a driver. Raises `Refused`."""
+        """List the slices of a driver. Raise `Refused`."""
 
     async def delete(self, driver: str) -> None:
-        """Those of a driver, or of all where it is ''. Raises `Refused`."""
+        """Delete the slices of a driver, or of all drivers if it is ''. Raise `Refused`."""
 
 
 class NoSlices:

@@ -44,7 +44,7 @@ class ControlPlane(Protocol):
 
     @property
     def api(self) -> Api | None:
-        """The client of the API server, if there is one."""
+        """Return the client of the API server, if there is one."""
 
     def start(self) -> None: ...
 
@@ -60,13 +60,13 @@ class ControlPlane(Protocol):
         """Stop waiting for the API server to acknowledge terminated pods."""
 
     def conditions_changed(self) -> None:
-        """Called when a condition of the node has changed."""
+        """Handle a changed condition of the node."""
 
     def manifests_changed(self, pods: Sequence[Pod]) -> None:
-        """Called with the pods of all manifests."""
+        """Handle the pods of all manifests."""
 
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
-        """Called when a pod's status has changed; `may_run` tells whether something of it runs or
+        """Handle a pod's changed status; `may_run` tells whether something of it runs or
         will run.
         """
 
@@ -83,7 +83,7 @@ class NoControlPlane:
     api: Api | None = None
 
     def __init__(self, runtime_classes: Callable[[], Mapping[str, str]]) -> None:
-        """`runtime_classes()` maps RuntimeClasses to the handlers of the node's runtime."""
+        """Take `runtime_classes`, which maps RuntimeClasses to the handlers of the node's runtime."""
         self.objects: ClusterObjects = NoCluster(runtime_classes)
         self.drivers: DriverRecords = NoRecords()
         self.slices: NodeSlices = NoSlices()

@@ -66,7 +66,7 @@ class ImageAccess:
         recorder: EventRecorder,
         metrics: ImageMetrics,
     ) -> None:
-        """Raises `InvalidInput` for an unknown policy or a bad pattern."""
+        """Raise `InvalidInput` for an unknown policy or a bad pattern."""
         self._policy = config.image_pull_credentials_verification_policy or PRELOADED
         self._allowed = config.preloaded_images_verification_allowlist or []
         check_policy(self._policy, self._allowed)

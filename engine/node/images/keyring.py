@@ -56,7 +56,7 @@ class Credential:
 
     @property
     def digest(self) -> str:
-        """The digest that identifies the credential in records: SHA-256 of its JSON as a kubelet
+        """Return the digest that identifies the credential in records: SHA-256 of its JSON as a kubelet
         writes it.
         """
         named = {"username": self.username, "password": self.password, "email": self.email}

@@ -143,7 +143,7 @@ def load_programs(
 
 
 def load_providers(path: Path) -> list[CredentialProvider]:
-    """From a file, or a directory's `*.json`, `*.yaml` and `*.yml` in the order of their names.
+    """Load a file, or a directory's `*.json`, `*.yaml` and `*.yml` in the order of their names.
 
     Raises `InvalidInput` naming the file and the field.
     """
@@ -256,7 +256,7 @@ class _Program:
         self._turn = asyncio.Lock()
 
     async def credentials(self, image: str, pod: Pod, accounts: ServiceAccounts | None) -> Credentials:
-        """Raises `KubengineError`."""
+        """Raise `KubengineError`."""
         if not any(matches(pattern, image) for pattern in self._provider.match_images or []):
             return {}
         shown = await self._shown(pod, accounts)
@@ -342,7 +342,7 @@ class _Program:
         return response
 
     def _check_echo(self, response: _Response, token: str) -> None:
-        """Raises `Refused` where the token itself is the password, and would be kept for longer than it is
+        """Raise `Refused` where the token itself is the password, and would be kept for longer than it is
         good."""
         wanted = self._provider.token_attributes
         if not token or wanted is None or wanted.cache_type == TOKEN:

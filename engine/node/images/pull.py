@@ -64,7 +64,7 @@ class WantedImage:
 
     @property
     def named(self) -> str:
-        """The name for messages."""
+        """Return the name for messages."""
         return f'image "{self.image}"' + (f' of volume "{self.volume}"' if self.volume else "")
 
 
@@ -238,7 +238,7 @@ class ImagePuller:
         self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
 
     async def _usable(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
-        """The image if it is there and the pod may use it as it is: others do not learn that it is there."""
+        """Return the image if it exists and the pod may use it. Other pods do not learn that it exists."""
         return await self._if_usable(pod, wanted, await self._look(wanted))
 
     async def _if_usable(
@@ -249,7 +249,7 @@ class ImagePuller:
         return None
 
     async def _pull(self, pod: Pod, image: str, sandbox: cri.PodSandboxConfig | None) -> Credential | None:
-        """With each credential that may be good, in turn; the one that was, None where none was needed.
+        """Pull with each suitable credential in turn; return the one that worked, None if none was needed.
 
         Raises `Refused` with the answers to all of them, or beyond `registryPullQPS` and `registryBurst`.
         """
@@ -289,7 +289,7 @@ class ImagePuller:
 
 
 def failed_pull(image: str, text: str) -> Waiting:
-    """The waiting state of a container whose image could not be pulled (kubelet v1.36, evalCRIPullErr)."""
+    """Return the waiting state after a failed pull (kubelet v1.36, evalCRIPullErr)."""
     for reason, why in _SAID_BY_RUNTIMES.items():
         if text.startswith(reason):
             return Waiting(reason, f"image pull failed for {image} because {why}{text.removeprefix(reason)}")
@@ -297,7 +297,7 @@ def failed_pull(image: str, text: str) -> Waiting:
 
 
 def _answer(error: Refused) -> str:
-    """With the runtime's gRPC status unless that is Unknown, which tells nobody anything."""
+    """Return the error's text with the runtime's gRPC status, unless that is the uninformative Unknown."""
     unknown = error.status_text.startswith("rpc error: code = Unknown ")
     return error.message if unknown or not error.status_text else error.status_text
 

@@ -166,7 +166,7 @@ class PullRecords:
         return not _files(self._pulling) and not _files(self._pulled)
 
     def settle(self, present: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """At start: record an image (id and names) that a dead agent was pulling as pulled with unknown
+        """Record, at start, an image (id and names) that a dead agent was pulling as pulled with unknown
         credentials, and remove the records of deleted images. Raises `Refused` or `OSError`.
         """
         intents = [_read(file, _intents) for file in _files(self._pulling)]

@@ -184,11 +184,11 @@ class RuntimeWatch:
 
     @property
     def streaming(self) -> bool:
-        """Whether the runtime's event stream stands."""
+        """Return whether the runtime's event stream is open."""
         return self._streaming
 
     def last_contact(self) -> float:
-        """The Unix time at which the runtime last answered."""
+        """Return the Unix time at which the runtime last answered."""
         return self._clock() if self._streaming else max(self.last_relist, self._stream_lost_at)
 
     def pod(self, uid: str) -> PodRecord:

@@ -166,7 +166,7 @@ class _Member:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether the field alone determines its name."""
+        """Return whether the field alone determines its name."""
         return (self.struct, self.name) != _POD_SECURITY and self.default is None
 
     def printed(self, owner: Any) -> str:

@@ -31,7 +31,7 @@ Headers = Mapping[str, Sequence[str]]
 
 
 def fetch(url: str, headers: Headers) -> bytes:
-    """The body of a 200 answer within 10 s. Raises Unavailable or Refused, naming the URL. Blocks."""
+    """Return the body of a 200 answer within 10 s. Raise Unavailable or Refused, naming the URL. Blocks."""
     import http.client
     import urllib.error
     import urllib.request
@@ -112,7 +112,7 @@ class ManifestUrl:
             self._fault = ""
 
     def _read(self, data: bytes) -> None:
-        """Raises InvalidInput; an empty answer means that the source has been seen, and no pods."""
+        """Parse the pods of an answer; an empty one means no pods. Raise InvalidInput."""
         if not data:
             self._on_change([])
             raise InvalidInput("zero-length data received", subject=self._url)

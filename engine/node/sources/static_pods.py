@@ -81,7 +81,7 @@ def static_pod(
 
 
 def _tolerating_all(tolerations: list[Toleration]) -> list[Toleration]:
-    """Static pods stay whatever the node's taints; the manifest's own toleration of all taints gives way."""
+    """Add the toleration of all taints to a static pod, in place of the manifest's own."""
     everything = Toleration(operator="Exists", effect="NoExecute")
     others = [
         everything if msgspec.structs.replace(one, toleration_seconds=None) == everything else one

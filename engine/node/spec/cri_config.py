@@ -224,5 +224,5 @@ def image_mount(container_path: str, reference: str, image: str, sub_path: str) 
 
 
 def _absolute(container_path: str) -> str:
-    """A relative path begins at the container's root; an absolute one stays as it is written."""
+    """Make a relative path absolute from the container's root; an absolute one is unchanged."""
     return container_path if container_path.startswith("/") else os.path.normpath(f"/{container_path}")

@@ -50,7 +50,7 @@ class UserNamespaceAllocator:
     """The ranges of one node; `directories()` returns the directories of pods on disk."""
 
     def __init__(self, pods: Path, ids_per_pod: int = IDS_PER_POD) -> None:
-        """Raises `InvalidInput` if the number of ids is not a multiple of 65,536."""
+        """Raise `InvalidInput` if the number of ids is not a multiple of 65,536."""
         if ids_per_pod <= 0 or ids_per_pod % IDS_PER_POD:
             text = f"expected a multiple of {IDS_PER_POD}, got {ids_per_pod}"
             raise InvalidInput(text, subject="userNamespaces.idsPerPod")

@@ -54,12 +54,12 @@ class BoundVolume:
 
     @property
     def block(self) -> bool:
-        """Whether it is a device rather than a file system."""
+        """Return whether the volume is a device rather than a file system."""
         return self.spec.volume_mode == BLOCK
 
     @property
     def for_one_pod(self) -> bool:
-        """Whether only one pod may use it at a time; unknown, and so false, with several access modes."""
+        """Return whether only one pod may use it at a time; false with several access modes."""
         return list(self.spec.access_modes or ()) == [READ_WRITE_ONCE_POD]
 
 

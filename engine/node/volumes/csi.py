@@ -286,7 +286,7 @@ class CsiVolumes:
 
 
 def _doing(volume: CsiVolume) -> tuple[str, str]:
-    """The names of the operations that fail before and after staging."""
+    """Return the names of the operations that fail before and after staging."""
     if volume.block:
         return SET_UP_DEVICE, MAP_POD_DEVICE
     return MOUNT_DEVICE if volume.persistent else SET_UP, SET_UP

@@ -174,7 +174,7 @@ class InTreeStorage:
 
 
 def _read_only(volume: Volume, bound: BoundVolume | None) -> bool:
-    """A persistent volume's is its claim's, as in the kubelet: not the field of the persistent volume."""
+    """Return whether to mount read-only: by the claim, as in the kubelet, not by the PersistentVolume."""
     if bound is not None:
         return is_read_only(volume)
     own = volume.nfs or volume.iscsi

@@ -419,7 +419,7 @@ class _Kept:
 
     @property
     def leaving(self) -> asyncio.Event:
-        """An event that is set on removal; created on demand, since it takes most of a KiB."""
+        """Return an event that is set on removal; created on demand, since it takes most of a KiB."""
         if self._leaving is None:
             self._leaving = asyncio.Event()
             if self.left:

@@ -21,7 +21,7 @@ SERIES = 8
 
 
 def short(value: float, unit: str) -> str:
-    """`1.5k`, `3.2Gi`; axis labels."""
+    """Format a number for an axis: `1.5k`, `3.2Gi`."""
     if unit == "bytes":
         return quantity_size(round(value))
     names = ("", "k", "M", "G", "T", "P")
@@ -51,7 +51,7 @@ def _text(css: str, x: float, y: float, anchor: str, text: str) -> str:
 
 
 def _rect(color: int, box: tuple[float, float, float, float], title: str) -> str:
-    """`box` is left, top, width, height; the title shows when the pointer rests on it."""
+    """Draw a rectangle; `box` is left, top, width, height; the title shows when the pointer rests on it."""
     left, top, width, height = box
     place = f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2"'
     return f'<rect class="s{color % SERIES}" {place}><title>{escape(title)}</title></rect>'
@@ -103,7 +103,7 @@ class _Frame:
 
 
 def horizontal_bars(items: Sequence[tuple[str, float, str]], label: str, color: int | None = None) -> str:
-    """(name, value, text beside the bar), longest names cut; a colour each unless one is given."""
+    """Draw items (name, value, text at the bar), long names shortened; each in its own colour by default."""
     row = 26
     height = row * len(items) + 12
     name_width = 190
@@ -121,7 +121,7 @@ def horizontal_bars(items: Sequence[tuple[str, float, str]], label: str, color: 
 
 
 def histogram(values: NDArray[np.int64], unit: str, x_text: str, y_text: str, color: int = 0) -> str:
-    """How many nodes have how much; whole numbers get a bar each when they are few."""
+    """Draw how many nodes have each value; a few whole numbers get a bar each."""
     low, high = float(values.min()), float(values.max())
     distinct = np.unique(values)
     if len(distinct) <= 24 and high - low < 24 and unit != "bytes":
@@ -145,7 +145,7 @@ def histogram(values: NDArray[np.int64], unit: str, x_text: str, y_text: str, co
 
 
 def ranked_area(values: NDArray[np.int64], unit: str, y_text: str, color: int = 0) -> str:
-    """Nodes from most to least, as an area: how uneven the load is."""
+    """Draw nodes from most to least as an area, which shows how uneven the load is."""
     ordered = np.sort(values)[::-1]
     frame = _Frame((0, max(len(ordered) - 1, 1)), ticks(0, float(ordered[0]) or 1.0, unit=unit), unit)
     picked = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), 240)).astype(int))
@@ -164,7 +164,7 @@ def ranked_area(values: NDArray[np.int64], unit: str, y_text: str, color: int = 
 def curves(
     series: Sequence[tuple[str, list[float], list[float]]], unit: str, x_text: str, y_text: str
 ) -> str:
-    """(name, x, y) each, with a legend."""
+    """Draw each (name, x, y) as a curve, with a legend."""
     xs = [x for _, values, _ in series for x in values]
     ys = [y for _, _, values in series for y in values]
     frame = _Frame((min(xs), max(xs)), ticks(min(0.0, *ys), max([*ys, 1.0]), unit=unit), unit)
@@ -188,7 +188,7 @@ def curves(
 def paired_bars(
     items: Sequence[tuple[str, float, float]], names: tuple[str, str], unit: str, y_text: str
 ) -> str:
-    """(name, before, after) side by side."""
+    """Draw each (name, before, after) as two bars."""
     frame = _Frame((0, len(items)), ticks(0, max([1.0, *(max(a, b) for _, a, b in items)]), unit=unit), unit)
     for index, (name, before, after) in enumerate(items):
         for side, value in enumerate((before, after)):
@@ -204,7 +204,7 @@ def paired_bars(
 def dumbbells(
     items: Sequence[tuple[str, float, float]], names: tuple[str, str], unit: str, y_text: str
 ) -> str:
-    """(name, before, after) as two dots on a line each, most before first; of many, an even choice.
+    """Draw each (name, before, after) as two dots on a line, largest `before` first; of many, an even choice.
 
     What is far beyond the rest would press it into a line: it is left out, and the caption says so.
     """

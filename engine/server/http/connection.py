@@ -82,7 +82,7 @@ class Connection:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=max_head)
 
     async def serve(self) -> None:
-        """Returns when the connection is over; the transport is closed by the caller."""
+        """Serve requests until the connection is over; the caller closes the transport."""
         try:
             while await self._exchange():
                 self._http.start_next_cycle()
@@ -96,7 +96,7 @@ class Connection:
             return
 
     async def _exchange(self) -> bool:
-        """One request and its answer; whether another may follow."""
+        """Handle one request; return whether another may follow."""
         self._place.fall_silent()
         first = await self._first_bytes()
         if not first:
@@ -142,7 +142,7 @@ class Connection:
         return True
 
     async def _first_bytes(self) -> bool:
-        """Waits, longer than for a request under way, until the peer begins to say something."""
+        """Wait for the first bytes of a request, longer than for the rest of one."""
         if self._http.trailing_data[0]:
             return True
         try:
@@ -205,7 +205,7 @@ class Connection:
         return self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason))
 
     async def _send_pieces(self, head: bytes | None, pieces: Iterable[bytes]) -> None:
-        """Many small pieces go out as one."""
+        """Send the head and the pieces, many small pieces as one."""
         pending = [head]
         waiting = 0
         for piece in pieces:
@@ -220,7 +220,7 @@ class Connection:
         await self._write(b"".join(filter(None, pending)))
 
     async def _send_live(self, pieces: AsyncGenerator[bytes, None]) -> None:
-        """Each piece when it comes; a peer that goes ends it, though no piece may come for hours."""
+        """Send each piece as it comes. A closed connection ends it at once, even between rare pieces."""
         sending = asyncio.create_task(self._send_as_they_come(pieces))
         going = asyncio.create_task(self._until_it_goes())
         try:
@@ -239,7 +239,7 @@ class Connection:
         await self._write(self._http.send(h11.EndOfMessage()))
 
     async def _until_it_goes(self) -> None:
-        """What it says meanwhile is dropped, as nothing more is answered here; one that talks on is left."""
+        """Wait until the peer closes; drop its bytes, since no request is answered here, up to a limit."""
         said = 0
         while said <= MAX_HEAD and (data := await self._reader.read(READ)):
             said += len(data)
@@ -256,7 +256,7 @@ class Connection:
             raise ConnectionAbortedError("the peer does not read")
 
     async def _refuse(self, status: int, message: str) -> None:
-        """Says why the connection ends, if the peer can still be told."""
+        """Send the reason for closing the connection, if the peer still reads."""
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             try:
                 await self._send(failure(status, message), close=True)
@@ -265,6 +265,6 @@ class Connection:
 
 
 def _cut(body: bytes) -> Iterable[bytes]:
-    """So that no more of it is copied than the peer takes."""
+    """Split a body, so that only as much of it is copied as the peer reads."""
     whole = memoryview(body)
     return (bytes(whole[at : at + PIECE]) for at in range(0, len(body), PIECE))

@@ -36,17 +36,17 @@ class Request:
         return self.path == "/healthz" or self.path.startswith("/healthz/")
 
     def header(self, name: str) -> str:
-        """All values under a name, in lower case, with commas between them."""
+        """Return all values under a name, in lower case, with commas between them."""
         return ", ".join(value for known, value in self.headers if known == name)
 
     @property
     def upgrade(self) -> str:
-        """The protocol that the connection is offered to, in lower case; "" for none."""
+        """Return the protocol that the client wants to switch to, in lower case; "" for none."""
         offered = self.header("connection").lower().replace(" ", "").split(",")
         return self.header("upgrade").lower() if "upgrade" in offered else ""
 
     def values(self, name: str) -> list[str]:
-        """Every value that the query has under a name."""
+        """Return every value that the query has under a name."""
         return [value for known, value in self.pairs if known == name]
 
     @classmethod
@@ -60,7 +60,7 @@ class Request:
         most_fields: int = 32,
         body: bytes = b"",
     ) -> Request:
-        """From a request line. Raises `InvalidInput` for a target that is no path."""
+        """Parse a request line. Raise `InvalidInput` for a target that is no path."""
         try:
             parts = urlsplit(target)
             pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=most_fields)
@@ -101,10 +101,10 @@ Answer = Response | Takeover
 
 
 def failure(status: int, message: str) -> Response:
-    """An error that `engine.cli` and people can read."""
+    """Return an error as JSON, which `engine.cli` reads."""
     return Response(status, JSON, to_json({"error": message}))
 
 
 def plain(status: int, message: str) -> Response:
-    """An error in the kubelet's form."""
+    """Return an error as plain text, as a kubelet does."""
     return Response(status, TEXT, message.encode())

@@ -17,7 +17,7 @@ async def in_turn(
     answer: Callable[[Request], Awaitable[Answer]],
     refusal: Callable[[int, str], Response],
 ) -> Answer:
-    """What `answer` says, or `refusal` of one too many."""
+    """Return the result of `answer`, or `refusal` beyond the limit."""
     place.work()
     if crowd.at_work > MAX_AT_WORK and not request.asks_health:
         return refusal(503, f"{MAX_AT_WORK} requests are being processed; try again")

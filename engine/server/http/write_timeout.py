@@ -18,7 +18,7 @@ _ACKNOWLEDGED = struct.Struct("120xQ")  # tcpi_bytes_acked, include/uapi/linux/t
 async def while_it_takes(
     writer: asyncio.StreamWriter, step: Callable[[], Awaitable[object]], seconds: float
 ) -> bool:
-    """Waits for `step`, and does it again as long as the peer has taken something in the last `seconds`;
+    """Run `step`, again and again while the peer has read something in the last `seconds`; return
     whether it came to its end. Each try may be cancelled."""
     before: tuple[int, ...] | None = None
     while True:
@@ -36,7 +36,7 @@ async def while_it_takes(
 
 
 async def part(writer: asyncio.StreamWriter, seconds: float) -> None:
-    """Closes a connection once its peer has everything, or has taken nothing for `seconds`.
+    """Close a connection once its peer has read everything, or nothing for `seconds`.
 
     One that has everything and stays is waited for a moment.
     """
@@ -61,7 +61,7 @@ async def part(writer: asyncio.StreamWriter, seconds: float) -> None:
 
 
 def _queued(writer: asyncio.StreamWriter) -> int:
-    """Bytes in the kernel that the peer has not taken; none of a connection that is over."""
+    """Return the bytes in the kernel that the peer has not read; 0 for a closed connection."""
     peer = _socket(writer)
     if peer is None:
         return 0
@@ -70,13 +70,13 @@ def _queued(writer: asyncio.StreamWriter) -> int:
 
 
 def _socket(writer: asyncio.StreamWriter) -> socket.socket | None:
-    """None of a connection that is over: TLS has no socket then, others a closed one."""
+    """Return the socket, or None of a closed connection: TLS has no socket then, TCP a closed one."""
     peer: socket.socket | None = writer.get_extra_info("socket")
     return None if peer is None or peer.fileno() < 0 else peer
 
 
 def _account(writer: asyncio.StreamWriter) -> tuple[int, ...]:
-    """Numbers that are others when the peer has taken something."""
+    """Return counters that change when the peer reads something."""
     peer = _socket(writer)
     left = (_queued(writer), writer.transport.get_write_buffer_size())
     if peer is None or peer.family == socket.AF_UNIX:

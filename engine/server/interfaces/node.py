@@ -107,7 +107,7 @@ class PortNode(ServedNode, Protocol):
 
     @property
     def api(self) -> ReviewServer | None:
-        """The API server that reviews tokens and access; None without a cluster."""
+        """Return the API server that reviews tokens and access; None without a cluster."""
         ...
 
     @property

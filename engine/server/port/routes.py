@@ -28,7 +28,7 @@ _Serve = Callable[[PortNode, Request, list[str]], Awaitable[Answer]]
 
 
 async def answer(view: PortNode, others: Routes, request: Request) -> Answer:
-    """The answer to any request; `others` are the routes of all doors. Never raises."""
+    """Answer any request; `others` are the routes of all ports. Never raises."""
     first, *rest = request.path[1:].split("/")
     if not view.config.enable_debugging_handlers:
         disabled = without_debugging(request)

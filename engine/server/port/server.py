@@ -87,12 +87,12 @@ class SecurePort:
         self._authorization: Authorization | None = None
 
     def bind(self) -> None:
-        """Takes the port; who connects waits for `start`. Raises `Refused` where it is taken."""
+        """Bind the port; clients wait for `start`. Raise `Refused` if it is in use."""
         if self._socket is None:
             self._socket = bind_tcp(*self._where, "port")
 
     async def start(self) -> None:
-        """Raises InvalidInput for a configuration that makes no sense, Refused for what the machine lacks."""
+        """Start serving. Raise InvalidInput for a wrong configuration, Refused if the machine cannot."""
         config, view = self._view.config, self._view
         self.bind()
         self._authentication = authentication = Authentication(config.authentication, view.api)
@@ -111,7 +111,7 @@ class SecurePort:
         self._listen(tls, partial(self._answer, authentication, authorization))
 
     async def stop(self) -> None:
-        """Closes it and ends every connection; safe to call twice."""
+        """Close the port and end every connection; safe to call twice."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
         if self._accepting is not None:
@@ -263,7 +263,7 @@ def _drop(task: asyncio.Task[None]) -> None:
 async def _shake_hands(
     peer: socket.socket, tls: ServingTLS
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-    """None for a peer that speaks no TLS of ours, or is too slow about it.
+    """Complete the TLS handshake; return None for a peer that fails it or is too slow.
 
     The frames of a failure are cleared: they keep OpenSSL's memory in a cycle, which the garbage collector
     would find late, as it does not know how large it is.

@@ -129,7 +129,7 @@ async def _file(below: str, top: Path) -> Response:
 
 
 def _open(top: Path, below: str) -> FileIO | bytes:
-    """A file, or a directory's page."""
+    """Open a file, or list a directory."""
     with opened(top) as directory:
         handle = open_beneath(directory, below or ".", HANDLE)
         try:
@@ -151,7 +151,7 @@ def _page(handle: int) -> bytes:
 
 
 async def _pieces(file: FileIO) -> AsyncGenerator[bytes, None]:
-    """The first is empty: from then on the file is closed with the pieces' end."""
+    """Yield the file's pieces. The first is empty, so that the generator has started and closes the file."""
     with file:
         yield b""
         while data := await asyncio.to_thread(file.read, PIECE):

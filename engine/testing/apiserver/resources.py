@@ -101,7 +101,7 @@ def _grace(pod: Object, asked: int | None) -> int:
 
 
 def act(store: ObjectStore, path: ResourcePath, value: Object) -> Object:
-    """POST to a subresource: `binding` and `eviction` of a pod, `token` of a service account."""
+    """Handle a POST to a subresource: `binding` and `eviction` of a pod, `token` of a service account."""
     pod = ResourcePath(path.collection, path.resource, path.namespace, path.name, "")
     if path.subresource == "binding":
         known = store.get(pod)
