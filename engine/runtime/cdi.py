@@ -7,6 +7,7 @@ device nodes and mounts are applied, hooks are refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,32 +37,59 @@ def with_devices(config: cri.ContainerConfig, directories: Sequence[Path]) -> cr
 
 
 def _find(kind: str, name: str, directories: Sequence[Path]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the specification and its device. A file that cannot be read hides no device of another file:
+    each driver writes its own.
+    """
+    faults = []
     for directory in reversed(directories):
         for path in sorted(directory.glob("*")) if directory.is_dir() else []:
             if path.suffix not in (".json", ".yaml"):
                 continue
-            document = _read(path)
+            try:
+                document = _read(path)
+            except FileNotFoundError:  # its driver has removed it since the directory was listed
+                continue
+            except InvalidInput as error:
+                faults.append(str(error))
+                continue
             if document.get("kind") == kind:
                 for device in document.get("devices") or []:
                     if device.get("name") == name:
                         return document, device
     where = ", ".join(str(directory) for directory in directories)
-    raise NoSuchObject(f"in no specification file in {where}", subject=f"CDI device {kind}={name}")
+    raise NoSuchObject(
+        "; ".join([f"in no specification file in {where}", *faults[:1]]), subject=f"CDI device {kind}={name}"
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Return a specification with devices that are mappings. Raise FileNotFoundError or InvalidInput."""
     import yaml
 
     try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        text = path.read_text()
+        document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise InvalidInput(str(error), subject=str(path)) from None
     if not isinstance(document, dict):
         raise InvalidInput("expected a mapping", subject=str(path))
+    devices = document.get("devices") or []
+    if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
+        raise InvalidInput("devices: expected a list of mappings", subject=str(path))
     return document
 
 
 def _apply(config: cri.ContainerConfig, edits: Mapping[str, Any], device: str) -> None:
+    try:
+        _apply_edits(config, edits, device)
+    except (KeyError, TypeError, AttributeError) as error:
+        detail = f"containerEdits do not have the form of the specification: {error}"
+        raise InvalidInput(detail, subject=f"CDI device {device}") from None
+
+
+def _apply_edits(config: cri.ContainerConfig, edits: Mapping[str, Any], device: str) -> None:
     if edits.get("hooks"):
         raise Unsupported(
             "its specification has hooks, which this runtime ignores", subject=f"CDI device {device}"

@@ -7,6 +7,8 @@ two claims at once, and overlapping calls for one claim.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +55,10 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
     without doing anything (`HANGS`: it never answers), and `half_done` to the status with which it fails
     after doing its work. `errors` maps a claim's name to its error, `skips` names claims that get no answer,
     and `strays` adds answers for claims that were not requested. `delay` is in seconds.
+
+    With a directory `cdi` the driver writes a CDI specification for each claim that it prepares, and removes
+    it with the claim: a container sees `DRA_<pool>_<device>`, with `_` for every other sign, set to the
+    claim's uid. The driver does not publish ResourceSlices.
     """
 
     def __init__(
@@ -64,12 +70,14 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
         instance: str = "1",
         services: Sequence[str] = ("v1.DRAPlugin", "v1beta1.DRAPlugin"),
         tells_health: bool = False,
+        cdi: Path | None = None,
     ) -> None:
         self.name = name
         self.socket = directory / f"{instance}.sock"
         self.registration = registry / f"{name}-{instance}-reg.sock"
         self.services = services
         self.tells_health = tells_health
+        self.cdi = cdi
         self.faults: dict[str, int] = {}
         self.half_done: dict[str, int] = {}
         self.errors: dict[str, str] = {}
@@ -197,6 +205,8 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
                 if uid != claim.uid and shared:
                     self.wrong.append(f"{min(shared)} prepared for two claims")
             self.prepared[claim.uid] = devices
+            if self.cdi is not None:
+                self._write_specification(self.cdi, claim.uid, devices)
             answer.claims[claim.uid].devices.extend(devices)
         return answer
 
@@ -208,7 +218,26 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
             answer.claims[claim.uid].error = self.errors.get(claim.name, "")
             if claim.name not in self.errors:
                 self.prepared.pop(claim.uid, None)
+                if self.cdi is not None:
+                    self._specification(self.cdi, claim.uid).unlink(missing_ok=True)
         return answer
+
+    def _specification(self, directory: Path, uid: str) -> Path:
+        return directory / f"{self.name}-{uid}.json"
+
+    def _write_specification(self, directory: Path, uid: str, devices: Sequence[wire.Device]) -> None:
+        """Write the file whole under a name that runtimes do not read first: they watch the directory."""
+        listed = [
+            {"name": id.partition("=")[2], "containerEdits": {"env": [f"{_variable(device)}={uid}"]}}
+            for device in devices
+            for id in device.cdi_device_ids
+        ]
+        document = {"cdiVersion": "0.6.0", "kind": f"{self.name}/device", "devices": listed}
+        directory.mkdir(parents=True, exist_ok=True)
+        path = self._specification(directory, uid)
+        written = path.with_suffix(".new")
+        written.write_text(json.dumps(document))
+        written.replace(path)
 
     def _device(self, claim: wire.Claim) -> list[wire.Device]:
         id = f"{self.name}/device={claim.name}"
@@ -217,6 +246,10 @@ class SampleDraDriver(RegistrationServicer, DRAResourceHealthServicer):
 
 def _key(device: wire.Device) -> tuple[str, str, str]:
     return device.pool_name, device.device_name, device.share_id
+
+
+def _variable(device: wire.Device) -> str:
+    return re.sub("[^A-Za-z0-9]", "_", f"DRA_{device.pool_name}_{device.device_name}")
 
 
 def _handlers(name: str, service: str, answer: Callable[..., Any]) -> Any:

@@ -45,7 +45,16 @@ def containerd(tmp_path_factory: pytest.TempPathFactory, busybox_archive: Path) 
 def containerd2(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, busybox_archive: Path
 ) -> Iterator[Containerd]:
-    """Run a private containerd 2, once with each OCI runtime.
+    """Run a private containerd 2, once with each OCI runtime, as `running_containerd2` does."""
+    with running_containerd2(
+        tmp_path_factory.mktemp("containerd2"), busybox_archive, oci_runtime=request.param
+    ) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def running_containerd2(directory: Path, archive: Path, *, oci_runtime: str = "runc") -> Iterator[Containerd]:
+    """Run a containerd 2 below `directory` with the images of `archive`.
 
     Skip without a containerd 2 on the PATH or in the directory that CONTAINERD2_BIN names; a runc or crun in
     that directory takes precedence over the machine's.
@@ -57,17 +66,16 @@ def containerd2(
     binaries = Path(named) if named else None
     if containerd_version(binaries) < (2, 0):
         pytest.skip("needs containerd 2 on the PATH, or CONTAINERD2_BIN, a directory with one")
-    if not shutil.which(request.param, path=f"{named or ''}:{os.environ.get('PATH', '')}"):
-        pytest.skip(f"needs {request.param}")
-    directory = tmp_path_factory.mktemp("containerd2")
-    with Containerd(directory, binaries=binaries, oci_runtime=request.param) as running:
-        running.import_image(busybox_archive)
+    if not shutil.which(oci_runtime, path=f"{named or ''}:{os.environ.get('PATH', '')}"):
+        pytest.skip(f"needs {oci_runtime}")
+    with Containerd(directory, binaries=binaries, oci_runtime=oci_runtime) as running:
+        running.import_image(archive)
         try:
-            running.ctr("run", "--rm", "--runc-binary", request.param, BUSYBOX_TAG, "probe", "/bin/true")
+            running.ctr("run", "--rm", "--runc-binary", oci_runtime, BUSYBOX_TAG, "probe", "/bin/true")
         except RuntimeError as error:
             if "unknown version specified" not in str(error):
                 raise
-            pytest.skip(f"this {request.param} is too old for the containers of containerd 2")
+            pytest.skip(f"this {oci_runtime} is too old for the containers of containerd 2")
         yield running
 
 
