@@ -23,6 +23,7 @@ from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.node import Node
+from engine.node.nodeinfo.options import NodeOptions
 from engine.testing.dra_driver import SampleDraDriver
 from engine.testing.pytest_plugin import running_containerd2
 from tests.cluster.control_plane import ControlPlane, Object, binaries, shown
@@ -103,14 +104,20 @@ class Site:
     async def delete(self, name: str) -> None:
         with contextlib.suppress(ApiError):
             await self.admin.delete(f"{PODS}/{name}", {})
-        async with asyncio.timeout(PATIENCE):
-            while await self.named(PODS, name):
-                await asyncio.sleep(0.05)
+        await eventually(lambda: self.has_none(PODS, name))
 
     async def named(self, path: str, part: str) -> list[str]:
         listed = await self.admin.get(path, Object)
         names = [each["metadata"]["name"] for each in listed["items"]]
         return [name for name in names if part in name]
+
+    async def has_none(self, path: str, part: str) -> bool:
+        return not await self.named(path, part)
+
+    async def running(self) -> list[str]:
+        listed = await self.admin.get(PODS, Object)
+        pods = [each for each in listed["items"] if each["status"].get("phase") == "Running"]
+        return [pod["metadata"]["name"] for pod in pods]
 
     def claims(self) -> list[dict[str, Any]]:
         """The claims that the node says it has prepared."""
@@ -156,7 +163,8 @@ async def site(
     admin = ApiClient(access, Credentials(access, clock=time.time), user_agent="test")
     with tempfile.TemporaryDirectory(prefix="kl-") as short:
         root = Path(short) / "root"
-        node = Node(config=config, runtime_endpoint=str(runtime), root=root, name="n1", kubeconfig=plane.node)
+        options = NodeOptions(kubeconfig=plane.node)
+        node = Node(config=config, runtime_endpoint=str(runtime), root=root, name="n1", options=options)
         await node.start()
         try:
             await shown(admin, f"{NAMESPACE}/serviceaccounts/default", bool)
@@ -261,9 +269,12 @@ async def test_pods_get_their_devices_and_give_them_back(site: Site, driver: Liv
     await site.wants(driver)
     for name in ("a", "b", "c"):
         await site.run(name)
-    async with asyncio.timeout(PATIENCE):
-        while len(running := await phases(site, "Running")) < DEVICES:
-            await asyncio.sleep(0.1)
+
+    async def all_given() -> bool:
+        return len(await site.running()) == DEVICES
+
+    await eventually(all_given)
+    running = await site.running()
     waits = ({"a", "b", "c"} - set(running)).pop()
     for name in running:
         assert any(re.match(driver.variables, each) for each in await site.environment(name, "user"))
@@ -280,11 +291,4 @@ async def test_pods_get_their_devices_and_give_them_back(site: Site, driver: Liv
         await site.delete(name)
     assert site.claims() == []
     assert specifications() == []
-    async with asyncio.timeout(PATIENCE):
-        while await site.named(CLAIMS, ""):
-            await asyncio.sleep(0.1)
-
-
-async def phases(site: Site, phase: str) -> list[str]:
-    listed = await site.admin.get(PODS, Object)
-    return [each["metadata"]["name"] for each in listed["items"] if each["status"].get("phase") == phase]
+    await eventually(lambda: site.has_none(CLAIMS, ""))

@@ -29,7 +29,7 @@ def test_a_broken_file_hides_only_its_own_devices(tmp_path: Path, text: str) -> 
     specify(tmp_path / "b.json", "vendor.example/gpu", {"env": ["GPU=zero"]})
     made = with_devices(asking("vendor.example/gpu=0"), [tmp_path])
     assert [(pair.key, pair.value) for pair in made.envs] == [("GPU", b"zero")]
-    with pytest.raises(NoSuchObject, match=r"other.example/gpu=0: in no specification file in .*a\.json"):
+    with pytest.raises(NoSuchObject, match=r"other\.example/gpu=0: in no specification file in .*a\.json"):
         with_devices(asking("other.example/gpu=0"), [tmp_path])
 
 
@@ -46,5 +46,5 @@ def test_a_file_that_is_removed_meanwhile_is_passed_over(tmp_path: Path) -> None
 )
 def test_edits_of_another_form_refuse_the_device(tmp_path: Path, edits: Any) -> None:
     specify(tmp_path / "a.json", "vendor.example/gpu", edits)
-    with pytest.raises(InvalidInput, match="CDI device vendor.example/gpu=0: containerEdits do not have"):
+    with pytest.raises(InvalidInput, match=r"CDI device vendor\.example/gpu=0: containerEdits do not have"):
         with_devices(asking("vendor.example/gpu=0"), [tmp_path])
