@@ -1,7 +1,9 @@
 """Connects to servers: many parallel requests on one HTTP/2 connection.
 
-For an API server: `http2` is one connection, `pool` the connections to one server, `tls` their certificates;
-only an agent in a cluster imports them. For a unix socket: `grpc_channel`, used for the runtime and plugins.
+`connection` drives one connection over the native core: streams, GOAWAY, requests that were refused. On it,
+for an API server: `http2` speaks HTTP over TLS, `pool` keeps the connections to one server, `tls` their
+certificates; only an agent in a cluster imports them. For a unix socket: `grpc_channel`, used for the runtime
+and plugins.
 The package knows nothing of Kubernetes' objects, and imports only `api` (errors, gRPC codes) and the native
 core.
 """

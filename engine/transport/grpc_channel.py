@@ -1,9 +1,8 @@
 """gRPC calls to a unix socket: many at once on one HTTP/2 connection, each with its deadline.
 
-The native core (`engine._fast.http2`) keeps the protocol; this file moves bytes between it and the socket
-and wakes those who wait. A call that finds no connection opens one; after a failed attempt calls fail at once
-until the back-off (0.1 s to 3 s) has passed. A request that the server says it has not begun with is sent
-once more.
+`connection` keeps the streams; this file moves the bytes of a unix socket, and gives calls and answers the
+form of gRPC. A call that finds no connection opens one; after a failed attempt calls fail at once until the
+back-off (0.1 s to 3 s) has passed. A request that the server has not begun with is sent once more.
 """
 
 from __future__ import annotations
@@ -11,22 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
-from engine._fast.http2.client import (
-    BROKEN,
-    DATA,
-    END,
-    GOAWAY,
-    HEAD,
-    RESET,
-    SETTINGS,
-    ClientConnection,
-    encode,
-)
+from engine._fast.http2.client import ClientConnection, encode
 from engine.api.grpc_codes import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -38,14 +26,11 @@ from engine.api.grpc_codes import (
     UNIMPLEMENTED,
     UNKNOWN,
 )
-
-Fields = list[tuple[bytes, bytes]]
+from engine.transport.connection import PIECE, Arrivals, Fields, MultiplexedConnection, Stream
 
 FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 3.0
-MOST_WAITING, MOST_UNSENT = 10_000, 64 * 1024 * 1024
+MOST_UNSENT = 64 * 1024 * 1024
 ANSWER_WITHIN = 4.0  # seconds that what a server asks beside its answer may wait for the next call
-READ, CALM_SECONDS = 32 * 1024, 1.0  # bytes in one turn of the event loop: at worst 10 ms of work
-_CANCEL, _REFUSED_STREAM = 8, 7
 _PREFIX = 5
 _NOT_ONE = "the response is not exactly one message"
 _OF_RESET = {7: UNAVAILABLE, 8: CANCELLED, 11: RESOURCE_EXHAUSTED, 12: PERMISSION_DENIED}
@@ -74,8 +59,8 @@ class Channel:
     def __init__(self, path: str, *, limit: int) -> None:
         self.path = path
         self.limit = limit
-        self._connection: _Connection | None = None
-        self._retiring: set[_Connection] = set()
+        self._connection: _UnixConnection | None = None
+        self._retiring: set[_UnixConnection] = set()
         self._back_off = FIRST_BACK_OFF
         self._retry_at = 0.0
         self._why = ""
@@ -100,7 +85,7 @@ class Channel:
     async def unary(self, method: str, message: bytes, timeout: float, more: Fields | None = None) -> bytes:
         """The answer to one message, sent with `more`. Raises CallFailed; cancelled, it is taken back."""
         loop = asyncio.get_running_loop()
-        call = _Call(self.limit, loop.create_future())
+        call = _Call(self.limit, loop.create_future(), self._again)
         self._deadlines.put(call, loop, timeout)
         try:
             self._begin(call, _head(method, timeout) + (encode(more) if more else b""), message)
@@ -112,7 +97,7 @@ class Channel:
 
     async def messages(self, method: str, message: bytes) -> AsyncGenerator[bytes, None]:
         """The messages that a server streams, until it ends the call. Raises CallFailed."""
-        call = _Streaming(self.limit, asyncio.get_running_loop())
+        call = _Streaming(self.limit, asyncio.get_running_loop().create_future(), self._again)
         try:
             self._begin(call, _head(method, None), message)
             while (next_one := await call.next()) is not None:
@@ -135,7 +120,7 @@ class Channel:
         call.head, call.body = head, b"\0" + len(message).to_bytes(4, "big") + message
         self._open().begin(call)
 
-    def _open(self) -> _Connection:
+    def _open(self) -> _UnixConnection:
         if self._connection is not None and self._connection.usable:
             return self._connection
         loop = asyncio.get_running_loop()
@@ -150,7 +135,7 @@ class Channel:
             raise CallFailed(UNAVAILABLE, self._why, unsent=True) from None
         if self._connection is not None:
             self._retiring.add(self._connection)
-        self._connection = _Connection(connected, loop, self._lost, self._again)
+        self._connection = _UnixConnection(connected, loop, self._lost)
         return self._connection
 
     def _failed(self, why: str) -> None:
@@ -158,7 +143,7 @@ class Channel:
         self._retry_at = asyncio.get_running_loop().time() + self._back_off
         self._back_off = min(self._back_off * 1.6, LAST_BACK_OFF)
 
-    def _lost(self, connection: _Connection, why: str) -> None:
+    def _lost(self, connection: _UnixConnection, why: str) -> None:
         self._retiring.discard(connection)
         if connection is not self._connection:
             return
@@ -173,7 +158,7 @@ class Channel:
         try:
             self._open().begin(call)
         except CallFailed as error:
-            call.fail(error)
+            call.settle(error)
 
 
 class _Deadlines:
@@ -205,88 +190,44 @@ class _Deadlines:
         self._timer = None
         for call in [call for call, due in self._due.items() if due <= now]:
             del self._due[call]
-            call.fail(CallFailed(DEADLINE_EXCEEDED, "Deadline Exceeded"))
+            call.settle(CallFailed(DEADLINE_EXCEEDED, "Deadline Exceeded"))
         if self._due:
             self._look_at(min(self._due.values()), loop)
 
 
-class _Connection:
-    """One connection's socket and its calls."""
+class _UnixConnection(MultiplexedConnection):
+    """One connection's socket."""
 
     def __init__(
         self,
         connected: socket.socket,
         loop: asyncio.AbstractEventLoop,
-        on_lost: Callable[[_Connection, str], None],
-        again: Callable[[_Call], None],
+        on_lost: Callable[[_UnixConnection, str], None],
     ) -> None:
-        self._core = ClientConnection()
+        super().__init__(ClientConnection(), loop)
         self._socket = connected
-        self._loop = loop
         self._on_lost = on_lost
-        self._again = again
-        self._calls: dict[int, _Call] = {}
-        self._waiting: deque[_Call] = deque()
         self._unsent = bytearray()
-        self._buffer = bytearray(READ)
+        self._buffer = bytearray(PIECE)
         self._view = memoryview(self._buffer)
-        self._lost = False
-        self._calm_at = loop.time() + CALM_SECONDS
-        self.greeted: asyncio.Future[bool] = loop.create_future()
-        """Whether the server has sent its settings before the connection ended."""
         self.ended = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None
         loop.add_reader(connected, self._readable)
 
     @property
-    def usable(self) -> bool:
-        return not self._lost and self._core.usable
-
-    @property
     def settled(self) -> bool:
         return self._core.settled
 
-    def begin(self, call: _Call) -> None:
-        if not self._core.ready:
-            if len(self._waiting) >= MOST_WAITING:
-                raise CallFailed(RESOURCE_EXHAUSTED, f"{MOST_WAITING} calls wait for the server already")
-            call.connection = self
-            self._waiting.append(call)
-            return
-        call.connection = self
-        call.stream = self._core.request(call.head, call.body)
-        self._calls[call.stream] = call
-        self.flush()
-
-    def let_go(self, call: _Call) -> None:
-        """Nobody waits for the call's answer any more."""
-        if call.stream == 0:
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(call)
-        elif self._calls.pop(call.stream, None) is not None:
-            self._core.reset(call.stream, _CANCEL)
-            self._after_a_call()
-            self.flush()
-
-    def taken(self, stream: int, size: int) -> None:
-        self._core.take(stream, size)
-
-    def flush(self) -> None:
-        if self._lost:
-            return
-        data = self._core.output()
+    def _write(self, data: bytes) -> None:
         if self._unsent:
             self._unsent += data
             if len(self._unsent) > MOST_UNSENT:
                 self.lose("the server does not read")
-        elif data and (sent := self._send(data)) < len(data):
+        elif (sent := self._send(data)) < len(data):
             self._unsent += data[sent:]
             self._loop.add_writer(self._socket, self._writable)
 
-    def lose(self, why: str) -> None:
-        if self._lost:
-            return
-        self._lost = True
+    def _shut(self, why: str) -> None:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
@@ -294,16 +235,13 @@ class _Connection:
         if self._later is not None:
             self._later.cancel()
         self._on_lost(self, why)
-        self._greeted(False)
-        begun, self._calls = self._calls, {}
-        for call in begun.values():
-            call.fail(CallFailed(UNAVAILABLE, why))
-        self._begin_elsewhere(self._all_waiting())
 
     def _send(self, data: bytes | bytearray) -> int:
         try:
             return self._socket.send(data)
-        except OSError as error:  # of any other kind: reading tells why
+        except OSError as error:
+            # Any other error ends the connection when the socket is read, which knows the reason, and first
+            # delivers what the server sent before it closed.
             return 0 if isinstance(error, BlockingIOError | InterruptedError) else len(data)
 
     def _writable(self) -> None:
@@ -313,7 +251,7 @@ class _Connection:
             self.flush()
 
     def _flush_later(self) -> None:
-        if self._later is None and not self._lost:
+        if self._later is None and not self.closed:
             self._later = self._loop.call_later(ANSWER_WITHIN, self._flush_now)
 
     def _flush_now(self) -> None:
@@ -321,7 +259,7 @@ class _Connection:
         self.flush()
 
     def _readable(self) -> None:
-        before = len(self._calls)
+        before = len(self._streams)
         try:
             size = self._socket.recv_into(self._buffer)
         except (BlockingIOError, InterruptedError):
@@ -332,108 +270,24 @@ class _Connection:
         if size == 0:
             self.lose("the server closed the connection")
             return
-        if (now := self._loop.time()) >= self._calm_at:
-            self._core.calm()
-            self._calm_at = now + CALM_SECONDS
-        self._heed(size)
-        if len(self._calls) < before:
+        self.receive(self._view[:size])
+        if len(self._streams) < before:
+            # A call has ended. Window updates and acknowledgements go with the next call's request, which
+            # saves a system call; without a next one they go after `ANSWER_WITHIN`.
             self._flush_later()
         else:
             self.flush()
 
-    def _heed(self, size: int) -> None:
-        for kind, stream, what, number in self._core.receive(self._view[:size]):
-            if kind == BROKEN:
-                self.flush()
-                self.lose(f"the server violates HTTP/2 (error {number})")
-                return
-            if kind == SETTINGS:
-                self._greeted(True)
-                self._after_a_call()
-            elif kind == GOAWAY:
-                self._go_away(stream)
-            elif kind == DATA:
-                self._data(stream, what)
-            elif (call := self._calls.get(stream)) is not None:
-                self._tell(call, kind, what, number)
 
-    def _greeted(self, well: bool) -> None:
-        if not self.greeted.done():
-            self.greeted.set_result(well)
+class _Call(Stream):
+    """One call with one answer, which `done` gets. `begin_again` sends it on another connection."""
 
-    def _data(self, stream: int, data: bytes) -> None:
-        call = self._calls.get(stream)
-        if call is None:
-            self._core.take(stream, len(data))
-        else:
-            call.data(data)
+    __slots__ = ("_answer", "_begin_again", "_details", "_http_status", "_limit", "_status", "done")
 
-    def _tell(self, call: _Call, kind: int, fields: Fields, number: int) -> None:
-        if kind == HEAD:
-            call.fields(fields)
-        elif kind == END:
-            del self._calls[call.stream]
-            call.end()
-            self._after_a_call()
-        elif kind == RESET:
-            del self._calls[call.stream]
-            if number == _REFUSED_STREAM and not call.again:
-                self._begin_elsewhere([call])
-            else:
-                text = f"the server reset the call (HTTP/2 error {number})"
-                call.fail(CallFailed(_OF_RESET.get(number, INTERNAL), text))
-            self._after_a_call()
-
-    def _go_away(self, last: int) -> None:
-        """What the server has not begun with goes elsewhere; the rest may end here."""
-        unbegun = [self._calls.pop(stream) for stream in list(self._calls) if stream > last]
-        self._begin_elsewhere(unbegun + self._all_waiting())
-        self._after_a_call()
-
-    def _all_waiting(self) -> list[_Call]:
-        waiting, self._waiting = list(self._waiting), deque()
-        return waiting
-
-    def _begin_elsewhere(self, calls: list[_Call]) -> None:
-        for call in calls:
-            if call.stream:
-                if call.again:
-                    call.fail(CallFailed(UNAVAILABLE, "the server is closing the connection"))
-                    continue
-                call.again, call.stream = True, 0
-            call.connection = None
-            self._again(call)
-
-    def _after_a_call(self) -> None:
-        while self._waiting and self._core.ready:
-            self.begin(self._waiting.popleft())
-        if not self._core.usable and not self._calls and not self._waiting:
-            self._loop.call_soon(self.lose, "the server closed the connection")
-
-
-class _Call:
-    """One call with one answer, which `done` gets."""
-
-    __slots__ = (
-        "_answer",
-        "_details",
-        "_http_status",
-        "_limit",
-        "_status",
-        "again",
-        "body",
-        "connection",
-        "done",
-        "head",
-        "stream",
-    )
-
-    def __init__(self, limit: int, done: asyncio.Future[bytes]) -> None:
-        self.head = self.body = b""
-        self.stream = 0
-        self.again = False
-        self.connection: _Connection | None = None
+    def __init__(self, limit: int, done: asyncio.Future[bytes], begin_again: Callable[[_Call], None]) -> None:
+        super().__init__()
         self.done = done
+        self._begin_again = begin_again
         self._limit = limit
         self._http_status = b""
         self._status: bytes | None = None
@@ -442,11 +296,11 @@ class _Call:
 
     def let_go(self) -> None:
         if self.connection is not None:
-            self.connection.let_go(self)
+            self.connection.release(self)
             self.connection = None
 
     def seen(self) -> None:
-        """Cancelled at the moment of its failure, nobody has asked for that."""
+        """Take note of the failure of a call that was cancelled at that moment, or asyncio would log it."""
         if self.done.done() and not self.done.cancelled():
             self.done.exception()
 
@@ -463,7 +317,7 @@ class _Call:
         self._give_back(len(data))
         self._answer += data
         if 0 < self.checked_size() < len(self._answer):
-            self.fail(CallFailed(INTERNAL, _NOT_ONE))
+            self.settle(CallFailed(INTERNAL, _NOT_ONE))
 
     def checked_size(self) -> int:
         """Return the size of the current message with its prefix, or 0 if it is not known yet."""
@@ -473,22 +327,30 @@ class _Call:
         if not self._answer[0] and size <= self._limit:
             return _PREFIX + size
         if self._answer[0]:
-            self.fail(CallFailed(INTERNAL, "the response is compressed although no compression was offered"))
+            text = "the response is compressed although no compression was offered"
+            self.settle(CallFailed(INTERNAL, text))
         else:
             text = f"an answer of {size} bytes, more than {self._limit}"
-            self.fail(CallFailed(RESOURCE_EXHAUSTED, text))
+            self.settle(CallFailed(RESOURCE_EXHAUSTED, text))
         return 0
 
     def end(self) -> None:
         self.connection = None
         if (failure := self._failure()) is not None:
-            self.fail(failure)
+            self.settle(failure)
         elif not self._answer or len(self._answer) != self.checked_size():
-            self.fail(CallFailed(INTERNAL, _NOT_ONE))
+            self.settle(CallFailed(INTERNAL, _NOT_ONE))
         elif not self.done.done():
             self.done.set_result(bytes(memoryview(self._answer)[_PREFIX:]))
 
-    def fail(self, error: CallFailed) -> None:
+    def fail(self, why: str, code: int | None = None) -> None:
+        self.settle(CallFailed(UNAVAILABLE if code is None else _OF_RESET.get(code, INTERNAL), why))
+
+    def not_begun(self, why: str) -> None:
+        self._begin_again(self)
+
+    def settle(self, error: CallFailed) -> None:
+        """Fail the call, and let the server know if it does not yet."""
         self.let_go()
         if not self.done.done():
             self.done.set_exception(error)
@@ -508,62 +370,52 @@ class _Call:
 
     def _give_back(self, size: int) -> None:
         if self.connection is not None:
-            self.connection.taken(self.stream, size)
+            self.connection.take(self, size)
 
 
 class _Streaming(_Call):
     """One call with many answers. While any of them wait to be read, the server's window stays as it is."""
 
-    __slots__ = ("_ended", "_error", "_held", "_loop", "_messages", "_news")
+    __slots__ = ("_held", "_messages")
 
-    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(limit, loop.create_future())
-        self._loop = loop
-        self._messages: deque[bytes] = deque()
+    def __init__(self, limit: int, done: asyncio.Future[bytes], begin_again: Callable[[_Call], None]) -> None:
+        super().__init__(limit, done, begin_again)
+        self._messages: Arrivals[bytes] = Arrivals()
         self._held = 0
-        self._news = asyncio.Event()
-        self._error: CallFailed | None = None
-        self._ended = False
 
     async def next(self) -> bytes | None:
         """The next message; None at the end of the call."""
-        while not self._messages:
-            if self._error is not None:
-                raise self._error
-            if self._ended:
+        while not self._messages.items:
+            if self._messages.is_over():
                 return None
             if self._held and self.connection is not None:
                 self._give_back(self._held)
                 self._held = 0
                 self.connection.flush()
-            self._news.clear()
-            await self._news.wait()
-        return self._messages.popleft()
+            await self._messages.wait()
+        return self._messages.items.popleft()
 
     def data(self, data: bytes) -> None:
         self._held += len(data)
         self._answer += data
         while 0 < (size := self.checked_size()) <= len(self._answer):
-            self._messages.append(bytes(memoryview(self._answer)[_PREFIX:size]))
+            self._messages.items.append(bytes(memoryview(self._answer)[_PREFIX:size]))
             del self._answer[:size]
-        if not self._messages:
+        if not self._messages.items:
             self._give_back(self._held)
             self._held = 0
-        self._news.set()
+        self._messages.wake()
 
     def end(self) -> None:
         self.connection = None
-        self._ended = True
-        self._error = self._failure()
-        if self._error is None and self._answer:
-            self._error = CallFailed(INTERNAL, "the last message is incomplete")
-        self._news.set()
+        error = self._failure()
+        if error is None and self._answer:
+            error = CallFailed(INTERNAL, "the last message is incomplete")
+        self._messages.end(error)
 
-    def fail(self, error: CallFailed) -> None:
+    def settle(self, error: CallFailed) -> None:
         self.let_go()
-        if not self._ended:
-            self._ended, self._error = True, error
-        self._news.set()
+        self._messages.end(error)
 
 
 def _number(status: bytes, otherwise: int) -> int:

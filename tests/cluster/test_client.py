@@ -8,6 +8,7 @@ import contextlib
 import json
 import ssl
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.metrics import Histogram, Metric, Registry
 from engine.testing.apiserver import ApiServer, ApiServerFault
-from engine.transport.http2 import WINDOW
+from engine.transport.http2 import WINDOW, Exchange
 from engine.transport.tls import ClientTLS
 from tests.cluster.conftest import Connect
 from tests.waiting import PATIENCE
@@ -234,8 +235,7 @@ async def test_a_slow_reader_holds_its_window_and_delays_no_other(server: ApiSer
         for number in range(50):
             put(server, f"big{number}", data=text)
         await client.get(f"{SECRETS}/s", Object)
-        (connection,) = client._pool._connections
-        held = [sum(map(len, each._waiting)) for each in connection._exchanges.values()]
+        held = [sum(map(len, body)) for body in _bodies(client)]
         assert 0 < sum(held) <= WINDOW
         read = 0
         async for line in lines:
@@ -252,7 +252,7 @@ async def test_closed_watches_return_their_window(
     put(server, "big", data="x" * (1 << 20))
     for _ in range(5):
         async with client.lines(SECRETS, {"watch": "1"}):
-            await _until(lambda: any(e._waiting for e in client._pool._connections[0]._exchanges.values()))
+            await _until(lambda: any(_bodies(client)))
     client.timeout = 5
     assert len((await client.get(f"{SECRETS}/big", Object))["data"]) == 1 << 20
     assert {seen.connection for seen in server.requests} == {1}
@@ -287,6 +287,12 @@ async def test_a_silent_connection_is_given_up(
         with pytest.raises(Unavailable, match="the server did not answer a ping"):
             await anext(lines)
     await client.get(f"{SECRETS}/s", Object)
+
+
+def _bodies(client: ApiClient) -> list[Sequence[bytes]]:
+    """What has arrived on the only connection and is not read yet, for each request."""
+    (connection,) = client._pool._connections
+    return [each._body.items for each in connection._streams.values() if isinstance(each, Exchange)]
 
 
 async def _until(holds: Any) -> None:
