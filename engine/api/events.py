@@ -121,8 +121,10 @@ class EventRecorder:
 
 
 def _field_path(pod: Pod, container: str) -> str:
-    if any(each.name == container for each in pod.init_containers):
-        return f"spec.initContainers{{{container}}}"
-    if any(each.name == container for each in pod.ephemeral_containers):
-        return f"spec.ephemeralContainers{{{container}}}"
+    for each in pod.spec.init_containers or ():
+        if each.name == container:
+            return f"spec.initContainers{{{container}}}"
+    for each in pod.spec.ephemeral_containers or ():
+        if each.name == container:
+            return f"spec.ephemeralContainers{{{container}}}"
     return f"spec.containers{{{container}}}"

@@ -6,7 +6,8 @@ supports are kept as plain dicts, so that they can be named when they are refuse
 
 from __future__ import annotations
 
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -475,9 +476,13 @@ class Pod(Struct):
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
-    @property
-    def uid(self) -> str:
-        return self.metadata.uid
+    if TYPE_CHECKING:
+
+        @property
+        def uid(self) -> str: ...
+
+    else:
+        uid = property(attrgetter("metadata.uid"))  # read dozens of times for each sync of a pod
 
     @property
     def full_name(self) -> str:

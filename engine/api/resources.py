@@ -79,11 +79,15 @@ def _pod_level_requests(pod: Pod) -> ResourceList:
 
 def aggregate_requests(pod: Pod) -> ResourceList:
     """Return the sum of the containers' requests, whatever `spec.resources` sets."""
+    if len(pod.spec.containers) == 1 and not pod.spec.init_containers:
+        return dict(pod.spec.containers[0].requests)  # most pods, and several times for each
     return _aggregate([c.requests for c in pod.spec.containers], _init_requests(pod))
 
 
 def aggregate_limits(pod: Pod) -> ResourceList:
     """Return the sum of the containers' limits, whatever `spec.resources` sets."""
+    if len(pod.spec.containers) == 1 and not pod.spec.init_containers:
+        return dict(pod.spec.containers[0].limits)
     return _aggregate(
         [c.limits for c in pod.spec.containers],
         [(c.is_sidecar, c.limits) for c in pod.init_containers],
@@ -93,8 +97,10 @@ def aggregate_limits(pod: Pod) -> ResourceList:
 def pod_requests(pod: Pod) -> ResourceList:
     """Return the requests as admission counts them, overhead included."""
     total = aggregate_requests(pod)
-    total |= _pod_level_requests(pod)
-    _add(total, pod.spec.overhead or {})
+    if pod.spec.resources is not None:
+        total |= _pod_level_requests(pod)
+    if pod.spec.overhead:
+        _add(total, pod.spec.overhead)
     return total
 
 
@@ -142,8 +148,6 @@ def _aggregate(
     containers: Sequence[ResourceList], inits: Sequence[tuple[bool, ResourceList]]
 ) -> ResourceList:
     """Return the sum of containers and sidecars, or the peak of the init phase if that is larger."""
-    if len(containers) == 1 and not inits:
-        return dict(containers[0])  # most pods, and several times for each
     total: ResourceList = {}
     for amounts in containers:
         _add(total, amounts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Annotated, Any
 
 import msgspec
@@ -37,8 +38,11 @@ Uint32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
 def written(value: Any) -> Any:
-    """Declare a field whose default is written out like any other value, as an API server does."""
-    return msgspec.field(default_factory=lambda: value)
+    """Declare a field whose default is written out like any other value, as an API server does.
+
+    A status has some twenty of these; `repeat` returns the value without a call of Python's.
+    """
+    return msgspec.field(default_factory=repeat(value).__next__)
 
 
 def decode_hook(kind: type, value: Any) -> Any:

@@ -87,11 +87,13 @@ class NodeCgroups(ABC):
     def check_annotations(self, pod: Pod) -> None:
         """Check the annotations of a pod. Raises `InvalidInput` for an enabled one with a bad value."""
         rules = self.settings.pods
-        wishes(pod, rules.annotations, rules.device_number)
+        if rules.annotations:
+            wishes(pod, rules.annotations, rules.device_number)
 
     def asked_of(self, pod: Pod) -> dict[str, str]:
         """Return the enabled cgroup annotations of a pod by name, as they are written."""
-        return asked(pod, self.settings.pods.annotations)
+        allowed = self.settings.pods.annotations
+        return asked(pod, allowed) if allowed else {}
 
     def idles(self, pod: Pod) -> bool:
         """Tell whether the pod runs only while nobody else wants the CPU."""

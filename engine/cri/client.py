@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -425,10 +426,6 @@ def _as_ours(name: str, error: CallFailed, endpoint: str) -> Refused:
             return Refused(details, subject=subject, status_text=text)
 
 
-_names: dict[str, str] = {}
-
-
+@cache
 def _snake(name: str) -> str:
-    if name not in _names:
-        _names[name] = "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
-    return _names[name]
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

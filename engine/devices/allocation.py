@@ -128,6 +128,8 @@ class Allocator:
         Raises `SelectionError`, `AllocationError`, `TopologyError` or `Refused`.
         """
         attempt = Attempt(pod, providers=[one for one in self._providers if one.concerns(pod)])
+        if self._policy.name == "none" and not attempt.providers and not self._state.resources:
+            return
         async with self._all_or_nothing(attempt):
             if self._policy.name != "none" and self._policy.scope == "pod":
                 needs = self._kinds(attempt, self._state.pod_needs(pod))

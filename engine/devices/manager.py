@@ -371,7 +371,7 @@ class DeviceManager:
         Returns in any case; callers then admit or reject. `allocate` waits too, within the same
         allowance. A node that admits pods in turn waits here first, where no other pod is behind.
         """
-        while True:
+        while self.state.resources:
             news = self._news
             away = self._away(pod)
             if not away or not await self._wait(pod, awaiting_plugins(away), tell, news):
@@ -388,6 +388,8 @@ class DeviceManager:
 
         Raises `Refused` or `Unavailable` naming the resource; the container is then tried again later.
         """
+        if not self.state.resources:
+            return DeviceRunOptions()
         container = _container(pod, container_name)
         lost = False
         for resource in self.state.needs(container):
@@ -411,6 +413,8 @@ class DeviceManager:
 
     def health(self, pod_uid: str, container_name: str) -> dict[str, dict[str, bool]]:
         """Return a container's devices: resource → device → healthy, as far as known."""
+        if not self.state.resources:
+            return {}
         return {
             entry.resource_name: {
                 device: not self.state.resources[entry.resource_name].inventory.is_unhealthy(device)
@@ -477,6 +481,8 @@ class DeviceManager:
 
     def capacity(self) -> tuple[dict[str, int], dict[str, int], list[str]]:
         """Return (capacity, allocatable, removed resources) in devices, for the node's status."""
+        if not self.state.resources:
+            return {}, {}, []
         capacity, allocatable, removed = self.state.capacity(self._clock())
         if removed:
             self._file.changed()
@@ -489,6 +495,8 @@ class DeviceManager:
         what is allocated (kubelet: `sanitizeNodeAllocatable`). The kubelet asks after the pod got its
         devices; here admission asks before, and the devices that the pod will get count as allocated.
         """
+        if not self.state.resources:
+            return dict(allocatable)
         held = {entry.resource_name for entry in self.state.entries_of(pod.uid)}
         missing = {name: count for name, count in self.state.pod_needs(pod).items() if name not in held}
         if not held and not missing:

@@ -133,10 +133,14 @@ class DeviceState:
 
     def needs(self, container: Container) -> dict[str, int]:
         """Return the devices that the container asks for (its limits), by resource in order of name."""
+        if not self.resources:
+            return {}
         return self._only_devices(container.limits)
 
     def pod_needs(self, pod: Pod) -> dict[str, int]:
         """Return the largest number of devices that the pod needs at any time."""
+        if not self.resources:
+            return {}
         return self._only_devices(pod_limits(pod, overhead=False))
 
     def _only_devices(self, limits: Mapping[str, Quantity]) -> dict[str, int]:

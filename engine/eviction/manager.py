@@ -200,7 +200,8 @@ class EvictionManager:
 
     def admit(self, pod: Pod) -> None:
         """Raise `AdmissionRejected` for a pod that the node rejects under its present pressure."""
-        admission.check(pod, self.tracker.conditions)
+        if self.tracker.conditions:
+            admission.check(pod, self.tracker.conditions)
 
     @property
     def under_pressure(self) -> tuple[str, ...]:

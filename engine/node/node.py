@@ -162,6 +162,7 @@ class Node:
             text = error.strerror or str(error)
             raise Refused(text, subject=error.filename or str(self.root), errno=error.errno) from error
         try:
+            # Nothing ever removes the file: a lock on a removed file excludes nobody who creates it again.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused("another agent is running on this directory", subject=str(self.root)) from None

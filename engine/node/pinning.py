@@ -82,6 +82,8 @@ class Pinning:
 
     def place(self, pod: Pod, container: Container, values: ContainerResources) -> ContainerResources:
         """Add the CPUs and NUMA nodes that a container may use to its configuration for the runtime."""
+        if self.cpus.policy is None and self.memory.policy is None:
+            return values
         return replace(
             values,
             cpuset_cpus=self.cpus.cpuset(pod, container.name),
@@ -125,7 +127,8 @@ class Pinning:
 
     def starting(self, pod: Pod, container: Container) -> None:
         """Give back the memory of init containers that have ended by the time this container starts."""
-        self.memory.container_started(pod, container)
+        if self.memory.policy is not None:
+            self.memory.container_started(pod, container)
 
     # The pod-resources API
 

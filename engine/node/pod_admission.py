@@ -7,13 +7,14 @@ still hold what the pod needs.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any, Final
 
 from engine.admission.verdict import Verdict
-from engine.api.errors import InvalidInput
+from engine.api.errors import InvalidInput, Refused
 from engine.api.lifecycle import AdmissionRejected, TellWaiting
 from engine.api.node import Node
 from engine.api.pod import Pod
@@ -21,19 +22,56 @@ from engine.api.qos import qos_class
 from engine.api.quantity import BINARY_SI, DECIMAL_SI, Quantity
 from engine.api.resources import CPU, MEMORY, pod_requests
 from engine.cgroups.node_cgroups import NodeCgroups
-from engine.cri.records import ContainerRecord, PodRecord
+from engine.cri.records import PodRecord
 from engine.dra.claims import without_claimed
 from engine.dra.locator import ClaimLocator
 from engine.metrics import Registry
 from engine.node.managers import Managers
-from engine.node.nodeinfo.machine_faults import MachineWait
 from engine.node.nodeinfo.node_resources import NodeResources
 from engine.node.spec.host_support import HostSupport
+from engine.node.sync.probing import has_probes
 
 TOPOLOGY_AFFINITY: Final = "TopologyAffinityError"
 INVALID_ANNOTATION: Final = "InvalidCgroupAnnotation"
 
 log = logging.getLogger("kubengine.pods")
+
+
+AWAITING_NODE: Final = "AwaitingNode"
+RETRY_SECONDS = 5.0
+"""Seconds until admission is tried again after such a fault."""
+
+
+def is_of_the_machine(error: BaseException | None) -> bool:
+    """Tell whether the kernel refused an operation of the agent itself, for which the pod is not to blame."""
+    while error is not None:
+        if isinstance(error, OSError) or (isinstance(error, Refused) and error.errno is not None):
+            return True
+        error = error.__cause__
+    return False
+
+
+class MachineWait:
+    """Wait for the machine for `patience` seconds from the first refusal on; `tell` receives the reason."""
+
+    def __init__(self, patience: float, tell: TellWaiting) -> None:
+        self._patience = patience
+        self._tell = tell
+        self._told = ""
+        self._until: float | None = None
+
+    async def goes_on(self, rejected: AdmissionRejected) -> bool:
+        """Return when admission may be tried again; False if the time is over."""
+        now = asyncio.get_running_loop().time()
+        if self._until is None:
+            self._until = now + self._patience
+        if now >= self._until:
+            return False
+        if rejected.message != self._told:
+            self._told = rejected.message
+            await self._tell(AWAITING_NODE, rejected.message)
+        await asyncio.sleep(min(RETRY_SECONDS, self._until - now))
+        return True
 
 
 class PodAdmission:
@@ -88,6 +126,7 @@ class PodAdmission:
 
     def judge(self, pod: Pod) -> Verdict:
         """Decide, and count the pod. Raises `AdmissionRejected`, after which the pod holds nothing."""
+        # Questions about the whole node come first: a pod that they reject claims no devices or victims.
         self._shutting_down()
         self._eviction.admit(pod)
         self._support.check(pod)
@@ -110,6 +149,7 @@ class PodAdmission:
         Raises `AdmissionRejected`, after which the pod holds nothing.
         """
         try:
+            # Where claims have their devices matters only to a policy that aligns NUMA nodes.
             if self._devices.policy.name != "none":
                 await self._locator.locate(pod)
             await self._devices.allocate(without_claimed(pod), self._counted(tell))
@@ -170,7 +210,7 @@ class PodAdmission:
         has = {
             "cgroupAnnotations": self._cgroups.asked_of(pod),
             "cpuIdle": self._cgroups.idles(pod),
-            "probes": self._probes.beyond(pod),
+            "probes": self._probes.beyond(pod) if has_probes(pod) else {},
         }
         return {name: value for name, value in has.items() if value}
 
@@ -184,8 +224,10 @@ class PodAdmission:
 
     def observed(self, pod: Pod, record: PodRecord) -> None:
         """Release what only init containers held, once every app container runs."""
-        if not all(_runs(record.container(container.name)) for container in pod.spec.containers):
-            return
+        for container in pod.spec.containers:
+            newest = record.container(container.name)
+            if newest is None or not newest.running:
+                return
         slimmed = self._devices.app_containers_started(without_claimed(pod))
         if slimmed is not None:
             self._admission.add(slimmed)
@@ -208,7 +250,3 @@ def _quantity(resource: str, amount: int) -> str:
     if resource == CPU:
         return str(Quantity.from_milli(amount))
     return str(Quantity.from_value(amount, BINARY_SI if resource == MEMORY else DECIMAL_SI))
-
-
-def _runs(container: ContainerRecord | None) -> bool:
-    return container is not None and container.running

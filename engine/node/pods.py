@@ -23,10 +23,9 @@ from engine.api.pod import Pod, PodSpec
 from engine.api.qos import is_static
 from engine.api.status import PodStatus
 from engine.cri.records import PodRecord
-from engine.node.nodeinfo import machine_faults
-from engine.node.nodeinfo.machine_faults import is_of_the_machine
+from engine.node import pod_admission
 from engine.node.pod.life import STOPPING, LifeState, PodLife
-from engine.node.pod_admission import PodAdmission
+from engine.node.pod_admission import PodAdmission, is_of_the_machine
 from engine.node.sources.pod_sink import LEAST_GRACE_SECONDS, MANIFEST_URL, MANIFESTS
 from engine.node.sync.actions import pod_is_finished
 from engine.node.sync.operations import PodOperations
@@ -92,6 +91,8 @@ class PodManager:
         before, self._wanted[source] = self._wanted[source], {pod.uid for pod in pods}
         for uid in before - self._wanted[source]:
             self._drop(uid)
+        # Adopt what runs and begin to end orphans before the first new pod is judged: their amounts, ports
+        # and devices are counted, or about to be free, by then.
         new = [pod for pod in pods if not self._goes_on(pod)]
         self._unseen.discard(source)
         if self.known:
@@ -142,6 +143,7 @@ class PodManager:
         elif not leaves:
             self._returning[uid] = pod
         if leaves:
+            # With a grace period of 0 the API server deletes the object at once; containers get a moment.
             known.remove(max(pod.metadata.deletion_grace_period_seconds or 0, LEAST_GRACE_SECONDS))
         return True
 
@@ -181,7 +183,7 @@ class PodManager:
 
     def _try_again_later(self) -> None:
         if self._retrying_later is None:
-            later = asyncio.get_running_loop().call_later(machine_faults.RETRY_SECONDS, self._try_again)
+            later = asyncio.get_running_loop().call_later(pod_admission.RETRY_SECONDS, self._try_again)
             self._retrying_later = later
 
     def _cancel_retries(self) -> None:
@@ -327,6 +329,8 @@ class PodManager:
         pod = worker.pod
         await self._gatekeeper.ready_to_judge(pod, worker.waits_for)
         verdict = await _or_rejected(pod, self._judge(pod))
+        # Judged without its predecessor but started after it: pods of one name share log directories and
+        # host ports.
         earlier = [other for other in self._namesakes[pod.full_name] if other is not worker]
         await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
         await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unaccounted))
@@ -391,6 +395,7 @@ class PodManager:
         wanted = set[str]().union(*self._wanted.values())
         for uid in self._workers.keys() - wanted:
             self._drop(uid)
+        # A copy, because starting a worker may change the records.
         for uid, record in list(self._services.runtime.watch.pods.items()):
             if uid not in wanted:
                 self._end_stranger(record)

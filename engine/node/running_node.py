@@ -339,6 +339,7 @@ class RunningNode:
         await self._volume_manager.start()
         await self._claims.start()
         await self._plugins.start()
+        # Before any source: pods that run are counted before new ones are admitted.
         await wait_for_runtime(self.watch.start)
         await wait_for_runtime(self.runtime_health.start)
         await self._access.settle(self._runtime)
@@ -357,6 +358,8 @@ class RunningNode:
         """Stop, and leave pods running. Every part is stopped even if one fails; then the failures are
         raised.
         """
+        # Sources first, so that no pod is added; the runtime's connection late, since managers use it to the
+        # end.
         await stop_all(
             [
                 self._stop_sources,

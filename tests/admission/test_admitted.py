@@ -59,7 +59,7 @@ def state(admitted: AdmittedPods) -> dict[str, Any]:
 @settings(max_examples=60, deadline=None)
 def test_the_fast_path_admits_the_same_pods_as_the_full_one(fits, fills, taken):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("engine.admission.sums.Ledger", fits.Ledger)
+        patched.setattr("engine.admission.admitted.Ledger", fits.Ledger)
         patched.setattr("engine.tables.pods.Filler", fills.Filler)
         short, long = AdmittedPods(node()), AdmittedPods(node())
         for what, number, spec in taken:

@@ -6,7 +6,7 @@ import pytest
 
 from engine.api.pod import Container
 from engine.cri.client import RuntimeClient
-from engine.node.spec.container_hash import container_hash
+from engine.node.spec.cri_config import container_hash
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
 from engine.wire import cri_v1_pb2 as cri

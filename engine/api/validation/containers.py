@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
-from engine.api.pod import Container, ContainerPort, Pod, Volume, VolumeMount
+from engine.api.defaults import apply_defaults
+from engine.api.pod import (
+    Container,
+    ContainerPort,
+    Pod,
+    PodSecurityContext,
+    PodSpec,
+    Volume,
+    VolumeMount,
+)
+from engine.api.struct import Struct
 from engine.api.validation.environment import environment_problems
 from engine.api.validation.names import NO_API, below, dns_label, is_port, is_port_name, one_of
 from engine.api.validation.probes import probe_problems
@@ -13,6 +24,27 @@ from engine.api.validation.restarts import resize_policy_problems, restart_probl
 from engine.api.validation.security import container_security
 
 PULL_POLICIES = ("Always", "IfNotPresent", "Never", "")
+
+
+BLANK: Final = Pod(spec=PodSpec(containers=[Container()]))
+"""What `apply_defaults` makes of a pod that gives nothing."""
+apply_defaults(BLANK)
+
+
+def given_fields(values: Struct, blank: Struct) -> set[str]:
+    """Return the names of the fields of a spec that differ from those of `blank`.
+
+    Most pods give few of their many fields, so that whole groups of checks have nothing to look at.
+    """
+    return {name for name in values.__struct_fields__ if getattr(values, name) != getattr(blank, name)}
+
+
+def uses_security(pod: Pod) -> bool:
+    """Tell whether the pod or a container gives anything in a security context."""
+    if pod.spec.security_context not in (None, PodSecurityContext()):
+        return True
+    contexts = [container.security_context for container in pod.all_containers]
+    return any(contexts)
 
 
 def container_problems(pod: Pod) -> Iterator[str]:
@@ -50,14 +82,22 @@ def _container(pod: Pod, container: Container, where: str, volumes: Mapping[str,
     yield from one_of(container.image_pull_policy, PULL_POLICIES, f"{where}.imagePullPolicy")
     policies = ("File", "FallbackToLogsOnError", "")
     yield from one_of(container.termination_message_policy, policies, f"{where}.terminationMessagePolicy")
-    yield from restart_problems(container, where)
+    given = given_fields(container, BLANK.spec.containers[0])
+    if not given.isdisjoint(("restart_policy", "restart_policy_rules")):
+        yield from restart_problems(container, where)
     yield from _ports(container.ports or [], f"{where}.ports")
-    yield from container_resources(container.resources, f"{where}.resources")
-    yield from resize_policy_problems(pod, container, where, init=init)
-    yield from environment_problems(container, volumes, where)
-    yield from _mounts(container, where, volumes)
-    yield from probe_problems(pod, container, where, may_have=not init or container.is_sidecar)
-    yield from container_security(pod, container, f"{where}.securityContext")
+    if "resources" in given:
+        yield from container_resources(container.resources, f"{where}.resources")
+    if "resize_policy" in given:
+        yield from resize_policy_problems(pod, container, where, init=init)
+    if not given.isdisjoint(("env", "env_from")):
+        yield from environment_problems(container, volumes, where)
+    if not given.isdisjoint(("volume_mounts", "volume_devices")):
+        yield from _mounts(container, where, volumes)
+    if not given.isdisjoint(("liveness_probe", "readiness_probe", "startup_probe", "lifecycle")):
+        yield from probe_problems(pod, container, where, may_have=not init or container.is_sidecar)
+    if "security_context" in given:
+        yield from container_security(pod, container, f"{where}.securityContext")
 
 
 def _ports(ports: list[ContainerPort], where: str) -> Iterator[str]:

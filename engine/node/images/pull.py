@@ -195,6 +195,7 @@ class ImagePuller:
                 raise StartRefused(waiting, event="Failed", text=text) from error
             pulled_at = self._clock()
             found = await self._look(wanted)
+            # Inside the slot, so that the next pod in line finds the record of the credential.
             if found is not None:
                 await self._access.came(wanted.image, found.reference, credential)
         if found is None:
@@ -255,6 +256,8 @@ class ImagePuller:
         """
         if self._rate is not None and not self._rate.take(time.monotonic()):
             raise Refused("pull QPS exceeded")
+        # Recorded before the pull: an image that arrives after a crash must not pass for one that was
+        # always there and that every pod may use (KEP-2535).
         await self._access.begins(image)
         try:
             credentials: Sequence[Credential | None] = await self._access.credentials(pod, image) or [None]

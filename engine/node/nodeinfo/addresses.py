@@ -159,13 +159,16 @@ def pod_ips(pod: Pod, sandbox: Sequence[str], host_ips: Sequence[str]) -> tuple[
     host's network also keeps its first addresses, and gets the node's second when that appears (kubelet
     v1.36).
     """
-    kept = tuple(known.ip for known in pod.status.pod_ips or ())
-    given = kept if pod.spec.host_network or not sandbox else sandbox
+    given = sandbox
+    if pod.spec.host_network or not sandbox:
+        given = [known.ip for known in pod.status.pod_ips or ()]
     families: dict[bool, str] = {}
     for ip in (*given, *(host_ips if pod.spec.host_network else ())):
         families.setdefault(":" in ip, ip)
+    if len(families) < 2:
+        return tuple(families.values())
     first = ":" in host_ips[0]
-    return tuple(families[is_v6] for is_v6 in (first, not first) if is_v6 in families)
+    return families[first], families[not first]
 
 
 def default_route(family: int) -> str:
@@ -175,6 +178,7 @@ def default_route(family: int) -> str:
             contextlib.suppress(OSError),
             socket.socket(_family(version), socket.SOCK_DGRAM) as probe,
         ):
+            # Connecting a datagram socket sends nothing: the kernel chooses the route and its source address.
             probe.connect((SOMEWHERE[version], 9))
             return str(probe.getsockname()[0])
     return ""

@@ -29,7 +29,7 @@ class NodeResources:
 
     def allocatable(self) -> dict[str, Quantity]:
         _, allocatable, _ = self._devices.capacity()
-        return {**self._allocatable, **_quantities(allocatable)}
+        return {**self._allocatable, **_quantities(allocatable)} if allocatable else dict(self._allocatable)
 
 
 def without_huge_pages(

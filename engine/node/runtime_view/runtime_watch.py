@@ -203,12 +203,14 @@ class RuntimeWatch:
         listed_at = time.monotonic()
         sandboxes, digest = await self._runtime.read_pod_sandboxes(_with_sandbox_digest)
         containers, of_containers = await self._runtime.read_containers(_with_container_digest)
+        # Digests of the raw messages: the lists of a full node are decoded only when something in them moved.
         if (digest, of_containers) != self._agreed:
             changed = self._changed(_sandbox_states(sandboxes) | _container_states(containers))
             if changed:
                 await self._reread_changed(_listed(sandboxes, containers, changed), listed_at)
             else:
                 self._agreed = digest, of_containers
+        # What was heard before this list was requested is part of it, and contradicts nothing any longer.
         self._touched = {uid: at for uid, at in self._touched.items() if at >= listed_at}
         self.last_relist = self._clock()
         self.last_error = ""
@@ -225,6 +227,7 @@ class RuntimeWatch:
             try:
                 await self._reread(uid, listed)
             except Exception as error:
+                # One pod that cannot be read must not hide the changes of the others.
                 failure = failure or error
         if failure is not None:
             raise failure
@@ -355,12 +358,14 @@ class RuntimeWatch:
                 log.info("the runtime has no event stream; relisting every %g s", self._relist_seconds)
                 return
             except Undecodable:
+                # A message that we cannot decode is no outage: the task counts and reports it.
                 raise
             except Refused as error:
                 if self._streaming:
                     log.warning("%s", error)
             finally:
                 settled.cancel()
+                # Nothing reports what happens from here on, so health and views must not trust the stream.
                 if self._streaming:
                     self._stream_lost_at = self._clock()
                     self._streaming = False

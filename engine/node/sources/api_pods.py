@@ -125,9 +125,11 @@ class ApiPods:
             self._forget(uid)
         for pod in wanted:
             self._writer.heard(pod, listed=True)
+        # The list may be older than the node's last report: a pod that has ended here does not begin again.
         here = [pod for pod in wanted if not self._writer.has_left(pod.uid)]
         heard = [(pod.uid, pod.status) for pod in here]
         self._pods.set_desired([self._known_as(pod) for pod in here], API)
+        # Only now are there workers to take the statuses over.
         for uid, status in heard:
             self._pods.hear(uid, status)
             self._say(uid)
@@ -163,6 +165,7 @@ class ApiPods:
             return
         self._seen.pop(pod.uid, None)
         given = pod.metadata.deletion_grace_period_seconds
+        # The object is gone already, yet its containers get a moment to stop.
         grace = None if given is None else max(given, LEAST_GRACE_SECONDS)
         self._pods.remove_pod(pod.uid, API, grace)
 

@@ -109,6 +109,8 @@ class ManifestDirectory:
             await self._look()
             took = loop.time() - began
             patient = loop.time() < patient_until
+            # A manifest that cannot be read yet may belong to a running pod. A list without it would end the
+            # pod, so the first list waits for all files, within limits.
             if not (self._known or (self._unread if patient else self._path in self._unread)):
                 self._known = self._changed = True
             self._tell_changes()
@@ -117,6 +119,7 @@ class ManifestDirectory:
             try:
                 async with asyncio.timeout(pause if self._unread else self._period):
                     await self._dirty.wait()
+                # Tools write several manifests in a row: gather them, but never for longer than a look takes.
                 await asyncio.sleep(min(took, SETTLE_SECONDS))
             except TimeoutError:
                 pass
@@ -140,6 +143,8 @@ class ManifestDirectory:
         if not (self._known and self._changed):
             return
         pods = self._desired()
+        # A manifest that was removed and put back unchanged restarts its pod, as with a kubelet: the list
+        # without the pod ends it, and the next one starts it again.
         if self._back:
             self._on_change([pod for pod in pods if pod.uid not in self._back])
             self._back.clear()
@@ -161,6 +166,7 @@ class ManifestDirectory:
         for count, path in enumerate(unread, 1):
             with self._task.step(STEP_SECONDS):
                 self._changed |= self._read_file(path, held)
+                # Lets pods start that were read before.
                 await asyncio.sleep(0)
                 if count in (told, len(unread)):
                     self._tell_changes()
@@ -203,6 +209,8 @@ class ManifestDirectory:
             else:
                 self._report(error)
             return False
+        # Two writes within one tick of the kernel's clock leave the same mtime, so a stamp proves only
+        # something about a file that is older than a tick.
         if status.st_mtime < time.time() - TICK_SECONDS:
             file.stamp = _stamp(status)
         digest = blake2b(data, digest_size=16).digest()
@@ -247,12 +255,13 @@ class ManifestDirectory:
         pods: list[Pod] = []
         for path, file in sorted(self._files.items()):
             for pod in file.pods:
-                owner = owners.get(pod.full_name) or owners.get(pod.uid)
+                name = pod.full_name
+                owner = owners.get(name) or owners.get(pod.uid)
                 if owner is None:
-                    owners[pod.full_name] = owners[pod.uid] = path
+                    owners[name] = owners[pod.uid] = path
                     pods.append(pod)
                 else:
-                    text = f"metadata.name: pod {pod.full_name} is already defined in {owner}"
+                    text = f"metadata.name: pod {name} is already defined in {owner}"
                     self._report(InvalidInput(text, subject=str(path)))
         self._uids.keep_only(pod.uid for pod in pods)
         return pods

@@ -58,7 +58,8 @@ def static_pod(
     if not meta.name:
         raise InvalidInput("metadata.name: expected a name", subject=origin)
     from_api = pod.annotations.get(SOURCE_ANNOTATION) == SOURCE_API
-    digest = _digest(pod, node_name, origin)
+    qos = compute_qos_class(pod)
+    digest = _digest(pod, node_name, origin, qos)
     if not from_api:
         meta.name = f"{meta.name}-{node_name.lower()}"
     check_pod(pod, origin)
@@ -77,6 +78,8 @@ def static_pod(
     if not from_api and source == SOURCE_FILE:
         pod.spec.tolerations = _tolerating_all(pod.spec.tolerations or [])
     pod.status.phase = "Pending"
+    # Only now: the kubelet's uid is a hash of the pod as its manifest gives it, status included.
+    pod.status.qos_class = qos
     return pod
 
 
@@ -99,11 +102,11 @@ def _new_uid(pod: Pod, given: ObjectMeta, node_name: str, origin: str, source: s
         return digest
 
 
-def _digest(pod: Pod, node_name: str, origin: str) -> str:
+def _digest(pod: Pod, node_name: str, origin: str, qos: str) -> str:
     content = to_builtins(pod.spec)
     for holder in (content, *content.get("containers", ()), *content.get("initContainers", ())):
         for amounts in holder.get("resources", {}).values():
             for name in (CPU, MEMORY) if isinstance(amounts, dict) else ():
                 amounts.pop(name, None)
-    parts = [node_name, origin, to_builtins(pod.metadata), content, compute_qos_class(pod)]
+    parts = [node_name, origin, to_builtins(pod.metadata), content, qos]
     return blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=16).hexdigest()

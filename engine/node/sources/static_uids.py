@@ -14,7 +14,7 @@ from engine.api.pod import Pod
 from engine.api.qos import SOURCE_FILE, SOURCE_HTTP
 from engine.cri.records import PodRecord
 from engine.node.pod.accepted_spec import AcceptedSpecs
-from engine.node.spec.container_hash import container_hash
+from engine.node.spec.cri_config import container_hash
 
 
 class StaticUids:

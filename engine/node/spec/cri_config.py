@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
+from engine._fast.devices.device_checksum import fnv1a
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod, PodSecurityContext
 from engine.api.struct import to_json
 from engine.api.validation.sysctls import dotted
 from engine.cri import labels
 from engine.cri.paths import container_log, pod_log_directory
-from engine.node.spec.container_hash import container_hash
 from engine.node.spec.environment import expand
 from engine.node.spec.security import container_security, sandbox_security
 from engine.wire import cri_v1_pb2 as cri
@@ -226,3 +228,20 @@ def image_mount(container_path: str, reference: str, image: str, sub_path: str) 
 def _absolute(container_path: str) -> str:
     """Make a relative path absolute from the container's root; an absolute one is unchanged."""
     return container_path if container_path.startswith("/") else os.path.normpath(f"/{container_path}")
+
+
+_GO_ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
+
+
+def container_hash(container: Container) -> str:
+    """Compute the 32-bit FNV-1a hash of name and image, in lower-case hexadecimal without padding."""
+    return _hash(container.name, container.image)
+
+
+@lru_cache(4096)
+def _hash(name: str, image: str) -> str:
+    """Compute the hash; cached, because each look at a running container compares it."""
+    picked = {"image": image, "name": name}
+    written = json.dumps(picked, separators=(",", ":"), ensure_ascii=False).translate(_GO_ESCAPES)
+    printed = f"([]uint8)[{' '.join(map(str, written.encode()))}]"
+    return f"{fnv1a(printed.encode()):x}"

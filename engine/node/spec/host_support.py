@@ -6,7 +6,7 @@ Source: kubelet v1.36 (`lifecycle` AppArmor and predicate handlers, `apparmor` v
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,16 @@ from engine.api.lifecycle import AdmissionRejected
 from engine.api.pod import Pod
 from engine.node.runtime_view.runtime_health import RuntimeFeatures
 from engine.node.spec.security import APPARMOR_ANNOTATION, app_armor_profile
-from engine.node.spec.unsupported_fields import unsupported_fields
+
+POD_LEVEL_CLAIMS: Final = "claims are supported for containers, not for the pod as a whole"
+
+
+def unsupported_fields(pod: Pod) -> Iterator[str]:
+    """Return each unsupported field as `field: reason`."""
+    resources = pod.spec.resources
+    if resources is not None and resources.claims:
+        yield f"spec.resources.claims: {POD_LEVEL_CLAIMS}"
+
 
 APP_ARMOR: Final = "AppArmor"
 UNSUPPORTED: Final = "UnsupportedPodFields"
@@ -45,8 +54,9 @@ class HostSupport:
         unsupported = "; ".join(unsupported_fields(pod))
         if unsupported:
             raise AdmissionRejected(UNSUPPORTED, unsupported)
-        self._sysctls.check(pod)
         context = pod.spec.security_context
+        if context is not None and context.sysctls:
+            self._sysctls.check(pod)
         strict = context is not None and context.supplemental_groups_policy == "Strict"
         if strict and not self._features().supplemental_groups_policy:
             text = "SupplementalGroupsPolicy=Strict is not supported in this node"

@@ -10,13 +10,95 @@ Rules: kubelet v1.32 with sidecar containers (KEP-753), and restart rules and ep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from engine.api.pod import Container, Pod
+from engine.api.pod import Container, ContainerRestartRule, Pod
 from engine.cri.records import CREATED, EXITED, UNKNOWN, ContainerRecord, PodRecord
 from engine.node.sync.ephemeral_containers import ephemeral_containers_to_start
-from engine.node.sync.restart_rules import has_initialized, pod_restarts, policy_of, should_restart, to_reset
+
+RESTART = "Restart"
+RESTART_ALL = "RestartAllContainers"
+
+
+def matching_rule(container: Container, exit_code: int) -> ContainerRestartRule | None:
+    """Return the first rule that matches the exit code."""
+    for rule in container.restart_policy_rules or []:
+        codes = rule.exit_codes
+        if codes is None or codes.operator not in ("In", "NotIn"):
+            continue
+        if (exit_code in (codes.values or [])) == (codes.operator == "In"):
+            return rule
+    return None
+
+
+def policy_of(pod: Pod, container: Container) -> str:
+    """Return the container's own restart policy, or the pod's."""
+    return container.restart_policy or pod.spec.restart_policy or "Always"
+
+
+def should_restart(pod: Pod, container: Container, exit_code: int) -> bool:
+    """Decide by a matching rule, or else by the policy."""
+    if container.restart_policy is not None:
+        rule = matching_rule(container, exit_code)
+        if rule is not None and rule.action in (RESTART, RESTART_ALL):
+            return True
+    policy = policy_of(pod, container)
+    return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
+
+
+def has_initialized(pod: Pod, record: PodRecord) -> bool:
+    """Tell whether ordinary init containers are done: a regular container has existed in this sandbox."""
+    sandbox = record.sandbox
+    names = {container.name for container in pod.spec.containers}
+    return sandbox is not None and any(
+        c.name in names and c.sandbox_id == sandbox.id for c in record.containers
+    )
+
+
+def restarts_all(container: Container, exited: ContainerRecord) -> bool:
+    """Tell whether this exit of a container restarts all containers of the pod."""
+    if exited.state != EXITED:
+        return False
+    rule = matching_rule(container, exited.exit_code)
+    return rule is not None and rule.action == RESTART_ALL
+
+
+def could_restart_all(pod: Pod) -> bool:
+    """Tell whether any container has a rule that restarts all containers."""
+    for container in pod.all_containers:
+        for rule in container.restart_policy_rules or ():
+            if rule.action == RESTART_ALL:
+                return True
+    return False
+
+
+def pod_restarts(pod: Pod, record: PodRecord) -> bool:
+    """Tell whether a container has exited so that all containers restart."""
+    return could_restart_all(pod) and any(
+        newest is not None and restarts_all(container, newest)
+        for container in pod.all_containers
+        for newest in [record.container(container.name)]
+    )
+
+
+def to_reset(pod: Pod, record: PodRecord) -> list[ContainerRecord]:
+    """Return all containers of the pod in the order in which they are removed.
+
+    Regular containers go before init containers. Containers whose exit triggered the restart go last, so
+    that a restarted agent recognizes an unfinished reset and resumes it.
+    """
+    found = [*_records(pod.spec.containers, record), *_records(pod.init_containers, record)]
+    victims = [copy for container, copy in found if not restarts_all(container, copy)]
+    return [*victims, *(copy for container, copy in found if restarts_all(container, copy))]
+
+
+def _records(containers: list[Container], record: PodRecord) -> Iterator[tuple[Container, ContainerRecord]]:
+    for container in containers:
+        for copy in record.containers:
+            if copy.name == container.name:
+                yield container, copy
+
 
 Hash = Callable[[Container], str]
 
@@ -71,7 +153,9 @@ def compute_pod_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_h
     changed, attempt = _sandbox_changed(pod, record)
     if changed:
         return _recreate(pod, record, attempt)
-    actions = PodActions(start=list(ephemeral_containers_to_start(pod, record)))
+    actions = PodActions()
+    if pod.spec.ephemeral_containers:
+        actions.start.extend(ephemeral_containers_to_start(pod, record))
     if not has_initialized(pod, record):
         if not _init_phase(pod, record, actions, health, spec_hash):
             return actions
@@ -83,7 +167,7 @@ def compute_pod_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_h
 
 def pod_is_finished(pod: Pod, record: PodRecord) -> bool:
     """Tell whether every container has ended for good, or an init container has failed for good."""
-    if any(init_failed_for_good(pod, container, record) for container in pod.init_containers):
+    if any(init_failed_for_good(pod, container, record) for container in pod.spec.init_containers or ()):
         return True
     for container in pod.spec.containers:
         newest = record.container(container.name)
@@ -123,6 +207,7 @@ def _sandbox_changed(pod: Pod, record: PodRecord) -> tuple[bool, int]:
 
 def _recreate(pod: Pod, record: PodRecord, attempt: int) -> PodActions:
     actions = PodActions(kill_pod=not record.empty, attempt=attempt)
+    # A pod that never restarts gets no second sandbox once something of it has run.
     if pod.spec.restart_policy == "Never" and attempt != 0 and record.containers:
         actions.finished = True
         return actions
@@ -131,8 +216,8 @@ def _recreate(pod: Pod, record: PodRecord, attempt: int) -> PodActions:
         actions.finished = True
         return actions
     actions.create_sandbox = True
-    if pod.init_containers:
-        actions.start = [pod.init_containers[0]]
+    if pod.spec.init_containers:
+        actions.start = [pod.spec.init_containers[0]]
     else:
         actions.start = wanted
     return actions
@@ -155,7 +240,7 @@ def _current(record: PodRecord, name: str) -> ContainerRecord | None:
 
 def _init_phase(pod: Pod, record: PodRecord, actions: PodActions, health: HealthOf, spec_hash: Hash) -> bool:
     """Advance the init containers by one step; return true when the regular containers may start."""
-    newest = [_current(record, container.name) for container in pod.init_containers]
+    newest = [_current(record, container.name) for container in pod.spec.init_containers or ()]
     last = max((i for i, found in enumerate(newest) if found is not None), default=-1)
     for index, container in enumerate(pod.init_containers):
         found = newest[index]
@@ -200,7 +285,7 @@ def _advance_sidecar(
 def _keep_sidecars(
     pod: Pod, record: PodRecord, actions: PodActions, health: HealthOf, spec_hash: Hash
 ) -> None:
-    for container in pod.init_containers:
+    for container in pod.spec.init_containers or ():
         if container.is_sidecar:
             _advance_sidecar(container, _current(record, container.name), actions, health, spec_hash)
 

@@ -7,17 +7,18 @@ import dataclasses
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
 from engine.api.errors import InvalidInput, Missing
-from engine.api.pod import Container, Pod, VolumeMount
+from engine.api.pod import Container, EphemeralContainer, Pod, VolumeMount
 from engine.api.quantity import Quantity
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cri.paths import logged_attempts, pod_log_directory
 from engine.cri.records import PodRecord
 from engine.devices.run_options import DeviceRunOptions
-from engine.dra.claims import without_claimed
+from engine.dra.claims import has_claims, without_claimed
 from engine.host.node_context import NodeContext
 from engine.node.controlplane.cluster_objects import ClusterObjects, config_maps_of, secrets_of
 from engine.node.images.pull import PresentImage
@@ -42,6 +43,7 @@ from engine.wire import cri_v1_pb2 as cri
 
 T = TypeVar("T")
 _RESOURCES = tuple(field.name for field in dataclasses.fields(ContainerResources))
+_AMOUNTS = attrgetter(*_RESOURCES)
 
 
 class ContainerConfigBuilder:
@@ -83,7 +85,7 @@ class ContainerConfigBuilder:
         """
         image = images[""]
         assert record.sandbox is not None
-        claimed = self._allocations.claims.container_devices(pod, container)
+        claimed = self._allocations.claims.container_devices(pod, container) if has_claims(pod) else []
         grant = await self._allocations.devices.container_config(without_claimed(pod), container.name)
         ips = pod_ips(pod, record.sandbox.ips, self._addresses.ips)
         files = await asyncio.to_thread(env_files, container, volumes) if container.env else {}
@@ -108,10 +110,13 @@ class ContainerConfigBuilder:
                 )
             ),
             users=_users(sandbox),
-            target_id=target_id(container, record),
+            target_id=target_id(container, record) if isinstance(container, EphemeralContainer) else "",
             seccomp_root=self._context.root / "seccomp",
-            devices=[*block_devices(pod, container, volumes), *grant.devices],
-            cdi_devices=_cdi_devices(claimed, grant),
+            devices=[
+                *(block_devices(pod, container, volumes) if container.volume_devices else ()),
+                *grant.devices,
+            ],
+            cdi_devices=_cdi_devices(claimed, grant) if claimed or grant.cdi_devices else [],
             annotations=grant.annotations,
         )
         return cri_config.container_config(pod, container, inputs, self._context.config)
@@ -132,7 +137,7 @@ class ContainerConfigBuilder:
         return EnvSources(
             pod_ips=ips,
             host_ips=self._addresses.ips,
-            allocatable=self._allocatable(),
+            allocatable=self._allocatable() if container.env else {},
             services=objects.services(),
             config_maps=await _named(config_maps_of(container), partial(objects.config_map, pod)),
             secrets=await _named(secrets_of(container), partial(objects.secret, pod)),
@@ -256,8 +261,10 @@ async def _named(wanted: Mapping[str, bool], get: Callable[[str], Awaitable[T]])
 
 def cri_resources(values: ContainerResources) -> cri.LinuxContainerResources:
     """Convert the values of `engine.cgroups` to CRI; huge pages become (size, limit) pairs."""
-    fields = {name: getattr(values, name) for name in _RESOURCES}
+    fields = dict(zip(_RESOURCES, _AMOUNTS(values), strict=True))
     limits = fields.pop("hugepage_limits")
+    if not limits:
+        return cri.LinuxContainerResources(**fields)
     return cri.LinuxContainerResources(
         **fields,
         hugepage_limits=[cri.HugepageLimit(page_size=size, limit=limit) for size, limit in limits.items()],

@@ -12,8 +12,20 @@ from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.node.pod.readiness_record import ReadinessRecords
 from engine.node.sync.actions import ContainerHealth
 from engine.probes.manager import ProbeManager
+from engine.probes.probe_annotations import ANNOTATION
 
 _STATES: dict[int, str] = {RUNNING: "running", EXITED: "terminated"}
+
+
+UNPROBED = ContainerHealth()
+
+
+def has_probes(pod: Pod) -> bool:
+    """Tell whether the pod has probes, or the annotation about them."""
+    for container in pod.all_containers:
+        if container.readiness_probe or container.liveness_probe or container.startup_probe:
+            return True
+    return ANNOTATION in pod.annotations
 
 
 class Probing:
@@ -21,7 +33,9 @@ class Probing:
         self.probes = probes
         self._kept = kept
         self._probed: set[str] = set()
-        """Uids of the pods on this node that have probes."""
+        """Uids of the pods on this node that have probes; all others count as started and ready."""
+        self._recorded: set[str] = set()
+        """Uids of those whose readiness is recorded."""
 
     async def stop(self) -> None:
         """Stop, after pending readiness records are written."""
@@ -29,12 +43,17 @@ class Probing:
 
     def accepted(self, pod: Pod) -> None:
         """Start probing the pod."""
+        if not has_probes(pod):
+            return
+        self._probed.add(pod.uid)
         if any(c.readiness_probe or c.startup_probe for c in pod.all_containers):
-            self._probed.add(pod.uid)
+            self._recorded.add(pod.uid)
         self.probes.add_pod(pod, restored=self._restored(pod.uid))
 
     def observed(self, pod: Pod, record: PodRecord) -> None:
         """Update the probes from the runtime's record of the pod."""
+        if pod.uid not in self._probed:
+            return
         sandbox = record.sandbox
         ip = pod.status.pod_ip or (sandbox.ips[0] if sandbox is not None and sandbox.ips else "")
         ready = sandbox.id if sandbox is not None and sandbox.ready else ""
@@ -56,24 +75,29 @@ class Probing:
     def released(self, uid: str) -> None:
         self.probes.remove_pod(uid)
         self._probed.discard(uid)
+        self._recorded.discard(uid)
         self._kept.forget(uid)
 
     def health(self, uid: str, container: ContainerRecord) -> ContainerHealth:
+        if uid not in self._probed:
+            return UNPROBED
         started = self.probes.is_started(uid, container.name, container.id)
         return ContainerHealth(started, self.probes.failed(uid, container.name, container.id))
 
     def ready(self, uid: str, container: ContainerRecord) -> bool:
-        return container.running and self.probes.is_ready(uid, container.name, container.id)
+        return container.running and (
+            uid not in self._probed or self.probes.is_ready(uid, container.name, container.id)
+        )
 
     def remember(self, pod: Pod) -> None:
         """Store the readiness that the status reports, if it has changed."""
-        if pod.uid in self._probed:
+        if pod.uid in self._recorded:
             statuses = _statuses(pod.status)
             known = {s.name: (s.container_id, s.ready, bool(s.started)) for s in statuses if s.container_id}
             self._kept.write(pod.uid, known)
 
     def _restored(self, uid: str) -> PodStatus | None:
-        known = self._kept.read(uid) if uid in self._probed else {}
+        known = self._kept.read(uid) if uid in self._recorded else {}
         if not known:
             return None
         return PodStatus(

@@ -124,7 +124,9 @@ class SandboxStarter:
                 cgroup_parent=cgroup_parent,
                 dns=pod_dns(pod, self._context.config, self._addresses.first),
                 hostname=sandbox_hostname(pod, self._context.config.cluster_domain),
-                users=self._allocations.users.of(pod, handler, self._runtime.health.features),
+                users=self._allocations.users.of(pod, handler, self._runtime.health.features)
+                if pod.spec.host_users is False
+                else None,
                 overhead=cri_resources(self._allocations.cgroups.overhead_resources(pod)),
                 resources=cri_resources(self._allocations.cgroups.sandbox_resources(pod)),
             )
@@ -184,11 +186,11 @@ class ContainerStarter:
         record = self._runtime.watch.pod(pod.uid)
         attempt = await self._next_attempt(pod, container, record)
         assert record.sandbox is not None
+        # Image GC must not remove an image between the look for it and the container that uses it.
         async with contextlib.AsyncExitStack() as leases:
-            images = {
-                wanted.volume: await self._present(pod, wanted, sandbox, slot, leases)
-                for wanted in wanted_images(pod, container)
-            }
+            images: dict[str, PresentImage] = {}
+            for wanted in wanted_images(pod, container):
+                images[wanted.volume] = await self._present(pod, wanted, sandbox, slot, leases)
             await slot.take()
             try:
                 config = await self._configs.build(
@@ -275,6 +277,8 @@ class ContainerStarter:
         except NotFound:
             pass
         except Refused as error:
+            # The runtime takes it for created while its process runs; without the process the next removal
+            # succeeds.
             self._allocations.cgroups.kill_container(pod.uid, newest.id)
             await self._runtime.watch.refresh_container(pod.uid, newest.id, newest.sandbox_id, notify=False)
             text = f"cannot remove the remains of an interrupted start: {error.message}"

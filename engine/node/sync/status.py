@@ -20,6 +20,7 @@ from engine.api.status import (
     ContainerState,
     ContainerStateRunning,
     ContainerStateTerminated,
+    ContainerStateWaiting,
     ContainerStatus,
     ContainerUser,
     LinuxContainerUser,
@@ -33,9 +34,8 @@ from engine.api.status import (
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.node.nodeinfo.addresses import pod_ips
 from engine.node.pod.state import Waiting
+from engine.node.sync.actions import could_restart_all, has_initialized, pod_restarts, should_restart
 from engine.node.sync.ephemeral_containers import known_begun
-from engine.node.sync.missing_containers import known_last_end, status_of_unseen
-from engine.node.sync.restart_rules import could_restart_all, has_initialized, pod_restarts, should_restart
 
 RESTARTING_ALL = "RestartingAllContainers"
 RESTARTING_ALL_TEXT = "The container is removed because RestartAllContainers in place"
@@ -87,6 +87,7 @@ def _bound_messages(pod: Pod, status: PodStatus) -> None:
         for shown in statuses or ():
             for state in (shown.state, shown.last_state):
                 ended = state.terminated
+                # A character has up to 4 bytes in UTF-8, so a shorter message fits without being encoded.
                 if ended is not None and len(ended.message) > share // 4:
                     ended.message = ended.message.encode()[:share].decode(errors="ignore")
 
@@ -109,7 +110,7 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
             resource_claim_statuses=pod.status.resource_claim_statuses,
             extended_resource_claim_status=pod.status.extended_resource_claim_status,
         )
-    init = [_container_status(pod, c, record, inputs, is_init=True) for c in pod.init_containers]
+    init = [_container_status(pod, c, record, inputs, is_init=True) for c in pod.spec.init_containers or ()]
     main = [_container_status(pod, c, record, inputs, is_init=False) for c in pod.spec.containers]
     for shown in main:
         held = [*_devices(inputs.devices(shown.name)), *inputs.claimed(shown.name)]
@@ -121,7 +122,9 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         start_time=_time(inputs.start_time or 0),
         init_container_statuses=init or None,
         container_statuses=sorted(main, key=by_name) or None,
-        ephemeral_container_statuses=sorted(_ephemeral_statuses(pod, record, inputs), key=by_name) or None,
+        ephemeral_container_statuses=sorted(_ephemeral_statuses(pod, record, inputs), key=by_name)
+        if pod.spec.ephemeral_containers
+        else None,
         qos_class=qos_class(pod),
         resource_claim_statuses=pod.status.resource_claim_statuses,
         extended_resource_claim_status=pod.status.extended_resource_claim_status,
@@ -180,7 +183,7 @@ def _phase(
 ) -> str:
     """Compute the phase; `terminated` means that nothing of the pod runs or will run."""
     pending = waiting = running = False
-    for container, status in zip(pod.init_containers, init, strict=True):
+    for container, status in zip(pod.spec.init_containers or (), init, strict=True):
         ended = _ended(status)
         if container.is_sidecar:
             running |= status.state.running is not None
@@ -264,6 +267,7 @@ def _container_status(
     ended = _terminated(newest, inputs)
     if newest.state == RUNNING:
         status.state.running = ContainerStateRunning(started_at=_time(newest.started_at))
+        # A container is ready only once its startup probe has succeeded (KEP-950).
         status.started = inputs.started(newest)
         status.ready = status.started and inputs.ready(newest) and (not is_init or container.is_sidecar)
     elif newest.state == EXITED and waiting is not None:
@@ -280,6 +284,7 @@ def _container_status(
     if previous is not None and previous.state == EXITED:
         status.last_state = ContainerState(terminated=_terminated(previous, inputs))
     elif previous is None and status.last_state.terminated is None:
+        # Only the newest dead container is kept; how the one before ended stands only in the last status.
         status.last_state.terminated = known_last_end(pod, container.name, status.container_id)
     return status
 
@@ -343,10 +348,10 @@ def _conditions(
     done = status.phase in (SUCCEEDED, FAILED)
     incomplete = [
         s.name
-        for c, s in zip(pod.init_containers, init, strict=True)
+        for c, s in zip(pod.spec.init_containers or (), init, strict=True)
         if not (s.started if c.is_sidecar else s.ready)
     ]
-    sidecars = [s for c, s in zip(pod.init_containers, init, strict=True) if c.is_sidecar]
+    sidecars = [s for c, s in zip(pod.spec.init_containers or (), init, strict=True) if c.is_sidecar]
     unready = [s.name for s in (*sidecars, *main) if not s.ready]
     sandbox = record.sandbox
     network = sandbox is not None and sandbox.ready and not done
@@ -452,3 +457,62 @@ def _boolean(value: bool) -> str:
 
 def _time(seconds: float) -> datetime | None:
     return whole_second(seconds) if seconds > 0 else None
+
+
+_INITIALIZED = (
+    "Unable to get init container status from container runtime and pod has been initialized, "
+    "treat it as exited normally"
+)
+
+
+def status_of_unseen(
+    pod: Pod, blank: ContainerStatus, why: ContainerStateWaiting | None, *, past: bool
+) -> ContainerStatus:
+    """Fill in `blank` with what `pod.status` says about the container.
+
+    `why` is the reason why it has not started, if the node tried. `past` is true if the pod has reached the
+    containers after it, so that it will not be started again.
+    """
+    known = _known(pod, blank.name) or blank
+    ended = known.state.terminated
+    if ended is not None and why is None:
+        return known
+    blank.restart_count = known.restart_count
+    blank.last_state = ContainerState(terminated=ended) if ended is not None else known.last_state
+    if why is None and past:
+        blank.state = ContainerState(terminated=_treated_as_done())
+        blank.ready = True
+        return blank
+    if why is None and known.state.running is not None:
+        if blank.last_state.terminated is None:
+            blank.last_state = ContainerState(terminated=lost_end())
+        if pod.metadata.deletion_timestamp is None:
+            blank.restart_count += 1
+    not_yet = "PodInitializing" if pod.spec.init_containers else "ContainerCreating"
+    blank.state = ContainerState(waiting=why or ContainerStateWaiting(reason=not_yet))
+    return blank
+
+
+def known_last_end(pod: Pod, name: str, container_id: str) -> ContainerStateTerminated | None:
+    """Return how the container before `container_id` ended, as `pod.status` says; None if it says nothing.
+
+    The runtime may not hold that container any longer: only the newest dead ones are kept.
+    """
+    known = _known(pod, name)
+    if known is None:
+        return None
+    for ended in (known.state.terminated, known.last_state.terminated):
+        if ended is not None and ended.container_id != container_id:
+            return ended
+    return None
+
+
+def _known(pod: Pod, name: str) -> ContainerStatus | None:
+    status = pod.status
+    all_known = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+    known: ContainerStatus | None = next((each for each in all_known if each.name == name), None)
+    return known and msgspec.structs.replace(known)
+
+
+def _treated_as_done() -> ContainerStateTerminated:
+    return ContainerStateTerminated(exit_code=0, reason="Completed", message=_INITIALIZED)

@@ -8,7 +8,7 @@ from engine.api.pod import Pod
 from engine.api.status import ResourceAmounts
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.resize import status_resources
-from engine.cri.records import ContainerRecord, PodRecord
+from engine.cri.records import EXITED, ContainerRecord, PodRecord
 from engine.host.node_context import NodeContext
 from engine.node.controlplane.control_plane import ControlPlane
 from engine.node.nodeinfo.addresses import HostAddresses
@@ -51,9 +51,11 @@ class StatusPublisher:
         if state.sealed and state.pod.status.phase in (SUCCEEDED, FAILED):
             return
         record = self._runtime.watch.pod(state.pod.uid)
-        state.messages = await read_messages(
-            state.pod, record, state.messages, root=self._context.root, logs=self._logs
-        )
+        ended = [c for c in record.containers if c.state == EXITED]
+        if ended or state.messages:
+            state.messages = await read_messages(
+                state.pod, ended, state.messages, root=self._context.root, logs=self._logs
+            )
         # Read only now, since the pod may have ended during the wait above. A status computed from here on
         # shows the end, so it is the last one; an earlier one must not be sealed.
         state.sealed = state.life.final
@@ -84,7 +86,9 @@ class StatusPublisher:
             end=end,
             devices=lambda container: allocations.devices.health(uid, container) if self._health else {},
             claimed=lambda container: (
-                allocations.claims.device_status(pod, container) if self._health else ()
+                allocations.claims.device_status(pod, container)
+                if self._health and pod.spec.resource_claims
+                else ()
             ),
             start_time=state.started_at,
             terminated=rejected or life.stopped,

@@ -19,11 +19,13 @@ from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, Pod
 from engine.api.qos import is_static
 from engine.cri.records import CREATED, EXITED, ContainerRecord
+from engine.dra.claims import has_claims
 from engine.node.images.pull import StartRefused
 from engine.node.pod.life import LifeEvent
+from engine.node.pod.resize import Resize
 from engine.node.pod.state import PodState, Waiting
 from engine.node.pod.termination_record import TerminationRecord
-from engine.node.spec.container_hash import container_hash
+from engine.node.spec.cri_config import container_hash
 from engine.node.sync.actions import PodActions, compute_pod_actions
 from engine.node.sync.operations import PodOperations
 from engine.node.sync.services import Services
@@ -108,7 +110,8 @@ class PodSync:
             services.context.recorder.pod(state.pod, NORMAL, "DeadlineExceeded", text)
             return SyncResult(event=LifeEvent.FAIL, end=PodEnd("DeadlineExceeded", text))
         idle = state.resize is None and not state.waiting
-        await self._resize()
+        if state.resize is not None:
+            await self._resize(state.resize)
         await self._accept(state.pod)
         actions = compute_pod_actions(
             state.pod,
@@ -127,27 +130,29 @@ class PodSync:
             end = PodEnd(refused.reason, f"Pod was rejected: {refused.message}")
             return SyncResult(event=LifeEvent.FAIL, end=end)
         await self._prepare_claims(actions)
-        delay = None if actions.nothing else await self._act(actions)
-        if actions.nothing:
+        nothing = actions.nothing
+        delay = None if nothing else await self._act(actions)
+        if nothing:
             state.waiting.clear()
             self._sandbox = None  # frees some KiB; built again for the next container
-        await self._operations.stopper.remove_dead(services.runtime.watch.pod(state.pod.uid))
-        delay = min((d for d in (delay, deadline) if d is not None), default=None)
-        return SyncResult(delay, idle=idle and actions.nothing)
+        record = services.runtime.watch.pod(state.pod.uid)
+        if len(record.sandboxes) > 1 or len({c.name for c in record.containers}) < len(record.containers):
+            await self._operations.stopper.remove_dead(record)
+        if deadline is not None:
+            delay = deadline if delay is None else min(delay, deadline)
+        return SyncResult(delay, idle=idle and nothing)
 
     def _deadline(self) -> float | None:
         """Return the seconds until `activeDeadlineSeconds` ends the pod, or None without a deadline."""
         seconds = self._state.pod.spec.active_deadline_seconds
         return None if seconds is None else self._state.started_at + seconds - self._services.context.clock()
 
-    async def _resize(self) -> None:
+    async def _resize(self, resize: Resize) -> None:
         """Carry out a pending resize. Meanwhile the source may have asked for another resize or
         another spec.
         """
         state = self._state
-        before, resize = state.pod, state.resize
-        if resize is None:
-            return
+        before = state.pod
         resized = await self._operations.resizer.carry_out(before, resize, self.publish)
         if resized is None:
             return
@@ -191,7 +196,7 @@ class PodSync:
         """Before a sandbox, since its containers may need what drivers make for the pod; and where the record
         of an earlier agent is lost."""
         pod, claims = self._state.pod, self._services.allocations.claims
-        if actions.create_sandbox or not claims.knows(pod):
+        if has_claims(pod) and (actions.create_sandbox or not claims.knows(pod)):
             try:
                 await claims.prepare(pod)
             except (InvalidInput, Refused) as error:
@@ -200,6 +205,7 @@ class PodSync:
     async def _act(self, actions: PodActions) -> float | None:
         pod, services, operations = self._state.pod, self._services, self._operations
         record = services.runtime.watch.pod(pod.uid)
+        # Records are newest first; reversed, the newest of each name wins.
         ended = {c.name: c for c in reversed(record.containers) if c.state == EXITED}
         if actions.kill_pod:
             await operations.stopper.stop_pod(pod, record, lambda c: grace_seconds(pod, c))
@@ -221,10 +227,10 @@ class PodSync:
                 )
             if actions.create_sandbox:
                 await operations.sandboxes.start_sandbox(pod, self._sandbox, handler)
-            delays = [
-                await self._start(container, slot, ended.get(container.name), killed.get(container.name, ""))
-                for container in actions.start
-            ]
+            delays: list[float | None] = []
+            for container in actions.start:
+                name = container.name
+                delays.append(await self._start(container, slot, ended.get(name), killed.get(name, "")))
         waits = [delay for delay in delays if delay is not None]
         return 0.0 if None in delays or not delays else min(waits)
 
@@ -262,6 +268,7 @@ class PodSync:
             services.starts.backoff.attempt(key, ended.finished_at, now)
         assert self._volumes is not None
         assert self._sandbox is not None
+        # The runtime may have lost the earlier containers; their count goes on, as the kubelet's does.
         least = max(self._state.restarts.get(name, 0), self._state.past.get(name, 0))
         before = services.runtime.watch.pod(pod.uid).container(name)
         try:
@@ -270,6 +277,7 @@ class PodSync:
                     pod, container, self._volumes, self._sandbox, slot, least
                 )
         except StartRefused as refused:
+            # The runtime may have carried out a call that failed, for example after a time-out.
             services.runtime.watch.doubt()
             return self._refuse(container, refused)
         self._state.waiting.pop(name, None)

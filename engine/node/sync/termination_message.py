@@ -7,10 +7,11 @@ cannot reach, without following links, and only if they are regular files.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.api.pod import Pod
-from engine.cri.records import EXITED, ContainerRecord, PodRecord
+from engine.cri.records import ContainerRecord
 from engine.host.safe_open import opened_parent, read_regular
 
 MAX_FILE_BYTES = 4096
@@ -20,10 +21,9 @@ READ_TIMEOUT = 10.0
 
 
 async def read_messages(
-    pod: Pod, record: PodRecord, known: dict[str, str], *, root: Path, logs: Path
+    pod: Pod, ended: Sequence[ContainerRecord], known: Mapping[str, str], *, root: Path, logs: Path
 ) -> dict[str, str]:
     """Return the messages of the ended containers by container id: `known` ones, others read in a thread."""
-    ended = [c for c in record.containers if c.state == EXITED]
     messages = {c.id: known[c.id] for c in ended if c.id in known}
     if len(messages) == len(ended):
         return messages

@@ -104,6 +104,7 @@ class PodWorker:
         if known_start is None and life.state is LifeState.ADMITTING:
             services.metrics.seen(pod.uid, now, len(pod.spec.containers))
         self._state = PodState(pod, life, known_start or now, past=dict(past), sealed=life.final)
+        self.life = life
         self._services = services
         self._enter = enter
         self._on_transition = moved_on
@@ -122,10 +123,6 @@ class PodWorker:
     @property
     def pod(self) -> Pod:
         return self._state.pod
-
-    @property
-    def life(self) -> PodLife:
-        return self._state.life
 
     @property
     def past(self) -> Mapping[str, int]:
@@ -168,6 +165,7 @@ class PodWorker:
 
     def retry(self) -> None:
         """Try admission again, because the pod may fit now."""
+        # An admission that is under way has judged the pod as it was.
         if self.life.state is LifeState.ADMITTING:
             self._interrupt()
             self._release()
@@ -206,6 +204,7 @@ class PodWorker:
         """Wait until nothing of a terminating pod runs. Raises the first refusal."""
         refusal = asyncio.get_running_loop().create_future()
         self._refusals.append(refusal)
+        # Many callers wait for one future; a caller that gives up must not cancel it for the others.
         stopped = asyncio.shield(self._stopped)
         try:
             await asyncio.wait({stopped, refusal}, return_when=asyncio.FIRST_COMPLETED)
@@ -225,25 +224,26 @@ class PodWorker:
 
     def describe(self, metadata: ObjectMeta) -> None:
         """Take changed labels and annotations of the same pod."""
-        self.pod.metadata = metadata
+        self._state.pod.metadata = metadata
         self.wanted.metadata = metadata
-        self._services.volumes.manager.described(self.pod)
+        self._services.volumes.manager.described(self._state.pod)
         self._wake.set()
 
     def hear(self, heard: PodStatus) -> None:
         """Take over what others write into the status that the API has."""
-        status = with_others(self.pod.status, heard)
-        if self.life.holds and status != self.pod.status:
-            self.pod.status = status
+        status = with_others(self._state.pod.status, heard)
+        if self.life.holds and status != self._state.pod.status:
+            self._state.pod.status = status
             self._wake.set()
 
     def _tell(self, event: LifeEvent, end: PodEnd | None = None, grace: int | None = None) -> None:
         for action in self.life.tell(event, end, grace):
             if action is Action.INTERRUPT:
-                self._services.probes.ending(self.pod.uid)
+                # First the probes: a failed liveness probe must not restart what is being ended.
+                self._services.probes.ending(self._state.pod.uid)
                 self._interrupt()
             elif action is Action.LEAVE:
-                self._services.admission.leaves(self.pod.uid)
+                self._services.admission.leaves(self._state.pod.uid)
             elif action is Action.HASTEN:
                 self._sync.shorten_grace()
             else:
@@ -252,8 +252,8 @@ class PodWorker:
 
     def _release(self) -> None:
         """Release everything that the pod holds of the node."""
-        self._services.admission.released(self.pod)
-        self._services.probes.released(self.pod.uid)
+        self._services.admission.released(self._state.pod)
+        self._services.probes.released(self._state.pod.uid)
 
     def _interrupt(self) -> None:
         if self._busy and asyncio.current_task() is not self._task:
@@ -282,60 +282,68 @@ class PodWorker:
     # The life of the pod
 
     async def _run(self) -> None:
-        while self.life.state is not LifeState.REMOVED:
+        while (state := self.life.state) is not LifeState.REMOVED:
+            interruptible = state in (LifeState.ADMITTING, LifeState.WORKING)
+            self._busy = interruptible
             try:
-                await self._live(self.life.state)
+                await self._work_of(state)()
+            except asyncio.CancelledError:
+                # `_interrupt` has ended this work, wherever it was; any other cancellation ends the worker.
+                if not interruptible or self._abandoned or self._busy or self._task.uncancel() > 0:
+                    raise
             except Exception as error:
+                self._busy = False
                 await asyncio.sleep(await self._failed(error))
+            finally:
+                self._busy = False
 
-    async def _live(self, state: LifeState) -> None:
-        """Do the work of each state until the state changes."""
-        if state is LifeState.ADMITTING:
-            await self._interruptible(self._admit)
-        elif state is LifeState.WORKING:
-            await self._interruptible(self._work)
-        elif state in (LifeState.FAILING, LifeState.LEAVING):
-            await self._end()
-        elif state is LifeState.CLEANING_UP:
-            await self._persist("removing", self._sync.clean_up)
-            self._tell(LifeEvent.FREED)
-        elif state is LifeState.REPORTING:
-            await self._sync.publish()
-            await self._services.control_plane.end_known(self.pod)
-            self._tell(LifeEvent.KNOWN)
-        elif state is LifeState.REMOVING:
-            began = self._services.context.clock()
-            with self._span("syncTerminatedPod"):
-                await self._persist("removing", self._sync.sync_terminated)
-            self._services.metrics.worked("terminated", self._seconds_since(began))
-            self._tell(LifeEvent.REMOVED)
-            self._services.metrics.forget(self.pod.uid)
-            self._gone.set_result(None)
-            self._on_transition(self)
-        else:
-            if state is LifeState.FINISHED and not self._sync.recorded:
-                await self._sync.record_end()
-            if state in (LifeState.FINISHED, LifeState.FAILED):
-                await self._sync.leave_volumes()
-            self._wake.clear()
-            if self.life.state is state:
-                await self._wake.wait()
+    def _work_of(self, state: LifeState) -> Callable[[], Awaitable[None]]:
+        """Return what is done for a pod in this state, until the state changes."""
+        return {
+            LifeState.ADMITTING: self._admit,
+            LifeState.WORKING: self._work,
+            LifeState.FAILING: self._end,
+            LifeState.LEAVING: self._end,
+            LifeState.CLEANING_UP: self._clean_up,
+            LifeState.REPORTING: self._report,
+            LifeState.REMOVING: self._remove,
+        }.get(state, self._rest)
 
-    async def _interruptible(self, activity: Callable[[], Awaitable[None]]) -> None:
-        """Run until `_interrupt` cancels it, wherever it is."""
-        self._busy = True
-        try:
-            await activity()
-        except asyncio.CancelledError:
-            if self._abandoned or self._busy or self._task.uncancel() > 0:
-                raise
-        finally:
-            self._busy = False
+    async def _clean_up(self) -> None:
+        await self._persist("removing", self._sync.clean_up)
+        self._tell(LifeEvent.FREED)
+
+    async def _report(self) -> None:
+        """Wait until the source knows the last status, which is computed from what is removed then."""
+        await self._sync.publish()
+        await self._services.control_plane.end_known(self._state.pod)
+        self._tell(LifeEvent.KNOWN)
+
+    async def _remove(self) -> None:
+        began = self._services.context.clock()
+        with self._span("syncTerminatedPod"):
+            await self._persist("removing", self._sync.sync_terminated)
+        self._services.metrics.worked("terminated", self._seconds_since(began))
+        self._tell(LifeEvent.REMOVED)
+        self._services.metrics.forget(self._state.pod.uid)
+        self._gone.set_result(None)
+        self._on_transition(self)
+
+    async def _rest(self) -> None:
+        """Sleep while there is nothing to do for the pod: it was rejected, or it has ended."""
+        state = self.life.state
+        if state is LifeState.FINISHED and not self._sync.recorded:
+            await self._sync.record_end()
+        if state in (LifeState.FINISHED, LifeState.FAILED):
+            await self._sync.leave_volumes()
+        self._wake.clear()
+        if self.life.state is state:
+            await self._wake.wait()
 
     async def waits_for(self, reason: str, message: str) -> None:
         """Show in the status why the pod has to wait for admission."""
         self._state.waiting_reason = Waiting(reason, message)
-        self._services.context.recorder.pod(self.pod, NORMAL, reason, message)
+        self._services.context.recorder.pod(self._state.pod, NORMAL, reason, message)
         self._decided("waiting", f"{reason}: {message}")
         await self._sync.publish()
 
@@ -349,7 +357,9 @@ class PodWorker:
             if rejected.reason != self._said_rejected:
                 self._said_rejected = rejected.reason
                 self._services.metrics.rejected(rejected.reason)
-                self._services.context.recorder.pod(self.pod, WARNING, rejected.reason, rejected.message)
+                self._services.context.recorder.pod(
+                    self._state.pod, WARNING, rejected.reason, rejected.message
+                )
                 self._decided("refused", f"{rejected.reason}: {rejected.message}")
             await self._sync.publish()
         else:
@@ -359,7 +369,7 @@ class PodWorker:
     def _decided(self, outcome: str, reason: str) -> None:
         services = self._services
         services.context.decisions.pod(
-            self.pod, "admission", outcome, reason, services.admission.judged_by(self.pod)
+            self._state.pod, "admission", outcome, reason, services.admission.judged_by(self._state.pod)
         )
 
     async def _work(self) -> None:
@@ -367,6 +377,7 @@ class PodWorker:
             self._services.metrics.began(self._seconds_since(self._seen))
         began: float | None = None
         while self.life.state is LifeState.WORKING:
+            # Cleared before the state is read, so that a change from here on causes another sync.
             self._wake.clear()
             if began is None:
                 began = self._services.context.clock()
@@ -394,10 +405,10 @@ class PodWorker:
 
     def _span(self, name: str) -> AbstractContextManager[object]:
         """Record a stretch of work as a span with the attributes of the kubelet's."""
-        meta = self.pod.metadata
+        meta = self._state.pod.metadata
         attributes = {
             "k8s.pod.uid": meta.uid,
-            "k8s.pod": self.pod.full_name,
+            "k8s.pod": self._state.pod.full_name,
             "k8s.pod.name": meta.name,
             "k8s.namespace.name": meta.namespace,
         }
@@ -437,7 +448,7 @@ class PodWorker:
                 delay = await self._failed(error, doing)
                 for refusal in self._refusals:
                     if not refusal.done():
-                        refusal.set_exception(_as_ours(error, self.pod))
+                        refusal.set_exception(_as_ours(error, self._state.pod))
                 await asyncio.sleep(delay)
             else:
                 return
@@ -452,8 +463,8 @@ class PodWorker:
         if str(error) != self._said_failed:
             self._said_failed = str(error)
             if not expected:
-                log.error("pod %s: unexpected error", self.pod.full_name, exc_info=error)
-            services.context.recorder.pod(self.pod, WARNING, *_failure_event(error, doing))
+                log.error("pod %s: unexpected error", self._state.pod.full_name, exc_info=error)
+            services.context.recorder.pod(self._state.pod, WARNING, *_failure_event(error, doing))
         self._failures += 1
         delay = retry_seconds(self._failures)
         with contextlib.suppress(Exception):  # publishing the status may be the operation that failed

@@ -175,8 +175,11 @@ class VolumeManager:
         try:
             async with kept.lock:
                 kept.stale = False
-                contents = await self._contents(kept)
-                bound = await self._with_directories(kept.pod, await self._bound(kept.pod))
+                contents: dict[str, Contents] = {}
+                bound: dict[str, BoundVolume] = {}
+                if kept.pod.spec.volumes:
+                    contents = await self._contents(kept)
+                    bound = await self._with_directories(kept.pod, await self._bound(kept.pod))
                 given: dict[str, Given] = {**contents, **bound}
                 if kept.left:
                     raise VolumeRefused("the pod's volumes are being removed")
@@ -184,15 +187,17 @@ class VolumeManager:
                     set_up = partial(self._volumes.set_up, durations=durations)
                     allocatable = self._shown.allocatable()
                     paths = await asyncio.to_thread(set_up, kept.pod, given, allocatable=allocatable)
-                specs = {volume.name: volume for volume in used_volumes(kept.pod)}
-                made_here = {
-                    name: self._made(specs[name], bound.get(name), path) for name, path in paths.items()
-                }
-                volumes = made_here | await self._of_drivers(kept, bound)
-                await self._grow_at_mount(kept.pod, volumes)
+                volumes: dict[str, MadeVolume] = {}
+                if kept.pod.spec.volumes:
+                    specs = {volume.name: volume for volume in used_volumes(kept.pod)}
+                    made_here = {
+                        name: self._made(specs[name], bound.get(name), path) for name, path in paths.items()
+                    }
+                    volumes = made_here | await self._of_drivers(kept, bound)
+                    await self._grow_at_mount(kept.pod, volumes)
+                    self._look_again_at(kept, contents)
                 kept.made = volumes
                 kept.shown = True
-                self._look_again_at(kept, contents)
             if kept.stale:
                 self._changed(kept.pod.uid)
         except Exception as error:

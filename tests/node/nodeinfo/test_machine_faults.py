@@ -17,8 +17,9 @@ import pytest
 from engine.api.duration import Duration
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.lifecycle import AdmissionRejected
-from engine.node.nodeinfo import machine_faults
-from engine.node.nodeinfo.machine_faults import is_of_the_machine
+from engine.api.pod import Pod
+from engine.node import pod_admission
+from engine.node.pod_admission import is_of_the_machine
 from engine.node.sync.probing import Probing
 from engine.runtime.hollow import HollowRuntime
 from tests.cluster_rig import Cluster
@@ -48,7 +49,7 @@ class JoinedDevices(DeviceRig):
 
 @pytest.fixture
 async def rig(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[JoinedDevices]:
-    monkeypatch.setattr(machine_faults, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(pod_admission, "RETRY_SECONDS", 0.05)
     with tempfile.TemporaryDirectory(prefix="km-") as short:
         async with HollowRuntime(Path(short) / "cri.sock") as runtime:
             rig = JoinedDevices(Path(short), runtime)
@@ -127,17 +128,17 @@ async def test_a_pod_of_a_cluster_waits_only_until_its_limit(
 async def test_resources_are_released_when_the_last_step_fails(
     rig: JoinedDevices, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    restored, failures = Probing._restored, 0
+    accepted, failures = Probing.accepted, 0
 
-    def short_of_descriptors(self: Probing, uid: str) -> object:
+    def short_of_descriptors(self: Probing, pod: Pod) -> None:
         nonlocal failures
         failures += 1
         if failures < 3:
             shortage = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             raise Unavailable("cannot be read", subject="readiness.json") from shortage
-        return restored(self, uid)
+        accepted(self, pod)
 
-    monkeypatch.setattr(Probing, "_restored", short_of_descriptors)
+    monkeypatch.setattr(Probing, "accepted", short_of_descriptors)
     await rig.start()
     await rig.plugin(1)
     await cluster.run("ours", containers=[WITH_DEVICE])

@@ -27,7 +27,7 @@ from engine.node.pod.accepted_spec import AcceptedSpecs
 from engine.node.sources import manifests as sources
 from engine.node.sources.manifests import ManifestDirectory
 from engine.node.sources.static_uids import StaticUids
-from engine.node.spec.container_hash import container_hash
+from engine.node.spec.cri_config import container_hash
 from tests.waiting import eventually
 
 OPERATIONS = int(os.environ.get("KUBENGINE_MANIFEST_OPERATIONS", "2000"))

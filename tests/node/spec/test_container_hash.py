@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.api.pod import Container
-from engine.node.spec.container_hash import container_hash
+from engine.node.spec.cri_config import container_hash
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from engine.cri.records import (
     PodRecord,
     SandboxRecord,
 )
-from engine.node.spec.container_hash import container_hash
+from engine.node.spec.cri_config import container_hash
 from engine.node.sync.actions import ContainerHealth, compute_pod_actions
 
 HEALTHY = ContainerHealth()

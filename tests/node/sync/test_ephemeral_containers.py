@@ -13,7 +13,7 @@ from engine.api.resources import pod_requests
 from engine.cri.records import CREATED, EXITED, RUNNING, UNKNOWN, PodRecord
 from engine.node.logs.container_logs import spec_of
 from engine.node.pod.state import Waiting
-from engine.node.spec.container_hash import container_hash
+from engine.node.spec.cri_config import container_hash
 from engine.node.sync.actions import compute_pod_actions
 from engine.node.sync.ephemeral_containers import target_id
 from engine.runtime.hollow import HollowRuntime

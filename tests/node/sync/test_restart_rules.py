@@ -12,9 +12,8 @@ from engine.api.pod import (
     PodSpec,
 )
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.node.spec.container_hash import container_hash
-from engine.node.sync.actions import ContainerHealth, compute_pod_actions
-from engine.node.sync.restart_rules import should_restart, to_reset
+from engine.node.spec.cri_config import container_hash
+from engine.node.sync.actions import ContainerHealth, compute_pod_actions, should_restart, to_reset
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
 from tests.waiting import eventually

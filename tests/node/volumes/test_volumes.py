@@ -35,7 +35,7 @@ from engine.api.pod import (
     VolumeProjection,
 )
 from engine.api.quantity import Quantity
-from engine.cri.records import EXITED, ContainerRecord, PodRecord
+from engine.cri.records import EXITED, ContainerRecord
 from engine.host.mounts import mounts_below, unmount_below
 from engine.node.controlplane.cluster_objects import NoCluster
 from engine.node.sync.termination_message import read_messages, termination_message
@@ -455,10 +455,9 @@ async def test_each_is_read_once_and_what_hangs_is_given_up(
 ) -> None:
     (tmp_path / "file").write_text("first")
     container = ended(message_path=str(tmp_path / "file"))
-    record = PodRecord(uid="u1", name="p", namespace="default", containers=[container])
-    messages = await read_messages(pod(), record, {}, root=tmp_path, logs=tmp_path)
+    messages = await read_messages(pod(), [container], {}, root=tmp_path, logs=tmp_path)
     (tmp_path / "file").write_text("second")
-    messages = await read_messages(pod(), record, messages, root=tmp_path, logs=tmp_path)
+    messages = await read_messages(pod(), [container], messages, root=tmp_path, logs=tmp_path)
     assert messages == {container.id: "first"}
     released = asyncio.Event()
 
@@ -468,7 +467,7 @@ async def test_each_is_read_once_and_what_hangs_is_given_up(
 
     monkeypatch.setattr("engine.node.sync.termination_message.asyncio.to_thread", hang)
     monkeypatch.setattr("engine.node.sync.termination_message.READ_TIMEOUT", 0.0)
-    messages = await read_messages(pod(), record, {}, root=tmp_path, logs=tmp_path)
+    messages = await read_messages(pod(), [container], {}, root=tmp_path, logs=tmp_path)
     assert "no answer" in messages[container.id]
 
 
