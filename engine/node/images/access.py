@@ -166,6 +166,7 @@ class ImageAccess:
             same, placed = own.credential_hash in hashes, (own.namespace, own.name, own.uid) in places
             if not (same or placed):
                 continue
+            # A full record cannot take the new content of a known secret: the pod has to pull with it.
             if not same and len(secrets) >= MOST_SECRETS:
                 continue
             if same != placed and len(secrets) < MOST_SECRETS:

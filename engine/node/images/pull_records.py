@@ -176,6 +176,7 @@ class PullRecords:
             ids.add(reference)
             for name in names.intersection(tags):
                 self.allow(name, reference, None)
+        # Only now, so that an agent that dies in between does the same again.
         for name in names:
             self.failed(name)
         self.prune(ids, math.inf)
@@ -189,6 +190,7 @@ class PullRecords:
             if file.name in kept:
                 continue
             record = _read(file, _pulled)
+            # Records have whole seconds: one of the second of the look may be newer than the look.
             if record is None or record.written_at + 1 <= looked_at:
                 with self._changing():
                     file.unlink(missing_ok=True)

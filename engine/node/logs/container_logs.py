@@ -171,6 +171,7 @@ class LogText:
             at = nanoseconds(time.decode("ascii"))
         except (InvalidInput, UnicodeDecodeError):
             return b""
+        # The next line continues a partial one, so its newline is only the log format's.
         if tags.split(b":")[0] == b"P":
             text = text.removesuffix(b"\n")
         out = b""

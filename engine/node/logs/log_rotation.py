@@ -97,6 +97,7 @@ class LogRotation:
 
     async def _look(self) -> None:
         logs = {container.log_path: container for container in self._running() if container.log_path}
+        # One iterator for all workers, so that each log is taken by one of them.
         large = iter(await asyncio.to_thread(_larger_than, self._max_size, list(logs)))
 
         async def work() -> None:
@@ -124,6 +125,7 @@ class LogRotation:
             try:
                 await self._runtime.reopen_container_log(container.id)
             except Refused:
+                # The runtime still writes to the open file: under its old name the next look finds it again.
                 with contextlib.suppress(OSError):
                     moved.rename(held)
                 raise

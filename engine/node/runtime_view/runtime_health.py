@@ -146,6 +146,7 @@ class RuntimeHealth:
         well = not self.problems()
         answered = True
         while True:
+            # A doubt shortens only the long wait: a runtime that is not well is asked often anyway.
             if well and answered:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CHECK_WHEN_WELL_SECONDS):

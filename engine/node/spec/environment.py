@@ -77,6 +77,7 @@ def container_environment(pod: Pod, container: Container, given: EnvSources) -> 
             value = _from_source(pod, container, variable.value_from, given)
         if value is not None:
             variables[variable.name] = value
+    # A variable of the container replaces one of a service, and keeps its place behind all of them.
     return {**links, **variables} if links else variables
 
 

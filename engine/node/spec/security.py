@@ -198,6 +198,7 @@ def _seccomp(profile: SecurityProfile | None, root: Path, default: bool) -> cri.
 
 
 def _groups(context: PodSecurityContext) -> list[int]:
+    # The files of volumes belong to fsGroup, so every process of the pod is in it.
     of_files = [context.fs_group] if context.fs_group is not None else []
     return [*of_files, *(context.supplemental_groups or [])]
 

@@ -139,6 +139,7 @@ class PodResizer:
         async def update(name: str, values: ContainerResources) -> None:
             container = running.get(name)
             if container is not None:
+                # The kernel refuses a burst above the quota, so there is none while the quota changes.
                 self._allocations.cgroups.set_burst(new, container.id, 0)
                 await self._runtime.client.update_container_resources(container.id, cri_resources(values))
                 self._allocations.cgroups.set_burst(new, container.id, values.cpu_quota)
