@@ -11,7 +11,7 @@ TEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 PYTEST_ALL := $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 KERNELS := $(foreach d,engine/_fast engine/_fast/*,$(wildcard $(d)/*.pyx $(d)/*.pxd $(d)/*.h))
 
-C_FILES := $(wildcard engine/_fast/*.h engine/_fast/*/*.h engine/testing/*.c fuzz/*.c bench/*.c)
+C_FILES := $(wildcard engine/_fast/*.h engine/_fast/*/*.h engine/testing/*.c fuzz/*.c bench/*.c tests/chaos/*.c)
 
 # A Python that is new enough, or nothing; `make PYTHON=/path/to/python3.12 test` overrides it.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -111,16 +111,18 @@ MEMORY_HOGS ?= 100
 DISK_PRESSURES ?= 100
 SATURATED_PROBES ?= 2500
 CONNECTIONS ?= 10000
+CLOCK_JUMPS ?= 100
 chaos: build
 	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_RESTARTS=$(CHAOS_POINTS) KUBENGINE_CLAIM_KILLS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 \
 	KUBENGINE_MANIFEST_OPERATIONS=$(MANIFEST_OPERATIONS) KUBENGINE_KEPT_DAMAGES=$(KEPT_DAMAGES) \
 	KUBENGINE_MEMORY_HOGS=$(MEMORY_HOGS) KUBENGINE_DISK_PRESSURES=$(DISK_PRESSURES) \
 	KUBENGINE_SATURATED_PROBES=$(SATURATED_PROBES) KUBENGINE_CONNECTIONS=$(CONNECTIONS) \
+	KUBENGINE_CLOCK_JUMPS=$(CLOCK_JUMPS) \
 	  $(PYTEST) --timeout 0 tests/node/sources/test_manifest_operations.py tests/node/test_fault_walk.py \
 	  tests/node/test_member_fault_walk.py tests/node/test_call_walk.py tests/node/test_request_walk.py tests/devices/test_crash_campaign.py tests/dra/test_kill_campaign.py \
 	  tests/devices/test_runtime_crash_campaign.py tests/node/test_restarts_with_devices.py \
 	  tests/project/test_kept_files.py tests/eviction/test_memory_hogs.py \
-	  tests/eviction/test_disk_pressures.py tests/probes/test_soak.py tests/system/test_connection_churn.py
+	  tests/eviction/test_disk_pressures.py tests/probes/test_soak.py tests/system/test_connection_churn.py tests/chaos
 
 protos: build
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \

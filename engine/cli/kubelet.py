@@ -218,4 +218,4 @@ def _programs(
             "both flags must be given together", subject=f"--image-credential-provider-{missing}"
         )
     tokens = settings.gate(GATE, True)
-    return load_programs(config, directory, time.time, tokens=tokens).credentials
+    return load_programs(config, directory, time.monotonic, tokens=tokens).credentials

@@ -77,7 +77,7 @@ class NodeStatusManager:
         self._controller_attaches = config.enable_controller_attach_detach
         self._update_seconds = config.node_status_update_frequency
         self._report_seconds = config.node_status_report_frequency
-        self._clock, self._chance = context.clock, chance
+        self._clock, self._chance = context.steady, chance
         self._external_cloud = external_cloud
         self._known: ApiNode | None = None
         self._deleted_uid = ""

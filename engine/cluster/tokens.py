@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -30,21 +30,27 @@ log = logging.getLogger("kubengine.cluster")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token; times are Unix seconds."""
+    """A token: `renew_at` and `serves_until` are times of the clock of `Tokens`, `expires_at` is the server's, in
+    Unix seconds.
+    """
 
     text: str = field(repr=False)
     renew_at: float
+    serves_until: float
     expires_at: float
 
 
-def renewal(expires_at: float, seconds: int, early: float) -> float:
-    """Return when to renew a token that lives for `seconds`."""
-    issued = expires_at - seconds
-    return min(issued + LONGEST_USE, expires_at - seconds * LEFT_PERCENT // 100) - early
+def renewal(seconds: int, early: float) -> float:
+    """Return after how many seconds to renew a token that lives for `seconds`."""
+    return min(LONGEST_USE, seconds - seconds * LEFT_PERCENT // 100) - early
 
 
 class Tokens:
-    """Tokens of pods; `clock` returns Unix seconds, `chance` numbers in [0, 1)."""
+    """Tokens of pods; `clock` returns seconds, `chance` numbers in [0, 1).
+
+    A token's life is counted from its arrival, so that neither a node's wrong clock nor one that is set later
+    leaves a pod with an expired token.
+    """
 
     def __init__(
         self,
@@ -71,11 +77,11 @@ class Tokens:
         except (InvalidInput, Refused) as error:
             if known is None:
                 raise Refused(f"failed to fetch token: {error.message}") from error
-            if now >= known.expires_at:
+            if now >= known.serves_until:
                 text = f"token of service account {pod.metadata.namespace}/{account}"
                 raise Refused(f"{text} expired and refresh failed: {error.message}") from error
             log.error("pod %s: token not renewed: %s", pod.full_name, error)
-            fresh = Token(known.text, now + RETRY_SECONDS, known.expires_at)
+            fresh = replace(known, renew_at=now + RETRY_SECONDS)
         if pod.uid in self._of_pods:
             tokens[key] = fresh
         return fresh
@@ -103,5 +109,6 @@ class Tokens:
         if not given.status.token:
             raise Unavailable("the response holds no token", subject=path)
         lives = given.spec.expiration_seconds or seconds
-        renew_at = renewal(expires_at, lives, MOST_EARLY * self._chance())
-        return Token(given.status.token, renew_at, expires_at)
+        now = self._clock()
+        renew_at = now + renewal(lives, MOST_EARLY * self._chance())
+        return Token(given.status.token, renew_at, now + lives, expires_at)

@@ -103,7 +103,7 @@ class DeviceManager:
         self._sources_ready = pods.sources_ready
         self._may_run = pods.may_run
         self._leaves = pods.leaves
-        self._clock = context.clock
+        self._clock = context.steady
         self._on_change = changed
         self._deadlines = deadlines or DevicePluginDeadlines()
         self._fault = fault

@@ -84,7 +84,7 @@ class ClaimManager:
         self._may_run = may_run
         self._ready = ready
         self._changed = changed
-        self._clock = context.clock
+        self._clock = context.steady
         self._shows_messages = context.config.gate("ResourceHealthStatusMessage", True)
         self._fault = fault
         self._health = HealthTable()

@@ -15,11 +15,29 @@ from engine.host.tasks import Tasks
 from engine.metrics import Registry
 
 
+class SteadyClock:
+    """Seconds like a Unix clock's, read once from `clock` and then advanced by `monotonic`.
+
+    Ages and delays are differences of its readings, so that setting the wall clock neither makes every image
+    old nor lets a back-off last for hours. The kubelet gets the same from Go's monotonic readings.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
+        self._offset = clock() - monotonic()
+
+    def __call__(self) -> float:
+        return self._offset + self._monotonic()
+
+
 @dataclass(frozen=True, slots=True)
 class NodeContext:
     """The surroundings of all parts of one node, which pass it on whole.
 
-    `name` is the node's, `root` the agent's directory, and `clock` returns Unix seconds.
+    `name` is the node's, `root` the agent's directory, and `clock` returns Unix seconds: what users and the
+    API read. Whatever measures how long something took, or waits for a time, reads `steady`.
     """
 
     config: KubeletConfiguration
@@ -27,6 +45,7 @@ class NodeContext:
     name: str
     root: Path
     clock: Callable[[], float]
+    steady: Callable[[], float]
     registry: Registry
     tasks: Tasks
     recorder: EventRecorder
@@ -41,8 +60,12 @@ class NodeContext:
         name: str = "",
         root: Path = Path(ROOT_DIR),
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] | None = None,
     ) -> NodeContext:
-        """Return a context with a registry, tasks, events and decisions of its own."""
+        """Return a context with a registry, tasks, events and decisions of its own.
+
+        Without `steady`, a `clock` other than the system's advances steadily by itself.
+        """
         registry = Registry()
         return cls(
             config=config,
@@ -50,6 +73,7 @@ class NodeContext:
             name=name,
             root=root,
             clock=clock,
+            steady=steady or (SteadyClock() if clock is time.time else clock),
             registry=registry,
             tasks=Tasks(registry),
             recorder=EventRecorder(clock),

@@ -18,7 +18,7 @@ from engine.api.events import WARNING
 from engine.api.pod import Pod
 from engine.api.query import expect_known, is_set
 from engine.cri.client import RuntimeClient
-from engine.host.node_context import NodeContext
+from engine.host.node_context import NodeContext, SteadyClock
 from engine.images import records_file, selection
 from engine.images.collection import Collection, nothing_protects
 from engine.images.disk_usage_report import what_else_fills
@@ -31,7 +31,6 @@ from engine.images.prepull import Prepull, PullImage
 from engine.images.records import ImageRecords, SeenImage
 from engine.images.report import REMOVED, ImageGCFailure, ImageGCReport
 from engine.images.runtime_store import RuntimeStore
-from engine.images.steady_clock import SteadyClock
 from engine.tables import NEVER
 from engine.wire import cri_v1_pb2 as cri
 

@@ -140,7 +140,7 @@ class RunningNode:
             self._runtime,
             on_change=self._runtime_changed,
             on_trouble=self._runtime_doubted,
-            clock=context.clock,
+            clock=context.steady,
             registry=context.registry,
             tasks=context.tasks,
         )
@@ -149,7 +149,7 @@ class RunningNode:
             self._runtime,
             last_contact=self.watch.last_contact,
             on_change=self._conditions_changed,
-            clock=context.clock,
+            clock=context.steady,
             tasks=context.tasks,
         )
 
@@ -258,7 +258,7 @@ class RunningNode:
             self._runtime,
             context.config,
             context.recorder,
-            context.clock,
+            context.steady,
             lease,
             self._access,
             self._image_metrics,

@@ -84,7 +84,9 @@ class Http2Pool:
                     f"no connection within {CONNECT_SECONDS:g} s", subject=self.server.authority
                 ) from None
             except ssl.SSLError as error:
-                raise Unavailable(f"TLS: {error.reason or error}", subject=self.server.authority) from error
+                # OpenSSL's reason is the same for an unknown authority, another name and a wrong clock.
+                reason = getattr(error, "verify_message", "") or error.reason or error
+                raise Unavailable(f"TLS: {reason}", subject=self.server.authority) from error
             except OSError as error:
                 raise Unavailable(error.strerror or str(error), subject=self.server.authority) from error
             self._connections.append(connection)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,20 @@ HEAD = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfigura
 
 class AgentProcess:
     """An agent below `directory`, of the runtime at `socket`, with `flags` beside those that say where its
-    files are."""
+    files are. `within` is a command that starts it, `environment` what it has beside this process's."""
 
-    def __init__(self, directory: Path, socket: Path, flags: Mapping[str, object], **config: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        socket: Path,
+        flags: Mapping[str, object],
+        *,
+        within: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        **config: Any,
+    ) -> None:
         self.root = directory / "root"
+        self._environment = os.environ | dict(environment or {})
         self._log = directory / "agent.log"
         base = {
             "cgroupsPerQOS": False,
@@ -33,13 +44,26 @@ class AgentProcess:
         }
         (directory / "kubelet.yaml").write_text(yaml.safe_dump(HEAD | base | config))
         files = {"config": directory / "kubelet.yaml", "root-dir": self.root, "cert-dir": directory / "pki"}
-        self._command = [*COMMAND, "kubelet", "--port=0"]
+        self._command = [*within, *COMMAND, "kubelet", "--port=0"]
         self._command += [f"--{name}={value}" for name, value in (files | dict(flags)).items()]
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(*self._command, stdout=log, stderr=log)
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdout=log, stderr=log, env=self._environment
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """How it ended by itself, None while it runs."""
+        assert self._process is not None
+        return self._process.returncode
 
     async def kill(self) -> None:
         if self._process is not None:

@@ -18,7 +18,7 @@ from engine.api.kubengine_config import ImagesSection
 from engine.images.deadline import Patience
 from engine.images.lease import ImageLeases, normalized
 from engine.images.manager import ImageManager
-from engine.images.steady_clock import SteadyClock
+from engine.host.node_context import SteadyClock
 from engine.metrics import Registry
 from engine.wire import cri_v1_pb2 as cri
 from tests.contexts import node_context

@@ -80,7 +80,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(what: str, tree: Path) -> Path:
     """By the build backend, with the kernels that this checkout has compiled, which take a minute."""
     compiled = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
-    for source in sorted((ROOT / KERNELS).rglob("*.pyx")):
+    for source in sorted([*(ROOT / KERNELS).rglob("*.pyx"), ROOT / KERNELS / "_cyutility"]):
         for suffix, target in ((".c", tree), (SUFFIX, compiled)):
             path = source.with_name(source.stem + suffix)
             place = target / path.relative_to(ROOT)
@@ -141,8 +141,9 @@ def test_a_kernel_is_the_same_bytes_when_compiled_again(tracked: set[str], tmp_p
                 shutil.copyfile(ROOT / name, copy / name)
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
         subprocess.run(command, cwd=copy, check=True, capture_output=True, timeout=600)
-        (library,) = (copy / "engine").rglob("*.so")
-        found.append(library.read_bytes())
+        libraries = sorted((copy / "engine").rglob("*.so"))
+        assert len(libraries) == 2, "the kernel, and what all kernels share"
+        found.append([library.read_bytes() for library in libraries])
     assert found[0] == found[1]
 
 
@@ -163,6 +164,7 @@ def test_the_wheel_has_every_module_kernel_and_type(wheel: Path, tracked: set[st
     assert {name for name in expected if Path(name).name != "py.typed"} - names == set()
     assert "engine/py.typed" in names
     kernels = {name.removesuffix(".pyx") + SUFFIX for name in tracked if name.endswith(".pyx")}
+    kernels.add(f"engine/_fast/_cyutility{SUFFIX}")
     assert {name for name in names if name.endswith(".so")} == kernels
     assert {
         name for name in names if not name.startswith(("engine/", f"kubengine-{VERSION}.dist-info/"))

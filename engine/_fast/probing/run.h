@@ -241,12 +241,22 @@ static inline void loop_remove(probe_loop *l, probe *p) {
     probe_free_if_done(l, p);
 }
 
+/* Return when a container started, in monotonic time: a clock that is set later, by hours or for good, neither
+ * delays its probes nor hurries them.  The runtime's own time may be in the future of one that was set back. */
+static inline int64_t probe_started_ms(const probe_observation *seen) {
+    int64_t age_ms = (int64_t)(clock_ns(CLOCK_REALTIME) / NS_PER_MS) - seen->started_at_ms;
+    return (int64_t)(monotonic_ns() / NS_PER_MS) - (age_ms > 0 ? age_ms : 0);
+}
+
 /* Update the observation of the pod.  A probe of a container that is gone is abandoned. */
 static inline void loop_observe(probe_loop *l, probe *p, const probe_observation *seen) {
     int hurried, another = p->seen.container != seen->container;
+    int64_t started_ms;
     if (p->running && (another || seen->state != CONTAINER_RUNNING)) probe_abandon(l, p);
     hurried = probe_hurries(p);
+    started_ms = another || p->seen.state != CONTAINER_RUNNING ? probe_started_ms(seen) : p->seen.started_at_ms;
     p->seen = *seen;
+    p->seen.started_at_ms = started_ms;
     if (p->initial != RESULT_SUCCESS && probe_hurries(p) && (!hurried || another)) {
         p->counted_ns = monotonic_ns();
         probe_schedule(l, p, p->counted_ns + p->start_period_ns, 1);

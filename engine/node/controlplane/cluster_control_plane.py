@@ -74,7 +74,7 @@ class ClusterControlPlane:
             chance=self._chance,
             external_cloud=options.external_cloud,
         )
-        self._references = PodReferences(self._client, tasks, clock)
+        self._references = PodReferences(self._client, tasks, context.steady)
         self.objects: ClusterObjects = self._references
         self._csi_limits = CsiLimits(self._client, tasks)
         drivers = self._csi_node()

@@ -20,7 +20,9 @@ from engine.api.references import KeySelector, WholeObject
 
 
 class ServiceAccountToken(Protocol):
-    """A service account token; times are Unix seconds."""
+    """A service account token: `renew_at` is a time of the node's steady clock, `expires_at` is the server's, in
+    Unix seconds.
+    """
 
     @property
     def text(self) -> str: ...

@@ -90,7 +90,7 @@ class _Listed:
 class _RelistMetrics:
     """The kubelet's metrics of its pod lifecycle event generator, which a relist stands for here."""
 
-    def __init__(self, registry: Registry, last_contact: Callable[[], float]) -> None:
+    def __init__(self, registry: Registry, silent: Callable[[], float]) -> None:
         self.seconds = registry.histogram(
             "kubelet_pleg_relist_duration_seconds", "Duration of a relist of the runtime."
         )
@@ -102,7 +102,7 @@ class _RelistMetrics:
             "kubelet_pleg_last_seen_seconds",
             "When the runtime was last known to answer, in Unix seconds.",
             [],
-            lambda: [((), last_contact())],
+            lambda: [((), time.time() - silent())],
         )
 
 
@@ -137,7 +137,7 @@ class RuntimeWatch:
         self._following = tasks.task("runtime-events")
         self._relisting = tasks.task("runtime-relist")
         self._wake = asyncio.Event()
-        self._metrics = _RelistMetrics(registry, self.last_contact)
+        self._metrics = _RelistMetrics(registry, lambda: clock() - self.last_contact())
         self._touched: dict[str, float] = {}
         """Monotonic time of the last news about a pod; lists requested earlier are older than it."""
         self._doubts: asyncio.TimerHandle | None = None
@@ -188,7 +188,7 @@ class RuntimeWatch:
         return self._streaming
 
     def last_contact(self) -> float:
-        """Return the Unix time at which the runtime last answered."""
+        """Return when the runtime last answered, in seconds of the clock."""
         return self._clock() if self._streaming else max(self.last_relist, self._stream_lost_at)
 
     def pod(self, uid: str) -> PodRecord:

@@ -88,6 +88,7 @@ class PodSync:
         self._refused: dict[str, tuple[int, float]] = {}
         self._stopping = False
         self._shortening = services.context.tasks.passing("pod-shorten_grace")
+        self._ended: dict[str, tuple[str, float]] = {}
 
     async def publish(self) -> None:
         """Publish the status of the pod."""
@@ -256,16 +257,17 @@ class PodSync:
         """
         pod, services, name = self._state.pod, self._services, container.name
         key = f"{pod.uid}/{name}"
-        now = services.context.clock()
+        now = services.context.steady()
         not_before = self._refused.get(name, (0, 0.0))[1]
         if not_before > now:
             return not_before - now
         if ended is not None:
-            wait = services.starts.backoff.remaining(key, ended.finished_at, now)
+            ended_at = self._ended_at(ended)
+            wait = services.starts.backoff.remaining(key, ended_at, now)
             if wait > 0:
                 self._back_off(container, services.starts.backoff.delay(key))
                 return wait
-            services.starts.backoff.attempt(key, ended.finished_at, now)
+            services.starts.backoff.attempt(key, ended_at, now)
         assert self._volumes is not None
         assert self._sandbox is not None
         # The runtime may have lost the earlier containers; their count goes on, as the kubelet's does.
@@ -285,6 +287,19 @@ class PodSync:
         if before is not None and before.state != CREATED:
             self._restarted(container, before, killed)
         return None
+
+    def _ended_at(self, ended: ContainerRecord) -> float:
+        """Return when a container ended, on the steady clock.
+
+        The runtime's time of the end is compared with the wall clock once, when the end is first seen: a clock
+        that is set back later does not prolong the back-off.
+        """
+        context = self._services.context
+        known = self._ended.get(ended.name)
+        if known is None or known[0] != ended.id:
+            age = max(context.clock() - ended.finished_at, 0.0)
+            known = self._ended[ended.name] = ended.id, context.steady() - age
+        return known[1]
 
     def _restarted(self, container: Container, before: ContainerRecord, killed: str) -> None:
         pod, services = self._state.pod, self._services
@@ -312,7 +327,7 @@ class PodSync:
         wait = retry_seconds(times)
         if refused.waiting.reason != "ErrImagePull":
             wait = max(wait, services.images.retry_in(pod, container))
-        self._refused[name] = times, services.context.clock() + wait
+        self._refused[name] = times, services.context.steady() + wait
         return wait
 
     def _back_off(self, container: Container, delay: float) -> None:

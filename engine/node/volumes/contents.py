@@ -32,7 +32,9 @@ Files = dict[str, PublishedFile]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The files of a volume; at `renew_at`, a Unix time, they change even if no object does."""
+    """The files of a volume; at `renew_at`, a time of the node's steady clock, they change though no object
+    does.
+    """
 
     files: Mapping[str, PublishedFile] = field(repr=False)
     renew_at: float = math.inf

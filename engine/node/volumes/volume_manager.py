@@ -89,7 +89,7 @@ class VolumeManager:
         self._in_tree = in_tree
         self._shown = shown
         self._recorder = context.recorder
-        self._clock = context.clock
+        self._clock, self._steady = context.clock, context.steady
         self._working = context.tasks.passing("volumes")
         self._kept: dict[str, _Kept] = {}
         self._counts = VolumeCounts(context.registry, self._kept.values)
@@ -385,11 +385,11 @@ class VolumeManager:
         kept.forget_time()
         first = min((each.renew_at for each in contents.values()), default=float("inf"))
         if self._csi.to_publish_again(kept.pod.uid):
-            first = min(first, self._clock() + REPUBLISH_SECONDS)
+            first = min(first, self._steady() + REPUBLISH_SECONDS)
         if self._may_grow(kept.pod.uid):
-            first = min(first, self._clock() + GROWTH_SECONDS)
+            first = min(first, self._steady() + GROWTH_SECONDS)
         if first != float("inf"):
-            self._look_again_in(kept, max(first - self._clock(), FIRST_RETRY_SECONDS))
+            self._look_again_in(kept, max(first - self._steady(), FIRST_RETRY_SECONDS))
 
     def _look_again_in(self, kept: _Kept, seconds: float) -> None:
         kept.forget_time()

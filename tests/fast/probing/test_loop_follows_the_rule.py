@@ -18,7 +18,6 @@ from engine._fast.probing._loop_c import ProbeLoop
 
 LIBRARY, DUE, ENDED = 4, 8, 4
 HOUR = 3600.0
-FAR_AHEAD_MS = int(time.time() * 1000) + 3_600_000
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +69,27 @@ class Probe:
             time.sleep(0)
 
 
+def test_a_start_in_the_future_delays_no_probe(loop: ProbeLoop) -> None:
+    """As of a container that started before the wall clock was set back by an hour."""
+    probe = Probe(
+        loop,
+        type=twin.LIVENESS,
+        failure_threshold=1,
+        success_threshold=1,
+        never_restarts=False,
+        initial_delay=0.0,
+    )
+    future = int(time.time() * 1000) + 3_600_000
+    probe.tick(twin.ProbeObservation(container=1, state=twin.RUNNING, started=True, started_at_ms=future), twin.SUCCESS)
+    probe.due()
+    loop.remove(probe.key)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_life(loop: ProbeLoop, seed: int) -> None:
     chance = random.Random(seed)
-    delay_ms = chance.choice([0, 500])
+    delay_ms = chance.choice([0, 3_600_000])
+    before = twin.ProbeObservation()
     rules = {
         "type": seed % 3,
         "failure_threshold": chance.randint(1, 3),
@@ -88,9 +104,12 @@ def test_a_life(loop: ProbeLoop, seed: int) -> None:
             container=chance.choice([1, 1, 1, 1, 2, 3, 0]),
             state=chance.choice([twin.RUNNING] * 6 + [twin.WAITING, twin.TERMINATED]),
             started=chance.random() < 0.6,
-            started_at_ms=chance.choice([0, 0, 0, FAR_AHEAD_MS]),
+            started_at_ms=chance.choice([0, 0, 0, int(time.time() * 1000)]),
             deleted=chance.random() < 0.05,
         )
+        if before.state == twin.RUNNING and before.container == seen.container:
+            seen = seen._replace(started_at_ms=before.started_at_ms)
+        before = seen
         initial = chance.choice([0, 0, 0, twin.SUCCESS])
         action, _ = rule.tick(seen, int(time.time() * 1000), initial=initial)
         probe.tick(seen, initial)

@@ -1,0 +1,169 @@
+"""A member of a cluster as a process of its own, on a hollow runtime, to which everything can happen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.cluster.client import ApiClient
+from engine.cluster.credentials import Credentials
+from engine.cluster.kubeconfig import load_kubeconfig
+from engine.host.mounts import unmount_below
+from engine.runtime.hollow import HollowRuntime
+from engine.runtime.objects.backend import ExecResult
+from engine.testing.apiserver import ApiServer
+from tests.cluster.agent_process import AgentProcess
+from tests.cluster_rig import Cluster, Object, condition
+from tests.waiting import eventually
+
+NODE = "/api/v1/nodes/n1"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"
+SECOND = "1s"
+FAST = {
+    "nodeLeaseDurationSeconds": 4,
+    "nodeStatusUpdateFrequency": SECOND,
+    "nodeStatusReportFrequency": "2s",
+    "crashLoopBackOff": {"maxContainerRestartPeriod": SECOND},
+}
+
+
+class Member:
+    """The agent of the node n1, and what the cluster heard of it."""
+
+    def __init__(self, cluster: Cluster, runtime: HollowRuntime, agent: AgentProcess) -> None:
+        self.cluster, self.runtime, self.agent = cluster, runtime, agent
+        self.probed = 0
+        ask = runtime.backend.commands.exec_sync
+
+        async def exec_sync(*arguments: Any) -> ExecResult:
+            self.probed += 1
+            return await ask(*arguments)
+
+        runtime.backend.commands.exec_sync = exec_sync  # type: ignore[method-assign]
+
+    @property
+    def server(self) -> ApiServer:
+        return self.cluster.server
+
+    @property
+    def renewals(self) -> int:
+        return sum(seen.method == "PUT" and seen.path == LEASE for seen in self.server.requests)
+
+    @property
+    def reports(self) -> int:
+        """How many statuses of the node were written."""
+        return len(self._statuses())
+
+    def unready(self) -> list[Object]:
+        """The statuses after the first that called the node something else than ready."""
+        found = [condition(status, "Ready") for status in self._statuses() if "status" in status]
+        said = [each for each in found if each]
+        first = next((at for at, each in enumerate(said) if each.get("status") == "True"), len(said))
+        return [each for each in said[first:] if each.get("status", "True") != "True"]
+
+    def _statuses(self) -> list[Object]:
+        path = f"{NODE}/status"
+        return [s.value for s in self.server.requests if s.method == "PATCH" and s.path == path]
+
+    def node(self) -> Object:
+        found: Object = self.server.get(NODE)
+        return found
+
+    @property
+    def rss(self) -> int:
+        """The agent's resident memory in KiB."""
+        found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.agent.pid}/status").read_text())
+        assert found is not None, self.agent.log()[-4000:]
+        return int(found[1])
+
+    @property
+    def descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.agent.pid}/fd").iterdir()))
+
+    async def goes_on(self, times: int = 3) -> None:
+        """Wait until the lease was renewed so many times from now on."""
+        wanted = self.renewals + times
+        await eventually(lambda: self.renewals >= wanted or self.agent.status is not None)
+        assert self.agent.status is None, self.agent.log()[-4000:]
+
+    async def container(self, pod: str) -> Object:
+        found = await self.cluster.pod(pod)
+        assert found is not None
+        status: Object = found["status"]["containerStatuses"][0]
+        return status
+
+
+MakeMember = Callable[..., AbstractAsyncContextManager[Member]]
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with ApiServer(tmp_path / "api") as server:
+        config = load_kubeconfig(server.kubeconfig("admin"))
+        client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
+        yield Cluster(server, client)
+        client.close()
+
+
+@pytest.fixture
+def member(cluster: Cluster) -> MakeMember:
+    """Runs an agent of the cluster while it is entered; what is said of it is as for `AgentProcess`."""
+
+    @asynccontextmanager
+    async def run(
+        directory: Path | None = None,
+        *,
+        within: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        flags: dict[str, object] | None = None,
+        **config: Any,
+    ) -> AsyncIterator[Member]:
+        with tempfile.TemporaryDirectory(prefix="kx-") as short:
+            place = directory or Path(short)
+            given: dict[str, object] = {
+                "kubeconfig": cluster.server.kubeconfig("system:node:n1"), "hostname-override": "n1",
+            }  # fmt: skip
+            async with HollowRuntime(Path(short) / "cri.sock") as runtime:
+                agent = AgentProcess(
+                    place, runtime.socket, given | (flags or {}), within=within,
+                    environment=environment, **FAST | config,
+                )  # fmt: skip
+                member = Member(cluster, runtime, agent)
+                try:
+                    await agent.start()
+                    await eventually(lambda: agent.status is not None or member.renewals > 1, every=0.05)
+                    assert agent.status is None, agent.log()[-4000:]
+                    yield member
+                finally:
+                    await agent.kill()
+                    unmount_below(place)
+
+    return run
+
+
+def much(name: str, short: int) -> int:
+    """How often something is done: what the variable `name` says, or a few times in the suite."""
+    return int(os.environ.get(name, short))
+
+
+@asynccontextmanager
+async def meanwhile(*works: Any) -> AsyncIterator[None]:
+    """Run coroutines until the block ends."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
