@@ -45,7 +45,7 @@ help:
 	@echo 'make lint             ruff, mypy, cython-lint, clang-format, cppcheck'
 	@echo 'make bench            every kernel beside its plain twin; results in .benchmarks/'
 	@echo 'make fuzz             every reader of outside bytes, guided by coverage; FUZZ_SECONDS=60 for each'
-	@echo 'make chaos            kill agents at CHAOS_POINTS=1000 points; change manifests 115,000 times; damage kept files 36,000 times; let 100 pods run out of memory and fill 100 disks; probe 2,500 containers at saturated processors; open and drop 10,000 connections of each kind; fail every file operation, call and request'
+	@echo 'make chaos            kill agents at CHAOS_POINTS=1000 points; change manifests 115,000 times; damage kept files 36,000 times; let 100 pods run out of memory and fill 100 disks; probe 2,500 containers at saturated processors; open and drop 10,000 connections of each kind; set the clock, take memory and disk away, flap the API server, kill containerd; fail every file operation, call and request'
 	@echo 'make lock             pin what is installed again: requirements/*.txt from pyproject.toml'
 	@echo 'make protos           generate engine/wire from protos/'
 	@echo 'make docs             the documents as a site in build/site'
@@ -112,12 +112,18 @@ DISK_PRESSURES ?= 100
 SATURATED_PROBES ?= 2500
 CONNECTIONS ?= 10000
 CLOCK_JUMPS ?= 100
+FLAPPING_SECONDS ?= 600
+STORM_EVENTS ?= 600000
+CONTAINERD_KILLS ?= 200
+MEMORY_SQUEEZES ?= 100
+READ_ONLY_TURNS ?= 50
 chaos: build
 	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_RESTARTS=$(CHAOS_POINTS) KUBENGINE_CLAIM_KILLS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 \
 	KUBENGINE_MANIFEST_OPERATIONS=$(MANIFEST_OPERATIONS) KUBENGINE_KEPT_DAMAGES=$(KEPT_DAMAGES) \
 	KUBENGINE_MEMORY_HOGS=$(MEMORY_HOGS) KUBENGINE_DISK_PRESSURES=$(DISK_PRESSURES) \
 	KUBENGINE_SATURATED_PROBES=$(SATURATED_PROBES) KUBENGINE_CONNECTIONS=$(CONNECTIONS) \
-	KUBENGINE_CLOCK_JUMPS=$(CLOCK_JUMPS) \
+	KUBENGINE_CLOCK_JUMPS=$(CLOCK_JUMPS) KUBENGINE_FLAPPING_SECONDS=$(FLAPPING_SECONDS) KUBENGINE_STORM_EVENTS=$(STORM_EVENTS) \
+	KUBENGINE_CONTAINERD_KILLS=$(CONTAINERD_KILLS) KUBENGINE_MEMORY_SQUEEZES=$(MEMORY_SQUEEZES) KUBENGINE_READ_ONLY_TURNS=$(READ_ONLY_TURNS) \
 	  $(PYTEST) --timeout 0 tests/node/sources/test_manifest_operations.py tests/node/test_fault_walk.py \
 	  tests/node/test_member_fault_walk.py tests/node/test_call_walk.py tests/node/test_request_walk.py tests/devices/test_crash_campaign.py tests/dra/test_kill_campaign.py \
 	  tests/devices/test_runtime_crash_campaign.py tests/node/test_restarts_with_devices.py \

@@ -125,7 +125,14 @@ def headers(source: Path) -> set[Path]:
 
 def write_shared_code() -> None:
     directives = [f"-X{name}={DIRECTIVES[name]}" for name in ("language_level", "freethreading_compatible")]
-    command = [sys.executable, "-m", "cython", *directives, "--generate-shared", str(KERNELS / "_cyutility.c")]
+    command = [
+        sys.executable,
+        "-m",
+        "cython",
+        *directives,
+        "--generate-shared",
+        str(KERNELS / "_cyutility.c"),
+    ]
     subprocess.run(command, check=True)
 
 

@@ -98,4 +98,7 @@ _encoder = msgspec.json.Encoder(enc_hook=encode_hook)
 
 def to_json(value: Any) -> bytes:
     """Return JSON in the shape of Kubernetes."""
-    return _encoder.encode(value)
+    # `encode` of msgspec 0.22 crashes the process where no memory is left; `encode_into` raises MemoryError.
+    buffer = bytearray()
+    _encoder.encode_into(value, buffer)
+    return bytes(buffer)

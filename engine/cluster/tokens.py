@@ -30,8 +30,8 @@ log = logging.getLogger("kubengine.cluster")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token: `renew_at` and `serves_until` are times of the clock of `Tokens`, `expires_at` is the server's, in
-    Unix seconds.
+    """A token: `renew_at` and `serves_until` are times of the clock of `Tokens`; `expires_at` is the
+    server's, in Unix seconds.
     """
 
     text: str = field(repr=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,10 @@ class AgentProcess:
                 *self._command, stdout=log, stderr=log, env=self._environment
             )
 
+    def within(self, command: Sequence[str]) -> None:
+        """Start the next agent by this command beside the one that it has."""
+        self._command = [*command, *self._command]
+
     @property
     def pid(self) -> int:
         assert self._process is not None
@@ -68,7 +73,8 @@ class AgentProcess:
     async def kill(self) -> None:
         if self._process is not None:
             process, self._process = self._process, None
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                process.kill()
             await process.wait()
 
     def log(self) -> str:

@@ -20,8 +20,8 @@ from engine.api.references import KeySelector, WholeObject
 
 
 class ServiceAccountToken(Protocol):
-    """A service account token: `renew_at` is a time of the node's steady clock, `expires_at` is the server's, in
-    Unix seconds.
+    """A service account token: `renew_at` is a time of the node's steady clock; `expires_at` is the server's,
+    in Unix seconds.
     """
 
     @property

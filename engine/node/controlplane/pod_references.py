@@ -38,7 +38,7 @@ _STORAGE: Final = "/apis/storage.k8s.io/v1"
 
 
 class PodReferences:
-    """Look up names in the pod's own namespace; `clock` returns seconds, whatever the wall clock is set to."""
+    """Look up names in the pod's own namespace; `clock` is one that nobody sets."""
 
     def __init__(self, client: ApiClient, tasks: Tasks, clock: Callable[[], float]) -> None:
         self._client = client

@@ -59,7 +59,7 @@ class AcceptedSpecs:
         """Write the record. Call it in a thread. Raises `Refused` with the path."""
         stripped = Pod(metadata=pod.metadata, spec=pod.spec)
         accepted = _Accepted(self._manifests.get(pod.uid, ""), msgspec.Raw(to_json(stripped)))
-        content = msgspec.json.encode(accepted)
+        content = to_json(accepted)
         path = self._pod_directory(pod.uid) / FILE
         try:
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import msgspec
 
 from engine.api.lifecycle import PodEnd
 from engine.api.status import PodStatus
-from engine.api.struct import decode_hook, encode_hook
+from engine.api.struct import decode_hook, to_json
 from engine.host.checksummed_file import keep, kept
 from engine.node.pod.life import LifeState, PodLife
 
@@ -39,14 +39,13 @@ class TerminationRecords:
 
     def __init__(self, pod_directory: Callable[[str], Path]) -> None:
         self._pod_directory = pod_directory
-        self._encoder = msgspec.json.Encoder(enc_hook=encode_hook)
         self._decoder = msgspec.json.Decoder(TerminationRecord, dec_hook=decode_hook)
 
     def write(self, uid: str, end: TerminationRecord) -> None:
         """Write the record. Call it in a thread. Raises `OSError` or `Refused`."""
         directory = self._pod_directory(uid)
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        keep(directory / FILE, self._encoder.encode(end))
+        keep(directory / FILE, to_json(end))
 
     def read(self, uid: str) -> TerminationRecord | None:
         """Return the record, or None if the pod is not known to have ended."""

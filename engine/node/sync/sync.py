@@ -291,8 +291,8 @@ class PodSync:
     def _ended_at(self, ended: ContainerRecord) -> float:
         """Return when a container ended, on the steady clock.
 
-        The runtime's time of the end is compared with the wall clock once, when the end is first seen: a clock
-        that is set back later does not prolong the back-off.
+        The runtime's time of the end is compared with the wall clock once, when the end is first seen: a
+        clock that is set back later does not prolong the back-off.
         """
         context = self._services.context
         known = self._ended.get(ended.name)

@@ -80,7 +80,10 @@ def test_a_start_in_the_future_delays_no_probe(loop: ProbeLoop) -> None:
         initial_delay=0.0,
     )
     future = int(time.time() * 1000) + 3_600_000
-    probe.tick(twin.ProbeObservation(container=1, state=twin.RUNNING, started=True, started_at_ms=future), twin.SUCCESS)
+    probe.tick(
+        twin.ProbeObservation(container=1, state=twin.RUNNING, started=True, started_at_ms=future),
+        twin.SUCCESS,
+    )
     probe.due()
     loop.remove(probe.key)
 
