@@ -22,6 +22,7 @@ GROUP_VERSION = "kubelet.config.k8s.io/v1beta1"
 ROOT_DIR = "/var/lib/kubelet"
 EXCLUSIVE_CPUS_GATE = "InPlacePodVerticalScalingExclusiveCPUs"
 EXCLUSIVE_MEMORY_GATE = "InPlacePodVerticalScalingExclusiveMemory"
+POD_LEVEL_MANAGERS_GATE = "PodLevelResourceManagers"
 """Gates (alpha in v1.36) of in-place resizes of pods whose CPUs or memory are pinned."""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from engine.api.pod import Pod, ResourceList
+from engine.api.pod import Container, Pod, ResourceList
 from engine.api.quantity import ZERO, Quantity
 
 CPU = "cpu"
@@ -70,6 +70,12 @@ def has_pod_level_resources(pod: Pod) -> bool:
     resources = pod.spec.resources
     named = {**(resources.requests or {}), **(resources.limits or {})} if resources is not None else {}
     return any(map(supports_pod_level, named))
+
+
+def has_equal_amounts(container: Container) -> bool:
+    """Whether a container's requests equal its limits for CPU and memory, both of them above 0."""
+    requests, limits = container.requests, container.limits
+    return all(requests.get(one, ZERO) == limits.get(one, ZERO) != ZERO for one in (CPU, MEMORY))
 
 
 def _pod_level_requests(pod: Pod) -> ResourceList:

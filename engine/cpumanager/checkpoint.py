@@ -12,7 +12,9 @@ from collections.abc import Mapping
 import msgspec
 
 from engine._fast.devices.device_checksum import fnv1a
+from engine.api import cpu_set as cpu_sets
 from engine.api.encoding.go_text import go_json, go_map
+from engine.api.errors import InvalidInput
 
 
 class CpuCheckpoint(msgspec.Struct, rename="camel"):
@@ -70,7 +72,10 @@ def _checksum(checkpoint: CpuCheckpoint, entries: str) -> int:
     pods = ""
     if checkpoint.pod_entries is not None:
         listed = go_map(
-            {uid: f"{{CPUSet:(cpuset.CPUSet){cpus}}}" for uid, cpus in checkpoint.pod_entries.items()}
+            {
+                uid: f"{{CPUSet:(cpuset.CPUSet){_dump_set(cpus)}}}"
+                for uid, cpus in checkpoint.pod_entries.items()
+            }
         )
         pods = f" PodEntries:(state.PodCPUAssignments){listed}"
     return fnv1a(
@@ -80,6 +85,15 @@ def _checksum(checkpoint: CpuCheckpoint, entries: str) -> int:
             f"Entries:{entries}{pods} Checksum:(checksum.Checksum)0}}"
         ).encode()
     )
+
+
+def _dump_set(cpus: str) -> str:
+    """Return a set of CPUs as Go prints it: a structure around a map of its numbers."""
+    try:
+        found = cpu_sets.numbers(cpu_sets.parse(cpus))
+    except InvalidInput as error:
+        raise CheckpointError(f"podEntries: {error}") from None
+    return f"{{elems:(map[int]struct {{}})map[{' '.join(f'{cpu}:{{}}' for cpu in found)}]}}"
 
 
 def decode(text: bytes) -> CpuCheckpoint:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.api import cpu_set as cpu_sets
-from engine.api.config import EXCLUSIVE_CPUS_GATE, KubeletConfiguration
+from engine.api.config import EXCLUSIVE_CPUS_GATE, POD_LEVEL_MANAGERS_GATE, KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
+from engine.api.resources import has_pod_level_resources
 from engine.cpumanager import baselines
 from engine.cpumanager.checkpoint import CpuCheckpoint, decode, encode
 from engine.cpumanager.metrics import CpuMetrics
@@ -27,11 +28,12 @@ from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.resizing import Align, resized_cpus
 from engine.cpumanager.restoring import Lost, Restored, restore
 from engine.cpumanager.state import CpuState
-from engine.cpumanager.static_policy import StaticPolicy, exclusive_count, reserved_cpus
+from engine.cpumanager.static_policy import StaticPolicy, check_reserved_amount, reserved_cpus
 from engine.cpumanager.topology import CpuTopology
 from engine.host.state_file import FaultPoint, StateFile, no_fault
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
+from engine.topologymanager.pod_level import manages_whole_pod
 from engine.topologymanager.policy import Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError
 
@@ -84,9 +86,11 @@ class CpuManager:
                 subject="cpuManagerPolicy",
             )
         if config.cpu_manager_policy == NONE and config.cpu_manager_policy_options:
+            given = " ".join(
+                f"{name}:{value}" for name, value in sorted(config.cpu_manager_policy_options.items())
+            )
             raise InvalidInput(
-                "None policy: received unsupported options="
-                + ", ".join(sorted(config.cpu_manager_policy_options)),
+                f"None policy: received unsupported options=map[{given}]",
                 subject="cpuManagerPolicyOptions",
             )
         self._read_topology = topology
@@ -95,6 +99,7 @@ class CpuManager:
         self._numa = numa
         self._reserved_amount = reserved
         self._config = config
+        self._pod_level = config.gate(POD_LEVEL_MANAGERS_GATE, False)
         self._named = cpu_sets.parse(config.reserved_system_cpus, "reservedSystemCPUs")
         self._running = running
         self._move = move
@@ -125,6 +130,7 @@ class CpuManager:
             )
         self.policy: StaticPolicy | None = None
         if config.cpu_manager_policy == STATIC:
+            check_reserved_amount(reserved)
             self._options = StaticOptions.from_config(config)
             self.policy = self._made(CpuState(0))
             self._metrics = CpuMetrics(registry, self.policy)
@@ -135,7 +141,7 @@ class CpuManager:
         self._options.check(topology, self._config.topology_manager_policy)
         reserved = reserved_cpus(topology, self._options, self._reserved_amount, self._named)
         state.pool = topology.cpus & ~(reserved if self._options.strict_reservation else 0)
-        return StaticPolicy(topology, reserved, self._options, self._numa, state)
+        return StaticPolicy(topology, reserved, self._options, self._numa, state, pod_level=self._pod_level)
 
     @property
     def _state(self) -> CpuState:
@@ -189,9 +195,11 @@ class CpuManager:
             online=policy.topology.cpus,
             reserved=policy.reserved,
             pool=policy.state.pool,
+            pod_level=self._pod_level,
         )
         for uid, name, cpus in restored.state.entries():
             policy.state.assign(uid, name, cpus)
+        policy.state.pods.update(restored.state.pods)
         if checkpoint.policy_name != STATIC:
             restored.changes.append(f"the policy was {checkpoint.policy_name!r}")
         for lost in restored.lost:
@@ -206,12 +214,17 @@ class CpuManager:
 
     def _snapshot(self) -> bytes:
         if self.policy is None:
-            return encode(CpuCheckpoint(NONE))
+            return encode(CpuCheckpoint(NONE, pod_entries={} if self._pod_level else None))
         state = self.policy.state
         entries: dict[str, dict[str, str]] = {}
         for uid, name, cpus in state.entries():
             entries.setdefault(uid, {})[name] = cpu_sets.text(cpus)
-        return encode(CpuCheckpoint(STATIC, cpu_sets.text(state.shared), entries))
+        pods = {uid: cpu_sets.text(cpus) for uid, cpus in state.pods.items()}
+        return encode(
+            CpuCheckpoint(
+                STATIC, cpu_sets.text(state.shared), entries, pod_entries=pods if self._pod_level else None
+            )
+        )
 
     # Pods
 
@@ -219,7 +232,10 @@ class CpuManager:
         """Return whether a container of the pod requests exclusive CPUs; updates the machine's online CPUs
         first.
         """
-        if self.policy is None or not any(exclusive_count(pod, one) for one in pod.all_containers):
+        policy = self.policy
+        if policy is None or not (
+            policy.pod_count(pod) or any(policy.count(pod, one) for one in pod.all_containers)
+        ):
             return False
         self._look_at_machine()
         return True
@@ -234,7 +250,7 @@ class CpuManager:
 
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
         """Assign CPUs to the container. Raises `AllocationError`."""
-        if self.policy is None or not exclusive_count(pod, container):
+        if self.policy is None or not self.policy.count(pod, container):
             return
         held = self.policy.state.held(pod.uid, container.name)
         self._metrics.requests.inc()
@@ -253,6 +269,28 @@ class CpuManager:
             inputs = {"cpus": cpu_sets.text(now), "shared": cpu_sets.text(self.policy.state.shared)}
             self._decisions.pod(pod, "cpus", "given", "", {**inputs, "numa": nodes}, container=container.name)
             self._changed()
+
+    def allocate_pod(self, pod: Pod, hint: Hint) -> None:
+        """Assign the CPUs of the pod's pod-level resources. Raises `AllocationError`."""
+        policy = self.policy
+        if policy is None or not policy.pod_count(pod) or pod.uid in policy.state.pods:
+            return
+        try:
+            policy.allocate_pod(pod, hint)
+        except AllocationError:
+            self._metrics.pod_failed()
+            raise
+        self._pods[pod.uid] = pod
+        cpus = policy.state.pods[pod.uid]
+        self._metrics.gave_pod(
+            [policy.count(pod, one) > 0 for one in pod.all_containers],
+            one_cache=policy.topology.in_one_cache(cpus),
+        )
+        nodes = None if hint.mask is None else self._numa.ids(hint.mask)
+        inputs = {"cpus": cpu_sets.text(cpus), "shared": cpu_sets.text(policy.state.shared), "numa": nodes}
+        parts = {name: cpu_sets.text(of) for name, of in policy.state.of_pod(pod.uid).items()}
+        self._decisions.pod(pod, "cpus", "given", "", {**inputs, "containers": parts})
+        self._changed()
 
     @property
     def pod_uids(self) -> Collection[str]:
@@ -285,11 +323,18 @@ class CpuManager:
             return
         self._adopted.add(pod.uid)
         self._pods[pod.uid] = pod
+        self._name_containers(pod)
         state = self.policy.state
+        if pod.uid in state.pods:
+            return
         lost = {one.container: one for one in self._lost.pop(pod.uid, ())}
+        if manages_whole_pod(self._config, pod) and self.policy.pod_count(pod):
+            self._reassign_pod(pod, next(iter(lost.values()), None))
+            self._changed()
+            return
         beside = 0
         for container in pod.all_containers:
-            count = exclusive_count(pod, container)
+            count = self.policy.count(pod, container)
             ends = container in pod.init_containers and not container.is_sidecar
             if not count or ends:
                 continue
@@ -306,13 +351,21 @@ class CpuManager:
             beside |= state.held(pod.uid, container.name) or 0
         self._changed()
 
+    def _name_containers(self, pod: Pod) -> None:
+        """Give a pod the CPUs that a state file of version 1 lists by the ids of its running containers."""
+        for one in self._running():
+            held = self._state.held(one.id, "") if one.pod_uid == pod.uid else None
+            if held is not None:
+                self._state.release_pod(one.id)
+                self._state.assign(one.pod_uid, one.name, held)
+
     def resize(self, old: Pod, new: Pod, align: Align, *, whole_pod: bool) -> None:
         """Give containers of a running pod the CPUs of its new amounts. Raises `CannotResize`, and changes
         nothing then.
         """
         if self.policy is None or self._baselines is None:
             return
-        if any(exclusive_count(new, container) for container in new.all_containers):
+        if any(self.policy.count(new, container) for container in new.all_containers):
             self._look_at_machine()
         for name, cpus in resized_cpus(self.policy, old, new, align, whole_pod=whole_pod).items():
             inputs = {
@@ -325,6 +378,19 @@ class CpuManager:
         self._pods[new.uid] = new
         self._baselines.changed()
         self._changed()
+
+    def _reassign_pod(self, pod: Pod, lost: Lost | None) -> None:
+        """Choose CPUs for the pod-level resources of a running pod, and record the decision."""
+        kind = NORMAL
+        try:
+            self.allocate_pod(pod, Hint(None, preferred=False))
+            text = f"now has CPUs {cpu_sets.text(self._state.pods[pod.uid])}"
+        except AllocationError as error:
+            kind, text = WARNING, f"shares CPUs from now on: {error}"
+        why = f" because its CPUs are lost: {lost.reason}" if lost is not None else ""
+        self._recorder.pod(pod, kind, "CPUsReassigned", f"The pod {text}{why}")
+        inputs = {"reason": lost.reason} if lost is not None else {}
+        self._decisions.pod(pod, "cpus", "reassigned", text, inputs)
 
     def _reassign(
         self, pod: Pod, container: Container, choose: Callable[[Pod, Container], Hint], lost: Lost | None
@@ -398,6 +464,9 @@ class CpuManager:
         if self.policy is None or not self._config.gate(QUOTA_GATE, True):
             return False
         held = self.policy.state.of_pod(pod.uid)
+        if self._pod_level and has_pod_level_resources(pod):
+            own = {one.name for one in pod.all_containers if one.name in held and self.policy.count(pod, one)}
+            return len(own) == len(pod.all_containers) if container is None else container in own
         return bool(held) if container is None else container in held
 
     def containers_changed(self) -> None:
@@ -476,7 +545,8 @@ class CpuManager:
         except KubengineError as error:
             log.warning("the machine's CPUs changed, and the new set cannot be used: %s", error)
             return
-        old = CpuCheckpoint(STATIC, cpu_sets.text(self.policy.state.shared))
+        pods = {uid: cpu_sets.text(cpus) for uid, cpus in self.policy.state.pods.items()}
+        old = CpuCheckpoint(STATIC, cpu_sets.text(self.policy.state.shared), {}, pods)
         for uid, name, cpus in self.policy.state.entries():
             old.entries.setdefault(uid, {})[name] = cpu_sets.text(cpus)
         started = self._state.baselines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.cpumanager.static_policy import StaticPolicy
 from engine.metrics import Registry
@@ -85,6 +85,20 @@ class CpuMetrics:
         self._allocation_errors.inc("cpu", "node")
         if whole_cores:
             self._alignment.failed.inc(CONTAINER, PHYSICAL_CPU)
+
+    def gave_pod(self, exclusive: Sequence[bool], *, one_cache: bool) -> None:
+        """Count an allocation to a pod as a whole; `exclusive` tells which of its containers share no CPU."""
+        if one_cache:
+            self._alignment.aligned.inc(CONTAINER, UNCORE_CACHE)
+        for own in exclusive:
+            self._allocations.inc("cpu", "pod")
+            self._assignments.inc("cpu", "pod_exclusive" if own else "pod_shared")
+        self.requests.inc(by=sum(exclusive))
+
+    def pod_failed(self) -> None:
+        """Count a failed allocation to a pod as a whole."""
+        self._errors.inc()
+        self._allocation_errors.inc("cpu", "pod")
 
     def _per_node(self) -> Iterable[tuple[tuple[str, ...], float]]:
         exclusive = self.policy.state.exclusive

@@ -13,7 +13,7 @@ from operator import or_
 from engine.api import cpu_set as cpu_sets
 from engine.api.pod import Container, Pod
 from engine.api.resources import CPU
-from engine.cpumanager.static_policy import StaticPolicy, exclusive_count, take
+from engine.cpumanager.static_policy import StaticPolicy, take
 from engine.topologymanager.policy import Hint, Hints
 from engine.topologymanager.provider import CannotResize
 
@@ -30,6 +30,8 @@ def resized_cpus(
     With `whole_pod` the pod's containers are aligned together.
     """
     state, uid = policy.state, new.uid
+    if uid in state.pods and policy.pod_count(new) != state.pods[uid].bit_count():
+        raise CannotResize("The CPUs of pod-level resources cannot change while the pod runs", never=True)
     before: dict[str, int] = {}
     counts: dict[str, int] = {}
     growing: list[Container] = []
@@ -38,13 +40,15 @@ def resized_cpus(
     for was, container in zip(old.all_containers, new.all_containers, strict=True):
         if container in new.init_containers and not container.is_sidecar:
             continue
-        name, held, count = container.name, state.held(uid, container.name), exclusive_count(new, container)
-        if bool(exclusive_count(old, was)) != bool(count):
+        name, held, count = container.name, state.held(uid, container.name), policy.count(new, container)
+        if bool(policy.count(old, was)) != bool(count):
             raise CannotResize(
                 f"Container {name} cannot change between exclusive and shared CPUs while it runs", never=True
             )
         if held is None or not count:
             continue
+        if uid in state.pods and count != held.bit_count():
+            raise CannotResize(f"Container {name} shares the CPUs of its pod, which are divided", never=True)
         before[name], counts[name] = held, count
         if count < held.bit_count():
             found[name] = _shrunk(policy, name, held, state.baseline(uid, name) or held, count)

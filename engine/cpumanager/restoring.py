@@ -7,6 +7,7 @@ when their pod is known, or join the shared pool.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.api import cpu_set as cpu_sets
@@ -34,14 +35,35 @@ class Restored:
     changes: list[str] = field(default_factory=list)
 
 
-def restore(checkpoint: CpuCheckpoint, *, online: int, reserved: int, pool: int) -> Restored:
+def restore(
+    checkpoint: CpuCheckpoint, *, online: int, reserved: int, pool: int, pod_level: bool = False
+) -> Restored:
     """Restore a checkpoint. `reserved` CPUs are never exclusive; `pool` is the set of CPUs that
     can be shared.
+
+    Entries of version 1, which are by container id, are restored as a pod of this uid with one container
+    without a name. `pod_level` tells whether pods may have CPUs as a whole.
     """
     restored = Restored(CpuState(pool))
     known = _parsed(checkpoint.default_cpu_set) or 0
     owner: dict[int, str] = {}
-    for uid, containers in checkpoint.entries.items():
+    entries = {**checkpoint.entries, **{id: {"": cpus} for id, cpus in checkpoint.entries_by_id.items()}}
+    for uid, text in (checkpoint.pod_entries or {}).items():
+        containers = entries.pop(uid, {})
+        cpus = _parsed(text)
+        known |= cpus or 0
+        reason = _fault(cpus, uid, owner, online, reserved) or _pod_fault(cpus, containers)
+        if not pod_level:
+            reason = "the feature gate PodLevelResourceManagers is off"
+        if reason:
+            restored.lost += [Lost(uid, name, of, reason) for name, of in containers.items()]
+            continue
+        assert cpus is not None
+        restored.state.pods[uid] = cpus
+        owner.update(dict.fromkeys(cpu_sets.numbers(cpus), uid))
+        for name, of in containers.items():
+            restored.state.assign(uid, name, cpu_sets.parse(of))
+    for uid, containers in entries.items():
         for name, text in containers.items():
             cpus = _parsed(text)
             known |= cpus or 0
@@ -72,6 +94,15 @@ def _fault(cpus: int | None, uid: str, owner: dict[int, str], online: int, reser
     if others:
         return f"some of its CPUs belong to pod {min(others)}"
     return ""
+
+
+def _pod_fault(cpus: int | None, containers: Mapping[str, str]) -> str:
+    """Return why the CPUs of a pod's containers are not a part of the pod's; empty if they are."""
+    for name, text in containers.items():
+        of = _parsed(text)
+        if not of or of & ~(cpus or 0):
+            return f"CPUs {text} of its container {name} are not among its own"
+    return "" if containers else "none of its containers has any"
 
 
 def _parsed(text: str) -> int | None:

@@ -16,21 +16,20 @@ from engine.api import cpu_set as cpu_sets
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, Pod
 from engine.api.qos import GUARANTEED, compute_qos_class
-from engine.api.quantity import NANO, Quantity
-from engine.api.resources import CPU
+from engine.api.quantity import ZERO, Quantity
+from engine.api.resources import CPU, has_equal_amounts, has_pod_level_resources
 from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.state import CpuState
 from engine.cpumanager.topology import CpuTopology
 from engine.topologymanager.policy import DENSE_NODES, Hint, Hints, Numa
-from engine.topologymanager.provider import SMT_ALIGNMENT, AllocationError
+from engine.topologymanager.provider import EMPTY_POD_SHARED_POOL, SMT_ALIGNMENT, AllocationError
 from engine.topologymanager.search import DeviceCounts
 
 
-def reserved_cpus(topology: CpuTopology, options: StaticOptions, amount: Quantity | None, named: int) -> int:
-    """Return the CPUs that never become exclusive: those `named`, else as many as are reserved.
+def check_reserved_amount(amount: Quantity | None) -> Quantity:
+    """Return the CPU that systemReserved and kubeReserved reserve together.
 
-    `amount` is the sum of systemReserved and kubeReserved. Raises `InvalidInput` with the kubelet's
-    messages.
+    Raises `InvalidInput` with the kubelet's messages if that is none.
     """
     if amount is None:
         raise InvalidInput(
@@ -43,8 +42,17 @@ def reserved_cpus(topology: CpuTopology, options: StaticOptions, amount: Quantit
             "than zero",
             subject="cpuManagerPolicy",
         )
-    count = amount.value
-    reserved = named or take(topology, options, topology.cpus, min(count, topology.cpus.bit_count()))
+    return amount
+
+
+def reserved_cpus(topology: CpuTopology, options: StaticOptions, amount: Quantity | None, named: int) -> int:
+    """Return the CPUs that never become exclusive: those `named`, else as many as `amount` reserves.
+
+    Raises `InvalidInput` with the kubelet's messages.
+    """
+    count = check_reserved_amount(amount).value
+    enough = count <= topology.cpus.bit_count()
+    reserved = named or (take(topology, options, topology.cpus, count) if enough else 0)
     if reserved.bit_count() != count or reserved & ~topology.cpus:
         raise InvalidInput(
             "[cpumanager] unable to reserve the required amount of CPUs "
@@ -75,20 +83,33 @@ def take(topology: CpuTopology, options: StaticOptions, available: int, count: i
     )
 
 
-def exclusive_count(pod: Pod, container: Container) -> int:
+def exclusive_count(pod: Pod, container: Container, *, pod_level: bool = False) -> int:
     """Return the number of exclusive CPUs of a container: its request if that is whole and its
     pod Guaranteed.
+
+    In a pod with pod-level resources, and `pod_level` for PodLevelResourceManagers, the container's requests
+    must equal its limits, too. Without the gate such pods have none.
     """
-    if pod.spec.resources is not None or compute_qos_class(pod) != GUARANTEED:
+    if compute_qos_class(pod) != GUARANTEED:
         return 0
-    requested = container.requests.get(CPU)
-    if requested is None or requested.nano % NANO:
+    if has_pod_level_resources(pod) and not (pod_level and has_equal_amounts(container)):
         return 0
-    return requested.value
+    return _whole(container.requests.get(CPU, ZERO))
 
 
-def pod_exclusive_count(pod: Pod) -> int:
-    """Return the largest number of exclusive CPUs that the pod's containers need at the same time."""
+def _whole(amount: Quantity) -> int:
+    """Return an amount of CPU if it is whole to a thousandth, else 0."""
+    return amount.value if amount.milli == amount.value * 1000 else 0
+
+
+def pod_exclusive_count(pod: Pod, *, pod_level: bool = False) -> int:
+    """Return the largest number of exclusive CPUs that the pod's containers need at the same time, or that
+    its pod-level resources request.
+    """
+    if has_pod_level_resources(pod):
+        assert pod.spec.resources is not None
+        requests = pod.spec.resources.requests or {}
+        return _whole(requests.get(CPU, ZERO)) if pod_level and compute_qos_class(pod) == GUARANTEED else 0
     sidecars = most = 0
     for container in pod.init_containers:
         count = exclusive_count(pod, container)
@@ -98,12 +119,49 @@ def pod_exclusive_count(pod: Pod) -> int:
     return max(most, sidecars + sum(exclusive_count(pod, c) for c in pod.spec.containers))
 
 
+def check_shared_cpus(pod: Pod) -> None:
+    """Raise `AllocationError` if a pod's exclusive containers leave no CPU of its pod-level resources to its
+    other containers.
+    """
+    total = pod_exclusive_count(pod, pod_level=True)
+    exclusive = 0
+    shared = False
+    for container in pod.all_containers:
+        count = exclusive_count(pod, container, pod_level=True)
+        if container in pod.init_containers and not container.is_sidecar:
+            if not count and exclusive >= total:
+                raise AllocationError(
+                    "pod rejected, pod has shared init containers but no cpus available for them",
+                    EMPTY_POD_SHARED_POOL,
+                )
+            continue
+        exclusive += count
+        shared |= not count
+    if shared and exclusive >= total:
+        raise AllocationError(
+            "pod rejected, sum of exclusive container cpu requests equals pod budget, leaving no cpus for "
+            "shared containers",
+            EMPTY_POD_SHARED_POOL,
+        )
+
+
 class StaticPolicy:
-    """A `HintProvider` that assigns the CPUs of `state`; `reserved` CPUs stay in the shared pool."""
+    """A `HintProvider` that assigns the CPUs of `state`; `reserved` CPUs stay in the shared pool.
+
+    With `pod_level` (PodLevelResourceManagers) it assigns CPUs to pods with pod-level resources, too.
+    """
 
     def __init__(
-        self, topology: CpuTopology, reserved: int, options: StaticOptions, numa: Numa, state: CpuState
+        self,
+        topology: CpuTopology,
+        reserved: int,
+        options: StaticOptions,
+        numa: Numa,
+        state: CpuState,
+        *,
+        pod_level: bool = False,
     ) -> None:
+        self.pod_level = pod_level
         self.topology = topology
         self.reserved = reserved
         self.options = options
@@ -140,7 +198,7 @@ class StaticPolicy:
 
     def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
         """Return hints for the container's CPUs; if it already has CPUs, the hint for those."""
-        count = exclusive_count(pod, container)
+        count = self.count(pod, container)
         if not count:
             return None
         held = self.state.held(pod.uid, container.name)
@@ -150,33 +208,82 @@ class StaticPolicy:
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
         """Return hints for the CPUs of all containers together."""
-        count = pod_exclusive_count(pod)
+        count = self.pod_count(pod)
         if not count:
             return None
+        if has_pod_level_resources(pod):
+            return {CPU: self._whole_pod_hints(pod, count)}
         assigned = 0
         for container in pod.all_containers:
             held = self.state.held(pod.uid, container.name)
             if held is not None:
-                if held.bit_count() != exclusive_count(pod, container):
+                if held.bit_count() != self.count(pod, container):
                     return {CPU: []}
                 assigned |= held
         if assigned.bit_count() == count:
             return {CPU: self.hints(assigned, 0, count)}
         return {CPU: self.hints(self.available, assigned, count)}
 
+    def _whole_pod_hints(self, pod: Pod, count: int) -> Hints:
+        """Return hints for a pod's pod-level CPUs; none if its containers cannot share them."""
+        held = self.state.pods.get(pod.uid)
+        if held is not None:
+            return self.hints(held, 0, count) if held.bit_count() == count else []
+        try:
+            check_shared_cpus(pod)
+        except AllocationError:
+            return []
+        return self.hints(self.available, 0, count)
+
+    def count(self, pod: Pod, container: Container) -> int:
+        """Return the number of exclusive CPUs of a container."""
+        return exclusive_count(pod, container, pod_level=self.pod_level)
+
+    def pod_count(self, pod: Pod) -> int:
+        """Return the number of exclusive CPUs of a pod."""
+        return pod_exclusive_count(pod, pod_level=self.pod_level)
+
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
         """Assign CPUs to the container, as far as possible from the hint's NUMA nodes."""
-        count = exclusive_count(pod, container)
+        count = self.count(pod, container)
         if not count or self.state.held(pod.uid, container.name) is not None:
             return
         self._check_whole_cores(count)
-        free = self.available | self.reusable(pod, container)
+        taken = self._take_near(self.available | self.reusable(pod, container), count, hint)
+        self.state.assign(pod.uid, container.name, taken)
+
+    def allocate_pod(self, pod: Pod, hint: Hint) -> None:
+        """Assign the CPUs of a pod's pod-level resources, and divide them among its containers.
+
+        A container without exclusive CPUs gets those that the pod's other containers leave; one that ends
+        before the others start gets all but those of earlier sidecars.
+        """
+        count = self.pod_count(pod)
+        if not count or pod.uid in self.state.pods:
+            return
+        check_shared_cpus(pod)
+        self._check_whole_cores(count)
+        of_pod = left = self._take_near(self.available, count, hint)
+        found: dict[str, int] = {}
+        for container in pod.all_containers:
+            wanted = self.count(pod, container)
+            taken = self._take(left, wanted) if wanted else 0
+            if container in pod.init_containers and not container.is_sidecar:
+                found[container.name] = taken or left
+            elif taken:
+                found[container.name] = taken
+                left &= ~taken
+        for container in pod.all_containers:
+            self.state.assign(pod.uid, container.name, found.get(container.name, left))
+        self.state.pods[pod.uid] = of_pod
+
+    def _take_near(self, free: int, count: int, hint: Hint) -> int:
+        """Choose free CPUs, those of the hint's NUMA nodes first."""
         taken = 0
         if hint.mask is not None:
             near = self.of_mask(hint.mask)
             taken = self._take(free & near, min(count, (free & near).bit_count()))
-        taken |= self._take(free & ~taken, count - taken.bit_count())
-        self.state.assign(pod.uid, container.name, taken)
+        return taken | self._take(free & ~taken, count - taken.bit_count())
 
     def release(self, pod_uid: str) -> None:
         """Release all CPUs of the pod."""

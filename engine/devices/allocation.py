@@ -25,11 +25,19 @@ from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint
 from engine.metrics import Metric
 from engine.topologymanager.alignment_metrics import CONTAINER, NUMA_NODE, POD, AlignmentMetrics
+from engine.topologymanager.pod_level import manages_pod_level, manages_whole_pod
 from engine.topologymanager.policy import Hint, Hints, TopologyDecision, TopologyPolicy
 from engine.topologymanager.provider import HintProvider
 
 NO_HINT = Hint(None, preferred=False)
 TOPOLOGY_MESSAGE = "Resources cannot be allocated with Topology locality"
+POD_LEVEL_MESSAGES = {
+    "container": (
+        "Pod Scope pod with pod-level resources failed admission with a container-level topology manager"
+    ),
+    "pod": "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager",
+}
+"""By scope, with the gate PodLevelResourceManagers."""
 UNPROVEN_MESSAGE = "the search among so many NUMA nodes ended early; a better aligned choice may exist"
 EXPLANATIONS = 1000
 NODE_RESOURCES = ""
@@ -100,6 +108,7 @@ class Allocator:
     ) -> None:
         section, registry = context.kubengine_config.devices, context.registry
         self._providers = providers
+        self._config = context.config
         self._alignment = AlignmentMetrics(registry)
         if policy.name != "none":
             for scope in (CONTAINER, POD):
@@ -138,6 +147,9 @@ class Allocator:
                     hints = [provider.pod_hints(pod) for provider in attempt.providers]
                     self._align(attempt, self._state.pod_hints(pod, self._policy.numa), *hints)
                     await self._choose_all(attempt)
+                    if manages_whole_pod(self._config, pod):
+                        for provider in attempt.providers:
+                            provider.allocate_pod(pod, attempt.hint)
                     self._count_alignment(self._alignment.aligned)
             else:
                 await self._choose_all(attempt)
@@ -229,7 +241,10 @@ class Allocator:
             log.warning("pod %s: %s", attempt.pod.full_name, UNPROVEN_MESSAGE)
         if not decision.admit:
             self._count_alignment(self._alignment.failed)
-            said = TOPOLOGY_MESSAGE if decision.proven else f"{TOPOLOGY_MESSAGE}; {UNPROVEN_MESSAGE}"
+            message = TOPOLOGY_MESSAGE
+            if manages_pod_level(self._config, attempt.pod):
+                message = POD_LEVEL_MESSAGES[self._policy.scope]
+            said = message if decision.proven else f"{message}; {UNPROVEN_MESSAGE}"
             raise TopologyError(said)
         hint = attempt.hint = decision.hint
         attempt.affinity = None if hint.mask is None else self._policy.numa.ids(hint.mask)
@@ -250,8 +265,9 @@ class Allocator:
                 self._align(attempt, of_devices, *hints)
             for resource, required in needs.items():
                 await self._choose(attempt, container, resource, required)
-            for provider in attempt.providers:
-                provider.allocate(pod, container, attempt.hint)
+            if not manages_whole_pod(self._config, pod):
+                for provider in attempt.providers:
+                    provider.allocate(pod, container, attempt.hint)
             if self._policy.scope == "container":
                 self._count_alignment(self._alignment.aligned)
         has: dict[str, set[str]] = {

@@ -133,6 +133,8 @@ class ClaimLocator:
 
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None: ...
 
+    def allocate_pod(self, pod: Pod, hint: Hint) -> None: ...
+
     @property
     def pod_uids(self) -> Collection[str]:
         return ()

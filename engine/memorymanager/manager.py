@@ -9,12 +9,15 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from engine.api.config import EXCLUSIVE_MEMORY_GATE, KubeletConfiguration
+from engine.api.config import EXCLUSIVE_MEMORY_GATE, POD_LEVEL_MANAGERS_GATE, KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput
 from engine.api.events import NORMAL, WARNING, EventRecorder
@@ -22,12 +25,13 @@ from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.host.state_file import FaultPoint, StateFile, no_fault
 from engine.host.tasks import Tasks
-from engine.memorymanager.checkpoint import MemoryCheckpoint, decode, encode
+from engine.memorymanager.checkpoint import MemoryCheckpoint, PodBlocks, decode, encode
 from engine.memorymanager.reservation import reserved_memory
 from engine.memorymanager.restoring import LostMemory, restore
 from engine.memorymanager.state import Block, MemoryState, NodeMemory, NodeState, unused
-from engine.memorymanager.static_policy import StaticPolicy, wanted_memory
+from engine.memorymanager.static_policy import StaticPolicy
 from engine.metrics import Registry
+from engine.topologymanager.pod_level import manages_whole_pod
 from engine.topologymanager.policy import Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError
 
@@ -63,6 +67,8 @@ class MemoryManager:
                 f'unknown policy: "{policy}"; expected None or Static', subject="memoryManagerPolicy"
             )
         self._numa = numa
+        self._config = config
+        self._pod_level = config.gate(POD_LEVEL_MANAGERS_GATE, False)
         self._resizes = config.gate(EXCLUSIVE_MEMORY_GATE, False)
         self._recorder = recorder
         self._decisions = decisions
@@ -75,7 +81,7 @@ class MemoryManager:
         if policy == STATIC:
             kept = reserved_memory(numa.nodes, reserved, config.reserved_memory or ())
             self._unused = unused(machine(), kept)
-            self.policy = StaticPolicy(numa, MemoryState(self._fresh()))
+            self.policy = StaticPolicy(numa, MemoryState(self._fresh()), pod_level=self._pod_level)
             self._observe(registry)
 
     def _observe(self, registry: Registry) -> None:
@@ -127,7 +133,7 @@ class MemoryManager:
             if checkpoint.policy_name != NONE:
                 log.warning("%s: was written under the policy %s", self._file.path, checkpoint.policy_name)
             return
-        restored = restore(checkpoint, self._fresh())
+        restored = restore(checkpoint, self._fresh(), pod_level=self._pod_level)
         self.policy.state = restored.state
         if checkpoint.policy_name != STATIC:
             restored.changes.append(f"the policy was {checkpoint.policy_name!r}")
@@ -145,18 +151,25 @@ class MemoryManager:
 
     def _snapshot(self) -> bytes:
         if self.policy is None:
-            return encode(MemoryCheckpoint(NONE))
+            return encode(MemoryCheckpoint(NONE, pod_entries={} if self._pod_level else None))
         state = self.policy.state
         entries: dict[str, dict[str, list[Block]]] = {}
         for uid, name, blocks in state.entries():
             entries.setdefault(uid, {})[name] = list(blocks)
-        return encode(MemoryCheckpoint(STATIC, state.nodes, entries))
+        pods = {uid: PodBlocks(list(blocks)) for uid, blocks in state.pods.items()}
+        return encode(MemoryCheckpoint(STATIC, state.nodes, entries, pods if self._pod_level else None))
 
     # Pods
 
     def concerns(self, pod: Pod) -> bool:
         """Return whether a container of the pod gets reserved memory."""
-        return self.policy is not None and any(wanted_memory(pod, one) for one in pod.all_containers)
+        if self.policy is None:
+            return False
+        try:
+            wanted = map(self.policy.wanted, repeat(pod), pod.all_containers)
+            return bool(self.policy.pod_wanted(pod)) or any(wanted)
+        except AllocationError:
+            return True  # `allocate` raises it again
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
         """Return hints for the whole pod."""
@@ -168,11 +181,12 @@ class MemoryManager:
 
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
         """Reserve the container's memory. Raises `AllocationError`."""
-        if self.policy is None or not wanted_memory(pod, container):
+        if self.policy is None:
             return
         held = self.policy.state.held(pod.uid, container.name)
-        self._requests.inc()
         try:
+            if self.policy.wanted(pod, container):
+                self._requests.inc()
             self.policy.allocate(pod, container, hint)
         except AllocationError:
             self._errors.inc()
@@ -189,6 +203,27 @@ class MemoryManager:
                 pod, "memory", "given", "", {**inputs, "numa": nodes}, container=container.name
             )
             self._file.changed()
+
+    def allocate_pod(self, pod: Pod, hint: Hint) -> None:
+        """Reserve the memory of the pod's pod-level resources. Raises `AllocationError`."""
+        policy = self.policy
+        if policy is None or pod.uid in policy.state.pods or not policy.pod_wanted(pod):
+            return
+        self._requests.inc()
+        try:
+            policy.allocate_pod(pod, hint)
+        except AllocationError:
+            self._errors.inc()
+            self._allocation_errors.inc("memory", "pod")
+            raise
+        for container in pod.all_containers:
+            own = bool(policy.wanted(pod, container))
+            self._allocations.inc("memory", "pod")
+            self._assignments.inc("memory", "pod_exclusive" if own else "pod_shared")
+        blocks = policy.state.pods[pod.uid]
+        inputs = {block.type: block.size for block in blocks}
+        self._decisions.pod(pod, "memory", "given", "", {**inputs, "numa": list(blocks[0].nodes)})
+        self._file.changed()
 
     @property
     def pod_uids(self) -> Collection[str]:
@@ -218,25 +253,51 @@ class MemoryManager:
             return
         self._adopted.add(pod.uid)
         self.shrink(pod)
+        if pod.uid in self.policy.state.pods:
+            return
         lost = {one.container: one for one in self._lost.pop(pod.uid, ())}
+        if manages_whole_pod(self._config, pod):
+            self._reassign(
+                pod,
+                "",
+                next(iter(lost.values()), None),
+                lambda: self.allocate_pod(pod, Hint(None, preferred=False)),
+            )
+            return
         for container in pod.all_containers:
-            before = lost.get(container.name)
             ended = container in pod.init_containers and not container.is_sidecar
-            held = self.policy.state.held(pod.uid, container.name)
-            if held is not None or not wanted_memory(pod, container) or ended:
+            if ended or self.policy.state.held(pod.uid, container.name) is not None:
                 continue
-            try:
-                self.allocate(pod, container, choose(pod, container))
-                blocks = self.policy.state.held(pod.uid, container.name) or ()
-                where = sorted({node for block in blocks for node in block.nodes})
-                text, kind = f"now has reserved memory on NUMA nodes {where}", NORMAL
-            except AllocationError as error:
-                text, kind = f"has no reserved memory from now on: {error}", WARNING
-            why = f" ({before.reason})" if before is not None else ""
-            said = f"Container {container.name} {text}{why}"
-            self._recorder.pod(pod, kind, "MemoryReassigned", said, container=container.name)
-            inputs = {"reason": before.reason if before else ""}
-            self._decisions.pod(pod, "memory", "reassigned", text, inputs, container=container.name)
+            with suppress(AllocationError):
+                if not self.policy.wanted(pod, container):
+                    continue
+            before = lost.get(container.name)
+            allocate = partial(self._allocate_where, pod, container, choose)
+            self._reassign(pod, container.name, before, allocate)
+
+    def _allocate_where(
+        self, pod: Pod, container: Container, choose: Callable[[Pod, Container], Hint]
+    ) -> None:
+        self.allocate(pod, container, choose(pod, container))
+
+    def _reassign(
+        self, pod: Pod, container: str, lost: LostMemory | None, allocate: Callable[[], None]
+    ) -> None:
+        """Reserve memory for a running container, or the pod without a name, and record the decision."""
+        assert self.policy is not None
+        try:
+            allocate()
+            state = self.policy.state
+            blocks = state.held(pod.uid, container) if container else state.pods.get(pod.uid)
+            where = sorted({node for block in blocks or () for node in block.nodes})
+            text, kind = f"now has reserved memory on NUMA nodes {where}", NORMAL
+        except AllocationError as error:
+            text, kind = f"has no reserved memory from now on: {error}", WARNING
+        why = f" ({lost.reason})" if lost is not None else ""
+        subject = f"Container {container}" if container else "The pod"
+        self._recorder.pod(pod, kind, "MemoryReassigned", f"{subject} {text}{why}", container=container)
+        inputs = {"reason": lost.reason if lost else ""}
+        self._decisions.pod(pod, "memory", "reassigned", text, inputs, container=container)
 
     def check_growth(self, pod: Pod) -> None:
         """Raise `CannotResize` if the new amounts of a running pod do not fit on its NUMA nodes."""

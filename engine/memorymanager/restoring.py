@@ -32,11 +32,31 @@ class RestoredMemory:
     changes: list[str] = field(default_factory=list)
 
 
-def restore(checkpoint: MemoryCheckpoint, unused: Mapping[int, NodeState]) -> RestoredMemory:
-    """Restore a checkpoint on a machine whose empty state is `unused`."""
+def restore(
+    checkpoint: MemoryCheckpoint, unused: Mapping[int, NodeState], *, pod_level: bool = False
+) -> RestoredMemory:
+    """Restore a checkpoint on a machine whose empty state is `unused`.
+
+    `pod_level` tells whether pods may have memory as a whole.
+    """
     restored = RestoredMemory(MemoryState(dict(unused)))
     state = restored.state
-    for uid, containers in checkpoint.entries.items():
+    entries = dict(checkpoint.entries)
+    for uid, pod in (checkpoint.pod_entries or {}).items():
+        containers = entries.pop(uid, {})
+        whole = pod.memory_blocks or []
+        reason = _fault(whole, state.nodes) or ("" if containers else "none of its containers has any")
+        if not pod_level:
+            reason = "the feature gate PodLevelResourceManagers is off"
+        if reason:
+            restored.lost += [LostMemory(uid, name, of, reason) for name, of in containers.items()]
+            continue
+        for block in whole:
+            state.use(block.nodes, block.type, block.size)
+        state.pods[uid] = tuple(whole)
+        for name, blocks in containers.items():
+            state.assign(uid, name, tuple(blocks))
+    for uid, containers in entries.items():
         for name, blocks in containers.items():
             reason = _fault(blocks, state.nodes)
             if reason:

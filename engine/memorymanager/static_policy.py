@@ -7,30 +7,48 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from engine.api.pod import Container, Pod
+from engine.api.pod import Container, Pod, ResourceList
 from engine.api.qos import GUARANTEED, compute_qos_class
-from engine.api.resources import MEMORY, is_hugepage
+from engine.api.quantity import NANO
+from engine.api.resources import MEMORY, has_equal_amounts, has_pod_level_resources, is_hugepage
 from engine.memorymanager.hints import MemoryHints
 from engine.memorymanager.state import UNSIGNED, Block, MemoryState
 from engine.topologymanager.policy import DENSE_NODES, Hint, Hints, Numa
-from engine.topologymanager.provider import AllocationError, CannotResize
+from engine.topologymanager.provider import EMPTY_POD_SHARED_POOL, AllocationError, CannotResize
 
 
-def wanted_memory(pod: Pod, container: Container) -> dict[str, int]:
-    """Return the bytes of memory and huge pages to reserve for the container, by type in order of name."""
-    if pod.spec.resources is not None or compute_qos_class(pod) != GUARANTEED:
-        return {}
-    return {
-        kind: container.requests[kind].value
-        for kind in sorted(container.requests)
-        if kind == MEMORY or is_hugepage(kind)
-    }
+def wanted_memory(pod: Pod, container: Container, *, pod_level: bool = False) -> dict[str, int]:
+    """Return the bytes of memory and huge pages to reserve for the container, by type in order of name.
 
-
-def pod_wanted_memory(pod: Pod) -> dict[str, int]:
-    """Return the largest amounts that the pod's containers need at the same time, by type in
-    order of name.
+    In a pod with pod-level resources, and `pod_level` for PodLevelResourceManagers, the container's requests
+    must equal its limits. Without the gate such pods get none. Raises `AllocationError` for parts of a byte.
     """
+    if compute_qos_class(pod) != GUARANTEED:
+        return {}
+    if has_pod_level_resources(pod) and not (pod_level and has_equal_amounts(container)):
+        return {}
+    return _bytes(container.requests)
+
+
+def _bytes(requests: ResourceList) -> dict[str, int]:
+    found = {}
+    for kind in sorted(requests):
+        if kind == MEMORY or is_hugepage(kind):
+            if requests[kind].nano % NANO:
+                raise AllocationError("[memorymanager] failed to represent quantity as int64")
+            found[kind] = requests[kind].value
+    return found
+
+
+def pod_wanted_memory(pod: Pod, *, pod_level: bool = False) -> dict[str, int]:
+    """Return the largest amounts that the pod's containers need at the same time, or those of its pod-level
+    resources, by type in order of name. Raises `AllocationError` for parts of a byte.
+    """
+    if has_pod_level_resources(pod):
+        assert pod.spec.resources is not None
+        if not pod_level or compute_qos_class(pod) != GUARANTEED:
+            return {}
+        return {kind: size for kind, size in _bytes(pod.spec.resources.requests or {}).items() if size}
     sidecars: dict[str, int] = {}
     most: dict[str, int] = {}
     apps: dict[str, int] = {}
@@ -45,16 +63,52 @@ def pod_wanted_memory(pod: Pod) -> dict[str, int]:
     return {kind: max(most.get(kind, 0), apps[kind] + sidecars.get(kind, 0)) for kind in sorted(apps)}
 
 
-class StaticPolicy:
-    """A `HintProvider` that reserves the memory of `state` for containers."""
+def check_shared_memory(pod: Pod) -> None:
+    """Raise `AllocationError` if a pod's exclusive containers leave none of its pod-level memory, or huge
+    pages of a size, to its other containers.
+    """
+    total = pod_wanted_memory(pod, pod_level=True)
+    exclusive = dict.fromkeys(total, 0)
+    shared = False
+    for container in pod.all_containers:
+        wanted = wanted_memory(pod, container, pod_level=True)
+        used_up = [kind for kind in total if exclusive[kind] >= total[kind]]
+        if container in pod.init_containers and not container.is_sidecar:
+            if not wanted and used_up:
+                raise AllocationError(
+                    f"pod rejected, pod has shared init containers but no {used_up[0]} available for them",
+                    EMPTY_POD_SHARED_POOL,
+                )
+            continue
+        shared |= not wanted
+        for kind in wanted:
+            exclusive[kind] = exclusive.get(kind, 0) + wanted[kind]
+    used_up = [kind for kind in total if exclusive[kind] >= total[kind]]
+    if shared and used_up:
+        raise AllocationError(
+            f"pod rejected, sum of exclusive container {used_up[0]} requests equals pod budget, leaving no "
+            "memory for shared containers",
+            EMPTY_POD_SHARED_POOL,
+        )
 
-    def __init__(self, numa: Numa, state: MemoryState) -> None:
+
+class StaticPolicy:
+    """A `HintProvider` that reserves the memory of `state` for containers.
+
+    With `pod_level` (PodLevelResourceManagers) it reserves memory for pods with pod-level resources, too.
+    """
+
+    def __init__(self, numa: Numa, state: MemoryState, *, pod_level: bool = False) -> None:
+        self.pod_level = pod_level
         self.state = state
         self._numa = numa
 
     def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
         """Return hints for the container's memory; if it already has blocks, the hint for those."""
-        wanted = wanted_memory(pod, container)
+        try:
+            wanted = self.wanted(pod, container)
+        except AllocationError:
+            return None
         if not wanted:
             return None
         blocks = self.state.held(pod.uid, container.name)
@@ -64,23 +118,88 @@ class StaticPolicy:
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
         """Return hints for the memory of all containers together."""
-        wanted = pod_wanted_memory(pod)
+        try:
+            wanted = self.pod_wanted(pod)
+        except AllocationError:
+            return None
         if not wanted:
             return None
+        if has_pod_level_resources(pod):
+            return self._whole_pod_hints(pod, wanted)
         for container in pod.all_containers:
             blocks = self.state.held(pod.uid, container.name)
             if blocks is not None:
                 return self._hints_of(blocks, wanted)
         return self._hints(wanted, {})
 
+    def _whole_pod_hints(self, pod: Pod, wanted: Mapping[str, int]) -> dict[str, Hints] | None:
+        """Return hints for a pod's pod-level memory; none if its containers cannot share it."""
+        blocks = self.state.pods.get(pod.uid)
+        if blocks is not None:
+            return self._hints_of(blocks, wanted)
+        try:
+            check_shared_memory(pod)
+        except AllocationError:
+            return {kind: [] for kind in wanted}
+        return self._hints(wanted, {})
+
+    def wanted(self, pod: Pod, container: Container) -> dict[str, int]:
+        """Return the bytes to reserve for a container, by type. Raises `AllocationError`."""
+        return wanted_memory(pod, container, pod_level=self.pod_level)
+
+    def pod_wanted(self, pod: Pod) -> dict[str, int]:
+        """Return the bytes to reserve for a pod, by type. Raises `AllocationError`."""
+        return pod_wanted_memory(pod, pod_level=self.pod_level)
+
+    def allocate_pod(self, pod: Pod, hint: Hint) -> None:
+        """Reserve the memory of a pod's pod-level resources, and divide it among its containers.
+
+        A container without exclusive memory has what the pod's other containers leave; one that ends before
+        the others start has all but that of earlier sidecars.
+        """
+        total = self.pod_wanted(pod)
+        if not total or pod.uid in self.state.pods:
+            return
+        check_shared_memory(pod)
+        nodes = self._numa.ids(self._place(total, {}, hint))
+        left = dict(total)
+        found: dict[str, dict[str, int]] = {}
+        for container in pod.all_containers:
+            wanted = {kind: size for kind, size in self.wanted(pod, container).items() if size}
+            if container in pod.init_containers and not container.is_sidecar:
+                found[container.name] = wanted or dict(left)
+            elif wanted:
+                found[container.name] = wanted
+                for kind in wanted.keys() & left.keys():
+                    left[kind] = max(left[kind] - wanted[kind], 0)
+        for kind, size in total.items():
+            self.state.use(nodes, kind, size)
+        for container in pod.all_containers:
+            sizes = found.get(container.name, left)
+            blocks = tuple(Block(nodes, kind, size) for kind, size in sizes.items() if size)
+            self.state.assign(pod.uid, container.name, blocks)
+        self.state.pods[pod.uid] = tuple(Block(nodes, kind, size) for kind, size in total.items())
+
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
         """Reserve the container's memory on the hint's NUMA nodes, or on more nodes if those do
         not suffice.
         """
-        wanted = wanted_memory(pod, container)
+        wanted = self.wanted(pod, container)
         if not wanted or self.state.held(pod.uid, container.name) is not None:
             return
         reusable = self._reusable(pod, container)
+        mask = self._place(wanted, reusable, hint)
+        nodes = self._numa.ids(mask)
+        left = reusable.get(mask, {})
+        for kind, size in wanted.items():
+            self.state.use(nodes, kind, max(size - left.get(kind, 0), 0))
+        self.state.assign(
+            pod.uid, container.name, tuple(Block(nodes, kind, size) for kind, size in wanted.items())
+        )
+        self._shrink_init_containers(pod, container, nodes, wanted)
+
+    def _place(self, wanted: Mapping[str, int], reusable: dict[int, dict[str, int]], hint: Hint) -> int:
+        """Return the mask of the NUMA nodes to take memory from. Raises `AllocationError`."""
         hints = MemoryHints(self._numa, self.state.nodes, wanted, reusable)
         mask, preferred = hint.mask, hint.preferred
         if mask is None:
@@ -104,16 +223,9 @@ class StaticPolicy:
                 raise AllocationError("[memorymanager] failed to find the extended preferred hint")
             assert found.mask is not None
             mask = found.mask
-        nodes = self._numa.ids(mask)
-        if self._violates_groups(nodes):
+        if self._violates_groups(self._numa.ids(mask)):
             raise AllocationError("[memorymanager] preferred hint violates NUMA node allocation")
-        left = reusable.get(mask, {})
-        for kind, size in wanted.items():
-            self.state.use(nodes, kind, max(size - left.get(kind, 0), 0))
-        self.state.assign(
-            pod.uid, container.name, tuple(Block(nodes, kind, size) for kind, size in wanted.items())
-        )
-        self._shrink_init_containers(pod, container, nodes, wanted)
+        return mask
 
     def check_growth(self, pod: Pod) -> None:
         """Raises `CannotResize` where the nodes of a running pod's memory lack what it asks for now."""
@@ -149,7 +261,7 @@ class StaticPolicy:
         for container in pod.all_containers:
             if container in pod.init_containers and not container.is_sidecar:
                 continue
-            wanted = wanted_memory(pod, container)
+            wanted = self.wanted(pod, container) if pod.uid not in self.state.pods else {}
             for block in self.state.held(pod.uid, container.name) or ():
                 size = wanted.get(block.type, block.size)
                 if (size > block.size) if larger else (size < block.size):

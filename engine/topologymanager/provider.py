@@ -52,6 +52,13 @@ class HintProvider(Protocol):
         """Allocate the container's request, unless it is allocated already. Raises `AllocationError`."""
         ...
 
+    def allocate_pod(self, pod: Pod, hint: Hint) -> None:
+        """Allocate the pod's pod-level resources and divide them among its containers.
+
+        Called instead of `allocate` in pod scope, with PodLevelResourceManagers. Raises `AllocationError`.
+        """
+        ...
+
     @property
     def pod_uids(self) -> Collection[str]:
         """Return the uids of pods with an allocation."""

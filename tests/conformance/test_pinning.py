@@ -6,6 +6,7 @@ Each history runs through the managers of a node: on disk, one event after the o
 from __future__ import annotations
 
 import asyncio
+import gzip
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -39,8 +40,12 @@ from engine.topologymanager.provider import AllocationError
 from engine.topologymanager.search import DeviceCounts
 from tests.contexts import NothingKept, node_context
 
+MORE = Path(__file__).parent / "data-1.36/pinning-more.jsonl.gz"
+
 
 def pod_of(given: dict[str, Any]) -> Pod:
+    if "spec" in given:
+        return convert(given, Pod, "pod")
     init, main = [], []
     for one in given["containers"]:
         resources = {"requests": one.get("resources") or one.get("requests") or {}}
@@ -71,7 +76,7 @@ class Machine:
         fields["reservedMemory"] = [
             {"numaNode": one["node"], "limits": one["limits"]} for one in fields.pop("reservedMemory", [])
         ]
-        fields["featureGates"] = {"CPUManagerPolicyAlphaOptions": True}
+        fields["featureGates"] = {"CPUManagerPolicyAlphaOptions": True} | given.get("gates", {})
         config = convert(fields, KubeletConfiguration, "config")
         self.topology = CpuTopology(
             [Processor(p["cpu"], p["core"], p["l3"], p["socket"], p["node"]) for p in given["cpus"]]
@@ -116,7 +121,7 @@ class Machine:
         except InvalidInput as error:
             raise Refused(f"memory: {error.message}") from error
         self.allocator = Allocator(
-            node_context(registry=common["registry"], decisions=common["decisions"]),
+            node_context(config=config, registry=common["registry"], decisions=common["decisions"]),
             DeviceState(),
             NothingKept(),  # type: ignore[arg-type]
             endpoints={},
@@ -240,6 +245,7 @@ def comparable(out: dict[str, Any]) -> dict[str, Any]:
                 one.get("memory", []).sort(key=lambda block: block["type"])
     memory = msgspec.json.decode(found.get("memory_manager_state") or "{}")
     several = [blocks for pod in memory.get("entries", {}).values() for blocks in pod.values()]
+    several += [pod["memoryBlocks"] for pod in memory.get("podEntries", {}).values()]
     if any(len(blocks) > 1 for blocks in several):
         for blocks in several:
             blocks.sort(key=lambda block: block["type"])
@@ -298,6 +304,16 @@ def test_histories(answers: Any, watched: Watched, memory_root: Path) -> None:
             continue
         assert got == wanted, case
     assert misled * 100 < number, "too many histories in which the kubelet is thought to be misled"
+
+
+def test_histories_beyond(memory_root: Path) -> None:
+    """Hold 400 more histories: pod-level resources, Burstable containers, parts of a byte."""
+    with gzip.open(MORE) as lines:
+        cases = [msgspec.json.decode(line) for line in lines]
+    for number, case in enumerate(cases):
+        root = memory_root / str(number)
+        root.mkdir()
+        assert comparable(asyncio.run(replay(case["in"], root))) == comparable(case["out"]), case
 
 
 def assert_nothing_is_given_twice(given: dict[str, Any], got: dict[str, Any]) -> None:
