@@ -10,8 +10,8 @@
 | restart | unhealthy, restarted, withheld |
 | resize | started, deferred, infeasible, resized; failed |
 | devices | given |
-| cpus | given, reassigned |
-| memory | given, reassigned |
+| cpus | given, reassigned, resized, pooled, kept-off, clash |
+| memory | given, reassigned, resized |
 | best-effort-cpu | squeezed, released |
 | pressure | raised, cleared |
 | image-pull | pulled; failed |

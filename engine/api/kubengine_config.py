@@ -181,6 +181,33 @@ class CgroupsSection(Struct, forbid_unknown_fields=True):
     best_effort_floor: int = 5
 
 
+class CpuPool(Struct, forbid_unknown_fields=True):
+    """CPUs for the Burstable pods in `namespaces` (any, if empty) that have all `labels`: as many as these
+    request together, but at least `minCPUs` and, unless that is 0, at most `maxCPUs`.
+    """
+
+    name: str
+    namespaces: list[str] = msgspec.field(default_factory=list)
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    min_cpus: int = msgspec.field(name="minCPUs", default=0)
+    max_cpus: int = msgspec.field(name="maxCPUs", default=0)
+
+
+class CpusSection(Struct, forbid_unknown_fields=True):
+    """How the static CPU manager divides the CPUs that are not exclusive; each field is off by default.
+
+    `pools`: a pod belongs to the first pool that takes it; other pods do not run on the pool's CPUs.
+    `keep_together`: each other Burstable pod runs on one last-level cache or NUMA node while its requests
+    fit there. `respect_isolated`: containers without exclusive CPUs stay off the CPUs of the kernel's
+    `isolcpus`. `system_cgroups`: cgroups, such as `/system.slice`, whose processes stay off exclusive CPUs.
+    """
+
+    pools: list[CpuPool] = msgspec.field(default_factory=list)
+    keep_together: Literal["", "cache", "node"] = ""
+    respect_isolated: bool = False
+    system_cgroups: list[str] = msgspec.field(default_factory=list)
+
+
 class ServerSection(Struct, forbid_unknown_fields=True):
     """`read_only_address`: the address of `readOnlyPort`, regardless of KubeletConfiguration's `address`. The
     port has no authentication, so only this field opens it beyond loopback.
@@ -221,5 +248,6 @@ class KubengineConfiguration(Struct, forbid_unknown_fields=True):
     devices: DevicesSection = msgspec.field(default_factory=DevicesSection)
     probes: ProbesSection = msgspec.field(default_factory=ProbesSection)
     cgroups: CgroupsSection = msgspec.field(default_factory=CgroupsSection)
+    cpus: CpusSection = msgspec.field(default_factory=CpusSection)
     server: ServerSection = msgspec.field(default_factory=ServerSection)
     decisions: DecisionsSection = msgspec.field(default_factory=DecisionsSection)

@@ -30,6 +30,11 @@ def offline_cpus(root: Path = SYSFS) -> int:
     return cpu_sets.parse(_text(root / "cpu/present"), str(root / "cpu/present")) & ~online_cpus(root)
 
 
+def isolated_cpus(root: Path = SYSFS) -> int:
+    """Return the CPUs of the kernel's parameter `isolcpus`; 0 if the kernel does not tell."""
+    return cpu_sets.parse(_text(root / "cpu/isolated"), str(root / "cpu/isolated"))
+
+
 def read_topology(root: Path = SYSFS) -> CpuTopology:
     """Return the topology of the online CPUs. Raises `Refused` with the path."""
     online = online_cpus(root)

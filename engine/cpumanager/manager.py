@@ -11,28 +11,32 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.api import cpu_set as cpu_sets
 from engine.api.config import EXCLUSIVE_CPUS_GATE, POD_LEVEL_MANAGERS_GATE, KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError, Refused
-from engine.api.events import NORMAL, WARNING, EventRecorder
+from engine.api.events import WARNING, EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import has_pod_level_resources
 from engine.cpumanager import baselines
 from engine.cpumanager.checkpoint import CpuCheckpoint, decode, encode
 from engine.cpumanager.metrics import CpuMetrics
+from engine.cpumanager.moving import ContainerMover, RunningContainer
 from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.resizing import Align, resized_cpus
 from engine.cpumanager.restoring import Lost, Restored, restore
+from engine.cpumanager.shared_cpus import SharedCpus, SharingPod
 from engine.cpumanager.state import CpuState
 from engine.cpumanager.static_policy import StaticPolicy, check_reserved_amount, reserved_cpus
+from engine.cpumanager.system_processes import SystemProcesses
 from engine.cpumanager.topology import CpuTopology
 from engine.host.state_file import FaultPoint, StateFile, no_fault
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
+from engine.topologymanager.healing import Healing
 from engine.topologymanager.pod_level import manages_whole_pod
 from engine.topologymanager.policy import Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError
@@ -42,17 +46,10 @@ NONE, STATIC = "none", "static"
 QUOTA_GATE = "DisableCPUQuotaWithExclusiveCPUs"
 SETTLE_SECONDS = 5.0
 """How long a pod with exclusive CPUs waits at most for other containers to leave them."""
-STEP_SECONDS = 60.0
+CPU_DRIVER = "dra.cpu"
+"""The name of the DRA driver that gives CPUs (kubernetes-sigs/dra-driver-cpu)."""
 
 log = logging.getLogger("kubengine.cpus")
-
-
-class RunningContainer(NamedTuple):
-    """A running container, by its id in the runtime."""
-
-    pod_uid: str
-    name: str
-    id: str
 
 
 class CpuManager:
@@ -102,20 +99,19 @@ class CpuManager:
         self._pod_level = config.gate(POD_LEVEL_MANAGERS_GATE, False)
         self._named = cpu_sets.parse(config.reserved_system_cpus, "reservedSystemCPUs")
         self._running = running
-        self._move = move
         self._recorder = recorder
         self._decisions = decisions
-        self._period = float(config.cpu_manager_reconcile_period)
-        self._lost: dict[str, list[Lost]] = {}
-        self._adopted: set[str] = set()
+        self._healing: Healing[Lost] = Healing("cpus", recorder, decisions)
         self._pods: dict[str, Pod] = {}
         """Pods with exclusive CPUs, by uid."""
-        self._written: dict[str, str] = {}
-        self._created: dict[tuple[str, str], str] = {}
-        self._wake = asyncio.Event()
-        self._settled = asyncio.Event()
-        self._settled.set()
-        self._mover = tasks.task("cpu-manager")
+        self._mover = ContainerMover(
+            self._cpuset,
+            running,
+            move,
+            prepare=self._prepare_move,
+            period=float(config.cpu_manager_reconcile_period),
+            tasks=tasks,
+        )
         self._file = StateFile(
             root / FILE_NAME, self._snapshot, name="cpu-manager-state", tasks=tasks, fault=fault
         )
@@ -128,6 +124,10 @@ class CpuManager:
                 tasks=tasks,
                 fault=fault,
             )
+        self._shares: SharedCpus | None = None
+        self._sharing: Callable[[], Iterable[Pod]] = tuple
+        self._system: SystemProcesses | None = None
+        self._registry = registry
         self.policy: StaticPolicy | None = None
         if config.cpu_manager_policy == STATIC:
             check_reserved_amount(reserved)
@@ -142,6 +142,47 @@ class CpuManager:
         reserved = reserved_cpus(topology, self._options, self._reserved_amount, self._named)
         state.pool = topology.cpus & ~(reserved if self._options.strict_reservation else 0)
         return StaticPolicy(topology, reserved, self._options, self._numa, state, pod_level=self._pod_level)
+
+    def divide_shared(self, shares: SharedCpus, active: Callable[[], Iterable[Pod]]) -> None:
+        """Divide the CPUs that are not exclusive among the active pods."""
+        self._shares, self._sharing = shares, active
+        self._registry.collected(
+            "gauge",
+            "kubengine_cpu_pool_cpus",
+            "CPUs of a pool of Burstable pods.",
+            ("pool",),
+            lambda: [((name,), float(cpus.bit_count())) for name, cpus in shares.pools.items()],
+        )
+        self._registry.collected(
+            "gauge",
+            "kubengine_cpu_pool_pods",
+            "Pods that share the CPUs of a pool.",
+            ("pool",),
+            lambda: [((name,), float(count)) for name, count in shares.members.items()],
+        )
+        self._registry.collected(
+            "gauge",
+            "kubengine_cpu_pods_kept_together",
+            "Burstable pods that run on one last-level cache or NUMA node.",
+            (),
+            lambda: [((), float(shares.kept_together))],
+        )
+
+    def keep_off(self, system: SystemProcesses) -> None:
+        """Keep system processes off exclusive CPUs."""
+        self._system = system
+
+    def driver_connected(self, driver: str) -> None:
+        """Report a DRA driver that gives CPUs to containers, too: it does not know of exclusive CPUs."""
+        if self.policy is None or driver != CPU_DRIVER:
+            return
+        said = (
+            f"the DRA driver {driver} and cpuManagerPolicy static may give the same CPUs; "
+            "set cpuManagerPolicy to none, or remove the driver"
+        )
+        log.warning("%s", said)
+        self._recorder.node(WARNING, "CPUDriverClash", said)
+        self._decisions.record("cpus", "clash", said, {"driver": driver})
 
     @property
     def _state(self) -> CpuState:
@@ -161,20 +202,20 @@ class CpuManager:
             self._restore_baselines(self._baselines)
             await self._baselines.start()
         if self.policy is not None:
-            self._mover.start(self._move_when_wanted)
-            self._changed()
+            self._mover.start()
+            self._file.changed()
 
     async def stop(self) -> None:
         """Write the state. Containers keep their CPUs."""
         await self._mover.stop()
+        if self._system is not None and self.policy is not None:
+            self._system.allow(self.policy.topology.cpus)
         if self._baselines is not None:
             await self._baselines.stop()
         await self._file.stop()
 
     def _damaged(self, fault: str) -> None:
-        said = f"{fault}; choosing exclusive CPUs for running pods again"
-        log.error("%s", said)
-        self._recorder.node(WARNING, "CPUManagerStateChanged", said)
+        self._healing.state_changed(f"{fault}; choosing exclusive CPUs for running pods again")
 
     def _restore_baselines(self, file: StateFile) -> None:
         """Know again what containers started with; without the file, it is what they have now."""
@@ -202,15 +243,13 @@ class CpuManager:
         policy.state.pods.update(restored.state.pods)
         if checkpoint.policy_name != STATIC:
             restored.changes.append(f"the policy was {checkpoint.policy_name!r}")
-        for lost in restored.lost:
-            self._lost.setdefault(lost.pod_uid, []).append(lost)
-        if restored.changes or restored.lost:
-            gone = [
-                f"{one.container} of pod {one.pod_uid} had {one.cpus}: {one.reason}" for one in restored.lost
-            ]
-            said = "; ".join([*restored.changes, *gone])
-            log.warning("%s: %s", self._file.path, said)
-            self._recorder.node(WARNING, "CPUManagerStateChanged", said)
+        self._healing.restored(
+            restored.changes,
+            {
+                f"{one.container} of pod {one.pod_uid} had {one.cpus}: {one.reason}": one
+                for one in restored.lost
+            },
+        )
 
     def _snapshot(self) -> bytes:
         if self.policy is None:
@@ -299,8 +338,7 @@ class CpuManager:
 
     def release(self, pod_uid: str) -> None:
         """Return the CPUs of a terminated pod to the shared pool."""
-        self._lost.pop(pod_uid, None)
-        self._adopted.discard(pod_uid)
+        self._healing.forget(pod_uid)
         self._pods.pop(pod_uid, None)
         if self.policy is not None and pod_uid in self.policy.state.pod_uids:
             self.policy.release(pod_uid)
@@ -319,15 +357,14 @@ class CpuManager:
 
         `choose` asks the topology policy. The pod is never rejected.
         """
-        if self.policy is None or pod.uid in self._adopted:
+        lost = self._healing.adopt(pod.uid) if self.policy is not None else None
+        if self.policy is None or lost is None:
             return
-        self._adopted.add(pod.uid)
         self._pods[pod.uid] = pod
         self._name_containers(pod)
         state = self.policy.state
         if pod.uid in state.pods:
             return
-        lost = {one.container: one for one in self._lost.pop(pod.uid, ())}
         if manages_whole_pod(self._config, pod) and self.policy.pod_count(pod):
             self._reassign_pod(pod, next(iter(lost.values()), None))
             self._changed()
@@ -380,40 +417,29 @@ class CpuManager:
         self._changed()
 
     def _reassign_pod(self, pod: Pod, lost: Lost | None) -> None:
-        """Choose CPUs for the pod-level resources of a running pod, and record the decision."""
-        kind = NORMAL
+        """Choose CPUs for the pod-level resources of a running pod, and report them."""
         try:
             self.allocate_pod(pod, Hint(None, preferred=False))
-            text = f"now has CPUs {cpu_sets.text(self._state.pods[pod.uid])}"
+            found, text = True, f"now has CPUs {cpu_sets.text(self._state.pods[pod.uid])}"
         except AllocationError as error:
-            kind, text = WARNING, f"shares CPUs from now on: {error}"
+            found, text = False, f"shares CPUs from now on: {error}"
         why = f" because its CPUs are lost: {lost.reason}" if lost is not None else ""
-        self._recorder.pod(pod, kind, "CPUsReassigned", f"The pod {text}{why}")
         inputs = {"reason": lost.reason} if lost is not None else {}
-        self._decisions.pod(pod, "cpus", "reassigned", text, inputs)
+        self._healing.reassigned(pod, "", text, why, inputs, found=found)
 
     def _reassign(
         self, pod: Pod, container: Container, choose: Callable[[Pod, Container], Hint], lost: Lost | None
     ) -> None:
-        """Choose CPUs for a running container, and record the decision."""
-        assert self.policy is not None
-        kind = NORMAL
+        """Choose CPUs for a running container, and report them."""
         try:
             self.allocate(pod, container, choose(pod, container))
-            cpus = cpu_sets.text(self.policy.state.held(pod.uid, container.name) or 0)
-            text = f"now has CPUs {cpus}"
+            cpus = cpu_sets.text(self._state.held(pod.uid, container.name) or 0)
+            found, text = True, f"now has CPUs {cpus}"
         except AllocationError as error:
-            kind, text = WARNING, f"shares CPUs from now on: {error}"
+            found, text = False, f"shares CPUs from now on: {error}"
         why = f" instead of {lost.cpus}: {lost.reason}" if lost is not None else ""
-        self._recorder.pod(
-            pod,
-            kind,
-            "CPUsReassigned",
-            f"Container {container.name} {text}{why}",
-            container=container.name,
-        )
         inputs = {"before": lost.cpus, "reason": lost.reason} if lost is not None else {}
-        self._decisions.pod(pod, "cpus", "reassigned", text, inputs, container=container.name)
+        self._healing.reassigned(pod, container.name, text, why, inputs, found=found)
 
     async def flush(self) -> None:
         """Wait until the current state is on disk and other containers have left exclusive CPUs.
@@ -437,15 +463,16 @@ class CpuManager:
         if self._baselines is not None:
             await self._baselines.flush()
         async with asyncio.timeout(SETTLE_SECONDS):
-            await self._settled.wait()
+            await self._mover.settled()
 
     # Containers
 
     def cpuset(self, pod: Pod, container: str) -> str:
         """Return the cpuset of a container that is about to be created; empty for any CPU."""
+        self._divide()
         cpus = self._cpuset(pod.uid, container)
         if cpus:
-            self._created[pod.uid, container] = cpus
+            self._mover.created(pod.uid, container, cpus)
         return cpus
 
     def _cpuset(self, pod_uid: str, container: str) -> str:
@@ -455,6 +482,8 @@ class CpuManager:
         held = state.held(pod_uid, container)
         if held is not None:
             return cpu_sets.text(held)
+        if self._shares is not None and state.shared:
+            return cpu_sets.text(self._shares.of(pod_uid))
         # With strict-cpu-reservation all CPUs but the reserved ones can become exclusive. A container without
         # a cpuset runs on all CPUs, including exclusive ones, so it gets the reserved CPUs instead.
         return cpu_sets.text(state.shared or self.policy.reserved)
@@ -473,65 +502,34 @@ class CpuManager:
         """Check containers after some started or stopped: one created before the pool changed may be on wrong
         CPUs.
         """
-        if self.policy is not None and self._mover.wanted:
-            self._wake.set()
+        if self.policy is not None:
+            self._mover.look()
 
     def _changed(self) -> None:
         self._file.changed()
-        self._settled.clear()
-        self._wake.set()
+        self._mover.changed()
 
-    async def _move_when_wanted(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            with self._mover.step(STEP_SECONDS):
-                moved = await self._move_all()
-            if not moved:
-                asyncio.get_running_loop().call_later(self._period, self._wake.set)
-            elif not self._wake.is_set():
-                self._settled.set()
+    def _prepare_move(self) -> None:
+        self._divide()
+        if self._system is not None and self.policy is not None:
+            self._system.allow(self.policy.state.shared or self.policy.reserved)
 
-    async def _move_all(self) -> bool:
-        """Move each container that is on wrong CPUs; return whether all moves succeeded.
-
-        Containers that leave CPUs come first. CPUs that one of them could not leave go to no other container.
-        """
-        running = list(self._running())
-        self._written = {one.id: self._written[one.id] for one in running if one.id in self._written}
-        leaving: list[tuple[RunningContainer, str]] = []
-        others: list[tuple[RunningContainer, str]] = []
-        for one in running:
-            wanted = self._cpuset(one.pod_uid, one.name)
-            if one.id not in self._written and (one.pod_uid, one.name) in self._created:
-                self._written[one.id] = self._created.pop((one.pod_uid, one.name))
-            if wanted and self._written.get(one.id) != wanted:
-                (leaving if self._leaves(one.id, wanted) else others).append((one, wanted))
-        occupied = 0
-        succeeded = True
-        for one, wanted in leaving:
-            if not await self._told(one, wanted):
-                succeeded = False
-                occupied |= cpu_sets.parse(self._written[one.id]) & ~cpu_sets.parse(wanted)
-        for one, wanted in others:
-            if cpu_sets.parse(wanted) & occupied or not await self._told(one, wanted):
-                succeeded = False
-        return succeeded
-
-    def _leaves(self, container_id: str, wanted: str) -> bool:
-        """Whether a container only gives CPUs up."""
-        written = self._written.get(container_id)
-        return written is not None and not cpu_sets.parse(wanted) & ~cpu_sets.parse(written)
-
-    async def _told(self, one: RunningContainer, wanted: str) -> bool:
-        """Tell the runtime where a container may run; whether it took it."""
-        try:
-            await self._move(one.id, wanted)
-        except Refused as error:
-            log.warning("container %s of pod %s stays on other CPUs: %s", one.name, one.pod_uid, error)
-            return False
-        self._written[one.id] = wanted
-        return True
+    def _divide(self) -> None:
+        """Divide the CPUs that are not exclusive among the pods of this moment."""
+        if self.policy is None or self._shares is None:
+            return
+        before = dict(self._shares.pools)
+        pods = map(SharingPod.of, self._sharing())
+        self._shares.divide(self.policy, (pod for pod in pods if pod is not None))
+        for name, cpus in self._shares.pools.items():
+            if cpus != before.get(name, 0):
+                inputs = {
+                    "pool": name,
+                    "before": cpu_sets.text(before.get(name, 0)),
+                    "cpus": cpu_sets.text(cpus),
+                    "pods": self._shares.members[name],
+                }
+                self._decisions.record("cpus", "pooled", "", inputs)
 
     # The machine
 
@@ -556,9 +554,9 @@ class CpuManager:
         for uid, containers in started.items():
             kept = {name: one for name, one in containers.items() if self._state.held(uid, name) is not None}
             self._state.baselines[uid] = kept
-        for uid in list(self._lost):
+        for uid in self._healing.losers:
             if uid in self._pods:
-                self._adopted.discard(uid)
+                self._healing.adopt_again(uid)
                 self.adopted(self._pods[uid], lambda pod, container: Hint(None, preferred=False))
         self._changed()
 

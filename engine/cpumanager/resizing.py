@@ -13,6 +13,7 @@ from operator import or_
 from engine.api import cpu_set as cpu_sets
 from engine.api.pod import Container, Pod
 from engine.api.resources import CPU
+from engine.cpumanager.nearest import nearest_cpus
 from engine.cpumanager.static_policy import StaticPolicy, take
 from engine.topologymanager.policy import Hint, Hints
 from engine.topologymanager.provider import CannotResize
@@ -67,7 +68,7 @@ def resized_cpus(
         if not whole_pod:
             hint = _place(policy, align, container, before[name], free, counts[name])
         assert hint is not None
-        more = _nearest(policy, before[name], free, counts[name] - before[name].bit_count(), hint)
+        more = nearest_cpus(policy, before[name], free, counts[name] - before[name].bit_count(), hint)
         found[name] = now[name] = before[name] | more
     return found
 
@@ -120,29 +121,6 @@ def _place(
             never=never,
         )
     return hint
-
-
-def _nearest(policy: StaticPolicy, held: int, free: int, count: int, hint: Hint) -> int:
-    """`count` of the free CPUs, those on the hint's NUMA nodes and close to the held ones first.
-
-    Siblings of the held ones come first, then whole cores, then single CPUs.
-    """
-    topology = policy.topology
-    aligned = topology.cpus if hint.mask is None else policy.of_mask(hint.mask)
-    regions = [topology.of_caches_of(held), topology.of_nodes_of(held), topology.cpus]
-    whole = topology.whole_cores(free)
-    threads = topology.threads_per_core
-    candidates = [(within & region, 1) for within in (aligned, topology.cpus) for region in regions]
-    if not policy.options.across_cores:
-        cores = [(within & whole, threads) for within, _ in candidates]
-        candidates = [(topology.with_siblings(held) & aligned, 1), *cores, *candidates]
-    taken = 0
-    for cpus, unit in candidates:
-        left = free & cpus & ~taken
-        missing = min(count - taken.bit_count(), left.bit_count())
-        if missing:
-            taken |= take(topology, policy.options, left, missing // unit * unit)
-    return taken
 
 
 def _union(sets: Iterable[int]) -> int:

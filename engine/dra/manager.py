@@ -104,6 +104,8 @@ class ClaimManager:
         self._reconciler = tasks.task("dra-reconcile")
         self._soon = asyncio.Event()
         """Set to reconcile at once."""
+        self.driver_connected: Callable[[str], None] = lambda driver: None
+        """Called with the name of each driver that connects."""
         self._said: dict[str, str] = {}
         """Why the claims of a pod that is gone are still prepared, by its uid."""
         self._expiry: asyncio.TimerHandle | None = None
@@ -401,6 +403,7 @@ class ClaimManager:
 
     def _driver_came(self, driver: str) -> None:
         self._soon.set()
+        self.driver_connected(driver)
 
     def device_health(self, driver: str, device: PreparedDevice) -> DeviceHealth:
         """Return what the driver has reported of a device."""

@@ -20,7 +20,7 @@ import msgspec
 from engine.api.config import EXCLUSIVE_MEMORY_GATE, POD_LEVEL_MANAGERS_GATE, KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput
-from engine.api.events import NORMAL, WARNING, EventRecorder
+from engine.api.events import EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.host.state_file import FaultPoint, StateFile, no_fault
@@ -31,6 +31,7 @@ from engine.memorymanager.restoring import LostMemory, restore
 from engine.memorymanager.state import Block, MemoryState, NodeMemory, NodeState, unused
 from engine.memorymanager.static_policy import StaticPolicy
 from engine.metrics import Registry
+from engine.topologymanager.healing import Healing
 from engine.topologymanager.pod_level import manages_whole_pod
 from engine.topologymanager.policy import Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError
@@ -70,10 +71,8 @@ class MemoryManager:
         self._config = config
         self._pod_level = config.gate(POD_LEVEL_MANAGERS_GATE, False)
         self._resizes = config.gate(EXCLUSIVE_MEMORY_GATE, False)
-        self._recorder = recorder
         self._decisions = decisions
-        self._lost: dict[str, list[LostMemory]] = {}
-        self._adopted: set[str] = set()
+        self._healing: Healing[LostMemory] = Healing("memory", recorder, decisions)
         self._file = StateFile(
             root / FILE_NAME, self._snapshot, name="memory-manager-state", tasks=tasks, fault=fault
         )
@@ -124,9 +123,7 @@ class MemoryManager:
         await self._file.stop()
 
     def _damaged(self, fault: str) -> None:
-        said = f"{fault}; reserving memory for running pods again"
-        log.error("%s", said)
-        self._recorder.node(WARNING, "MemoryManagerStateChanged", said)
+        self._healing.state_changed(f"{fault}; reserving memory for running pods again")
 
     def _restore(self, checkpoint: MemoryCheckpoint) -> None:
         if self.policy is None:
@@ -137,13 +134,10 @@ class MemoryManager:
         self.policy.state = restored.state
         if checkpoint.policy_name != STATIC:
             restored.changes.append(f"the policy was {checkpoint.policy_name!r}")
-        for lost in restored.lost:
-            self._lost.setdefault(lost.pod_uid, []).append(lost)
-        gone = [f"{one.container} of pod {one.pod_uid}: {one.reason}" for one in restored.lost]
-        if restored.changes or gone:
-            said = "; ".join([*restored.changes, *gone])
-            log.warning("%s: %s", self._file.path, said)
-            self._recorder.node(WARNING, "MemoryManagerStateChanged", said)
+        self._healing.restored(
+            restored.changes,
+            {f"{one.container} of pod {one.pod_uid}: {one.reason}": one for one in restored.lost},
+        )
 
     def _fresh(self) -> dict[int, NodeState]:
         """Return the state of the machine without any reservation."""
@@ -232,8 +226,7 @@ class MemoryManager:
 
     def release(self, pod_uid: str) -> None:
         """Release the memory of a terminated pod."""
-        self._lost.pop(pod_uid, None)
-        self._adopted.discard(pod_uid)
+        self._healing.forget(pod_uid)
         if self.policy is not None and pod_uid in self.policy.state.pod_uids:
             self.policy.release(pod_uid)
             self._file.changed()
@@ -249,13 +242,12 @@ class MemoryManager:
 
         `choose` asks the topology policy. The pod is never rejected: its pages stay on their nodes.
         """
-        if self.policy is None or pod.uid in self._adopted:
+        lost = self._healing.adopt(pod.uid) if self.policy is not None else None
+        if self.policy is None or lost is None:
             return
-        self._adopted.add(pod.uid)
         self.shrink(pod)
         if pod.uid in self.policy.state.pods:
             return
-        lost = {one.container: one for one in self._lost.pop(pod.uid, ())}
         if manages_whole_pod(self._config, pod):
             self._reassign(
                 pod,
@@ -290,14 +282,12 @@ class MemoryManager:
             state = self.policy.state
             blocks = state.held(pod.uid, container) if container else state.pods.get(pod.uid)
             where = sorted({node for block in blocks or () for node in block.nodes})
-            text, kind = f"now has reserved memory on NUMA nodes {where}", NORMAL
+            found, text = True, f"now has reserved memory on NUMA nodes {where}"
         except AllocationError as error:
-            text, kind = f"has no reserved memory from now on: {error}", WARNING
+            found, text = False, f"has no reserved memory from now on: {error}"
         why = f" ({lost.reason})" if lost is not None else ""
-        subject = f"Container {container}" if container else "The pod"
-        self._recorder.pod(pod, kind, "MemoryReassigned", f"{subject} {text}{why}", container=container)
         inputs = {"reason": lost.reason if lost else ""}
-        self._decisions.pod(pod, "memory", "reassigned", text, inputs, container=container)
+        self._healing.reassigned(pod, container, text, why, inputs, found=found)
 
     def check_growth(self, pod: Pod) -> None:
         """Raise `CannotResize` if the new amounts of a running pod do not fit on its NUMA nodes."""

@@ -119,7 +119,7 @@ class Managers:
         )
         self.eviction = self._eviction(view)
         numa = Numa.of_machine()
-        self.pinning = Pinning(context, numa=numa, cgroups=cgroups, runtime=runtime, watch=watch)
+        self.pinning = self._pinning(numa)
         self.devices = self._devices(numa)
         self.devices.show_pinned(self.pinning)
         self.pinning.align_by(self.devices.policy)
@@ -180,6 +180,13 @@ class Managers:
             conditions_changed=self._notify.conditions_changed,
             view=view or NodeView(pods_cgroup=pods_cgroup),
         )
+
+    def _pinning(self, numa: Numa) -> Pinning:
+        pinning = Pinning(
+            self._context, numa=numa, cgroups=self._cgroups, runtime=self._runtime, watch=self._watch
+        )
+        pinning.divide_shared(self._context, self._active_pods)
+        return pinning
 
     def _devices(self, numa: Numa) -> DeviceManager:
         pods, root = self._pods, self._context.root

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from engine.api import cpu_set
+from engine.api.errors import InvalidInput
+from engine.api.kubengine_config import CpusSection
 from engine.api.pod import Container, Pod
 from engine.api.resources import CPU
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cgroups.resize import ResizeDecision
-from engine.cpumanager.machine import offline_cpus, online_cpus, read_topology
-from engine.cpumanager.manager import CpuManager, RunningContainer
+from engine.cpumanager.machine import isolated_cpus, offline_cpus, online_cpus, read_topology
+from engine.cpumanager.manager import CpuManager
+from engine.cpumanager.moving import RunningContainer
+from engine.cpumanager.shared_cpus import SharedCpus
+from engine.cpumanager.system_processes import FIELD as SYSTEM_CGROUPS
+from engine.cpumanager.system_processes import SystemProcesses
 from engine.cri.client import RuntimeClient
 from engine.devices.pod_resources import MemoryBlock
+from engine.host.cgroupfs.mounts import find_mounts
 from engine.host.node_context import NodeContext
 from engine.memorymanager.machine import read_nodes
 from engine.memorymanager.manager import MemoryManager
@@ -68,6 +76,24 @@ class Pinning:
             tasks=context.tasks,
         )
         cgroups.has_exclusive_cpus = self.cpus.is_exclusive
+
+    def divide_shared(self, context: NodeContext, active: Callable[[], Iterable[Pod]]) -> None:
+        """Set up what `cpus` in the KubengineConfiguration switches on. Raises `InvalidInput`."""
+        section = context.kubengine_config.cpus
+        if section == CpusSection():
+            return
+        if self.cpus.policy is None:
+            raise InvalidInput("needs cpuManagerPolicy: static", subject="cpus")
+        if section.pools or section.keep_together or section.respect_isolated:
+            self.cpus.divide_shared(SharedCpus(section, isolated_cpus()), active)
+        if section.system_cgroups:
+            hierarchy = find_mounts().holding("cpuset")
+            if hierarchy is None:
+                raise InvalidInput("needs the cgroup controller cpuset", subject=SYSTEM_CGROUPS)
+            root, decisions = Path(hierarchy.path), context.decisions
+            self.cpus.keep_off(
+                SystemProcesses(section.system_cgroups, root, decisions=decisions, registry=context.registry)
+            )
 
     def _running(self) -> Iterator[RunningContainer]:
         for record in self._watch.pods.values():

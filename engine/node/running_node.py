@@ -232,6 +232,7 @@ class RunningNode:
             ready=lambda: self.pods.known,
             changed=self._devices_changed,
         )
+        self._claims.driver_connected = managers.pinning.cpus.driver_connected
         managers.devices.show_claims(self._claims.container_claims, self._described_claims)
         handlers: dict[str, PluginHandler] = {
             DEVICE_PLUGIN: managers.devices.found_plugins,

@@ -16,7 +16,8 @@ from engine.api.documents import convert
 from engine.api.events import EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
-from engine.cpumanager.manager import FILE_NAME, CpuManager, RunningContainer
+from engine.cpumanager.manager import FILE_NAME, CpuManager
+from engine.cpumanager.moving import RunningContainer
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.host.tasks import Tasks
 from engine.metrics import Registry

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.cpumanager.checkpoint import CpuCheckpoint, encode
-from engine.cpumanager.manager import RunningContainer
+from engine.cpumanager.moving import RunningContainer
 from tests.cpumanager.rig import Rig, anywhere, pinned_pod, settled
 
 A, B = pinned_pod("a", 2), pinned_pod("b", 2)

@@ -24,7 +24,8 @@ from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.cpumanager import checkpoint as cpu_checkpoint
 from engine.cpumanager.manager import FILE_NAME as CPU_FILE
-from engine.cpumanager.manager import CpuManager, RunningContainer
+from engine.cpumanager.manager import CpuManager
+from engine.cpumanager.moving import RunningContainer
 from engine.cpumanager.resizing import Align
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.devices.allocation import Allocator, TopologyError

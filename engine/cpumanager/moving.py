@@ -1,0 +1,133 @@
+"""Moves running containers to the CPUs that they should have, through the runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple
+
+from engine.api import cpu_set as cpu_sets
+from engine.api.errors import Refused
+from engine.host.tasks import Tasks
+
+STEP_SECONDS = 60.0
+
+log = logging.getLogger("kubengine.cpus")
+
+
+class RunningContainer(NamedTuple):
+    """A running container, by its id in the runtime."""
+
+    pod_uid: str
+    name: str
+    id: str
+
+
+class ContainerMover:
+    """A background task that compares `wanted(pod uid, container)` with what the runtime was last told.
+
+    `running` lists the running containers, and `move(container id, CPUs)` updates one in the runtime. After a
+    failure the task tries again in `period` seconds. `prepare` is called before each comparison.
+    """
+
+    def __init__(
+        self,
+        wanted: Callable[[str, str], str],
+        running: Callable[[], Iterable[RunningContainer]],
+        move: Callable[[str, str], Awaitable[None]],
+        *,
+        prepare: Callable[[], None],
+        period: float,
+        tasks: Tasks,
+    ) -> None:
+        self._wanted = wanted
+        self._running = running
+        self._move = move
+        self._prepare = prepare
+        self._period = period
+        self._written: dict[str, str] = {}
+        self._created: dict[tuple[str, str], str] = {}
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._task = tasks.task("cpu-manager")
+
+    def start(self) -> None:
+        self._task.start(self._move_when_woken)
+        self.changed()
+
+    async def stop(self) -> None:
+        """Stop moving. Containers keep their CPUs."""
+        await self._task.stop()
+
+    def created(self, pod_uid: str, container: str, cpus: str) -> None:
+        """Remember the CPUs that a container is about to be created with."""
+        self._created[pod_uid, container] = cpus
+
+    def changed(self) -> None:
+        """Compare soon; until then `settled` waits."""
+        self._settled.clear()
+        self._wake.set()
+
+    def look(self) -> None:
+        """Compare soon, if the task runs."""
+        if self._task.wanted:
+            self._wake.set()
+
+    async def settled(self) -> None:
+        """Return when all containers run on their CPUs."""
+        await self._settled.wait()
+
+    async def _move_when_woken(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            with self._task.step(STEP_SECONDS):
+                moved = await self._move_all()
+            if not moved:
+                asyncio.get_running_loop().call_later(self._period, self._wake.set)
+            elif not self._wake.is_set():
+                self._settled.set()
+
+    async def _move_all(self) -> bool:
+        """Move each container that is on wrong CPUs; return whether all moves succeeded.
+
+        Containers that leave CPUs come first. CPUs that one of them could not leave go to no other container.
+        """
+        self._prepare()
+        running = list(self._running())
+        self._written = {one.id: self._written[one.id] for one in running if one.id in self._written}
+        leaving: list[tuple[RunningContainer, str]] = []
+        others: list[tuple[RunningContainer, str]] = []
+        for one in running:
+            wanted = self._wanted(one.pod_uid, one.name)
+            if one.id not in self._written and (one.pod_uid, one.name) in self._created:
+                self._written[one.id] = self._created.pop((one.pod_uid, one.name))
+            if wanted and self._written.get(one.id) != wanted:
+                (leaving if self._leaves(one.id, wanted) else others).append((one, wanted))
+        occupied = 0
+        succeeded = True
+        for one, wanted in leaving:
+            if not await self._told(one, wanted):
+                succeeded = False
+                occupied |= cpu_sets.parse(self._written[one.id]) & ~cpu_sets.parse(wanted)
+        for one, wanted in others:
+            if cpu_sets.parse(wanted) & occupied or not await self._told(one, wanted):
+                succeeded = False
+        return succeeded
+
+    def _leaves(self, container_id: str, wanted: str) -> bool:
+        """Whether a container only gives CPUs up."""
+        written = self._written.get(container_id)
+        return written is not None and not cpu_sets.parse(wanted) & ~cpu_sets.parse(written)
+
+    async def _told(self, one: RunningContainer, wanted: str) -> bool:
+        """Tell the runtime where a container may run; whether it took it."""
+        try:
+            await self._move(one.id, wanted)
+        except Refused as error:
+            log.warning("container %s of pod %s stays on other CPUs: %s", one.name, one.pod_uid, error)
+            return False
+        self._written[one.id] = wanted
+        return True
