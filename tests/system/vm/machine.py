@@ -18,6 +18,8 @@ from engine.api.errors import Unavailable
 from tests.system.vm.image import Image
 
 BOOT_SECONDS = 1800.0
+LONGEST_PAUSE = 10.0
+"""Seconds between two questions. A machine that boots answers none, and is not slowed down by them either."""
 KVM = "/dev/kvm"
 KERNEL_OPTIONS = "root=/dev/vda rw console=ttyS0 quiet mitigations=off psi=1 no_timer_check"
 
@@ -123,7 +125,7 @@ class Machine:
             if not self.running:
                 raise Unavailable(f"QEMU ended: {self._last('console')}", subject=str(self.directory))
             try:
-                return self.run(_BOOT_ID, 60).output.strip() != boot
+                return self.run(_BOOT_ID, 20).output.strip() != boot
             except Unavailable:
                 return False
 
@@ -203,7 +205,8 @@ class Machine:
     def until(self, holds: Callable[[], bool], seconds: float, awaited: str) -> None:
         """Wait until something holds. Raises `Unavailable` with the console's last lines.
 
-        Where a machine is emulated, asking takes its time: three quarters are left to what it does.
+        Where a machine is emulated, asking takes its time: three quarters are left to what it does, up to
+        `LONGEST_PAUSE` at a time.
         """
         self.report(f"wait for {awaited}")
         deadline = time.monotonic() + seconds
@@ -214,7 +217,7 @@ class Machine:
             if time.monotonic() > deadline:
                 text = f"waited {seconds:g} s for {awaited}; the console's end: {self._last('console')}"
                 raise Unavailable(text, subject=str(self.directory))
-            time.sleep(max(0.3, 3 * (time.monotonic() - asked)))
+            time.sleep(min(LONGEST_PAUSE, max(0.3, 3 * (time.monotonic() - asked))))
 
     def _last(self, name: str) -> str:
         try:

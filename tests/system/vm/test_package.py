@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from engine.node.nodeinfo.machine import kubelet_version
 from tests.system.vm.machine import Machine
 from tests.system.vm.node_in_machine import (
     CONFIG,
@@ -35,6 +36,7 @@ def test_package_from_install_to_purge(machine: Machine) -> None:
     write_pods(machine)
     before = wait_for_pods(machine)
     assert machine.check("kubengine cgroups check", LONG).strip() == "no faults"
+    assert machine.check("/usr/bin/kubelet --version", LONG).strip() == f"Kubernetes {kubelet_version()}"
     pid = main_pid(machine)
 
     machine.report("upgrade it to a newer version")
@@ -48,7 +50,8 @@ def test_package_from_install_to_purge(machine: Machine) -> None:
     machine.check("dpkg --purge kubengine", LONG)
     assert machine.run("systemctl is-active kubengine").output.strip() != "active"
     assert set(before.values()) <= set(machine.check("ctr -n k8s.io tasks ls -q").split())
-    assert machine.check("ls -d /usr/bin/kubengine /usr/lib/kubengine /etc/kubengine 2>/dev/null; true") == ""
+    places = "/usr/bin/kubengine /usr/bin/kubelet /usr/lib/kubengine /etc/kubengine"
+    assert machine.check(f"ls -d {places} 2>/dev/null; true") == ""
 
 
 def main_pid(machine: Machine) -> str:
