@@ -1,8 +1,8 @@
-"""An API server and DRA drivers in a process of their own: `dra_drivers.py DIRECTORY DRIVERS CLAIMS`.
+"""DRA drivers in a process of their own: `dra_drivers.py DIRECTORY DRIVERS CLAIMS` or `… REGISTRY DRIVERS`.
 
-Claims `claim-N` are allocated a device of driver `N % DRIVERS` and reserved for the pod `pod-N` and the first
-of its ten. Prints the
-kubeconfig's path when all are served, and ends with its input.
+With a number of claims it also serves an API server, where claims `claim-N` are allocated a device of driver
+`N % DRIVERS` and reserved for the pod `pod-N` and the first of its ten, and prints the kubeconfig's path
+when all are served. With a directory it registers `d0`, `d1`, … there. It ends with its input.
 """
 
 from __future__ import annotations
@@ -40,4 +40,17 @@ async def main(directory: Path, drivers: int, claims: int) -> None:
             await driver.stop()
 
 
-asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+async def register(directory: Path, registry: Path, drivers: int) -> None:
+    served = [SampleDraDriver(directory / f"d{n}", registry, f"d{n}") for n in range(drivers)]
+    for driver in served:
+        await driver.start()
+    print("registering", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    for driver in served:
+        await driver.stop()
+
+
+if sys.argv[2].isdecimal():
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+else:
+    asyncio.run(register(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

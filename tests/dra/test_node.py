@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from engine.testing.dra_driver import PREPARE, UNPREPARE
+from engine.wire import dra_v1_pb2 as wire
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
 from tests.cluster_rig import PODS, Object
@@ -38,8 +39,6 @@ async def test_a_container_gets_the_devices_of_its_claims(claims: ClaimsRig) -> 
 
 
 async def test_containers_get_the_requests_that_they_name(claims: ClaimsRig) -> None:
-    from engine.wire import dra_v1_pb2 as wire
-
     driver = await claims.driver()
     driver.devices_of = lambda claim: [
         wire.Device(pool_name="p", device_name=n, request_names=[n], cdi_device_ids=[f"v/c={n}"])
@@ -252,15 +251,19 @@ async def test_an_extended_resource_may_be_a_claim(claims: ClaimsRig) -> None:
     assert driver.prepared == {}
 
 
+async def pod_resources(claims: ClaimsRig) -> v1.ListPodResourcesResponse:
+    socket = claims.root / "pod-resources/kubelet.sock"
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        stub = PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+        answer: v1.ListPodResourcesResponse = await stub.List(v1.ListPodResourcesRequest())
+    return answer
+
+
 async def test_pod_resources_show_the_devices_of_claims(claims: ClaimsRig) -> None:
     await claims.driver()
     claims.claim("gpu")
     await claims.run("p", "gpu")
-    socket = claims.root / "pod-resources/kubelet.sock"
-    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-        stub = PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
-        answer = await stub.List(v1.ListPodResourcesRequest())
-    (pod,) = answer.pod_resources
+    (pod,) = (await pod_resources(claims)).pod_resources
     (resource,) = pod.containers[0].dynamic_resources
     assert (resource.claim_name, resource.claim_namespace) == ("gpu", "default")
     (device,) = resource.claim_resources
@@ -277,21 +280,76 @@ async def test_slices_of_this_node_are_deleted_when_the_agent_starts(claims: Cla
     await eventually(lambda: [s["metadata"]["name"] for s in server.list(SLICES)] == [f"n2-{DRIVER}"])
 
 
-async def test_one_bad_driver_does_not_affect_others(claims: ClaimsRig) -> None:
+def device(name: str = "d", *cdi: str) -> wire.Device:
+    return wire.Device(pool_name="pool", device_name=name, cdi_device_ids=cdi)
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        (None, "NodePrepareResources returned result for unknown claim UID not-asked"),
+        ([device(f"d{number}") for number in range(5000)], "the driver named 5000 devices, more than 4096"),
+        ([device("")], "the driver named a device without a name: pool 'pool', device ''"),
+        (
+            [device("d", "v/c=../../etc\n")],
+            "the driver named the CDI device 'v/c=../../etc\\n', which is not",
+        ),
+    ],
+    ids=["stray", "thousands", "no name", "CDI"],
+)
+async def test_one_bad_driver_gets_one_event_and_does_not_affect_others(
+    claims: ClaimsRig, devices: list[wire.Device] | None, said: str
+) -> None:
     bad = await claims.driver("bad.example.com")
     await claims.driver()
     claims.claim("bad", drivers=["bad.example.com"])
     claims.claim("good")
-    bad.strays = ["not-asked"]
+    good_devices = bad.devices_of
+    if devices is None:
+        bad.strays = ["not-asked"]
+    else:
+        bad.devices_of = lambda claim: devices
     await claims.ask("p", "bad")
     await claims.run("q", "good")
-    await eventually(lambda: claims.messages() != [])
-    assert claims.messages() == [
-        "Failed to prepare dynamic resources: prepare dynamic resources: "
-        "NodePrepareResources returned result for unknown claim UID not-asked (DRA driver bad.example.com)"
-    ]
-    bad.strays = []
+    await eventually(lambda: len(bad.called(PREPARE)) > 1)
+    (message,) = claims.messages()
+    assert said in message
+    assert message.endswith("(DRA driver bad.example.com)")
+    assert len(message) < 1024
+    bad.strays, bad.devices_of = [], good_devices
     await claims.cluster.ready("p")
+
+
+async def test_shares_of_one_device_are_told_apart_by_their_ids(claims: ClaimsRig) -> None:
+    """Consumable capacity: the scheduler gives one device to several claims."""
+    driver = await claims.driver()
+    driver.devices_of = lambda claim: [
+        wire.Device(
+            pool_name="pool",
+            device_name="nic",
+            share_id=f"share-{claim.name}",
+            cdi_device_ids=[f"{DRIVER}/device={claim.name}"],
+        )
+    ]
+    for name in "ab":
+        claims.claim(name)
+        await claims.run(name, name)
+    await claims.joined.restart()
+    await claims.taken_on(driver, 2)
+    expected = {name: [("nic", f"share-{name}")] for name in "ab"}
+
+    async def listed() -> bool:
+        """A restarted agent lists a pod once it knows it again."""
+        return {
+            pod.name: [(used.device_name, used.share_id) for used in resource.claim_resources]
+            for pod in (await pod_resources(claims)).pod_resources
+            for resource in pod.containers[0].dynamic_resources
+        } == expected
+
+    await eventually(listed)
+    await claims.delete("a")
+    assert [claim[0].share_id for claim in driver.prepared.values()] == ["share-b"]
+    assert driver.wrong == []
 
 
 async def test_a_pod_that_is_evicted_gives_its_claims_back_first(claims: ClaimsRig) -> None:
