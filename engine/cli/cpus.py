@@ -53,6 +53,8 @@ def cpu_map(answer: dict[str, Any]) -> list[str]:
     if answer["reserved"]:
         lines.append(f"{RESERVED}  CPUs {answer['reserved']}  reserved, and shared unless strict")
     lines.append(f"{SHARED}  CPUs {answer['shared']}  {_sharing(answer)}")
+    for pool in answer.get("pools", []):
+        lines.append(f"   CPUs {pool['cpus'] or 'none'}  pool {pool['name']}, pods: {pool['pods']}")
     if answer["offline"]:
         lines.append(f"   CPUs {answer['offline']}  offline")
     return [*lines, *legend]

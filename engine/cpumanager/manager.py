@@ -576,7 +576,9 @@ class CpuManager:
                 "containers": [],
             }
         state = self.policy.state
+        pools = [] if self._shares is None else self._shares.describe()
         return {
+            **({"pools": pools} if pools else {}),
             "policy": STATIC,
             "reserved": cpu_sets.text(self.policy.reserved),
             "shared": cpu_sets.text(state.shared),

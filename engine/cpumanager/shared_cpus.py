@@ -7,8 +7,9 @@ share them all, as in a kubelet.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from engine.api import cpu_set as cpu_sets
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import CpuPool, CpusSection
 from engine.api.pod import Pod
@@ -73,6 +74,13 @@ class SharedCpus:
     def of(self, pod_uid: str) -> int:
         """Return the CPUs of a pod."""
         return self._of.get(pod_uid, self.rest)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Describe the pools as JSON-able values."""
+        return [
+            {"name": name, "cpus": cpu_sets.text(cpus), "pods": self.members[name]}
+            for name, cpus in self.pools.items()
+        ]
 
     def divide(self, policy: StaticPolicy, pods: Iterable[SharingPod]) -> None:
         """Divide the CPUs that `policy` shares now among the Burstable pods.

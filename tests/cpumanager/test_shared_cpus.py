@@ -14,6 +14,7 @@ from engine.api.documents import convert
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import CpusSection
 from engine.api.pod import Pod
+from engine.cli.cpus import cpu_map
 from engine.cpumanager.manager import CpuManager
 from engine.cpumanager.moving import RunningContainer
 from engine.cpumanager.options import StaticOptions
@@ -169,6 +170,7 @@ async def test_running_containers_follow_their_pool(tmp_path: Path) -> None:
         assert manager.cpuset(active[1], "c") == "2,4"
         rig.start_pod(manager, pinned_pod("b", 2))
         await settled(manager)
+        assert "   CPUs 3-4  pool web, pods: 2" in cpu_map(manager.describe())
         assert rig.moved["w"] == "3-4"  # pod b has CPU 2 now
     pooled = [one.inputs["cpus"] for one in rig.decisions.after(0) if one.outcome == "pooled"]
     assert pooled == ["4", "2,4", "3-4"]
