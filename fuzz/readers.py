@@ -120,7 +120,7 @@ def json_split() -> Reader:
 
 
 def spdy() -> Reader:
-    from engine.runtime.streaming.spdy import Data, FrameReader, SpdyError
+    from engine.transport.spdy import Data, FrameReader, SpdyError
 
     def frames(pieces: Iterable[bytes]) -> list[Any]:
         reader, seen, body = FrameReader(), [], bytearray()

@@ -53,12 +53,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "containers": BASE | {"host", "wire", "cri"},
     "eviction": BASE | {"host", "wire", "cri", "images", "containers"},
     "probes": BASE | {"host", "wire", "cri"},
-    "runtime": {"api", "metrics", "host", "wire", "cri"},
+    "runtime": {"api", "metrics", "host", "wire", "cri", "transport"},
     "node": BASE
     | DECISION_PACKAGES
     | {"host", "hostsetup", "shutdown", "wire", "cri", "cluster", "plugins", "csi", "dra", "intree"},
     "bench": {"api", "host", "wire", "cri", "cluster"},
-    "server": {"api", "metrics", "host", "node", "_fast"},
+    "server": {"api", "metrics", "host", "node", "transport", "_fast"},
     "plan": BASE | DECISION_PACKAGES | {"host", "cluster"},
 }
 

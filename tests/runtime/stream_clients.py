@@ -10,11 +10,12 @@ import os
 import struct
 import zlib
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.runtime.streaming.spdy import DICTIONARY
+from engine.transport.spdy import DICTIONARY
 from tests.waiting import PATIENCE
 
 
@@ -197,6 +198,34 @@ class WebSocket:
         self.writer.close()
         with contextlib.suppress(ConnectionError):
             await self.writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def tunnelled(socket: WebSocket) -> AsyncIterator[Spdy]:
+    """A SPDY client whose bytes are the messages of a WebSocket."""
+    incoming = asyncio.StreamReader()
+
+    async def unwrap() -> None:
+        while True:
+            kind, data = await socket.frame()
+            incoming.feed_data(data if kind == 2 else b"")
+
+    class Wrapped:
+        def write(self, data: bytes) -> None:
+            socket.send(data)
+
+        def close(self) -> None:
+            socket.writer.close()
+
+        async def wait_closed(self) -> None:
+            await socket.writer.wait_closed()
+
+    unwrapping = asyncio.create_task(unwrap())
+    try:
+        async with Spdy(incoming, Wrapped(), "") as client:  # type: ignore[arg-type]
+            yield client
+    finally:
+        unwrapping.cancel()
 
 
 def masked(data: bytes, kind: int = 2, *, final: bool = True) -> bytes:

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.runtime.objects.failures import Exhausted
-from engine.runtime.streaming import protocol, spdy, websocket
-from engine.runtime.streaming.spdy_session import WINDOW, Event, Left, Opened, Received, Reset, SpdySession
+from engine.runtime.streaming import protocol
 from engine.runtime.streaming.tickets import Tickets
+from engine.transport import spdy, websocket
+from engine.transport.spdy_session import WINDOW, Event, Left, Opened, Received, Reset, SpdySession
+from engine.transport.stream_protocols import COMMAND_OVER_SPDY, V1, V2, V3, V4, V5
 from tests.runtime.stream_clients import masked
 
 ids = st.integers(1, 0x7FFFFFFF)
@@ -291,16 +293,16 @@ def test_tickets_are_good_once_for_a_while_and_limited() -> None:
 
 
 def test_status_before_v4_is_empty_or_text() -> None:
-    assert protocol.exit_status(0, protocol.V2) == b""
-    assert protocol.exit_status(5, protocol.V1) == b"command terminated with non-zero exit code: 5"
-    assert protocol.failure_status("gone", protocol.V3) == b"gone"
+    assert protocol.exit_status(0, V2) == b""
+    assert protocol.exit_status(5, V1) == b"command terminated with non-zero exit code: 5"
+    assert protocol.failure_status("gone", V3) == b"gone"
 
 
 def test_status_since_v4_is_a_document() -> None:
-    assert json.loads(protocol.exit_status(0, protocol.V4)) == {"metadata": {}, "status": "Success"}
-    failed = json.loads(protocol.exit_status(5, protocol.V5))
+    assert json.loads(protocol.exit_status(0, V4)) == {"metadata": {}, "status": "Success"}
+    failed = json.loads(protocol.exit_status(5, V5))
     assert failed["details"]["causes"] == [{"reason": "ExitCode", "message": "5"}]
-    broken = json.loads(protocol.failure_status("gone", protocol.V4))
+    broken = json.loads(protocol.failure_status("gone", V4))
     assert (broken["code"], broken["reason"]) == (500, "InternalError")
 
 
@@ -318,5 +320,5 @@ def test_endless_sizes_are_forgotten() -> None:
 
 
 def test_the_client_s_first_wish_wins() -> None:
-    assert protocol.negotiated(["v9", protocol.V2, protocol.V4], protocol.COMMAND_OVER_SPDY) == protocol.V2
-    assert protocol.negotiated(["v9"], protocol.COMMAND_OVER_SPDY) is None
+    assert protocol.negotiated(["v9", V2, V4], COMMAND_OVER_SPDY) == V2
+    assert protocol.negotiated(["v9"], COMMAND_OVER_SPDY) is None

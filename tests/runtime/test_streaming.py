@@ -11,7 +11,7 @@ import pytest
 from engine.api.errors import KubengineError
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.pods import Pods
-from tests.runtime.stream_clients import Refusal, Spdy, WebSocket, exit_code
+from tests.runtime.stream_clients import Refusal, Spdy, WebSocket, exit_code, tunnelled
 from tests.waiting import eventually
 
 V4, V5 = "v4.channel.k8s.io", "v5.channel.k8s.io"
@@ -336,27 +336,8 @@ async def test_port_forward_of_spdy_in_a_websocket(embedded: Pods) -> None:
     sandbox, _ = await serving(embedded)
     socket = await WebSocket.connect(await forward_url(embedded, sandbox), "SPDY/3.1+portforward.k8s.io")
     assert socket.version == "SPDY/3.1+portforward.k8s.io"
-    incoming = asyncio.StreamReader()
-
-    async def unwrap() -> None:
-        while True:
-            kind, data = await socket.frame()
-            incoming.feed_data(data if kind == 2 else b"")
-
-    class Wrapped:
-        def write(self, data: bytes) -> None:
-            socket.send(data)
-
-        def close(self) -> None:
-            socket.writer.close()
-
-        async def wait_closed(self) -> None:
-            await socket.writer.wait_closed()
-
-    unwrapping = asyncio.create_task(unwrap())
-    async with Spdy(incoming, Wrapped(), "") as client:  # type: ignore[arg-type]
+    async with tunnelled(socket) as client:
         assert (await get_page(client, 0)).endswith(b"page\n")
-        unwrapping.cancel()
 
 
 @pytest.mark.root

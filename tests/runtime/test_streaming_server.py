@@ -14,8 +14,9 @@ from engine.api.errors import Refused
 from engine.host.connection_limiter import ConnectionLimiter
 from engine.runtime.objects.records import READY, RUNNING, RuntimeContainer, Sandbox
 from engine.runtime.streaming import connections, remote_command, server
-from engine.runtime.streaming.protocol import STDOUT, CommandTicket, PortForwardTicket
+from engine.runtime.streaming.protocol import CommandTicket, PortForwardTicket
 from engine.runtime.streaming.server import StreamingServer
+from engine.transport.stream_protocols import STDOUT
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.stream_clients import Refusal, Spdy, WebSocket, exit_code, masked, upgraded
 from tests.waiting import PATIENCE, eventually

@@ -108,7 +108,7 @@ async def test_a_token_among_the_subprotocols_is_not_forwarded_either(
     port: Secured, backend: Backend
 ) -> None:
     secret = "base64url.bearer.authorization.k8s.io.c2VjcmV0"
-    for named, kept in ((f"v5.channel.k8s.io, {secret}", "v5.channel.k8s.io"), (secret, "")):
+    for named, kept in ((f"v4.channel.k8s.io, {secret}", "v4.channel.k8s.io"), (secret, "")):
         asked = UPGRADE.format(EXEC).replace("SPDY/3.1", f"websocket\r\nSec-WebSocket-Protocol: {named}")
         reader, writer = await port.connect()
         writer.write(asked.encode())

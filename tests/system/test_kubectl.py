@@ -191,8 +191,15 @@ async def test_kubectl_reaches_into_pods(cluster: Cluster, tmp_path: Path) -> No
     await commands(cluster)
     await files(cluster, tmp_path)
     await ports(cluster)
+    over_websockets(cluster)
     await statistics(cluster)
     await debugging(cluster)
+
+
+def over_websockets(cluster: Cluster) -> None:
+    """An API server of v1.36 forwards kubectl's WebSockets to a node that declares the feature."""
+    metric = cluster.node.registry.metrics["kubelet_websocket_streaming_requests_total"]
+    assert set(metric.values) == {("exec",), ("attach",), ("portforward",)}  # type: ignore[attr-defined]
 
 
 async def logs(cluster: Cluster) -> None:

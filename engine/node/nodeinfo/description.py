@@ -38,11 +38,14 @@ IMAGES_SECONDS: Final = 5.0
 """Seconds for which the Node waits for the runtime's list of images."""
 
 DECLARED_FEATURES: Final = (
+    "ExtendWebSocketsToKubelet",
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
     "RestartAllContainersOnContainerExits",
 )
-"""Features that the control plane may use on this node beyond those of every node (KEP-5328)."""
+"""Features that the control plane may use on this node beyond those of every node (KEP-5328), unless their
+gate is off.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class NodeDescription:
                 daemon_endpoints={"kubeletEndpoint": {"Port": self._port}},
                 runtime_handlers=shown.handlers,
                 features=shown.features,
-                declared_features=[*DECLARED_FEATURES],
+                declared_features=[name for name in DECLARED_FEATURES if self._config.gate(name, True)],
                 volumes_in_use=self._parts.volumes_in_use(),
             ),
         )

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.runtime.streaming import spdy
 from engine.runtime.streaming.links import LEAVE_TIME, Inbox, Link, WebSocketLink
-from engine.runtime.streaming.spdy_session import Opened, Received, Reset, SpdySession
+from engine.transport import spdy
+from engine.transport.spdy_session import Opened, Received, Reset, SpdySession
 
 CHUNK = 32 * 1024
 LOG = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.runtime.streaming import websocket
+from engine.transport import websocket
 
 READ = 64 * 1024
 INBOX = 256 * 1024

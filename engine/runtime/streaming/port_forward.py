@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from engine.api.errors import KubengineError
-from engine.runtime.streaming import spdy
 from engine.runtime.streaming.connections import ChannelConnection, SpdyConnection
 from engine.runtime.streaming.links import READ, Inbox, Link, WebSocketLink
 from engine.runtime.streaming.protocol import PortForwardTicket
 from engine.runtime.streaming.remote_command import CREATION_TIME
+from engine.transport import spdy
 
 Connect = Callable[[int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 """Connect to a port of the pod. Raise OSError, or a KubengineError."""

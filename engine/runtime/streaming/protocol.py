@@ -11,19 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from engine.runtime.objects.records import RuntimeContainer, Sandbox
-
-STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
-CLOSE_CHANNEL = 255
-"""v5: a message on this channel closes the channel that its second byte names."""
-CHANNELS = {"stdin": STDIN, "stdout": STDOUT, "stderr": STDERR, "error": ERROR, "resize": RESIZE}
-
-V1, V2, V3, V4, V5 = "channel.k8s.io", *(f"v{number}.channel.k8s.io" for number in range(2, 6))
-COMMAND_OVER_SPDY = (V4, V3, V2, V1)
-COMMAND_OVER_WEBSOCKET = (V5, V4, V1)
-PORT_FORWARD = "portforward.k8s.io"
-PORT_FORWARD_TUNNEL = "SPDY/3.1+portforward.k8s.io"
-"""A WebSocket whose messages are the bytes of a SPDY connection."""
-PORT_FORWARD_OVER_WEBSOCKET = (PORT_FORWARD_TUNNEL, V4)
+from engine.transport.stream_protocols import ERROR, RESIZE, STDERR, STDIN, STDOUT, V1, V2, V4, V5
 
 MAX_SIZE_TEXT = 1024
 

@@ -8,19 +8,12 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from engine.api.errors import KubengineError, Refused
-from engine.runtime.streaming import protocol, spdy
+from engine.runtime.streaming import protocol
 from engine.runtime.streaming.connections import ChannelConnection, SpdyConnection, StreamConnection
 from engine.runtime.streaming.links import Inbox, Link, WebSocketLink
-from engine.runtime.streaming.protocol import (
-    CHANNELS,
-    ERROR,
-    RESIZE,
-    STDERR,
-    STDIN,
-    STDOUT,
-    CommandTicket,
-    SizeReader,
-)
+from engine.runtime.streaming.protocol import CommandTicket, SizeReader
+from engine.transport import spdy, stream_protocols
+from engine.transport.stream_protocols import CHANNELS, ERROR, RESIZE, STDERR, STDIN, STDOUT
 
 CREATION_TIME = 30.0
 
@@ -115,7 +108,7 @@ class WebSocketClient:
         self._channels = ChannelConnection(
             WebSocketLink(link),
             self.inboxes,
-            closing=protocol.CLOSE_CHANNEL if version == protocol.V5 else None,
+            closing=stream_protocols.CLOSE_CHANNEL if version == stream_protocols.V5 else None,
         )
         self.connection: StreamConnection = self._channels
 

@@ -19,11 +19,21 @@ import h11
 from engine.api.errors import InvalidInput, Refused
 from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
 from engine.runtime.objects.records import READY, RUNNING, Sandbox
-from engine.runtime.streaming import port_forward, protocol, remote_command, websocket
+from engine.runtime.streaming import port_forward, protocol, remote_command
 from engine.runtime.streaming.connections import StreamConnection
 from engine.runtime.streaming.links import TcpLink, WebSocketLink
 from engine.runtime.streaming.protocol import CommandTicket, PortForwardTicket, Ticket
 from engine.runtime.streaming.tickets import Tickets
+from engine.transport import websocket
+from engine.transport.stream_protocols import (
+    COMMAND_OVER_SPDY,
+    COMMAND_OVER_WEBSOCKET,
+    PORT_FORWARD,
+    PORT_FORWARD_OVER_WEBSOCKET,
+    PORT_FORWARD_TUNNEL,
+    V1,
+    V4,
+)
 
 ADDRESS = "127.0.0.1"
 HEAD_TIME = 10.0
@@ -149,7 +159,7 @@ class StreamingServer:
                 raise _Rejected(503, f"{MAX_SESSIONS} sessions are open")
             ticket = self._redeem(request)
             upgrade = _negotiate(request, ticket)
-            if isinstance(ticket, PortForwardTicket) and upgrade.version == protocol.V4 and not ticket.ports:
+            if isinstance(ticket, PortForwardTicket) and upgrade.version == V4 and not ticket.ports:
                 raise _Rejected(400, "channels of a WebSocket need ports that PortForward was asked for")
         except TimeoutError:
             return
@@ -197,7 +207,7 @@ class StreamingServer:
                 return await self._streams.connect(sandbox, port)
 
             forwarder: port_forward.SpdyForwarder | port_forward.WebSocketForwarder
-            if upgrade.version == protocol.PORT_FORWARD_TUNNEL:
+            if upgrade.version == PORT_FORWARD_TUNNEL:
                 forwarder = port_forward.SpdyForwarder(WebSocketLink(link), connect)
             elif upgrade.websocket:
                 forwarder = port_forward.WebSocketForwarder(link, ticket, connect)
@@ -269,7 +279,7 @@ def _negotiate(request: h11.Request, ticket: Ticket) -> _Upgrade:
             400, "unable to upgrade: expected StreamConnection: Upgrade with SPDY/3.1 or websocket"
         )
     is_command = isinstance(ticket, CommandTicket)
-    offered = protocol.COMMAND_OVER_SPDY if is_command else (protocol.PORT_FORWARD,)
+    offered = COMMAND_OVER_SPDY if is_command else (PORT_FORWARD,)
     asked = headers.get("x-stream-protocol-version", [])
     version = protocol.negotiated(asked, offered)
     if asked and version is None:
@@ -277,7 +287,7 @@ def _negotiate(request: h11.Request, ticket: Ticket) -> _Upgrade:
     answer = [("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1")]
     if version is not None:
         answer.append(("X-Stream-Protocol-Version", version))
-    return _Upgrade(False, version or (protocol.V1 if is_command else protocol.PORT_FORWARD), answer)
+    return _Upgrade(False, version or (V1 if is_command else PORT_FORWARD), answer)
 
 
 def _negotiate_websocket(request: h11.Request, headers: dict[str, list[str]], ticket: Ticket) -> _Upgrade:
@@ -287,7 +297,7 @@ def _negotiate_websocket(request: h11.Request, headers: dict[str, list[str]], ti
     if headers.get("sec-websocket-version") != ["13"]:
         raise _Rejected(426, "expected WebSocket version 13", [("Sec-WebSocket-Version", "13")])
     is_command = isinstance(ticket, CommandTicket)
-    offered = protocol.COMMAND_OVER_WEBSOCKET if is_command else protocol.PORT_FORWARD_OVER_WEBSOCKET
+    offered = COMMAND_OVER_WEBSOCKET if is_command else PORT_FORWARD_OVER_WEBSOCKET
     asked = headers.get("sec-websocket-protocol", [])
     version = protocol.negotiated(asked, offered)
     if asked and version is None:
@@ -299,7 +309,7 @@ def _negotiate_websocket(request: h11.Request, headers: dict[str, list[str]], ti
     ]
     if version is not None:
         answer.append(("Sec-WebSocket-Protocol", version))
-    return _Upgrade(True, version or (protocol.V1 if is_command else protocol.V4), answer)
+    return _Upgrade(True, version or (V1 if is_command else V4), answer)
 
 
 def _no_common_protocol(asked: Sequence[str], offered: Sequence[str]) -> _Rejected:

@@ -34,6 +34,15 @@ def path_label(path: str) -> str:
     return label if label in _PATHS else "other"
 
 
+def count_websocket(registry: Registry, subresource: str) -> None:
+    """Count a session over a WebSocket that is translated for the runtime."""
+    registry.counter(
+        "kubelet_websocket_streaming_requests_total",
+        "WebSocket sessions of exec, attach and portforward that were translated for the runtime.",
+        ("subresource",),
+    ).inc(subresource)
+
+
 class ServerRequestMetrics:
     """The requests that one kind of server of a node has received."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from engine.api.errors import InvalidInput, KubengineError
@@ -13,7 +14,9 @@ from engine.node.logs.container_access import ContainerStreams, Unknown
 from engine.node.logs.container_logs import OutOfRange, log_options
 from engine.server.debugging import without_debugging
 from engine.server.http.exchange import JSON, TEXT, Answer, Request, Response, plain
+from engine.server.http.request_metrics import count_websocket
 from engine.server.interfaces.node import PortNode
+from engine.server.port import websocket_streams
 from engine.server.port.streams import NO_UPGRADE, handed_to
 from engine.server.port.system_logs import query_logs, system_logs
 from engine.server.port.zpages import flagz, statusz
@@ -74,7 +77,7 @@ async def _exec(view: PortNode, request: Request, names: list[str]) -> Answer:
     if not request.upgrade:
         return plain(500, NO_UPGRADE)
     url = await view.containers.exec_url(namespace, pod, container, command, streams)
-    return await _handed(view, url, request)
+    return await _commanded(view, url, request, streams, "exec")
 
 
 async def _attach(view: PortNode, request: Request, names: list[str]) -> Answer:
@@ -84,19 +87,36 @@ async def _attach(view: PortNode, request: Request, names: list[str]) -> Answer:
     if not request.upgrade:
         return plain(500, NO_UPGRADE)
     url = await view.containers.attach_url(namespace, pod, uid, container, streams)
-    return await _handed(view, url, request)
+    return await _commanded(view, url, request, streams, "attach")
 
 
 async def _port_forward(view: PortNode, request: Request, names: list[str]) -> Answer:
     if len(names) not in (2, 3):
         raise Unknown(NO_PAGE)
     namespace, pod, uid = (*names, "")[:3]
-    ports = _ports(request)
+    is_tunnel = _extends_websockets(view) and websocket_streams.is_tunnelled(request)
+    ports = [] if is_tunnel else _ports(request)  # a tunnelled stream names its own
     view.containers.pod(namespace, pod)
     if not request.upgrade:
         return plain(500, NO_UPGRADE)
     url = await view.containers.port_forward_url(namespace, pod, uid, ports)
+    if is_tunnel:
+        count_websocket(view.registry, "portforward")
+        return await websocket_streams.tunnelled(request, partial(_handed, view, url))
     return await _handed(view, url, request)
+
+
+async def _commanded(
+    view: PortNode, url: str, request: Request, streams: ContainerStreams, subresource: str
+) -> Answer:
+    if not (_extends_websockets(view) and websocket_streams.is_translated(request)):
+        return await _handed(view, url, request)
+    count_websocket(view.registry, subresource)
+    return await websocket_streams.translated(request, streams, partial(_handed, view, url))
+
+
+def _extends_websockets(view: PortNode) -> bool:
+    return view.config.gate(websocket_streams.GATE, True)
 
 
 async def _handed(view: PortNode, url: str, request: Request) -> Answer:

@@ -21,7 +21,7 @@ def websocket_token(request: Request) -> str | None:
     """
     if request.upgrade != "websocket":
         return ""
-    named = _subprotocols(request.header(SUBPROTOCOLS))
+    named = subprotocols(request)
     tokens = [name.removeprefix(PREFIX) for name in named if name.startswith(PREFIX)]
     if not tokens:
         return ""
@@ -29,6 +29,11 @@ def websocket_token(request: Request) -> str | None:
         return None
     token = _decoded(tokens[0])
     return None if token and len(named) == 1 else token
+
+
+def subprotocols(request: Request) -> list[str]:
+    """Return the subprotocols that a WebSocket's client offers, in its order of preference."""
+    return _subprotocols(request.header(SUBPROTOCOLS))
 
 
 def without_tokens(headers: Headers) -> Headers:

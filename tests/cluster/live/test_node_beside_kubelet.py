@@ -23,7 +23,6 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE
 
 KUBELET = Path(os.environ.get("KUBE_BIN", "/nonexistent")) / "kubelet"
-NOT_DECLARED = {"ExtendWebSocketsToKubelet"}
 OWN_METADATA = ("creationTimestamp", "managedFields", "resourceVersion", "uid")
 OWN_TIMES = ("lastHeartbeatTime", "lastTransitionTime")
 
@@ -56,7 +55,7 @@ async def test_the_node_object_equals_the_kubelets(
         .startswith(kubelets["status"]["nodeInfo"].pop("kubeletVersion"))
     )
     declared, known = (set(node["status"].pop("declaredFeatures")) for node in (ours, kubelets))
-    assert declared == known - NOT_DECLARED
+    assert declared == known
     assert without_times(ours) == without_times(kubelets)
 
 

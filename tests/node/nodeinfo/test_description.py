@@ -86,6 +86,7 @@ async def test_the_node_is_shown_as_kubectl_shows_it(described: Rig, hollow: Hol
     assert status["images"] == sorted(status["images"], key=lambda image: -image["sizeBytes"])
     assert status["nodeInfo"]["containerRuntimeVersion"].startswith("kubengine-hollow://")
     assert status["declaredFeatures"] == [
+        "ExtendWebSocketsToKubelet",
         "InPlacePodLevelResourcesVerticalScaling",
         "InPlacePodVerticalScalingInitContainers",
         "RestartAllContainersOnContainerExits",

@@ -1,18 +1,20 @@
-"""Run a server's side of one SPDY/3.1 connection, without I/O: bytes in, events and bytes to send out.
+"""Run one side of a SPDY/3.1 connection, without I/O: bytes in, events and bytes to send out.
 
-The client opens streams (odd, rising ids); the user of the session accepts or refuses each. Flow control has
-two sides. Towards us, a stream may have WINDOW bytes that have not been read yet: `consumed` gives credit
-back. A client that ignores windows, as the one in kubectl, crictl and the kubelet does, is not cut off:
-instead, the reader of the connection stops reading. Towards the client, windows count from the moment it
-shows that it uses them (WINDOW_UPDATE, or SETTINGS with a window); until then only TCP slows us down, since
-a client without windows would never open one.
+The client opens streams (odd, rising ids). A server's user of the session accepts or refuses each; a client's
+session refuses streams that the server opens.
+
+Flow control has two sides. Towards us, a stream may have WINDOW bytes that have not been read yet: `consumed`
+gives credit back. A peer that ignores windows, as those in kubectl, crictl, the kubelet and containerd do, is
+not cut off: instead, the reader of the connection stops reading. Towards the peer, windows count from the
+moment it shows that it uses them (WINDOW_UPDATE, or SETTINGS with a window). Until then only TCP slows us
+down, since a peer without windows would never open one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.runtime.streaming import spdy
+from engine.transport import spdy
 
 WINDOW = 64 * 1024
 
@@ -64,9 +66,13 @@ class _Stream:
 
 @dataclass(slots=True)
 class SpdySession:
-    """Run a session of which `max_streams` may be open at once; further ones are refused."""
+    """Run a session of which `max_streams` may be open at once; further ones are refused.
+
+    `client`: this side opens the streams.
+    """
 
     max_streams: int = 256
+    client: bool = False
     _reader: spdy.FrameReader = field(default_factory=spdy.FrameReader)
     _writer: spdy.FrameWriter = field(default_factory=spdy.FrameWriter)
     _streams: dict[int, _Stream] = field(default_factory=dict)
@@ -95,6 +101,13 @@ class SpdySession:
         data = bytes(self._output)
         self._output.clear()
         return data
+
+    def open(self, headers: spdy.Headers) -> int:
+        """Open a stream and return its id. A client may send on it before the server has accepted it."""
+        self._newest += 1 if self._newest == 0 else 2
+        self._streams[self._newest] = _Stream(self._initial)
+        self._emit(spdy.SynStream(self._newest, headers))
+        return self._newest
 
     def accept(self, stream: int) -> None:
         self._emit(spdy.SynReply(stream, {}))
@@ -143,7 +156,7 @@ class SpdySession:
                 state.owed = 0
 
     def ping(self, number: int) -> None:
-        """Send a ping. `number` is even: odd ones are the client's."""
+        """Send a ping; a server's `number` is even, a client's is odd."""
         self._emit(spdy.Ping(number))
 
     def go_away(self) -> None:
@@ -151,14 +164,19 @@ class SpdySession:
 
     def _on_frame(self, frame: spdy.Frame) -> Event | None:
         match frame:
+            case spdy.SynStream(stream) if self.client:
+                self._emit(spdy.RstStream(stream, spdy.REFUSED_STREAM))
             case spdy.SynStream():
                 return self._on_open(frame)
+            case spdy.SynReply(stream, _, last) if last:
+                return self._on_data(stream, b"", last)
             case spdy.Data(stream, data, last):
                 return self._on_data(stream, data, last)
             case spdy.RstStream(stream):
                 return Reset(stream) if self._streams.pop(stream, None) else None
             case spdy.Ping(number):
-                if number % 2:
+                # Odd pings are the client's, even ones the server's; each side answers the other's.
+                if number % 2 != self.client:
                     self._emit(frame)
             case spdy.WindowUpdate(stream, delta):
                 self._on_window(stream, delta)
@@ -181,6 +199,8 @@ class SpdySession:
     def _on_data(self, stream: int, data: bytes, last: bool) -> Event | None:
         state = self._streams.get(stream)
         if state is None or not state.receiving:
+            if self.client and (stream > self._newest or stream == 0):
+                raise spdy.SpdyError(f"data on stream {stream}, which is not open")
             self.consumed(stream, len(data))
             if stream > self._newest or stream == 0:
                 self._emit(spdy.RstStream(stream, spdy.INVALID_STREAM))

@@ -1,0 +1,337 @@
+"""Serve WebSocket clients with a runtime that speaks SPDY (KEP-4006, gate ExtendWebSocketsToKubelet).
+
+An API server of v1.36 forwards the WebSocket of a client to nodes that declare the feature. Runtimes answer
+exec and attach over SPDY, so messages of `v5.channel.k8s.io` become streams, and back. A port forward carries
+SPDY inside of its messages already, so these are only unwrapped.
+
+`streams` copies bytes between a client and the runtime. Here the client is an object with the same methods,
+which translates on the way: `read` returns bytes for the runtime, and `write` takes bytes from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from engine.node.logs.container_access import ContainerStreams
+from engine.server.http.exchange import Answer, Headers, Request, Takeover
+from engine.server.port.websocket_token import SUBPROTOCOLS, subprotocols
+from engine.transport import spdy, websocket
+from engine.transport.spdy_session import Received, Reset, SpdySession
+from engine.transport.stream_protocols import (
+    CHANNELS,
+    CLOSE_CHANNEL,
+    COMMAND_OVER_SPDY,
+    PORT_FORWARD_TUNNEL,
+    V1,
+    V2,
+    V4,
+    V5,
+)
+
+GATE: Final = "ExtendWebSocketsToKubelet"
+PIECE: Final = 64 * 1024
+MAX_STATUS: Final = 64 * 1024
+"""Bytes of the runtime's message about the end of a command."""
+CLOSE_SECONDS: Final = 5.0
+_OF_WEBSOCKETS: Final = frozenset(("upgrade", "x-stream-protocol-version"))
+_VERSION: Final = "x-stream-protocol-version"
+_TUNNEL_PREFIX: Final = "SPDY/3.1+"
+
+HandOver = Callable[[Request], Awaitable[Answer]]
+
+
+def is_translated(request: Request) -> bool:
+    """Return whether a WebSocket of exec or attach is in the protocol that is translated."""
+    return request.upgrade == "websocket" and V5 in subprotocols(request)
+
+
+def is_tunnelled(request: Request) -> bool:
+    """Return whether the WebSocket of a port forward carries SPDY."""
+    return request.upgrade == "websocket" and PORT_FORWARD_TUNNEL in subprotocols(request)
+
+
+async def translated(request: Request, wanted: ContainerStreams, hand_over: HandOver) -> Answer:
+    """Serve exec or attach: the first byte of a message is its channel. `hand_over` asks the runtime."""
+    answer = await hand_over(_over_spdy(request, COMMAND_OVER_SPDY))
+    if not isinstance(answer, Takeover):
+        return answer
+    version = dict(_lower(answer.headers)).get(_VERSION, V1)
+    return _accepted(
+        request, V5, answer, lambda said, reader, writer: Translation(said, reader, writer, wanted, version)
+    )
+
+
+async def tunnelled(request: Request, hand_over: HandOver) -> Answer:
+    """Serve a port forward: messages are pieces of a SPDY connection. `hand_over` asks the runtime."""
+    answer = await hand_over(_over_spdy(request, (PORT_FORWARD_TUNNEL.removeprefix(_TUNNEL_PREFIX),)))
+    return _accepted(request, PORT_FORWARD_TUNNEL, answer, Tunnel) if isinstance(answer, Takeover) else answer
+
+
+class SessionClient(Protocol):
+    """The client of a session as `streams` sees it."""
+
+    async def read(self, size: int) -> bytes: ...
+    def write(self, data: bytes) -> None: ...
+    async def drain(self) -> None: ...
+    def is_closing(self) -> bool: ...
+    async def finish(self) -> None: ...
+
+
+_MakeClient = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], SessionClient]
+
+
+def _over_spdy(request: Request, versions: tuple[str, ...]) -> Request:
+    """Return the request as a SPDY client would have sent it."""
+    headers = [
+        (name, value)
+        for name, value in request.headers
+        if not name.startswith("sec-websocket-") and name not in _OF_WEBSOCKETS
+    ]
+    headers += [("upgrade", "SPDY/3.1"), *((_VERSION, version) for version in versions)]
+    return replace(request, method="POST", headers=tuple(headers))
+
+
+def _accepted(request: Request, subprotocol: str, answer: Takeover, make: _MakeClient) -> Answer:
+    """Return the answer to the WebSocket's handshake, and the conversation with the runtime behind it."""
+
+    async def converse(said: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client: Any = make(said, reader, writer)
+        try:
+            await answer.converse(b"", client, client)
+        finally:
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await client.finish()
+
+    headers = (
+        ("upgrade", "websocket"),
+        ("connection", "Upgrade"),
+        ("sec-websocket-accept", websocket.accept_key(request.header("sec-websocket-key"))),
+        (SUBPROTOCOLS, subprotocol),
+    )
+    return Takeover(headers, converse, answer.close)
+
+
+def _lower(headers: Headers) -> Headers:
+    return tuple((name.lower(), value) for name, value in headers)
+
+
+class MessageStream:
+    """The messages of a client's WebSocket."""
+
+    def __init__(self, said: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._said = said
+        self._reader = reader
+        self._writer = writer
+        self._framing = websocket.Framing()
+        self._closed = False
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Yield the data of each message until the client closes; answer its pings."""
+        while data := self._said or await self._reader.read(PIECE):
+            self._said = b""
+            try:
+                for message in self._framing.feed(data):
+                    match message.kind:
+                        case websocket.TEXT | websocket.BINARY:
+                            yield message.data
+                        case websocket.PING:
+                            self._writer.write(self._framing.pong(message.data))
+                        case websocket.CLOSE:
+                            self.close()
+                            return
+            except websocket.WebSocketError as error:
+                self.close(error.code, str(error))
+                return
+            await self._writer.drain()
+            # A client that never stops sending must not keep the event loop from others.
+            await asyncio.sleep(0)
+
+    def send(self, data: bytes) -> None:
+        if not self._closed:
+            self._writer.write(self._framing.message(data))
+
+    def close(self, code: int = websocket.NORMAL, reason: str = "") -> None:
+        """Send the close frame, once."""
+        if not self._closed:
+            self._closed = True
+            self._writer.write(self._framing.close(code, reason))
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._writer.is_closing()
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+
+class Tunnel:
+    """A WebSocket whose messages are pieces of a SPDY connection."""
+
+    def __init__(self, said: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._stream = MessageStream(said, reader, writer)
+        self._messages = self._stream.messages()
+
+    async def read(self, _size: int) -> bytes:
+        async for data in self._messages:
+            if data:
+                return data
+        return b""
+
+    def write(self, data: bytes) -> None:
+        if data:
+            self._stream.send(data)
+
+    async def drain(self) -> None:
+        await self._stream.drain()
+
+    def is_closing(self) -> bool:
+        return self._stream.closed
+
+    async def finish(self) -> None:
+        self._stream.close()
+        await self._stream.drain()
+
+
+class Translation:
+    """A WebSocket of `v5.channel.k8s.io` as the streams of a SPDY connection.
+
+    The status of the command is sent last, after all of its output, as clients stop reading with it.
+    """
+
+    def __init__(
+        self,
+        said: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        wanted: ContainerStreams,
+        version: str,
+    ) -> None:
+        self._stream = MessageStream(said, reader, writer)
+        self._version = version
+        self._session = SpdySession(client=True)
+        self._status = bytearray()
+        self._done = False
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
+        names = ["error"]
+        names += [name for name in ("stdin", "stdout", "stderr") if getattr(wanted, name)]
+        if wanted.tty and version not in (V1, V2):
+            names.append("resize")
+        self._streams = {CHANNELS[name]: self._session.open({"streamtype": [name]}) for name in names}
+        self._channels = {stream: channel for channel, stream in self._streams.items()}
+        self._unfinished = {
+            stream
+            for channel, stream in self._streams.items()
+            if channel in (CHANNELS["error"], CHANNELS["stdout"], CHANNELS["stderr"])
+        }
+        self._feeding = asyncio.create_task(self._feed())
+
+    async def read(self, _size: int) -> bytes:
+        """Return bytes for the runtime; empty once the client has closed."""
+        while True:
+            self._changed.clear()
+            if data := self._session.output():
+                self._taken.set()
+                return data
+            if self._feeding.done() or self._done:
+                return b""
+            await self._changed.wait()
+
+    def write(self, data: bytes) -> None:
+        """Take bytes of the runtime. Malformed ones end the session with an error."""
+        try:
+            events = self._session.receive(data)
+        except spdy.SpdyError as error:
+            self._conclude(_failure(f"malformed SPDY of the runtime: {error}"))
+            return
+        for event in events:
+            match event:
+                case Received(stream, piece, last):
+                    self._on_data(stream, piece)
+                    self._session.consumed(stream, len(piece))
+                    if last:
+                        self._on_end(stream)
+                case Reset(stream):
+                    self._on_end(stream)
+        self._changed.set()
+
+    async def drain(self) -> None:
+        await self._stream.drain()
+
+    def is_closing(self) -> bool:
+        return self._done or self._stream.closed
+
+    async def finish(self) -> None:
+        """Report a session that the runtime left before the command's end, and stop reading."""
+        self._conclude(self._message() if self._status else _failure("the runtime closed the session"))
+        self._feeding.cancel()
+        await asyncio.gather(self._feeding, return_exceptions=True)
+        await self._stream.drain()
+
+    async def _feed(self) -> None:
+        """Translate the client's messages, as fast as the runtime takes them."""
+        try:
+            async for message in self._stream.messages():
+                self._on_message(message)
+                self._taken.clear()
+                self._changed.set()
+                await self._taken.wait()
+        finally:
+            self._changed.set()
+
+    def _on_message(self, message: bytes) -> None:
+        channel, data = message[0] if message else -1, message[1:]
+        if channel == CLOSE_CHANNEL and data and data[0] in self._streams:
+            self._session.send(self._streams[data[0]], b"", last=True)
+        elif channel in (CHANNELS["stdin"], CHANNELS["resize"]) and channel in self._streams:
+            self._session.send(self._streams[channel], data)
+        else:
+            self._taken.set()  # nothing to pass on
+
+    def _on_data(self, stream: int, data: bytes) -> None:
+        channel = self._channels.get(stream)
+        if channel == CHANNELS["error"]:
+            self._status += data[: MAX_STATUS - len(self._status)]
+        elif channel is not None and data:
+            self._stream.send(bytes([channel]) + data)
+
+    def _on_end(self, stream: int) -> None:
+        self._unfinished.discard(stream)
+        if not self._unfinished:
+            self._conclude(self._message())
+
+    def _message(self) -> bytes:
+        """Return the status as v5 has it; runtimes before v4 send a text, and nothing for success."""
+        if self._version == V4 and self._status:
+            return bytes(self._status)
+        text = self._status.decode(errors="replace")
+        return _failure(text) if text else _status({"status": "Success"})
+
+    def _conclude(self, status: bytes) -> None:
+        if not self._done:
+            self._done = True
+            self._stream.send(bytes([CHANNELS["error"]]) + status)
+            self._stream.close()
+            self._changed.set()
+
+
+def _failure(text: str) -> bytes:
+    return _status(
+        {
+            "status": "Failure",
+            "message": f"Internal error occurred: {text}",
+            "reason": "InternalError",
+            "details": {"causes": [{"message": text}]},
+            "code": 500,
+        }
+    )
+
+
+def _status(fields: dict[str, Any]) -> bytes:
+    return json.dumps({"metadata": {}, **fields}).encode()
