@@ -447,6 +447,13 @@ async def test_the_newest_instance_that_is_connected_is_called(dra: DraRig) -> N
     assert drivers.is_connected(DRIVER)
 
 
+async def test_whoever_asks_hears_of_each_driver_that_connects(dra: DraRig) -> None:
+    heard: list[str] = []
+    dra.manager.driver_connected = heard.append
+    await dra.driver("dra.cpu")
+    assert heard == ["dra.cpu"]
+
+
 async def test_an_endpoint_is_registered_once(dra: DraRig) -> None:
     driver = await dra.driver()
     with pytest.raises(Refused, match=f"already registered for DRA driver plugin {DRIVER}"):

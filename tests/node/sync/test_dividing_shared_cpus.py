@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import CpuPool, CpusSection
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.runtime.hollow import HollowRuntime
+from engine.testing.dra_driver import SampleDraDriver
 from tests.node.sync.test_resizing_pinned_pods import cpuset
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
@@ -50,3 +53,13 @@ async def test_pools_need_the_static_policy(divided: Rig) -> None:
     divided.config.cpu_manager_policy = "none"
     with pytest.raises(InvalidInput, match="cpus: needs cpuManagerPolicy: static"):
         await divided.start()
+
+
+async def test_a_driver_of_cpus_is_reported(divided: Rig, tmp_path: Path) -> None:
+    await divided.start()
+    driver = SampleDraDriver(tmp_path / "driver", divided.root / "plugins_registry", "dra.cpu")
+    await driver.start()
+    try:
+        await eventually(lambda: "CPUDriverClash" in divided.reasons())
+    finally:
+        await driver.stop()
