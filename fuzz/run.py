@@ -76,6 +76,23 @@ SEEDS: dict[str, list[bytes]] = {
         + bytes(range(60)),
         b"\x02\x12" + bytes(128) + b"\x02\x02\x00\x01\x01\x05",
     ],
+    "probe_loop": [
+        b"\1\377HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody",
+        b"\x09\3HTTP/1.1 302 Found\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n",
+        b"\x20\1HTTP/1.1 100 Continue\r\n\r\n",
+        b"\x12\377" + frame(4, 0, b"", 0) + frame(1, 4, b"\x88") + frame(0, 8, b"\0\0\0\0\2\x08\1"),
+        b"\2\5"
+        + frame(4, 0, b"\0\3\0\0\0\x64", 0)
+        + frame(1, 4, b"\x88\x5f\x8b\x1d\x75\xd0\x62\x0d\x26\x3d\x4c\x4d\x65\x64")
+        + frame(0, 8, b"\1\0\0\0\0\2\x08\1z")
+        + frame(1, 5, b"\x40\x89\x9a\xca\xc8\xb2\x12\x34\xda\x8f\x01\x30\xbe"),
+        b"\3\5"
+        + frame(4, 0, b"", 0)
+        + frame(1, 4, b"\x88")
+        + frame(0, 8, b"\1\0\0\0\0\x12\x0a\3out\x12\4error\x25abcd\x18\7z")
+        + frame(1, 5, b"\x40\x0bgrpc-status\x010"),
+        b"\4\377" + frame(4, 0, b"", 0) + frame(1, 5, b"\x88"),
+    ],
     "grpc_answer": [
         b"\5"
         + frame(4, 0, b"\0\3\0\0\0\x64", 0)
@@ -109,7 +126,8 @@ def c_harness(name: str) -> Command:
 
     def command(directory: Path, seconds: int, seed: int) -> list[str]:
         program, corpus = directory / name, directory / "corpus"
-        source = [str(HERE / f"fuzz_{name}.c"), "-I", str(HEADERS), "-g", "-O1", "-o", str(program)]
+        source = [str(HERE / f"fuzz_{name}.c"), "-I", str(HEADERS), "-g", "-O1", "-pthread"]
+        source += ["-o", str(program)]
         strict = "-fno-sanitize-recover=all"
         coverage = ["clang", f"-fsanitize=fuzzer,{SANITIZERS}", strict, *source]
         if (

@@ -33,7 +33,7 @@ int main(int argc, char **argv) {
         count++;
     }
     if (!count) return 2;
-    while (runs % 1024 || time(0) < end) {
+    while (runs % 32 || time(0) < end) {
         uint32_t seed = any((uint32_t)count), changes = 1 + any(8);
         size_t n = lengths[seed];
         FILE *file;
