@@ -84,13 +84,13 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
             target, why = _place(snapshot, room, requests[index], parameters.rule, constraints, row)
         except Undecidable as unknown:
             rows.add(source, "unknown", label, str(unknown), 1, "pods")
-            course.obstacles["pods about which too little is known"] += 1
+            course.obstacles["about which too little is known"] += 1
             if "snapshot" in str(unknown):
                 rows.note(ADD_VOLUMES)
             continue
         if target == NO_NODE:
             rows.add(source, "remains", label, why, 1, "pods")
-            course.obstacles["pods that fit on no node"] += 1
+            course.obstacles["for which no node has room"] += 1
             continue
         room.take(target, requests[index])
         course.moved += 1
@@ -99,7 +99,7 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
         reason = f"{hit} pods at once, {allowed} allowed"
         rows.add(int(node[first]), "breaks-budget", budget, reason, hit - allowed, "pods")
         if not allowed:
-            courses[int(node[first])].obstacles[f"pods of {budget}, which allows no disruption"] += hit
+            courses[int(node[first])].obstacles[f"of {budget}, which allows no disruption"] += hit
     for source, course in courses.items():
         _conclude(rows, source, course, verified=constraints is not None)
     return rows.answer(sort=True)
@@ -182,7 +182,9 @@ def _short(snapshot: Snapshot, room: Room, request: NDArray[np.int64], allowed: 
 
 def _conclude(rows: Rows, source: int, course: _Course, *, verified: bool) -> None:
     if course.obstacles:
-        said = ", ".join(f"{count} {what}" for what, count in course.obstacles.items())
+        said = ", ".join(
+            f"{count} {'pod' if count == 1 else 'pods'} {what}" for what, count in course.obstacles.items()
+        )
         rows.add(source, "not-drained", "", said, sum(course.obstacles.values()), "pods")
     elif verified:
         rows.add(source, "drained", "", "all its other pods fit elsewhere", course.moved, "pods")
