@@ -77,6 +77,7 @@ WRITERS = {
     "cluster/certificates/bootstrap.py": "a kubeconfig under the kubelet's name",
     "cluster/certificates/store.py": PEM,
     "cluster/certificates/serving.py": PEM,
+    "cpumanager/system_processes.py": "cgroupfs",
     "eviction/usage_events.py": "cgroupfs",
     "hostsetup/own_process.py": "procfs and cgroupfs",
     "shutdown/logind.py": "a drop-in of logind, which the agent never reads",
