@@ -78,8 +78,8 @@ def tables(kubelet: Outcomes, kubengine: Outcomes) -> str:
     lines = [*_totals(every, groups), *_apart(every)]
     for group, members in groups.items():
         if ran := [spec for spec in members if spec.results != (SuiteResult.NOT_RUN, SuiteResult.NOT_RUN)]:
-            lines += ["", f"### {_cell(group)}", "", "| spec | kubelet | kubengine |", "|---|---|---|"]
-            lines += [f"| {_cell(s.text)} | {_said(s.kubelet)} | {_said(s.kubengine)} |" for s in ran]
+            lines += ["", f"### {cell(group)}", "", "| spec | kubelet | kubengine |", "|---|---|---|"]
+            lines += [f"| {cell(s.text)} | {_said(s.kubelet)} | {_said(s.kubengine)} |" for s in ran]
     return "\n".join(lines) + "\n"
 
 
@@ -105,9 +105,9 @@ def _totals(every: list[Spec], groups: Mapping[str, list[Spec]]) -> Iterator[str
     unselected = []
     for group, members in groups.items():
         if all(spec.results == (SuiteResult.NOT_RUN, SuiteResult.NOT_RUN) for spec in members):
-            unselected.append(f"{_cell(group)} ({len(members)})")
+            unselected.append(f"{cell(group)} ({len(members)})")
         else:
-            yield _row(_cell(group), members)
+            yield _row(cell(group), members)
     yield _row("**all**", every)
     if unselected:
         yield ""
@@ -138,7 +138,7 @@ def _apart(every: list[Spec]) -> Iterator[str]:
         found = [spec for spec in every if spec.results == results]
         for spec in found:
             failed = spec.kubengine if spec.kubengine.result is SuiteResult.FAILED else spec.kubelet
-            yield f"- {_cell(spec.group)}: {_cell(spec.text)} ({_cell(failed.message) or 'no message'})"
+            yield f"- {cell(spec.group)}: {cell(spec.text)} ({cell(failed.message) or 'no message'})"
         if not found:
             yield "None."
 
@@ -149,6 +149,6 @@ def _said(outcome: SpecOutcome) -> str:
     return f"**{outcome.result}**" if outcome.result is SuiteResult.FAILED else str(outcome.result)
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """Escape foreign text for a Markdown cell."""
     return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", " ".join(text.split()))

@@ -189,27 +189,36 @@ _REPORTS = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @command.command()
-@click.option(
-    "--kubelet", type=_REPORTS, multiple=True, required=True, help="A JUnit report of a run with the kubelet."
-)
+@click.option("--kubelet", type=_REPORTS, multiple=True, help="A JUnit report of a run with the kubelet.")
 @click.option(
     "--kubengine", type=_REPORTS, multiple=True, required=True, help="A JUnit report of a run with kubengine."
+)
+@click.option(
+    "--conformance",
+    is_flag=True,
+    help="Count the specs marked [Conformance] by SIG; reports with the kubelet are optional.",
 )
 @click.option(
     "--into",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Write the tables between the marks of this document.  [default: print them]",
 )
-def suite(kubelet: tuple[Path, ...], kubengine: tuple[Path, ...], into: Path | None) -> None:
-    """Compare two agents by the kubelet's own test suite, spec by spec.
+def suite(
+    kubelet: tuple[Path, ...], kubengine: tuple[Path, ...], conformance: bool, into: Path | None
+) -> None:
+    """Compare two agents by Kubernetes' own test suites, spec by spec.
 
-    Reads Ginkgo's JUnit reports; docs/compatibility.md describes how to produce them. Both options may be
-    given several times: for each spec, the last report in which it ran counts.
+    Reads Ginkgo's JUnit reports; docs/compatibility.md and docs/conformance.md describe how to produce them.
+    Both options of reports may be given several times: for each spec, the last report in which it ran counts.
     """
     from engine.bench.compatibility import tables, write_into
+    from engine.bench.conformance import conformance_tables
     from engine.bench.suite import read_reports
 
-    text = tables(read_reports(kubelet), read_reports(kubengine))
+    if not kubelet and not conformance:
+        raise click.UsageError("Missing option '--kubelet', a report to compare with.")
+    theirs, ours = read_reports(kubelet), read_reports(kubengine)
+    text = conformance_tables(ours, theirs) if conformance else tables(theirs, ours)
     if into is None:
         click.echo(text, nl=False)
     else:

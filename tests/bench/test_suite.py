@@ -171,3 +171,36 @@ def test_a_document_without_markers_is_unchanged(tmp_path: Path) -> None:
             catch_exceptions=False,
         )
     assert document.read_text() == "# Page\n"
+
+
+NETWORK = "[sig-network] DNS should provide DNS for services [Conformance] [sig-network, Conformance]"
+TAINTS = "[sig-node] NoExecuteTaintManager [Serial] evicts pods [Conformance] [sig-node, Serial, Conformance]"
+LOGS = "[sig-cli] Kubectl logs should filter [Conformance] [sig-cli, Conformance]"
+
+
+def test_conformance_counts_specs_by_sig_and_lists_failures(tmp_path: Path) -> None:
+    ours = report(tmp_path / "ours.xml", failed(NETWORK, "a|b\nmore"), passed(LOGS), passed(PROBE))
+    rest = report(tmp_path / "rest.xml", failed(NETWORK, "a|b"), skipped(TAINTS))
+    kubelet = report(tmp_path / "kubelet.xml", passed(NETWORK))
+    arguments = ["suite", "--conformance", "--kubengine", str(ours), "--kubengine", str(rest)]
+    alone = CliRunner().invoke(command, arguments, catch_exceptions=False).output
+    assert "| sig-cli | 1 | 1 | 0 | 0 | 0 | 0 | 0 |" in alone
+    assert "| sig-network | 1 | 0 | 1 | 0 | 0 | 0 | 0 |" in alone
+    assert "| sig-node | 1 | 0 | 0 | 0 | 1 | 0 | 0 |" in alone
+    assert "| **all** | 3 | 1 | 1 | 0 | 1 | 0 | 0 |" in alone
+    assert r"- sig-network: DNS should provide DNS for services (a\|b); kubelet: not run" in alone
+    both = CliRunner().invoke(command, [*arguments, "--kubelet", str(kubelet)], catch_exceptions=False).output
+    assert "| sig-network | 1 | 0 | 1 | 0 | 0 | 1 | 0 |" in both
+    assert "kubelet: passed" in both
+
+
+def test_conformance_without_a_failure_says_so(tmp_path: Path) -> None:
+    ours = report(tmp_path / "ours.xml", passed(LOGS))
+    done = CliRunner().invoke(command, ["suite", "--conformance", "--kubengine", str(ours)])
+    assert done.output.endswith("### Fail with Kubengine\n\nNone.\n")
+
+
+def test_a_comparison_by_group_needs_both_agents(tmp_path: Path) -> None:
+    ours = report(tmp_path / "ours.xml", passed(PROBE))
+    done = CliRunner().invoke(command, ["suite", "--kubengine", str(ours)])
+    assert (done.exit_code, "--kubelet" in done.output) == (2, True)
