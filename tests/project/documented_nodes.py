@@ -144,7 +144,8 @@ def lay_out(desk: Path) -> None:
     for made in (".python", ".node", ".installed", ".kernels"):
         (desk / ".venv" / made).touch()
     (desk / "docs").mkdir()
-    shutil.copy(ROOT / "docs/compatibility.md", desk / "docs")
+    for page in ("compatibility.md", "conformance.md"):
+        shutil.copy(ROOT / "docs" / page, desk / "docs")
     for name in ("kubelet.xml", "ours.xml"):
         (desk / name).write_text(REPORT)
     (beside,) = blocks(ROOT / "docs/how-to/beside-a-kubelet.md", "yaml")

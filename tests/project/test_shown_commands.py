@@ -34,6 +34,7 @@ HELD = {
     "kubengine bench node ": "measures for minutes, beside a kubelet; tests/bench runs it on few pods",
     "kubengine bench scale": "measures for minutes; tests/bench runs it on few pods",
     "PATH=$PWD/shims:$PATH ginkgo ": "needs the kubelet's own test suite, and hours",
+    "ginkgo --procs=4 ": "needs a cluster, Kubernetes' cluster suite, and an hour",
     "kubengine probes bench ": "a thousand probes a second, all in time; tests/probes sends it fewer",
     "crictl ": "Debian has none; tests/containers make its calls",
     "export CONTAINER_RUNTIME_ENDPOINT=": "for crictl",
