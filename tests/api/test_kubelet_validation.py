@@ -13,6 +13,10 @@ from engine.api.errors import InvalidInput
 from engine.cli.agent.kubelet_config import load_kubelet_config
 
 WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {"cpuCFSQuotaPeriod": "50ms", "featureGates": {"CustomCPUCFSQuotaPeriod": False}},
+        "cpuCFSQuotaPeriod (--cpu-cfs-quota-period) 50ms requires feature gate CustomCPUCFSQuotaPeriod",
+    ),
     ({"oomScoreAdj": 1001}, "oomScoreAdj (--oom-score-adj) 1001 must be between -1000 and 1000, inclusive"),
     ({"maxOpenFiles": -1}, "maxOpenFiles (--max-open-files) -1 must not be a negative number"),
     ({"registryPullQPS": -1}, "registryPullQPS (--registry-qps) -1 must not be a negative number"),

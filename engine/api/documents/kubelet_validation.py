@@ -20,6 +20,7 @@ SHORTEST_SHUTDOWN: Final = 1.0
 LOG_FORMATS: Final = ("text", "json")
 MOST_VERBOSE: Final = 2**31 - 1
 MOST_SAMPLES: Final = 1_000_000
+DEFAULT_CPU_PERIOD: Final = 0.1  # seconds
 
 _NOT_NEGATIVE: Final = {
     "eventBurst": ("event_burst", "event-burst"),
@@ -41,7 +42,7 @@ _BETWEEN: Final = {
 
 def validate(config: KubeletConfiguration, subject: str) -> None:
     """Raise InvalidInput with everything that is wrong; `subject` names where the configuration is from."""
-    checks = (_numbers, _choices, _logs, _logging, _tracing, _shutdown)
+    checks = (_numbers, _cpu_period, _choices, _logs, _logging, _tracing, _shutdown)
     faults = [fault for check in checks for fault in check(config)]
     if faults:
         raise InvalidInput("; ".join(f"invalid configuration: {fault}" for fault in faults), subject=subject)
@@ -155,6 +156,15 @@ def _is_positive(period: str | int) -> bool:
 
 def _quoted(value: str | int) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _cpu_period(config: KubeletConfiguration) -> Iterator[str]:
+    period = config.cpu_cfs_quota_period
+    if not config.gate("CustomCPUCFSQuotaPeriod", True) and period != DEFAULT_CPU_PERIOD:
+        yield (
+            f"cpuCFSQuotaPeriod (--cpu-cfs-quota-period) {period} "
+            "requires feature gate CustomCPUCFSQuotaPeriod"
+        )
 
 
 def _shutdown(config: KubeletConfiguration) -> Iterator[str]:

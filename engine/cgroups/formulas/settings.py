@@ -111,7 +111,7 @@ class CgroupSettings:
             )
         check_allowed(section.pod_annotations, cgroup_v2=cgroup_v2)
         annotations = frozenset(section.pod_annotations)
-        custom_period = config.gate("CustomCPUCFSQuotaPeriod", False)
+        custom_period = config.gate("CustomCPUCFSQuotaPeriod", True)
         period = round(float(config.cpu_cfs_quota_period) * 1e6)
         if not 1000 <= period <= 1_000_000:
             raise InvalidInput("expected between 1ms and 1s", subject="cpuCFSQuotaPeriod")
