@@ -22,5 +22,6 @@ def test_make_run(machine: Machine) -> None:
         return [each.get("Ready") for each in conditions] == ["True"] * 3
 
     machine.until(ready, LONG, "three ready pods")
+    machine.check(f"test -e {CGROUPS}/kubengine-example")
     machine.check("systemctl stop example", LONG)
     assert machine.run(f"test -e {CGROUPS}/kubengine-example").code != 0
