@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from engine.api.config import KubeletConfiguration
 from engine.api.documents import load_config
 from engine.api.errors import InvalidInput
 from engine.cli.agent.kubelet_config import load_kubelet_config
@@ -118,3 +120,17 @@ def test_zero_in_a_flag_is_zero_and_in_a_file_the_default(tmp_path: Path):
     config = load_kubelet_config(file, None, flags)
     assert (config.max_pods, config.eviction_pressure_transition_period) == (0, 0)
     assert config.image_minimum_gc_age == 0
+
+
+FIELDS = [field.encode_name for field in msgspec.structs.fields(KubeletConfiguration)]
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("kind", "apiVersion")])
+def test_a_value_of_the_wrong_type_is_an_error_that_names_its_field(name: str, tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    known = {"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1"}
+    file.write_text(yaml.safe_dump({**known, name: [["x"], 5]}))
+    with pytest.raises(InvalidInput) as caught:
+        load_kubelet_config(file, None, {})
+    assert str(caught.value).startswith(f"{file}: ")
+    assert name in str(caught.value)
