@@ -9,7 +9,7 @@ Decisions, as functions of plain Kubernetes documents (dicts, or typed objects):
   `containers_to_remove`, `sandboxes_to_remove`    container garbage collection
   `probe_specs`, `run_probe`                       the probes of a pod, and one run of a probe
 Planner: `load_snapshot`, `synthesize`, `Cluster`, `ask` (`pip install 'kubengine[plan]'`).
-Agent: `Node`, with a `KubeletConfiguration`.
+Agent: `Node`, with a `KubeletConfiguration`, and `NodeOptions` for a cluster, credentials and the machine.
 Types: `Pod`, `NodeFacts`, `PodRules`, `ContainerRules`, `TopologyPolicy`, `PreemptParameters`. `convert`
 makes a typed object from a dict, with the defaults of an API server.
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from engine.library.probing import run_probe
     from engine.library.questions import ask
     from engine.node.node import Node
+    from engine.node.nodeinfo.options import NodeOptions
     from engine.plan import load_snapshot, synthesize
     from engine.plan.cluster import Cluster
     from engine.plan.questions.preempt import PreemptParameters
@@ -52,6 +53,7 @@ __all__ = [
     "KubeletConfiguration",
     "Node",
     "NodeFacts",
+    "NodeOptions",
     "Pod",
     "PodRules",
     "PreemptParameters",
@@ -92,6 +94,7 @@ _HOME = {
     "engine.library.probing": ("run_probe",),
     "engine.library.questions": ("ask",),
     "engine.node.node": ("Node",),
+    "engine.node.nodeinfo.options": ("NodeOptions",),
     "engine.plan": ("load_snapshot", "synthesize"),
     "engine.plan.cluster": ("Cluster",),
     "engine.plan.questions.preempt": ("PreemptParameters",),
