@@ -23,5 +23,7 @@ def test_make_run(machine: Machine) -> None:
 
     machine.until(ready, LONG, "three ready pods")
     machine.check(f"test -e {CGROUPS}/kubengine-example")
-    machine.check("systemctl stop example", LONG)
+    machine.report("interrupt it, as Ctrl-C does")
+    machine.check("pkill -INT -f 'bin/python[^ ]* [^ ]*kubengine run'")
+    machine.until(lambda: machine.run("systemctl -q is-active example").code != 0, LONG, "make to end")
     assert machine.run(f"test -e {CGROUPS}/kubengine-example").code != 0
