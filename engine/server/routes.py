@@ -23,6 +23,7 @@ from engine.server.interfaces.node import ServedNode
 
 if TYPE_CHECKING:
     from engine.server.cadvisor_metrics import CadvisorPage
+    from engine.server.page.watch import PageWatch
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Routes:
             case "/live":
                 from engine.server.page.live import live
 
-                return live(view)
+                return live(self._page_watch)
             case "/pods":
                 return Response(200, JSON, pod_list(view.pods()))
             case "/runningpods":
@@ -105,6 +106,13 @@ class Routes:
                     return Response(200, JSON, await view.cpu_and_memory_summary())
                 return Response(200, JSON, await view.stats_summary())
         return failure(404, f"no such page: {request.path}")
+
+    @cached_property
+    def _page_watch(self) -> PageWatch:
+        """The only one of the node: it reads once for all readers of the page."""
+        from engine.server.page.watch import PageWatch
+
+        return PageWatch(self._view)
 
     @cached_property
     def _cadvisor(self) -> CadvisorPage:

@@ -24,7 +24,6 @@ from engine.api.pod import Container, Pod, PodSpec
 from engine.api.status import ContainerStatus, PodStatus
 from engine.cli.agent.client import AgentClient
 from engine.server.page.rows import differences, pod_rows
-from engine.server.page.watch import watch_of
 from engine.testing.device_plugin import SampleDevicePlugin
 from tests.ports import free_port
 from tests.server.browser import PROGRAM, Browser
@@ -160,7 +159,7 @@ async def test_parts_are_read_once_for_all_readers_and_not_without_one(serve: An
         await next_of(first, "devices")
         await next_of(second, "devices")
         assert [task.get_name() for task in asyncio.all_tasks()].count("page: devices") == 1
-        watch = watch_of(view)
+        watch = served.server._routes._page_watch
         tasks = list(watch._tasks)
         assert tasks
     await eventually(lambda: all(task.done() for task in tasks))

@@ -13,6 +13,7 @@ from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.status import ContainerState, ContainerStateRunning, ContainerStatus, PodStatus
 from engine.server.page.live import live
+from engine.server.page.watch import PageWatch
 from tests.server.browser import PROGRAM, Browser
 from tests.server.served import Served, View
 
@@ -85,7 +86,7 @@ def crowded() -> View:
 async def told(view: View, until: set[str]) -> dict[str, bytes]:
     """What a new reader hears of each part, until it has heard of those."""
     heard: dict[str, bytes] = {}
-    news = live(view).body
+    news = live(PageWatch(view)).body
     assert not isinstance(news, bytes)
     try:
         async with asyncio.timeout(240):

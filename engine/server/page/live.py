@@ -7,18 +7,17 @@ from collections.abc import AsyncGenerator, Mapping
 
 from engine.api.struct import to_json
 from engine.server.http.exchange import Response
-from engine.server.interfaces.node import ServedNode
 from engine.server.page.rows import differences
-from engine.server.page.watch import PageWatch, watch_of
+from engine.server.page.watch import PageWatch
 
 STILL_HERE = 15.0
 """Seconds without an event after which a reader gets a sign of life."""
 
 
-def live(view: ServedNode) -> Response:
+def live(watch: PageWatch) -> Response:
     """Send changes until the reader leaves."""
     headers = (("cache-control", "no-store"), ("x-content-type-options", "nosniff"))
-    return Response(200, "text/event-stream", _news(watch_of(view)), headers)
+    return Response(200, "text/event-stream", _news(watch), headers)
 
 
 async def _news(watch: PageWatch) -> AsyncGenerator[bytes, None]:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -124,15 +123,3 @@ class PageWatch:
         self.parts[name], self.failures[name] = found, failure
         for news in self._readers:
             news.set()
-
-
-_watches: WeakValueDictionary[int, PageWatch] = WeakValueDictionary()
-"""Watches by the id of the node; a watch exists while it has readers."""
-
-
-def watch_of(view: ServedNode) -> PageWatch:
-    """Return the watch of a node."""
-    watch = _watches.get(id(view))
-    if watch is None:
-        watch = _watches[id(view)] = PageWatch(view)
-    return watch
