@@ -52,7 +52,7 @@ class Unavailable(Refused):
     grpc_status = "UNAVAILABLE"
 
 
-class Missing(Refused):
+class NotFound(Refused):
     """Something requested by name does not exist."""
 
     grpc_status = "NOT_FOUND"

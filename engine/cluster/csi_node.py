@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.api.duration import RetryDelays
 from engine.api.errors import Refused, Unavailable
 from engine.api.meta import ObjectMeta, OwnerReference
 from engine.api.node import Node
@@ -34,8 +35,7 @@ MIGRATED_PLUGINS: Final = ",".join(
 """
 MOST_VOLUMES: Final = 2**31 - 1
 TRIES: Final = 4
-FIRST_DELAY: Final = 0.01
-FACTOR: Final = 5.0
+RETRIES: Final = RetryDelays(0.01, 1.25, factor=5.0)
 
 log = logging.getLogger("kubengine.cluster")
 
@@ -119,8 +119,7 @@ class CsiNodeKeeper:
             await self._tell(known, drivers)
 
     async def _try(self, said: str, kind: str, change: Callable[[], Awaitable[None]]) -> None:
-        delay = FIRST_DELAY
-        for left in reversed(range(TRIES)):
+        for failures in range(1, TRIES + 1):
             try:
                 if not self._registered.is_set():
                     raise Unavailable("the node is not registered yet")
@@ -128,10 +127,9 @@ class CsiNodeKeeper:
                     await change()
                 return
             except Refused as error:
-                if not left:
+                if failures == TRIES:
                     raise Refused(said.format(kind, error)) from error
-            await asyncio.sleep(delay)
-            delay *= FACTOR
+            await asyncio.sleep(RETRIES.after(failures))
 
     async def _note(self, driver: str, node_id: str | None, topology: Mapping[str, str]) -> None:
         """Write the driver's id of this node, and its topology, to the Node."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError
 from engine.api.meta import ObjectMeta, OwnerReference
 from engine.api.moments import rfc3339_micro
@@ -25,8 +26,7 @@ from engine.cluster.resource_version import is_newer
 NAMESPACE = "kube-node-lease"
 RENEWALS = 4
 TRIES = 5
-BETWEEN_TRIES = 0.2
-LONGEST_WAIT = 7.0
+RETRIES = RetryDelays(0.2, 7.0)
 
 log = logging.getLogger("kubengine.cluster")
 
@@ -80,13 +80,13 @@ class LeaseKeeper:
     async def renew(self) -> bool:
         """Renew the lease; return whether it worked. Failures are logged."""
         last: KubengineError | None = None
-        for attempt in range(TRIES):
+        for failures in range(1, TRIES + 1):
             try:
                 self._lease = await self._write()
                 return True
             except KubengineError as error:
                 last = error
-            await asyncio.sleep(min(BETWEEN_TRIES * 2**attempt, LONGEST_WAIT))
+            await asyncio.sleep(RETRIES.after(failures))
         log.warning("cannot renew the node's lease: %s", last)
         return False
 

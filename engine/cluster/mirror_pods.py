@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from engine.api.duration import doubled
+from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError, Unavailable
 from engine.api.meta import OwnerReference
 from engine.api.pod import Pod
@@ -20,8 +20,7 @@ from engine.api.qos import HASH_ANNOTATION, MIRROR_ANNOTATION
 from engine.api.struct import to_builtins
 from engine.cluster.client import ApiClient, ApiError
 
-FIRST_RETRY: Final = 0.5
-LAST_RETRY: Final = 30.0
+RETRIES: Final = RetryDelays(0.5, 30.0)
 
 log = logging.getLogger("kubengine.cluster")
 
@@ -130,7 +129,7 @@ class MirrorPods:
             times = self._failures[name] = self._failures.get(name, 0) + 1
             if times == 1:
                 log.warning("mirror of %s: %s", name, error)
-            await asyncio.sleep(doubled(FIRST_RETRY, times, LAST_RETRY))
+            await asyncio.sleep(RETRIES.after(times))
         finally:
             del self._tasks[name]
             self._overtaken.pop(name, None)

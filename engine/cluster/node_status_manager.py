@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node, NodeSpec, NodeStatus
@@ -30,8 +31,7 @@ from engine.cluster.resource_version import is_newer
 from engine.cluster.watching import ResourceWatch, WatchedResource, WatchHandler
 from engine.host.node_context import NodeContext
 
-FIRST_DELAY = 0.1
-LAST_DELAY = 7.0
+RETRIES = RetryDelays(0.1, 7.0)
 TRIES = 5
 JITTER = 0.04
 DELETION_SECONDS = 1.0
@@ -182,14 +182,13 @@ class NodeStatusManager:
         self._client.set_back()
 
     async def _register_until_it_works(self) -> None:
-        delay = FIRST_DELAY
+        delays = iter(RETRIES)
         while True:
             try:
                 await self._register_once()
             except KubengineError as error:
                 log.warning("cannot register the node: %s", error)
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, LAST_DELAY)
+                await asyncio.sleep(next(delays))
             else:
                 return
 

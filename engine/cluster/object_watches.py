@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
-from engine.api.errors import Missing, Unavailable
+from engine.api.errors import NotFound, Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.objects.cluster_objects import ConfigMap, Secret
 from engine.cluster.client import ApiClient
@@ -72,7 +72,7 @@ class ReferredObjects:
     async def get(self, kind: type[T], namespace: str, name: str) -> T:
         """Return the object as known now; waits briefly for the first read.
 
-        Raises `Missing` if there is none, and `Unavailable` if it is not known yet.
+        Raises `NotFound` if there is none, and `Unavailable` if it is not known yet.
         """
         words = _WORDS[kind]
         followed = self._followed.get(Reference(kind, namespace, name))
@@ -85,7 +85,7 @@ class ReferredObjects:
             text = f"failed to sync {words} cache: timed out waiting for the condition"
             raise Unavailable(text) from None
         if followed.current is None:
-            raise Missing(f'{words} "{name}" not found')
+            raise NotFound(f'{words} "{name}" not found')
         return cast("T", followed.current)
 
     @property

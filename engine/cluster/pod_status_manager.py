@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.api.duration import doubled
+from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError, Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
@@ -29,8 +29,7 @@ from engine.cluster.resource_version import is_newer
 AT_ONCE: Final = 16
 DETAILS_AT_ONCE: Final = 4
 SETTLING_SECONDS: Final = 0.5
-FIRST_RETRY: Final = 0.2
-LAST_RETRY: Final = 10.0
+RETRIES: Final = RetryDelays(0.2, 10.0)
 
 log = logging.getLogger("kubengine.cluster")
 
@@ -272,7 +271,7 @@ class PodStatusManager:
         known.failures += 1
         if known.failures == 1 and not isinstance(error, Unavailable):
             log.warning("%s", error)
-        delay = doubled(FIRST_RETRY, known.failures, LAST_RETRY)
+        delay = RETRIES.after(known.failures)
         self._timers[uid] = asyncio.get_running_loop().call_later(delay, self._try_again, uid)
 
     def _try_again(self, uid: str) -> None:

@@ -22,12 +22,12 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError, Unavailable
 from engine.api.meta import ObjectMeta
 from engine.cluster.client import ApiClient, ApiError, Status
 
-FIRST_DELAY = 0.8
-LAST_DELAY = 30.0
+RETRIES = RetryDelays(0.8, 30.0)
 FORGET_AFTER = 120.0
 LEAST_SECONDS = 300
 GRACE = 60.0
@@ -110,7 +110,7 @@ class ResourceWatch(Generic[T]):
     _streams: bool = True
 
     async def run(self) -> None:
-        delay, last = FIRST_DELAY, float("-inf")
+        failures, last = 0, float("-inf")
         while True:
             try:
                 await self._follow()
@@ -123,9 +123,9 @@ class ResourceWatch(Generic[T]):
                     self._version = ""
                     continue
             now = self.clock()
-            delay = FIRST_DELAY if now - last > FORGET_AFTER else min(2 * delay, LAST_DELAY)
+            failures = 1 if now - last > FORGET_AFTER else failures + 1
             last = now
-            await self.pause(delay * random.uniform(1.0, 2.0))
+            await self.pause(RETRIES.after(failures) * random.uniform(1.0, 2.0))
 
     async def _follow(self) -> None:
         if not self._version or self.client.was_set_back:

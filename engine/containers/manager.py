@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from engine.api.errors import InvalidInput, KubengineError
+from engine.api.errors import InvalidInput, KubengineError, NotFound
 from engine.api.events import WARNING
 from engine.api.query import expect_known
 from engine.containers.selection import (
@@ -24,7 +24,7 @@ from engine.containers.selection import (
     sandboxes_to_remove,
 )
 from engine.cri import labels
-from engine.cri.client import NotFound, RuntimeClient
+from engine.cri.client import RuntimeClient
 from engine.cri.paths import CONTAINER_LOGS, container_of_link, links_of, pod_of_log_directory
 from engine.cri.records import decimal
 from engine.host.node_context import NodeContext

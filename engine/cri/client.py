@@ -18,7 +18,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from engine.api import grpc_codes
-from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.api.errors import InvalidInput, NotFound, Refused, Unavailable
 from engine.host.tracing import NO_TRACING, Tracing
 from engine.metrics import Registry
 from engine.transport.grpc_channel import CallFailed, Channel
@@ -32,12 +32,6 @@ _IMAGE_CALLS = frozenset(("ListImages", "ImageStatus", "PullImage", "RemoveImage
 
 Answer = TypeVar("Answer", bound=Message)
 Read = TypeVar("Read")
-
-
-class NotFound(Refused):
-    """Raised if the runtime does not know that container, sandbox or image."""
-
-    grpc_status = "NOT_FOUND"
 
 
 class Unimplemented(Refused):
@@ -428,4 +422,5 @@ def _as_ours(name: str, error: CallFailed, endpoint: str) -> Refused:
 
 @cache
 def _snake(name: str) -> str:
+    """Return the metric's label of one of the CRI's calls."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

@@ -22,7 +22,7 @@ from engine.csi.on_disk import OnDisk, Published, Staged
 from engine.csi.volume import CsiVolume
 from engine.csi.volume_data import VolumeData
 from engine.host.tasks import Tasks
-from engine.plugins.retries import retry_delay
+from engine.plugins.retries import RETRIES
 
 log = logging.getLogger("kubengine.csi")
 
@@ -217,7 +217,7 @@ class Mounting:
                     text = "volume %s of driver %s could not be unstaged: %s"
                     log.warning(text, staged.handle, staged.driver, error)
                 self._leaving.add(staged)
-                await asyncio.sleep(retry_delay(failures))
+                await asyncio.sleep(RETRIES.after(failures))
 
     async def _unstage(self, staged: Staged) -> None:
         """Unstage, unless a pod has the volume or the driver is gone: `_sweep` follows when it returns."""

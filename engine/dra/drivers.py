@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from engine.api.duration import RetryDelays
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.dra.driver_calls import DraDriver, DraDriverFailed, NoHealth
 from engine.dra.health import DeviceHealth
@@ -27,7 +28,7 @@ DRA_PLUGIN: Final = "DRAPlugin"
 
 SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 WIPE_SECONDS: Final = 30.0
-FIRST_RETRY, LAST_RETRY = 1.0, 300.0
+WIPE_RETRIES = RetryDelays(1.0, 300.0)
 HEALTH_RETRY_SECONDS: Final = 5.0
 
 _NAME = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,61}[a-zA-Z0-9])?")
@@ -213,7 +214,7 @@ class DraDrivers:
 
     async def _wipe(self, driver: str) -> None:
         """Delete the slices, with retries until it succeeds: nothing else would delete them."""
-        failures, said = 0, ""
+        pauses, said = iter(WIPE_RETRIES), ""
         while True:
             try:
                 await self._slices.delete(driver)
@@ -223,8 +224,7 @@ class DraDrivers:
                     log.warning("ResourceSlices %s: cannot be deleted: %s", driver or "of all drivers", error)
             else:
                 return
-            failures += 1
-            await asyncio.sleep(min(FIRST_RETRY * 2 ** (failures - 1), LAST_RETRY))
+            await asyncio.sleep(next(pauses))
 
 
 def _service(versions: Sequence[str]) -> str:

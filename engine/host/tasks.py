@@ -15,10 +15,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from engine.api.duration import RetryDelays
 from engine.metrics import Registry
 
-FIRST_PAUSE = 0.1
-LAST_PAUSE = 30.0
+PAUSES = RetryDelays(0.1, 30.0)
 PATIENCE = 1.0
 
 log = logging.getLogger("kubengine.tasks")
@@ -87,10 +87,10 @@ class TransientTasks:
         await self._to_its_end(work, name)
 
     async def _again_and_again(self, work: Work, name: str) -> None:
-        pause = FIRST_PAUSE
-        while not await self._to_its_end(work(), name):
+        for pause in PAUSES:
+            if await self._to_its_end(work(), name):
+                return
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LAST_PAUSE)
 
     async def _to_its_end(self, work: Coroutine[Any, Any, None], name: str) -> bool:
         """Run the work to its end; return whether it succeeded."""
@@ -168,7 +168,7 @@ class BackgroundTask:
         return f"stuck: its step should have ended {late:.0f} s ago" if late > 0 else None
 
     async def _keep_running(self, work: Work) -> None:
-        pause = FIRST_PAUSE
+        failures = 0
         while True:
             self._fresh = False
             try:
@@ -182,5 +182,5 @@ class BackgroundTask:
                 self.failed(error)
             except Exception as error:
                 self.failed(error)
-            pause = FIRST_PAUSE if self._fresh else min(2 * pause, LAST_PAUSE)
-            await asyncio.sleep(pause)
+            failures = 1 if self._fresh else failures + 1
+            await asyncio.sleep(PAUSES.after(failures))

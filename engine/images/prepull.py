@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from engine.api.decisions import Decisions
+from engine.api.duration import RetryDelays
 from engine.api.errors import InvalidInput, KubengineError
 from engine.host.tasks import Tasks
 from engine.images.lease import normalized
 from engine.metrics import Registry
 
-FIRST_PAUSE: Final = 10.0
-LAST_PAUSE: Final = 300.0
+RETRIES: Final = RetryDelays(10.0, 300.0)
 
 log = logging.getLogger("kubengine.images")
 
@@ -38,7 +38,7 @@ class Prepull:
         decisions: Decisions,
         registry: Registry,
         tasks: Tasks,
-        first_pause: float = FIRST_PAUSE,
+        retries: RetryDelays = RETRIES,
     ) -> None:
         for position, name in enumerate(images):
             if not name.strip():
@@ -50,7 +50,7 @@ class Prepull:
         self._slots = asyncio.Semaphore(at_once)
         self._tasks = tasks.passing("image-prepull")
         self._under_way: set[str] = set()
-        self._first_pause = first_pause
+        self._retries = retries
         self._counted = registry.counter(
             "kubengine_image_prepulls_total", "Pulls of the images in images.prepull.", ["result"]
         )
@@ -81,7 +81,7 @@ class Prepull:
         await self._tasks.stop()
 
     async def _until_it_is_there(self, full: str) -> None:
-        pause, said = self._first_pause, ""
+        pauses, said = iter(self._retries), ""
         try:
             while True:
                 async with self._slots:
@@ -92,8 +92,7 @@ class Prepull:
                     said = failure
                     log.warning("cannot keep image %s ready: %s", self._names[full], failure)
                     self._record("failed", full, failure)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LAST_PAUSE)
+                await asyncio.sleep(next(pauses))
         finally:
             self._under_way.discard(full)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
-from engine.api.duration import doubled
+from engine.api.duration import RetryDelays
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.host.files import replace_file
 from engine.host.formatting import DEFAULT_KIND, format_and_mount
@@ -51,7 +51,7 @@ ROUNDS_WITH_TWO: Final = 2
 ENOUGH_PATHS: Final = 2
 DEVICE_SECONDS: Final = 30
 MULTIPATH_SECONDS: Final = 10
-LAST_PAUSE: Final = 122.0
+DETACH_RETRIES: Final = RetryDelays(1.0, 122.0)
 _MOST_RECORD: Final = 1 << 16
 
 log = logging.getLogger("kubengine.volumes")
@@ -244,7 +244,7 @@ class IscsiVolumes:
 
     async def _detach_until_done(self, directory: Path) -> None:
         """Detach a disk that no pod uses; failures are tried again."""
-        failures, said = 0, ""
+        pauses, said = iter(DETACH_RETRIES), ""
         try:
             while True:
                 try:
@@ -252,11 +252,10 @@ class IscsiVolumes:
                         await self._detach(directory)
                     return
                 except (KubengineError, OSError) as error:
-                    failures += 1
                     if str(error) != said:
                         said = str(error)
                         log.warning("iSCSI disk %s is not detached: %s", directory, error)
-                await asyncio.sleep(doubled(1.0, failures, LAST_PAUSE))
+                await asyncio.sleep(next(pauses))
         finally:
             self._detaching.discard(directory)
 

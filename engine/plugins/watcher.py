@@ -25,7 +25,7 @@ from engine.api.grpc_codes import rpc_error
 from engine.host.inotify import IN_CREATE, IN_DELETE, IN_MOVED_FROM, IN_MOVED_TO, IN_Q_OVERFLOW, InotifyWatch
 from engine.host.tasks import Tasks
 from engine.plugins.channel import PluginChannel, check_socket_path
-from engine.plugins.retries import retry_delay
+from engine.plugins.retries import RETRIES
 from engine.transport.grpc_channel import CallFailed
 from engine.wire import pluginregistration_v1_pb2 as wire
 
@@ -179,7 +179,7 @@ class PluginWatcher:
                     log.warning("plugin socket %s: %s", path, error)
                     if isinstance(error, InvalidInput):
                         return
-                await asyncio.sleep(retry_delay(failures))
+                await asyncio.sleep(RETRIES.after(failures))
             log.info("plugin %s registered with the endpoint %s", name, endpoint)
             try:
                 await asyncio.Event().wait()

@@ -21,6 +21,7 @@ from engine._fast.probing.state import (
     WAITING,
     ProbeObservation,
 )
+from engine.api.duration import RetryDelays
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING
 from engine.api.pod import Pod
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 KINDS = {"tcp": 0, "http": 1, "grpc": 2, "exec": 3, "h2c": 5}
 LIBRARY = 4
-_FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0
+_NETWORK_RETRIES = RetryDelays(0.1, 30.0)
 NEWS_PUBLISHED, NEWS_OUTCOME, NEWS_DUE, NEWS_SLOW = 1, 2, 8, 16
 
 log = logging.getLogger("kubengine.probes")
@@ -550,7 +551,7 @@ class ProbeManager:
 
     async def _enter_network(self, entry: PodProbes, sandbox: str, networks: PodNetworks) -> None:
         """Open the network of the pod's sandbox for its probes, as soon as possible."""
-        pause = _FIRST_PAUSE
+        pauses = iter(_NETWORK_RETRIES)
         while self._is_in(entry, sandbox):
             try:
                 found = await networks.open(sandbox)
@@ -559,8 +560,7 @@ class ProbeManager:
                     self._no_network(entry, str(error))
                 if isinstance(error, InvalidInput):
                     return
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LAST_PAUSE)
+                await asyncio.sleep(next(pauses))
                 continue
             if not self._is_in(entry, sandbox):
                 os.close(found)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from engine._fast.http2.client import ClientConnection, encode
+from engine.api.duration import RetryDelays
 from engine.api.grpc_codes import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -28,7 +29,7 @@ from engine.api.grpc_codes import (
 )
 from engine.transport.connection import PIECE, Arrivals, Fields, MultiplexedConnection, Stream
 
-FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 3.0
+RETRIES = RetryDelays(0.1, 3.0, factor=1.6)
 MOST_UNSENT = 64 * 1024 * 1024
 ANSWER_WITHIN = 4.0  # seconds that what a server asks beside its answer may wait for the next call
 _PREFIX = 5
@@ -61,7 +62,7 @@ class Channel:
         self.limit = limit
         self._connection: _UnixConnection | None = None
         self._retiring: set[_UnixConnection] = set()
-        self._back_off = FIRST_BACK_OFF
+        self._failures = 0
         self._retry_at = 0.0
         self._why = ""
         self._closed = False
@@ -140,8 +141,8 @@ class Channel:
 
     def _failed(self, why: str) -> None:
         self._why = why
-        self._retry_at = asyncio.get_running_loop().time() + self._back_off
-        self._back_off = min(self._back_off * 1.6, LAST_BACK_OFF)
+        self._failures += 1
+        self._retry_at = asyncio.get_running_loop().time() + RETRIES.after(self._failures)
 
     def _lost(self, connection: _UnixConnection, why: str) -> None:
         self._retiring.discard(connection)
@@ -149,7 +150,7 @@ class Channel:
             return
         self._connection = None
         if connection.settled:
-            self._back_off = FIRST_BACK_OFF
+            self._failures = 0
         elif not self._closed:
             self._failed(why)
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.api.duration import RetryDelays
 from engine.api.pod import Pod
 from engine.api.qos import HASH_ANNOTATION, MIRROR_ANNOTATION
 from engine.api.struct import decode_hook
@@ -62,7 +63,7 @@ class World:
 async def world(
     server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(mirror_pods, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(mirror_pods, "RETRIES", RetryDelays(0.01, 30.0))
     world = World(server, client)
     yield world
     await world.mirrors.stop()

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.api.duration import RetryDelays
 from engine.api.pod import Pod
 from engine.api.status import PodStatus
 from engine.api.struct import decode_hook, to_builtins
@@ -61,7 +62,7 @@ class World:
 async def world(
     server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(pod_writer, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(pod_writer, "RETRIES", RetryDelays(0.01, 10.0))
     world = World(server, client)
     yield world
     await world.writer.stop()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.api.errors import Missing, Refused
+from engine.api.errors import NotFound, Refused
 from engine.api.meta import ObjectMeta, OwnerReference
 from engine.api.objects.dynamic_resources import (
     Allocation,
@@ -93,7 +93,7 @@ class DraRig:
 
     async def resource_claim(self, pod: Pod, name: str) -> ResourceClaim:
         if name not in self.claims:
-            raise Missing(f'resourceclaims.resource.k8s.io "{name}" not found')
+            raise NotFound(f'resourceclaims.resource.k8s.io "{name}" not found')
         return self.claims[name]
 
     async def delete(self, driver: str) -> None:

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from engine.api.duration import RetryDelays
 from engine.host import tasks as tasks_module
 from engine.host.tasks import BackgroundTask, Tasks
 from engine.metrics import Registry
@@ -14,8 +15,7 @@ from engine.metrics import Registry
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks_module, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(tasks_module, "LAST_PAUSE", 0.0)
+    monkeypatch.setattr(tasks_module, "PAUSES", RetryDelays(0.0, 0.0))
 
 
 class Clock:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from engine.api.decisions import Decisions
+from engine.api.duration import RetryDelays
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import ImagesSection, KubengineConfiguration
 from engine.host.tasks import Tasks
@@ -49,7 +50,7 @@ def keeping(names: list[str], source: Registries, **given) -> tuple[Prepull, Dec
     decisions, registry = Decisions(time.time), Registry()
     prepull = Prepull(
         names, source.pull, at_once=given.pop("at_once", 1), decisions=decisions, registry=registry,
-        tasks=Tasks(), first_pause=0.001,
+        tasks=Tasks(), retries=RetryDelays(0.001, 300.0),
     )  # fmt: skip
     return prepull, decisions, registry
 

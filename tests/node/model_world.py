@@ -20,11 +20,11 @@ from unittest.mock import patch
 
 from engine.admission.manager import PREEMPTING
 from engine.api.config import KubeletConfiguration
-from engine.api.errors import KubengineError, Refused, Unavailable
+from engine.api.errors import KubengineError, NotFound, Refused, Unavailable
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
-from engine.cri.client import NotFound, RuntimeClient, Unimplemented
+from engine.cri.client import RuntimeClient, Unimplemented
 from engine.devices.checkpoint import decode
 from engine.devices.manager import DeviceManager
 from engine.host.inotify import InotifyWatch

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import InvalidInput, Refused
-from engine.cri.client import NotFound
+from engine.api.errors import InvalidInput, NotFound, Refused
 from engine.runtime import seccomp
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.runtime.images.store import ImageStore

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.errors import InvalidInput, Refused
-from engine.cri.client import NotFound
+from engine.api.errors import InvalidInput, NotFound, Refused
 from engine.runtime.images.archives import Archive
 from engine.runtime.images.layers import unpack
 from engine.runtime.images.store import HOST_NAME, ImageStore

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from engine.api.errors import Refused
-from engine.cri.client import NotFound
+from engine.api.errors import NotFound, Refused
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.pods import BUSYBOX, Pods
 from tests.waiting import eventually

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from engine.api.duration import Duration
-from engine.cri.client import NotFound
+from engine.api.errors import NotFound
 from engine.server.port import server as door
 from engine.testing.apiserver import Authority
 from tests.ports import free_port

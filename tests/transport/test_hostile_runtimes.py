@@ -14,6 +14,7 @@ import h2.settings
 import pytest
 
 from engine.api import grpc_codes
+from engine.api.duration import RetryDelays
 from engine.transport.grpc_channel import CallFailed, Channel
 from tests.leaks import nothing_leaks
 from tests.waiting import PATIENCE, eventually
@@ -206,7 +207,10 @@ async def test_malformed_messages(tmp_path: Path, flag: bytes) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nothing", "http1"])
-async def test_a_peer_that_is_no_server_is_not_called_again_for_a_while(tmp_path: Path, said: bytes) -> None:
+async def test_a_peer_that_is_no_server_is_not_called_again_for_a_while(
+    tmp_path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.transport.grpc_channel.RETRIES", RetryDelays(60.0, 60.0))
     connections = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -218,7 +222,6 @@ async def test_a_peer_that_is_no_server_is_not_called_again_for_a_while(tmp_path
 
     server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
     channel = Channel(str(tmp_path / "s"), limit=LIMIT)
-    channel._back_off = 60.0
     for _ in range(5):
         assert await failed(channel) == grpc_codes.UNAVAILABLE
     assert connections == 1

@@ -12,18 +12,16 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from itertools import count
 from typing import Final
 
-from engine.api.duration import doubled
+from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError, Refused
 from engine.cluster.certificates.metrics import CertificateMetrics
 from engine.cluster.certificates.openssl import CertificateFacts, certificate_facts, fits, shortest
 from engine.cluster.certificates.request import Wanted
 from engine.cluster.certificates.store import CertificateStore, read_certificates
 
-FIRST_DELAY: Final = 2.0
-LAST_DELAY: Final = 32.0
+RETRIES: Final = RetryDelays(2.0, 32.0)
 LOOK_AGAIN: Final = 3600.0
 """Seconds between checks of a distant deadline: clocks get set, and machines sleep."""
 
@@ -44,8 +42,8 @@ def misses(facts: CertificateFacts, wanted: Wanted) -> bool:
 
 def pauses(chance: random.Random) -> Iterator[float]:
     """Yield the seconds to wait after each consecutive failure."""
-    for failures in count(1):
-        yield doubled(FIRST_DELAY, failures, LAST_DELAY) * chance.uniform(1.0, 1.1)
+    for pause in RETRIES:
+        yield pause * chance.uniform(1.0, 1.1)
 
 
 class CertificateRotation:
@@ -92,7 +90,7 @@ class CertificateRotation:
             due = await self._due(wanted) if wanted is not None else self._clock() + LOOK_AGAIN
             if await self._reached(due):
                 await self._renew_until_it_works()
-                await self._pause(LAST_DELAY)
+                await self._pause(RETRIES.most)
 
     async def _reached(self, due: float) -> bool:
         """Wait until the time has come; return False if another certificate is wanted before."""

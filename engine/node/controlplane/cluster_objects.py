@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
-from engine.api.errors import InvalidInput, Missing, Refused
+from engine.api.errors import InvalidInput, NotFound, Refused
 from engine.api.objects.cluster_objects import (
     ClusterTrustBundle,
     ConfigMap,
@@ -50,10 +50,10 @@ class ClusterObjects(Protocol):
         """Call `changed(pod uid)` whenever an object that the pod refers to changes."""
 
     async def secret(self, pod: Pod, name: str) -> Secret:
-        """Return the secret. Raises `Missing` if it does not exist, `Refused` if it is not known yet."""
+        """Return the secret. Raises `NotFound` if it does not exist, `Refused` if it is not known yet."""
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:
-        """Return the ConfigMap. Raises `Missing` if it does not exist, `Refused` if it is not known yet."""
+        """Return the ConfigMap. Raises `NotFound` if it does not exist, `Refused` if it is not known yet."""
 
     async def token(self, pod: Pod, audience: str, seconds: int) -> ServiceAccountToken:
         """Request a service account token. Raises `Refused`."""
@@ -74,13 +74,13 @@ class ClusterObjects(Protocol):
         """Return the ClusterTrustBundles by name, for a pod that refers to some. Raises `KubengineError`."""
 
     async def runtime_handler(self, pod: Pod) -> str:
-        """Return the handler of the pod's RuntimeClass, or ''. Raises `Missing` if there is no such class."""
+        """Return the handler of the pod's RuntimeClass, or ''. Raises `NotFound` if the class is missing."""
 
     async def read_secret(self, namespace: str, name: str) -> Secret:
         """Read a secret now, for a storage driver. Raises `Refused` with the API server's message."""
 
     async def csi_driver(self, name: str) -> CSIDriver:
-        """Return the CSIDriver. Raises `Missing` if it does not exist, `Refused` with the API server's
+        """Return the CSIDriver. Raises `NotFound` if it does not exist, `Refused` with the API server's
         message.
         """
 
@@ -97,8 +97,8 @@ class ClusterObjects(Protocol):
 _NONE: Final = "this node has not joined a cluster"
 
 
-def no_such_class(name: str) -> Missing:
-    return Missing(f'runtimeclass.node.k8s.io "{name}" not found')
+def no_such_class(name: str) -> NotFound:
+    return NotFound(f'runtimeclass.node.k8s.io "{name}" not found')
 
 
 class NoCluster:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from engine.api.errors import Missing, Unavailable
+from engine.api.errors import NotFound, Unavailable
 from engine.api.objects.cluster_objects import (
     ClusterTrustBundle,
     ConfigMap,
@@ -120,7 +120,7 @@ class PodReferences:
             return await self._client.get(object_path(f"{_STORAGE}/csidrivers", name), CSIDriver)
         except ApiError as error:
             if error.code == 404:
-                raise Missing(error.message, subject=error.subject) from error
+                raise NotFound(error.message, subject=error.subject) from error
             raise
 
     async def volume_attachment(self, name: str) -> VolumeAttachment:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.errors import InvalidInput, KubengineError, NotFound, Refused
 from engine.api.moments import rfc3339
 from engine.api.pod import Pod
-from engine.cri.client import NotFound, RuntimeClient
+from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.node.logs.container_logs import LogOptions, logged_container, spec_of
 from engine.node.logs.log_reader import LogWatch, read_log

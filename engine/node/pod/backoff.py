@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.api.config import KubeletConfiguration
+from engine.api.duration import RetryDelays
 
 
 @dataclass(slots=True)
 class _Entry:
-    delay: float
+    failures: int
     last: float
 
 
@@ -17,29 +18,28 @@ class Backoff:
     """Delay `first` seconds, doubling up to `most`; reset after `2 * most` seconds without an attempt."""
 
     def __init__(self, first: float = 10.0, most: float = 300.0) -> None:
-        self._first = min(first, most)
-        self._most = most
+        self._delays = RetryDelays(min(first, most), most)
         self._entries: dict[str, _Entry] = {}
 
     def remaining(self, key: str, since: float, now: float) -> float:
         """Return the seconds until the next attempt after a failure at `since`; 0 means now."""
         entry = self._entries.get(key)
-        if entry is None or since - entry.last > 2 * self._most:
+        if entry is None or since - entry.last > 2 * self._delays.most:
             return 0.0
-        return max(0.0, since + entry.delay - now)
+        return max(0.0, since + self._delays.after(entry.failures) - now)
 
     def delay(self, key: str) -> float:
         """Return the current delay, for messages."""
         entry = self._entries.get(key)
-        return entry.delay if entry is not None else 0.0
+        return self._delays.after(entry.failures) if entry is not None else 0.0
 
     def attempt(self, key: str, since: float, now: float) -> None:
         """Count an attempt after a failure at `since`."""
         entry = self._entries.get(key)
-        if entry is None or since - entry.last > 2 * self._most:
-            self._entries[key] = _Entry(self._first, now)
+        if entry is None or since - entry.last > 2 * self._delays.most:
+            self._entries[key] = _Entry(1, now)
         else:
-            entry.delay = min(2 * entry.delay, self._most)
+            entry.failures += 1
             entry.last = now
 
     def forget(self, prefix: str) -> None:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from engine._fast.messages.message_fields import Picker
-from engine.api.errors import Refused
+from engine.api.errors import NotFound, Refused
 from engine.cri import labels
-from engine.cri.client import NotFound, RuntimeClient, Undecodable, Unimplemented
+from engine.cri.client import RuntimeClient, Undecodable, Unimplemented
 from engine.cri.records import (
     PodRecord,
     container_record,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.api.documents import parse_pods, read_with_status
+from engine.api.duration import RetryDelays
 from engine.api.encoding.digest import blake2b
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.pod import Pod
@@ -103,7 +104,8 @@ class ManifestDirectory:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         patient_until = loop.time() + FIRST_LOOK_SECONDS
-        pause = RETRY_SECONDS
+        retries = RetryDelays(RETRY_SECONDS, self._period)
+        failures = 0
         while True:
             began = loop.time()
             await self._look()
@@ -115,9 +117,9 @@ class ManifestDirectory:
                 self._known = self._changed = True
             self._tell_changes()
             self.looked.set()
-            pause = min(2 * pause, self._period) if self._unread else RETRY_SECONDS
+            failures = failures + 1 if self._unread else 0
             try:
-                async with asyncio.timeout(pause if self._unread else self._period):
+                async with asyncio.timeout(retries.after(failures) if self._unread else self._period):
                     await self._dirty.wait()
                 # Tools write several manifests in a row: gather them, but never for longer than a look takes.
                 await asyncio.sleep(min(took, SETTLE_SECONDS))

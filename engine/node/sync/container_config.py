@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
-from engine.api.errors import InvalidInput, Missing
+from engine.api.errors import InvalidInput, NotFound
 from engine.api.pod import Container, EphemeralContainer, Pod, VolumeMount
 from engine.api.quantity import Quantity
 from engine.cgroups.formulas.containers import ContainerResources
@@ -130,7 +130,7 @@ class ContainerConfigBuilder:
     ) -> EnvSources:
         """Collect the sources of the environment.
 
-        Raises `Missing` for a required object that does not exist, and `Refused` for one that is not known
+        Raises `NotFound` for a required object that does not exist, and `Refused` for one that is not known
         yet.
         """
         objects = self._objects
@@ -253,7 +253,7 @@ async def _named(wanted: Mapping[str, bool], get: Callable[[str], Awaitable[T]])
     for name, optional in wanted.items():
         try:
             found[name] = await get(name)
-        except Missing:
+        except NotFound:
             if not optional:
                 raise
     return found

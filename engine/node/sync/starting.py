@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from engine.api.errors import InvalidInput, Refused
+from engine.api.errors import InvalidInput, NotFound, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Container, Pod
-from engine.cri.client import NotFound
 from engine.cri.records import CREATED, PodRecord, SandboxRecord
 from engine.host.node_context import NodeContext
 from engine.node.controlplane.cluster_objects import ClusterObjects

@@ -14,10 +14,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
-from engine.api.errors import Refused
+from engine.api.errors import NotFound, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Container, Pod
-from engine.cri.client import NotFound
 from engine.cri.paths import pod_log_directory
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.host.node_context import NodeContext

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.api.duration import Duration, doubled
+from engine.api.duration import Duration, RetryDelays
 from engine.api.errors import InvalidInput, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.lifecycle import PodEnd
@@ -37,13 +37,12 @@ from engine.wire import cri_v1_pb2 as cri
 
 log = logging.getLogger("kubengine.pods")
 
-FIRST_RETRY_SECONDS = 1.0
-LAST_RETRY_SECONDS = 10.0
+RETRIES = RetryDelays(1.0, 10.0)
 
 
 def retry_seconds(failures: int) -> float:
     """Return the delay in seconds after so many failures in a row."""
-    return doubled(FIRST_RETRY_SECONDS, failures, LAST_RETRY_SECONDS)
+    return RETRIES.after(failures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from engine.api.errors import InvalidInput, KubengineError, Missing
+from engine.api.errors import InvalidInput, KubengineError, NotFound
 from engine.api.objects.cluster_objects import ConfigMap, Secret
 from engine.api.pod import DownwardAPIVolume, Pod, Volume, VolumeProjection
 from engine.api.quantity import Quantity
@@ -84,7 +84,7 @@ class ContentSource:
         if len(wrong) == 1:
             raise wrong[0]
         if wrong:
-            kind = Missing if all(isinstance(error, Missing) for error in wrong) else InvalidInput
+            kind = NotFound if all(isinstance(error, NotFound) for error in wrong) else InvalidInput
             raise kind(f"[{', '.join(str(error) for error in wrong)}]")
         return Contents(files, renew_at)
 
@@ -106,7 +106,7 @@ class ContentSource:
     async def _secret(self, name: str, items: list[KeyToPath] | None, mode: int, optional: bool) -> Files:
         try:
             secret = await self.objects.secret(self.pod, name)
-        except Missing:
+        except NotFound:
             if not optional:
                 raise
             secret = Secret()
@@ -115,7 +115,7 @@ class ContentSource:
     async def _config_map(self, name: str, items: list[KeyToPath] | None, mode: int, optional: bool) -> Files:
         try:
             config_map = await self.objects.config_map(self.pod, name)
-        except Missing:
+        except NotFound:
             if not optional:
                 raise
             config_map = ConfigMap()

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from engine.api.errors import Missing, Refused, Unavailable
+from engine.api.errors import NotFound, Refused, Unavailable
 from engine.api.grpc_codes import (
     FAILED_PRECONDITION,
     INVALID_ARGUMENT,
@@ -169,7 +169,7 @@ class CsiVolumes:
     async def _known(self, driver: str) -> CSIDriver | None:
         try:
             return await self._objects.csi_driver(driver)
-        except Missing:
+        except NotFound:
             return None
 
     async def _driver(self, wanted: CsiVolume) -> CsiDriver:

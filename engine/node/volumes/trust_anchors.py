@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from engine.admission.selectors import selects_labels
-from engine.api.errors import InvalidInput, Missing
+from engine.api.errors import InvalidInput, NotFound
 from engine.api.objects.cluster_objects import ClusterTrustBundle
 from engine.api.references import ClusterTrustBundleProjection
 
@@ -25,7 +25,7 @@ _LINE: Final = 64
 def trust_anchors(wanted: ClusterTrustBundleProjection, bundles: Mapping[str, ClusterTrustBundle]) -> bytes:
     """Return the certificates as PEM; empty if there are none and the source is optional.
 
-    `bundles` are the cluster's by name. Raises `Missing` in the kubelet's words, and `InvalidInput` for a
+    `bundles` are the cluster's by name. Raises `NotFound` in the kubelet's words, and `InvalidInput` for a
     source that names nothing.
     """
     return _pem(_selected(wanted, bundles))
@@ -50,7 +50,7 @@ def _selected(
     else:
         raise InvalidInput("ClusterTrustBundle projection requires either name or signerName to be set")
     if not found and not wanted.optional:
-        raise Missing(missing)
+        raise NotFound(missing)
     return found
 
 

@@ -16,8 +16,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from engine.api.duration import doubled
-from engine.api.errors import Missing, Refused
+from engine.api.duration import RetryDelays
+from engine.api.errors import NotFound, Refused
 from engine.api.events import WARNING
 from engine.api.node import Node
 from engine.api.objects.storage import LocalVolume
@@ -51,8 +51,7 @@ from engine.node.volumes.volume_counts import UNMOUNT, VolumeCounts, mounting, p
 if TYPE_CHECKING:
     from engine.node.volumes.expansion import Growing
 
-FIRST_RETRY_SECONDS: Final = 1.0
-LAST_RETRY_SECONDS: Final = 120.0
+RETRIES: Final = RetryDelays(1.0, 120.0)
 PATIENCE_SECONDS: Final = 60.0
 REPUBLISH_SECONDS: Final = 60.0
 GROWTH_SECONDS: Final = 60.0
@@ -375,10 +374,9 @@ class VolumeManager:
         if str(error) != kept.said:
             kept.said = str(error)
             self._recorder.pod(kept.pod, WARNING, error.reason, str(error))
-        if not isinstance(error.__cause__, Missing):
+        if not isinstance(error.__cause__, NotFound):
             kept.failures += 1
-            delay = doubled(FIRST_RETRY_SECONDS, kept.failures, LAST_RETRY_SECONDS)
-            self._look_again_in(kept, delay)
+            self._look_again_in(kept, RETRIES.after(kept.failures))
 
     def _look_again_at(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
         """Return when to act next: a token expires, a driver wants another call, or a claim needs a look."""
@@ -389,7 +387,7 @@ class VolumeManager:
         if self._may_grow(kept.pod.uid):
             first = min(first, self._steady() + GROWTH_SECONDS)
         if first != float("inf"):
-            self._look_again_in(kept, max(first - self._steady(), FIRST_RETRY_SECONDS))
+            self._look_again_in(kept, max(first - self._steady(), RETRIES.first))
 
     def _look_again_in(self, kept: _Kept, seconds: float) -> None:
         kept.forget_time()

@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+from engine.api.duration import RetryDelays
 from engine.api.errors import Unavailable
 
 KEPT = 4096
 TRIES = 5
-FIRST_PAUSE = 0.5
+RETRIES = RetryDelays(0.5, 10.0, factor=1.5)
 DEADLINE = 20.0
 
 T = TypeVar("T")
@@ -59,15 +60,14 @@ class AccessReviews(Generic[T]):
 
 async def _tried_again(ask: Callable[[], Awaitable[T]]) -> T:
     """Ask, and repeat a few times within the deadline if the server is unreachable."""
-    pause = FIRST_PAUSE
+    pauses = iter(RETRIES)
     try:
         async with asyncio.timeout(DEADLINE):
             for _ in range(TRIES - 1):
                 try:
                     return await ask()
                 except Unavailable:
-                    await asyncio.sleep(pause)
-                    pause *= 1.5
+                    await asyncio.sleep(next(pauses))
             return await ask()
     except TimeoutError:
         raise Unavailable(f"no review within {DEADLINE:g} s") from None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from engine.api.config import KubeletConfiguration
+from engine.api.duration import RetryDelays
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.node import NodeAddress
 from engine.cluster.certificates import rotation as certificate_rotation
@@ -151,7 +152,7 @@ async def test_denied_and_unsigned_requests_are_errors(server: ApiServer, client
 async def test_a_signer_that_answers_nonsense_is_an_error_and_is_asked_again(
     server: ApiServer, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(certificate_rotation, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(certificate_rotation, "RETRIES", RetryDelays(0.01, 32.0))
     identity = _identity(tmp_path, tmp_path / "kubelet.conf", server.kubeconfig("b", token="abc.def"))
     async with _running(identity):
         (request,) = await _asked(server)
@@ -284,7 +285,7 @@ async def test_certificate_lifetime_and_renewal_failures_are_counted(server: Api
         return await _signed(server, 0, DAY)
 
     async def pause(seconds: float) -> None:
-        if seconds == certificate_rotation.LAST_DELAY:
+        if seconds == certificate_rotation.RETRIES.most:
             waited.set()
             await asyncio.Event().wait()
 
@@ -444,7 +445,7 @@ async def test_without_a_kubeconfig_a_missing_bootstrap_kubeconfig_ends_the_star
 async def test_a_bootstrap_kubeconfig_may_come_after_the_certificate_has_ended(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(certificate_rotation, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(certificate_rotation, "RETRIES", RetryDelays(0.01, 32.0))
     given = server.kubeconfig("system:bootstrap:abc", token="abc.def")
     bootstrap, kubeconfig = tmp_path / "bootstrap-kubelet.conf", tmp_path / "kubelet.conf"
     store = CertificateStore(tmp_path / "pki", "kubelet-client")

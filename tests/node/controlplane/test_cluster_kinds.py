@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import InvalidInput, Missing
+from engine.api.errors import InvalidInput, NotFound
 from engine.api.meta import ObjectMeta
 from engine.api.objects.cluster_objects import ClusterTrustBundle, ClusterTrustBundleSpec
 from engine.api.references import ClusterTrustBundleProjection, LabelSelector, LabelSelectorRequirement
@@ -160,14 +160,14 @@ def test_anchors_of_a_signer_each_once(selector: LabelSelector, anchors: list[by
     ],
 )
 def test_a_selector_that_takes_none(selector: LabelSelector | None):
-    with pytest.raises(Missing, match="combination of signerName and labelSelector matched zero"):
+    with pytest.raises(NotFound, match="combination of signerName and labelSelector matched zero"):
         shown(by_signer(selector))
     assert shown(by_signer(selector, optional=True)) == []
 
 
 def test_anchors_by_name():
     assert shown(ClusterTrustBundleProjection("p", name="plain")) == [b"p" * 100, b"q"]
-    with pytest.raises(Missing, match='"no" not found'):
+    with pytest.raises(NotFound, match='"no" not found'):
         shown(ClusterTrustBundleProjection("p", name="no"))
     assert shown(ClusterTrustBundleProjection("p", name="no", optional=True)) == []
     with pytest.raises(InvalidInput, match="requires either name or signerName"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.api.config import KubeletConfiguration
-from engine.api.errors import InvalidInput, Missing
+from engine.api.errors import InvalidInput, NotFound
 from engine.api.events import EventRecorder
 from engine.api.meta import ObjectMeta
 from engine.api.objects.cluster_objects import Secret, ServiceAccount
@@ -57,7 +57,7 @@ class Accounts:
 
     async def service_account(self, pod: Pod) -> ServiceAccount:
         if pod.spec.service_account_name == "gone":
-            raise Missing("not found", subject="serviceaccounts gone")
+            raise NotFound("not found", subject="serviceaccounts gone")
         name = pod.spec.service_account_name
         return ServiceAccount(ObjectMeta(name=name, uid=self.uid, annotations=self.annotations))
 
@@ -214,7 +214,7 @@ def test_with_the_gate_off_tokens_are_refused(tmp_path: Path):
 async def test_an_image_pulled_with_a_token_is_for_pods_of_that_account(tmp_path: Path):
     class Objects(Accounts):
         async def secret(self, pod: Pod, name: str) -> Secret:
-            raise Missing(name)
+            raise NotFound(name)
 
     accounts = Objects()
     records = PullRecords(tmp_path, lambda: 0.0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.duration import Duration
+from engine.api.duration import Duration, RetryDelays
 from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
 from engine.api.quantity import Quantity
@@ -241,7 +241,7 @@ async def test_a_container_that_the_runtime_cannot_remove_is_reported_once_and_d
         raise Refused("cannot delete running task: failed precondition")
 
     monkeypatch.setattr(hollow.backend, "remove_container", refuse)
-    monkeypatch.setattr("engine.node.sync.sync.LAST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("engine.node.sync.sync.RETRIES", RetryDelays(0.1, 0.1))
     await rig.start()
     await eventually(lambda: tries >= 4)
     statuses = {s.name: s for s in rig.pod("half").status.container_statuses}
@@ -348,8 +348,7 @@ async def test_a_lost_runtime_is_reported_and_survived(rig: Rig, hollow: HollowR
 async def test_a_sandbox_that_is_refused_repeatedly_is_reported_once(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("engine.node.sync.sync.FIRST_RETRY_SECONDS", 0.05)
-    monkeypatch.setattr("engine.node.sync.sync.LAST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("engine.node.sync.sync.RETRIES", RetryDelays(0.05, 0.05))
     run, tries = hollow.backend.run_sandbox, 0
 
     async def refuse(sandbox: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.api.duration import RetryDelays
 from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.struct import to_builtins, to_json
@@ -145,7 +146,7 @@ def test_containers_wait_for_the_pod_to_initialize_init_containers_too():
 async def test_a_failed_pull_is_reported_and_then_its_backoff(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("engine.node.sync.sync.FIRST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("engine.node.sync.sync.RETRIES", RetryDelays(0.1, 10.0))
 
     async def refuse(self: object, *args: object, **kwargs: object) -> str:
         raise Refused("no such host")

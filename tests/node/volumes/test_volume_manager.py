@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import Missing, Refused
+from engine.api.duration import RetryDelays
+from engine.api.errors import NotFound, Refused
 from engine.api.events import EventRecorder
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node
@@ -151,7 +152,7 @@ class Objects(NoCluster):
 
     async def secret(self, pod: Pod, name: str) -> Secret:
         if self.data is None:
-            raise Missing(f'secret "{name}" not found')
+            raise NotFound(f'secret "{name}" not found')
         return Secret(data=self.data)
 
     async def token(self, pod: Pod, audience: str, seconds: int) -> Any:
@@ -236,7 +237,7 @@ async def test_a_change_while_the_volumes_are_made_is_not_lost(
 async def test_a_token_is_renewed_when_it_is_time(
     keep: Callable[[Objects], VolumeManager], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.node.volumes.volume_manager.FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("engine.node.volumes.volume_manager.RETRIES", RetryDelays(0.01, 120.0))
     objects = Objects()
     source = VolumeProjection(service_account_token=ServiceAccountTokenProjection("token"))
     keeper = keep(objects)
@@ -284,7 +285,7 @@ async def test_volumes_are_not_removed_while_they_are_set_up(
 async def test_a_later_failure_is_reported_once_and_retried(
     keep: Callable[[Objects], VolumeManager], recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.node.volumes.volume_manager.FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("engine.node.volumes.volume_manager.RETRIES", RetryDelays(0.01, 120.0))
     objects = Objects(a=b"1")
     source = VolumeProjection(secret=ObjectProjection("s"))
     keeper = keep(objects)
