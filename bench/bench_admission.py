@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine._fast.preemption import _preemption_c, _preemption_py
-from engine.admission import AdmittedPods, decide, preempt
+from engine.admission import NodeAllocations, decide, preempt
 from engine.admission.everywhere import Victims, shortages_everywhere, used_on_each_node, victims_everywhere
 from engine.admission.manager import Admission
 from engine.api.documents import convert
@@ -114,11 +114,11 @@ ADMISSIONS = {110: "0.47 ms", 1_000: "4.2 ms", 5_000: "21.4 ms"}
 
 
 @pytest.fixture(scope="module", params=ADMISSIONS)
-def admitted(request) -> AdmittedPods:
+def admitted(request) -> NodeAllocations:
     allocatable = {"cpu": "100k", "memory": "100Ti", "pods": "6000"}
     node = convert({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}}, Node, "node")
     columns = requests("ordinary", request.param)
-    return AdmittedPods(node, [make_pod(number, columns) for number in range(request.param)])
+    return NodeAllocations(node, [make_pod(number, columns) for number in range(request.param)])
 
 
 def test_admit_one_pod(benchmark, admitted):

@@ -20,13 +20,12 @@ from engine.api.pod import Pod
 from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.shared_cpus import SharedCpus, SharingPod
 from engine.cpumanager.state import CpuState
-from engine.cpumanager.static_policy import StaticPolicy as CpuPolicy
-from engine.cpumanager.static_policy import take
+from engine.cpumanager.static_policy import StaticCpuPolicy, take
 from engine.cpumanager.system_processes import SystemProcesses
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.host.cgroupfs.mounts import find_mounts
 from engine.memorymanager.state import MemoryState, NodeMemory, unused
-from engine.memorymanager.static_policy import StaticPolicy as MemoryPolicy
+from engine.memorymanager.static_policy import StaticMemoryPolicy
 from engine.metrics import Registry
 from engine.topologymanager.policy import Numa, TopologyPolicy
 
@@ -73,8 +72,8 @@ def test_one_decision(benchmark, cpus, cpu_nodes, nodes, wanted, options):
     policy = TopologyPolicy("best-effort", "container", numa)
     chosen = StaticOptions.parse(options, alpha=True, beta=True)
     memory = unused([NodeMemory(i, 2**36 if i < cpu_nodes else 0) for i in range(nodes)], {})
-    cpu_policy = CpuPolicy(topology, 1, chosen, numa, CpuState(topology.cpus))
-    memory_policy = MemoryPolicy(numa, MemoryState(memory))
+    cpu_policy = StaticCpuPolicy(topology, 1, chosen, numa, CpuState(topology.cpus))
+    memory_policy = StaticMemoryPolicy(numa, MemoryState(memory))
     pod = pod_of(wanted)
     (container,) = pod.spec.containers
 
@@ -109,7 +108,7 @@ def test_choosing_cpus(benchmark, wanted):
 def test_division_of_shared_cpus(benchmark, fields):
     """100 Burstable pods on 512 CPUs, of which one comes and goes."""
     topology = machine(512, 16)
-    policy = CpuPolicy(topology, 1, StaticOptions(), Numa(tuple(range(16))), CpuState(topology.cpus))
+    policy = StaticCpuPolicy(topology, 1, StaticOptions(), Numa(tuple(range(16))), CpuState(topology.cpus))
     shares = SharedCpus(convert(fields, CpusSection, "cpus"), 0xF0)
     pods = [SharingPod(f"u{i:03}", f"n{i % 8}", {}, 500 + 100 * (i % 30)) for i in range(101)]
     lists = itertools.cycle([pods, pods[:-1]])

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from engine.library.probing import run_probe
     from engine.library.questions import ask
-    from engine.node.node import Node
+    from engine.node import Node
     from engine.node.nodeinfo.options import NodeOptions
     from engine.plan import load_snapshot, synthesize
     from engine.plan.cluster import Cluster
@@ -93,7 +93,7 @@ _HOME = {
     ),
     "engine.library.probing": ("run_probe",),
     "engine.library.questions": ("ask",),
-    "engine.node.node": ("Node",),
+    "engine.node": ("Node",),
     "engine.node.nodeinfo.options": ("NodeOptions",),
     "engine.plan": ("load_snapshot", "synthesize"),
     "engine.plan.cluster": ("Cluster",),

@@ -7,7 +7,7 @@ nothing else. `manager` acts: it admits pods one by one, kills victims, records 
 package may import `engine.api`, `tables`, `_fast` and `metrics`.
 """
 
-from engine.admission.admitted import AdmittedPods
+from engine.admission.admitted import NodeAllocations
 from engine.admission.decision import AdmissionStep, NotEnoughToPreempt, PassedOver, Preemption
 from engine.admission.failures import Failure, InsufficientResource, PredicateFailure, WrongOS
 from engine.admission.predicates import NodeFacts
@@ -17,9 +17,9 @@ from engine.admission.verdict import Verdict, decide
 __all__ = [
     "POLICIES",
     "AdmissionStep",
-    "AdmittedPods",
     "Failure",
     "InsufficientResource",
+    "NodeAllocations",
     "NodeFacts",
     "NotEnoughToPreempt",
     "PassedOver",

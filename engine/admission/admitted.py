@@ -44,7 +44,7 @@ def _told(node: Node) -> tuple[object, ...]:
     return node.metadata.name, dict(node.labels), list(node.spec.taints or ()), dict(node.allocatable)
 
 
-class AdmittedPods:
+class NodeAllocations:
     """A node and its pods. `check` costs the same for any number of pods.
 
     New pods are checked against those that stay. A pod that `leave`s no longer counts, as in the kubelet,
@@ -245,7 +245,7 @@ class AdmittedPods:
             for name, amount in self._amounts(uid).items():
                 sums[name] = sums.get(name, 0) + amount
         if {name: amount for name, amount in self.used.items() if amount} != sums:
-            raise Bug(f"running sums are {self.used}, the pods add up to {sums}", subject="AdmittedPods")
+            raise Bug(f"running sums are {self.used}, the pods add up to {sums}", subject="NodeAllocations")
 
     def _amounts(self, uid: str) -> dict[str, int]:
         return self.table.requests(uid)

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from engine.admission.admitted import AdmittedPods
+from engine.admission.admitted import NodeAllocations
 from engine.admission.decision import Preemption
 from engine.admission.preemption import POLICIES
 from engine.admission.verdict import Verdict, decide
 from engine.api.decisions import Decisions
-from engine.api.defaults import DEFAULT_GRACE_SECONDS, apply_defaults
+from engine.api.defaults import apply_defaults
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
@@ -23,6 +23,7 @@ from engine.api.lifecycle import (
     AdmissionRejected,
     KillPod,
     PodEnd,
+    PodKills,
     TellWaiting,
     longest_grace,
     nobody_waits,
@@ -40,7 +41,6 @@ CONDITION_REASON: Final = "TerminationByKubelet"
 CONDITION_MESSAGE: Final = "Pod was preempted by Kubelet to accommodate a critical pod."
 
 _KEPT_VERDICTS = 20
-_LEAST_KILL_SECONDS = 10.0
 
 log = logging.getLogger("kubengine.admission")
 
@@ -67,17 +67,17 @@ class Admission:
         admission_section: AdmissionSection | None = None,
         pods: Iterable[Pod] = (),
     ) -> None:
-        """Raise `InvalidInput` for an unknown policy and for what `AdmittedPods` refuses."""
+        """Raise `InvalidInput` for an unknown policy and for what `NodeAllocations` refuses."""
         self._section = section or PreemptionSection()
         if self._section.policy not in POLICIES:
             raise InvalidInput(
                 f"expected one of {', '.join(POLICIES)}, got {self._section.policy!r}",
                 subject="preemption.policy",
             )
-        self.admitted = AdmittedPods(node, pods)
+        self.admitted = NodeAllocations(node, pods)
         admission_section = admission_section or AdmissionSection()
         self.patience: float = admission_section.patience
-        self._kill_pod = kill_pod
+        self._kills = PodKills(kill_pod)
         self._recorder = recorder
         self._decisions = decisions or Decisions(time.time)
         self._preemptions = registry.counter(
@@ -86,7 +86,6 @@ class Admission:
             ["preemption_signal"],
         )
         self._freed = asyncio.Event()
-        self._kills: set[asyncio.Future[None]] = set()
         self._verdicts: deque[dict[str, Any]] = deque(maxlen=_KEPT_VERDICTS)
 
     async def start(self) -> None:
@@ -94,9 +93,7 @@ class Admission:
 
     async def stop(self) -> None:
         """Stop waiting for victims."""
-        for kill in self._kills:
-            kill.cancel()
-        await asyncio.gather(*self._kills, return_exceptions=True)
+        await self._kills.stop()
 
     def set_node(self, node: Node) -> None:
         """Set changed allocatable, labels or taints, which count for later pods."""
@@ -227,12 +224,8 @@ class Admission:
             condition_message=CONDITION_MESSAGE,
             by_exit_codes=True,
         )
-        kill = asyncio.ensure_future(self._kill_pod(pod, end))
-        self._kills.add(kill)
-        kill.add_done_callback(self._killed)
         try:
-            async with asyncio.timeout(_kill_seconds(pod)):
-                await asyncio.shield(kill)
+            await self._kills.end(pod, end)
         except (KubengineError, TimeoutError) as error:
             why = "it did not terminate in time" if isinstance(error, TimeoutError) else error
             log.error("pod %s could not be preempted: %s", pod.full_name, why)
@@ -242,11 +235,6 @@ class Admission:
             return
         self._preemptions.inc(preemption.requirements[0][0] if preemption.requirements else "")
         self.remove(pod.uid)
-
-    def _killed(self, kill: asyncio.Future[None]) -> None:
-        self._kills.discard(kill)
-        if not kill.cancelled():
-            kill.exception()
 
     def describe(self) -> dict[str, Any]:
         """Return sums, limits, policy and the latest decisions other than a plain yes."""
@@ -279,9 +267,3 @@ class Admission:
 
     def _names(self) -> dict[str, str]:
         return {uid: pod.full_name for uid, pod in self.admitted.pods.items()}
-
-
-def _kill_seconds(pod: Pod) -> float:
-    """Return how long a victim may take: one and a half times its grace period, as with evictions."""
-    grace = pod.spec.termination_grace_period_seconds
-    return max(1.5 * (DEFAULT_GRACE_SECONDS if grace is None else grace), _LEAST_KILL_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from engine.admission.admitted import AdmittedPods
+from engine.admission.admitted import NodeAllocations
 from engine.admission.decision import NotEnoughToPreempt, Preemption
 from engine.admission.failures import UNEXPECTED, Failure, InsufficientResource
 from engine.admission.preemption import KUBELET, preempt
@@ -48,11 +48,11 @@ class Verdict(NamedTuple):
         }
 
 
-def decide(admitted: AdmittedPods, pod: Pod, *, policy: str = KUBELET, time_limit: float = 0.1) -> Verdict:
+def decide(admitted: NodeAllocations, pod: Pod, *, policy: str = KUBELET, time_limit: float = 0.1) -> Verdict:
     """Check a pod; if it is critical and fails only for resources, choose victims (kubelet v1.36).
 
     Any other failed check ends it, and then only such checks are given as the reason. Raises `InvalidInput`
-    as `AdmittedPods.check` and `preempt` do.
+    as `NodeAllocations.check` and `preempt` do.
     """
     failures = tuple(admitted.check(pod))
     critical = is_critical(pod)

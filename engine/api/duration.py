@@ -1,8 +1,11 @@
-"""Durations as Kubernetes writes them (`10s`, `1m30s`, `1.5h`), stored as float seconds."""
+"""Durations as Kubernetes writes them (`10s`, `1m30s`, `1.5h`), as float seconds, and growing delays."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
 
 from engine.api.errors import InvalidInput
 
@@ -58,8 +61,21 @@ def _trim(number: float) -> str:
     return f"{number:.9f}".rstrip("0").rstrip(".")
 
 
-def doubled(first: float, times: int, most: float) -> float:
-    """Return the pause after so many failures in a row: `first`, doubled with each further one,
-    up to `most`.
+@dataclass(frozen=True, slots=True)
+class RetryDelays:
+    """Pauses in seconds between attempts that fail: `first`, then each `factor` times the one before, up to
+    `most`.
     """
-    return min(first * 2.0 ** min(times - 1, 10), most)
+
+    first: float
+    most: float
+    factor: float = 2.0
+
+    def after(self, failures: int) -> float:
+        """Return the pause after so many failures in a row, at least one."""
+        # The exponent is limited because a float does not hold the power of some thousand failures.
+        return min(self.first * self.factor ** min(failures - 1, 64), self.most)
+
+    def __iter__(self) -> Iterator[float]:
+        """Yield the pause after the first failure, after the second and so on."""
+        return map(self.after, count(1))

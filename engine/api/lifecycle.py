@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from engine.api.defaults import DEFAULT_GRACE_SECONDS
 from engine.api.errors import KubengineError
 from engine.api.pod import Pod
+
+LEAST_KILL_SECONDS: Final = 10.0
+
+log = logging.getLogger("kubengine.pods")
 
 
 class AdmissionRejected(KubengineError):
@@ -48,6 +55,45 @@ KillPod = Callable[[Pod, PodEnd], Awaitable[None]]
 
 Raises `Refused` or `Unavailable` if the runtime would not stop them.
 """
+
+
+class PodKills:
+    """Ends pods, and waits for each one and a half times its grace period, as the kubelet does for evictions.
+
+    A kill that takes longer, or whose caller is cancelled, goes on until `stop`.
+    """
+
+    def __init__(self, kill: KillPod) -> None:
+        self._kill = kill
+        self._running: set[asyncio.Future[None]] = set()
+
+    async def end(self, pod: Pod, end: PodEnd) -> None:
+        """End a pod. Raises `TimeoutError` after the wait, and what `KillPod` raises."""
+        grace = end.grace_period_seconds
+        if grace is None:
+            grace = pod.spec.termination_grace_period_seconds
+        seconds = max(1.5 * (DEFAULT_GRACE_SECONDS if grace is None else grace), LEAST_KILL_SECONDS)
+        kill = asyncio.ensure_future(self._kill(pod, end))
+        self._running.add(kill)
+        kill.add_done_callback(self._running.discard)
+        try:
+            async with asyncio.timeout(seconds):
+                # A cancelled kill could leave a pod half stopped, without anything that stops the rest.
+                await asyncio.shield(kill)
+        finally:
+            if not kill.done():
+                kill.add_done_callback(_report_failure)
+
+    async def stop(self) -> None:
+        """Cancel the kills in progress, and wait for their ends."""
+        for kill in self._running:
+            kill.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+
+def _report_failure(kill: asyncio.Future[None]) -> None:
+    if not kill.cancelled() and kill.exception() is not None:
+        log.warning("a pod could not be killed after its grace period: %s", kill.exception())
 
 
 TellWaiting = Callable[[str, str], Awaitable[None]]

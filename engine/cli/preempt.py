@@ -122,7 +122,7 @@ def _asked_pod(parameters: PodParameters, others: _Others, *, static: bool) -> P
 
 
 def _from_files(pod: Pod, node_file: Path, others: Sequence[Pod], policy: str) -> dict[str, Any]:
-    from engine.admission import POLICIES, AdmittedPods, decide
+    from engine.admission import POLICIES, NodeAllocations, decide
     from engine.api.defaults import apply_defaults
     from engine.api.documents import convert, parse_documents, read_text
     from engine.api.node import Node
@@ -137,7 +137,7 @@ def _from_files(pod: Pod, node_file: Path, others: Sequence[Pod], policy: str) -
         apply_defaults(other)
         other.metadata.uid = other.uid or f"pod {number}"
     pod.metadata.uid = f"dry-run of {pod.full_name}"
-    admitted = AdmittedPods(convert(nodes[0], Node, str(node_file)), running)
+    admitted = NodeAllocations(convert(nodes[0], Node, str(node_file)), running)
     verdict = decide(admitted, pod, policy=policy or "kubelet")
     return verdict.describe({other.uid: other.full_name for other in running})
 

@@ -30,7 +30,7 @@ class CpuCheckpoint(msgspec.Struct, rename="camel"):
     entries_by_id: dict[str, str] = {}
 
 
-class CheckpointError(ValueError):
+class CpuStateError(ValueError):
     """Raised if the text is not a checkpoint, or its checksum does not match its data."""
 
 
@@ -92,16 +92,16 @@ def _dump_set(cpus: str) -> str:
     try:
         found = cpu_sets.numbers(cpu_sets.parse(cpus))
     except InvalidInput as error:
-        raise CheckpointError(f"podEntries: {error}") from None
+        raise CpuStateError(f"podEntries: {error}") from None
     return f"{{elems:(map[int]struct {{}})map[{' '.join(f'{cpu}:{{}}' for cpu in found)}]}}"
 
 
 def decode(text: bytes) -> CpuCheckpoint:
-    """Read a file of any version. Raises `CheckpointError`."""
+    """Read a file of any version. Raises `CpuStateError`."""
     try:
         file = msgspec.json.decode(text, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"not a state file of the CPU manager: {error}") from None
+        raise CpuStateError(f"not a state file of the CPU manager: {error}") from None
     found = CpuCheckpoint(file.policy_name, file.default_cpu_set)
     for key, value in (file.entries or {}).items():
         if isinstance(value, str):
@@ -113,7 +113,7 @@ def decode(text: bytes) -> CpuCheckpoint:
     if file.checksum == 0 and found.pod_entries is None:
         return found
     if file.checksum not in _possible_checksums(found):
-        raise CheckpointError(f"checksum {file.checksum} does not match its data ({checksum(found)})")
+        raise CpuStateError(f"checksum {file.checksum} does not match its data ({checksum(found)})")
     return found
 
 

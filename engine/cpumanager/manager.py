@@ -30,7 +30,7 @@ from engine.cpumanager.resizing import Align, resized_cpus
 from engine.cpumanager.restoring import Lost, Restored, restore
 from engine.cpumanager.shared_cpus import SharedCpus, SharingPod
 from engine.cpumanager.state import CpuState
-from engine.cpumanager.static_policy import StaticPolicy, check_reserved_amount, reserved_cpus
+from engine.cpumanager.static_policy import StaticCpuPolicy, check_reserved_amount, reserved_cpus
 from engine.cpumanager.system_processes import SystemProcesses
 from engine.cpumanager.topology import CpuTopology
 from engine.host.state_file import FaultPoint, StateFile, no_fault
@@ -128,20 +128,22 @@ class CpuManager:
         self._sharing: Callable[[], Iterable[Pod]] = tuple
         self._system: SystemProcesses | None = None
         self._registry = registry
-        self.policy: StaticPolicy | None = None
+        self.policy: StaticCpuPolicy | None = None
         if config.cpu_manager_policy == STATIC:
             check_reserved_amount(reserved)
             self._options = StaticOptions.from_config(config)
             self.policy = self._made(CpuState(0))
             self._metrics = CpuMetrics(registry, self.policy)
 
-    def _made(self, state: CpuState) -> StaticPolicy:
+    def _made(self, state: CpuState) -> StaticCpuPolicy:
         """Create the policy for the current machine, and set the pool of `state`."""
         topology = self._read_topology()
         self._options.check(topology, self._config.topology_manager_policy)
         reserved = reserved_cpus(topology, self._options, self._reserved_amount, self._named)
         state.pool = topology.cpus & ~(reserved if self._options.strict_reservation else 0)
-        return StaticPolicy(topology, reserved, self._options, self._numa, state, pod_level=self._pod_level)
+        return StaticCpuPolicy(
+            topology, reserved, self._options, self._numa, state, pod_level=self._pod_level
+        )
 
     def divide_shared(self, shares: SharedCpus, active: Callable[[], Iterable[Pod]]) -> None:
         """Divide the CPUs that are not exclusive among the active pods."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from engine.cpumanager.static_policy import StaticPolicy
+from engine.cpumanager.static_policy import StaticCpuPolicy
 from engine.metrics import Registry
 from engine.topologymanager.alignment_metrics import (
     CONTAINER,
@@ -17,7 +17,7 @@ from engine.topologymanager.alignment_metrics import (
 class CpuMetrics:
     """Counts allocations, and exposes the current assignments of `policy`."""
 
-    def __init__(self, registry: Registry, policy: StaticPolicy) -> None:
+    def __init__(self, registry: Registry, policy: StaticCpuPolicy) -> None:
         self.policy = policy
         self.requests = registry.counter(
             "kubelet_cpu_manager_pinning_requests_total",

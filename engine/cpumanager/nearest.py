@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.cpumanager.static_policy import StaticPolicy, take
+from engine.cpumanager.static_policy import StaticCpuPolicy, take
 from engine.topologymanager.policy import Hint
 
 
-def nearest_cpus(policy: StaticPolicy, held: int, free: int, count: int, hint: Hint) -> int:
+def nearest_cpus(policy: StaticCpuPolicy, held: int, free: int, count: int, hint: Hint) -> int:
     """`count` of the free CPUs, those on the hint's NUMA nodes and close to the held ones first.
 
     Siblings of the held ones come first, then whole cores, then single CPUs.

@@ -14,7 +14,7 @@ from engine.api import cpu_set as cpu_sets
 from engine.api.pod import Container, Pod
 from engine.api.resources import CPU
 from engine.cpumanager.nearest import nearest_cpus
-from engine.cpumanager.static_policy import StaticPolicy, take
+from engine.cpumanager.static_policy import StaticCpuPolicy, take
 from engine.topologymanager.policy import Hint, Hints
 from engine.topologymanager.provider import CannotResize
 
@@ -24,7 +24,7 @@ None where the topology policy does not allow the result."""
 
 
 def resized_cpus(
-    policy: StaticPolicy, old: Pod, new: Pod, align: Align, *, whole_pod: bool
+    policy: StaticCpuPolicy, old: Pod, new: Pod, align: Align, *, whole_pod: bool
 ) -> dict[str, int]:
     """The CPUs of each container that has others after the resize. Raises `CannotResize`.
 
@@ -73,7 +73,7 @@ def resized_cpus(
     return found
 
 
-def _shrunk(policy: StaticPolicy, name: str, held: int, baseline: int, count: int) -> int:
+def _shrunk(policy: StaticCpuPolicy, name: str, held: int, baseline: int, count: int) -> int:
     """The baseline and as much of the rest as is wanted."""
     if count < baseline.bit_count():
         raise CannotResize(
@@ -85,7 +85,7 @@ def _shrunk(policy: StaticPolicy, name: str, held: int, baseline: int, count: in
     return baseline | take(policy.topology, policy.options, held & ~baseline, count - baseline.bit_count())
 
 
-def _check_cores(policy: StaticPolicy, name: str, count: int) -> None:
+def _check_cores(policy: StaticCpuPolicy, name: str, count: int) -> None:
     threads = policy.topology.threads_per_core
     if policy.options.full_pcpus and count % threads:
         raise CannotResize(
@@ -95,7 +95,7 @@ def _check_cores(policy: StaticPolicy, name: str, count: int) -> None:
 
 
 def _place(
-    policy: StaticPolicy, align: Align, container: Container | None, held: int, free: int, count: int
+    policy: StaticCpuPolicy, align: Align, container: Container | None, held: int, free: int, count: int
 ) -> Hint:
     """The NUMA nodes that CPUs come from so that `count` include those held. Raises `CannotResize`."""
     name = f"Container {container.name}" if container is not None else "The pod"

@@ -16,7 +16,7 @@ from engine.api.pod import Pod
 from engine.api.qos import BURSTABLE, qos_class
 from engine.api.resources import CPU, pod_requests
 from engine.cpumanager.nearest import nearest_cpus
-from engine.cpumanager.static_policy import StaticPolicy, take
+from engine.cpumanager.static_policy import StaticCpuPolicy, take
 from engine.topologymanager.policy import Hint
 
 MILLI = 1000
@@ -82,7 +82,7 @@ class SharedCpus:
             for name, cpus in self.pools.items()
         ]
 
-    def divide(self, policy: StaticPolicy, pods: Iterable[SharingPod]) -> None:
+    def divide(self, policy: StaticCpuPolicy, pods: Iterable[SharingPod]) -> None:
         """Divide the CPUs that `policy` shares now among the Burstable pods.
 
         A pool has as many CPUs as its pods request together, between its bounds, and keeps those that it has.
@@ -121,7 +121,7 @@ class SharedCpus:
                 return pool.name
         return None
 
-    def _place_together(self, policy: StaticPolicy, pods: Sequence[SharingPod]) -> None:
+    def _place_together(self, policy: StaticCpuPolicy, pods: Sequence[SharingPod]) -> None:
         """Give each pod one cache or NUMA node on which its requests fit beside those of earlier ones.
 
         A pod stays where it is while it fits; another one goes to the group with the most room.
@@ -147,7 +147,7 @@ def _wanted(pool: CpuPool, members: Sequence[SharingPod]) -> int:
     return min(wanted, pool.max_cpus) if pool.max_cpus else wanted
 
 
-def _resized(policy: StaticPolicy, before: int, free: int, wanted: int) -> int:
+def _resized(policy: StaticCpuPolicy, before: int, free: int, wanted: int) -> int:
     """Return `wanted` of the free CPUs: some of those before, or those and others near them."""
     missing = wanted - before.bit_count()
     if missing <= 0:

@@ -145,7 +145,7 @@ def check_shared_cpus(pod: Pod) -> None:
         )
 
 
-class StaticPolicy:
+class StaticCpuPolicy:
     """A `HintProvider` that assigns the CPUs of `state`; `reserved` CPUs stay in the shared pool.
 
     With `pod_level` (PodLevelResourceManagers) it assigns CPUs to pods with pod-level resources, too.

@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
+from engine.api.duration import RetryDelays
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING
-from engine.api.lifecycle import KillPod, PodEnd
+from engine.api.lifecycle import KillPod, PodEnd, PodKills
 from engine.api.node import NodeCondition
 from engine.api.pod import Pod
 from engine.api.qos import is_critical, qos_class
@@ -48,7 +50,6 @@ from engine.tables.pods import PodTable
 HARD_GRACE_SECONDS: Final = 1
 CLEANUP_TIMEOUT: Final = 30.0
 CLEANUP_POLL: Final = 1.0
-MIN_KILL_TIMEOUT: Final = 10.0
 STEP_SECONDS: Final = 1800.0
 """Seconds after which a round counts as stuck."""
 LAYOUT_TIMEOUT: Final = 3.0
@@ -107,7 +108,7 @@ class EvictionManager:
         stall = stall_thresholds(section, view.mounts)
         self._configured = [*thresholds_from_config(config), *stall]
         self._recorder, self._decisions, self._clock = context.recorder, context.decisions, context.clock
-        self._active_pods, self._kill_pod, self._pod_cgroup = pods.active, pods.kill, pods.cgroup
+        self._active_pods, self._kills, self._pod_cgroup = pods.active, PodKills(pods.kill), pods.cgroup
         self._pod_cleaned_up = pods.cleaned_up or self._has_let_go
         self._table = table if table is not None else PodTable()
         self._runtime, self._root_dir, self._monotonic = runtime, context.root, monotonic
@@ -138,7 +139,6 @@ class EvictionManager:
         self._wake = asyncio.Event()
         self._notifiers = MemoryNotifiers(self.reader, self._configured, self._wake.set)
         self._task = context.tasks.task("eviction")
-        self._kills: set[asyncio.Task[None]] = set()
         self._cleanup = Cleanup(
             context, self.reader, self.tracker, collectors=collectors, monotonic=monotonic
         )
@@ -191,9 +191,7 @@ class EvictionManager:
     async def stop(self) -> None:
         """Stop waiting for evictions in progress."""
         await self._task.stop()
-        for kill in self._kills:
-            kill.cancel()
-        await asyncio.gather(*self._kills, return_exceptions=True)
+        await self._kills.stop()
         self._notifiers.stop()
         self._stalls.close()
         self.reader.close()
@@ -379,15 +377,10 @@ class EvictionManager:
 
     async def _evict(self, pod: Pod, end: PodEnd, inputs: Mapping[str, Any]) -> None:
         """Evict a pod. A failure is logged, and the pod counts as evicted nevertheless."""
-        grace = end.grace_period_seconds or 0
         self._recorder.pod(pod, WARNING, end.reason, end.message, annotations=dict(end.annotations))
         self._decisions.pod(pod, "eviction", "evicted", end.message, inputs)
-        kill = asyncio.ensure_future(self._kill_pod(pod, end))
-        self._kills.add(kill)
-        kill.add_done_callback(self._kills.discard)
         try:
-            async with asyncio.timeout(max(grace * 1.5, MIN_KILL_TIMEOUT)):
-                await asyncio.shield(kill)
+            await self._kills.end(pod, end)
         except TimeoutError:
             self._recorder.pod(
                 pod,
@@ -396,7 +389,6 @@ class EvictionManager:
                 UNKILLED,
             )
             self._decisions.pod(pod, "eviction", "failed", UNKILLED, inputs)
-            kill.add_done_callback(_say_if_failed)
         except KubengineError as error:
             log.warning("evicting pod %s failed: %s", pod.full_name, error)
             self._decisions.pod(pod, "eviction", "failed", str(error), inputs)
@@ -432,7 +424,7 @@ class EvictionManager:
 
     async def _loop(self) -> None:
         interval = max(float(self.section.interval), FOLLOW_UP)
-        pause = interval
+        pauses: Iterator[float] = repeat(interval)
         while True:
             try:
                 with self._task.step(STEP_SECONDS):
@@ -448,13 +440,12 @@ class EvictionManager:
                 self._wake.clear()
                 continue
             try:
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(next(pauses)):
                     await self._wake.wait()
             except TimeoutError:
-                pause = min(2 * pause, interval)
                 continue
             self._wake.clear()
-            pause = FOLLOW_UP
+            pauses = iter(RetryDelays(FOLLOW_UP, interval))
             await asyncio.sleep(MIN_WAKE_INTERVAL)
 
     async def _wait_for_cleanup(self, pods: Sequence[Pod]) -> None:
@@ -478,8 +469,3 @@ class EvictionManager:
         if cgroup is not None and self.reader.view.mounts.directory("memory", cgroup).exists():
             return False
         return not (pod_directory(self._root_dir, uid) / "volumes").exists()
-
-
-def _say_if_failed(kill: asyncio.Future[None]) -> None:
-    if not kill.cancelled() and kill.exception() is not None:
-        log.warning("a pod could not be killed after its grace period: %s", kill.exception())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from engine.admission import AdmittedPods as _AdmittedPods
-from engine.admission import Failure, Preemption, Verdict
+from engine.admission import Failure, NodeAllocations, Preemption, Verdict
 from engine.admission import decide as _decide
 from engine.admission import preempt as _preempt
 from engine.api.errors import InvalidInput
@@ -30,7 +29,7 @@ from engine.probes import ProbeSpec
 from engine.probes import probe_specs as _probe_specs
 
 
-class AdmittedPods(_AdmittedPods):
+class AdmittedPods(NodeAllocations):
     """Hold a node and the pods that it has admitted. `check` costs the same however many pods there are.
 
     Takes Node and Pod documents as dicts or typed objects. A new pod is judged against the pods already
@@ -59,7 +58,7 @@ class AdmittedPods(_AdmittedPods):
 
 
 def decide(
-    admitted: _AdmittedPods, pod: PodLike, *, policy: str = "kubelet", time_limit: float = 0.1
+    admitted: NodeAllocations, pod: PodLike, *, policy: str = "kubelet", time_limit: float = 0.1
 ) -> Verdict:
     """Decide whether the node would take this pod, and which pods it would preempt for it (kubelet v1.36).
 

@@ -30,7 +30,7 @@ class MemoryCheckpoint(msgspec.Struct, rename="camel", forbid_unknown_fields=Tru
     checksum: int = 0
 
 
-class CheckpointError(ValueError):
+class MemoryStateError(ValueError):
     """Raised if the text is not a checkpoint, or its checksum does not match its data."""
 
 
@@ -82,16 +82,16 @@ def checksum(checkpoint: MemoryCheckpoint) -> int:
 
 
 def decode(text: bytes) -> MemoryCheckpoint:
-    """Read a file of either version. Raises `CheckpointError`."""
+    """Read a file of either version. Raises `MemoryStateError`."""
     try:
         found = msgspec.json.decode(text, type=MemoryCheckpoint)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"not a state file of the memory manager: {error}") from None
+        raise MemoryStateError(f"not a state file of the memory manager: {error}") from None
     if found.checksum == 0 and found.pod_entries is None:
         return found
     with_pods = msgspec.structs.replace(found, pod_entries=found.pod_entries or {})
     if found.checksum not in (checksum(found), checksum(with_pods)):
-        raise CheckpointError(f"checksum {found.checksum} does not match its data ({checksum(found)})")
+        raise MemoryStateError(f"checksum {found.checksum} does not match its data ({checksum(found)})")
     return found
 
 

@@ -29,7 +29,7 @@ from engine.memorymanager.checkpoint import MemoryCheckpoint, PodBlocks, decode,
 from engine.memorymanager.reservation import reserved_memory
 from engine.memorymanager.restoring import LostMemory, restore
 from engine.memorymanager.state import Block, MemoryState, NodeMemory, NodeState, unused
-from engine.memorymanager.static_policy import StaticPolicy
+from engine.memorymanager.static_policy import StaticMemoryPolicy
 from engine.metrics import Registry
 from engine.topologymanager.healing import Healing
 from engine.topologymanager.pod_level import manages_whole_pod
@@ -76,11 +76,11 @@ class MemoryManager:
         self._file = StateFile(
             root / FILE_NAME, self._snapshot, name="memory-manager-state", tasks=tasks, fault=fault
         )
-        self.policy: StaticPolicy | None = None
+        self.policy: StaticMemoryPolicy | None = None
         if policy == STATIC:
             kept = reserved_memory(numa.nodes, reserved, config.reserved_memory or ())
             self._unused = unused(machine(), kept)
-            self.policy = StaticPolicy(numa, MemoryState(self._fresh()), pod_level=self._pod_level)
+            self.policy = StaticMemoryPolicy(numa, MemoryState(self._fresh()), pod_level=self._pod_level)
             self._observe(registry)
 
     def _observe(self, registry: Registry) -> None:

@@ -92,7 +92,7 @@ def check_shared_memory(pod: Pod) -> None:
         )
 
 
-class StaticPolicy:
+class StaticMemoryPolicy:
     """A `HintProvider` that reserves the memory of `state` for containers.
 
     With `pod_level` (PodLevelResourceManagers) it reserves memory for pods with pod-level resources, too.

@@ -4,6 +4,6 @@ Pure modules decide (`actions`, `status`, `static_pods`, `environment`, `cri_con
 runtime, cgroups and the file system. The package may import every other one but `server`, `plan` and `cli`.
 """
 
-from engine.node.node import Node
+from engine.node.node import NodeAgent as Node
 
 __all__ = ["Node"]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from engine.hostsetup.setup import HostSetup
 
 
-class Node:
+class NodeAgent:
     """A node agent: pods from a manifest directory, run by a CRI runtime.
 
     `start` raises `Unavailable` without a runtime, and `Refused` if the cgroup tree cannot be created or

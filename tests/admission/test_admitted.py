@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine._fast.preemption import _predicates_c, _predicates_py, _requests_c, _requests_py
-from engine.admission import AdmittedPods
+from engine.admission import NodeAllocations
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput
 from engine.api.node import Node, Taint
@@ -48,7 +48,7 @@ def node(pods: str = "3", cpu: str = "4") -> Node:
     return convert({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}}, Node, "n")
 
 
-def state(admitted: AdmittedPods) -> dict[str, Any]:
+def state(admitted: NodeAllocations) -> dict[str, Any]:
     admitted.validate()
     used = {name: amount for name, amount in admitted.used.items() if amount}
     return {"pods": list(admitted.pods), "used": used, "rows": list(admitted.table)}
@@ -61,7 +61,7 @@ def test_the_fast_path_admits_the_same_pods_as_the_full_one(fits, fills, taken):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("engine.admission.admitted.Ledger", fits.Ledger)
         patched.setattr("engine.tables.pods.Filler", fills.Filler)
-        short, long = AdmittedPods(node()), AdmittedPods(node())
+        short, long = NodeAllocations(node()), NodeAllocations(node())
         for what, number, spec in taken:
             uid = f"u{number}"
             if what == "reserve":
@@ -85,7 +85,7 @@ def test_the_fast_path_admits_the_same_pods_as_the_full_one(fits, fills, taken):
             assert state(short) == state(long)
 
 
-def _counted(admitted: AdmittedPods, newcomer: Pod) -> bool:
+def _counted(admitted: NodeAllocations, newcomer: Pod) -> bool:
     try:
         admitted.expect(newcomer)
     except InvalidInput:
@@ -102,7 +102,7 @@ def _counted(admitted: AdmittedPods, newcomer: Pod) -> bool:
     ],
 )
 def test_an_ordinary_pod_takes_the_fast_path(spec):
-    admitted = AdmittedPods(node())
+    admitted = NodeAllocations(node())
     assert admitted.expect_if_it_fits(pod("u", spec))
     assert not admitted.expect_if_it_fits(pod("u", spec))
     assert list(admitted.pods) == ["u"]
@@ -111,7 +111,7 @@ def test_an_ordinary_pod_takes_the_fast_path(spec):
 
 
 def test_a_refused_pod_leaves_no_resource_names():
-    admitted = AdmittedPods(node("0"))
+    admitted = NodeAllocations(node("0"))
     asked = {"containers": [{"name": "c", "resources": {"requests": {OTHER: "1"}}}]}
     assert not admitted.expect_if_it_fits(pod("u", asked))
     assert admitted.check(pod("u", asked))
@@ -119,7 +119,7 @@ def test_a_refused_pod_leaves_no_resource_names():
 
 
 def test_changed_capacity_applies_once_it_is_reported():
-    admitted = AdmittedPods(node())
+    admitted = NodeAllocations(node())
     asked = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "5"}}}]}
     assert not admitted.expect_if_it_fits(pod("u", asked))
     admitted.set_node(node(cpu="8"))
@@ -128,7 +128,7 @@ def test_changed_capacity_applies_once_it_is_reported():
 
 def test_a_node_changed_in_place_is_read_again():
     told = node()
-    admitted = AdmittedPods(told)
+    admitted = NodeAllocations(told)
     asked = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "5"}}}]}
     told.allocatable.update(node(cpu="8").allocatable)
     admitted.set_node(told)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.admission import AdmittedPods, InsufficientResource, decide
+from engine.admission import InsufficientResource, NodeAllocations, decide
 from engine.admission.everywhere import shortages_everywhere, used_on_each_node, victims_everywhere
 from engine.api.documents import convert
 from engine.api.meta import ObjectMeta
@@ -56,7 +56,7 @@ def test_every_node_answers_as_it_does_alone(seed):
         short = shortages_everywhere(cluster, pod, used)
         taken = victims_everywhere(cluster, pod, short.ids, short.missing)
         for index, (node, pods) in enumerate(nodes):
-            verdict = decide(AdmittedPods(node, pods), pod)
+            verdict = decide(NodeAllocations(node, pods), pod)
             missing = zip(short.resources, short.missing[:, index].tolist(), strict=True)
             failed = [f for f in verdict.failures if isinstance(f, InsufficientResource)]
             expected = [(failure.resource, failure.missing) for failure in failed]

@@ -6,13 +6,12 @@ import asyncio
 
 import pytest
 
-from engine.admission import manager
 from engine.admission.manager import Admission
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput, Unavailable
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import AdmissionSection, PreemptionSection
-from engine.api.lifecycle import AdmissionRejected, PodEnd
+from engine.api.lifecycle import AdmissionRejected, PodEnd, PodKills
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.metrics import Registry
@@ -133,7 +132,7 @@ async def test_a_node_that_stops_waits_for_no_victim():
         finally:
             given_up.append(pod.uid)
 
-    situation.admission._kill_pod = never
+    situation.admission._kills = PodKills(never)
     verdict = situation.admission.reserve(make_pod("critical", cpu="1", static=True))
     waiting = asyncio.create_task(situation.admission.make_room(verdict))
     await asyncio.sleep(0.01)
@@ -213,7 +212,7 @@ async def test_the_node_may_change():
 async def test_a_victim_that_does_not_end_delays_others_only_for_a_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(manager, "_LEAST_KILL_SECONDS", 0.01)
+    monkeypatch.setattr("engine.api.lifecycle.LEAST_KILL_SECONDS", 0.01)
     victim = make_pod("big", "1500m")
     victim.spec.termination_grace_period_seconds = 0
     situation = Situation([victim])
@@ -222,7 +221,7 @@ async def test_a_victim_that_does_not_end_delays_others_only_for_a_limit(
     async def kill(pod: Pod, end: PodEnd) -> None:
         await ends.wait()
 
-    monkeypatch.setattr(situation.admission, "_kill_pod", kill)
+    monkeypatch.setattr(situation.admission, "_kills", PodKills(kill))
     await situation.admission.admit(make_pod("critical", "1", static=True))
     assert "big could not be preempted: it did not terminate in time" in caplog.text
     assert situation.admission.admitted.pods.keys() == {"big", "critical"}

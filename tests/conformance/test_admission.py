@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine._fast.preemption import _predicates_c, _predicates_py
-from engine.admission import AdmittedPods
+from engine.admission import NodeAllocations
 from engine.admission.everywhere import shortages_everywhere, used_on_each_node
 from engine.admission.failures import Failure, InsufficientResource, WrongOS
 from engine.api.documents import as_written
@@ -31,7 +31,7 @@ def test_admission(vectors):
         )
         if ports_changed([*pods, wanted]):
             continue
-        admitted = AdmittedPods(node, pods)
+        admitted = NodeAllocations(node, pods)
         failures = admitted.check(wanted)
         assert (not failures) is case["admit"], case
         assert described(failures) == case["failures"], case
@@ -52,7 +52,7 @@ def test_shortages_over_columns(vectors, kernel, monkeypatch):
         monkeypatch.setattr(f"engine.admission.everywhere.{name}", getattr(kernel, name))
     for case in vectors("admission"):
         node, pod = as_written(case["node"], Node, "node"), as_written(case["pod"], Pod, "pod")
-        if any(isinstance(failure, WrongOS) for failure in AdmittedPods(node).check(pod)):
+        if any(isinstance(failure, WrongOS) for failure in NodeAllocations(node).check(pod)):
             continue
         cluster = ClusterTables.from_objects(
             [(node, [as_written(other, Pod, "pod") for other in case["pods"]])]

@@ -14,7 +14,7 @@ from engine._fast.devices import _bitset_py, _device_list_py, _topology_py
 from engine._fast.devices import topology as topology_kernels
 from engine._fast.preemption import _preemption_c, _preemption_py, _requests_c, _requests_py
 from engine._fast.ranking import _eviction_ranking_c, _eviction_ranking_py, _image_order_c, _image_order_py
-from engine.admission import AdmittedPods, NotEnoughToPreempt, preempt
+from engine.admission import NodeAllocations, NotEnoughToPreempt, preempt
 from engine.admission.verdict import decide
 from engine.api.documents import as_written
 from engine.api.node import Node
@@ -86,7 +86,7 @@ def in_any_order(message: str) -> str:
 def test_admission(answers):
     for case in answers("admission"):
         given, wanted = case["in"], case["out"]
-        admitted = AdmittedPods(as_written(given["node"], Node, "node"), pods_of(given["pods"]))
+        admitted = NodeAllocations(as_written(given["node"], Node, "node"), pods_of(given["pods"]))
         verdict = decide(admitted, as_written(given["pod"], Pod, "pod"))
         assert verdict.admit is wanted["admit"], case
         victims = verdict.preemption.victims if verdict.preemption is not None else ()

@@ -20,7 +20,7 @@ from engine.cpumanager.moving import RunningContainer
 from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.shared_cpus import SharedCpus, SharingPod
 from engine.cpumanager.state import CpuState
-from engine.cpumanager.static_policy import StaticPolicy
+from engine.cpumanager.static_policy import StaticCpuPolicy
 from engine.cpumanager.system_processes import SystemProcesses
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.metrics import Registry
@@ -35,12 +35,12 @@ def section(**fields: Any) -> CpusSection:
     return convert(fields, CpusSection, "cpus")
 
 
-def policy_of(shared: int = 0xFFFF) -> StaticPolicy:
+def policy_of(shared: int = 0xFFFF) -> StaticCpuPolicy:
     """Sixteen CPUs: eight cores of two threads (0 and 8, …), four caches, two NUMA nodes; 0 is reserved."""
     topology = CpuTopology([Processor(cpu, cpu % 8, cpu % 8 // 2, 0, cpu % 8 // 4) for cpu in range(16)])
     state = CpuState(topology.cpus)
     state.assign("pinned", "c", topology.cpus & ~shared)
-    return StaticPolicy(topology, 1, StaticOptions(), Numa((0, 1)), state)
+    return StaticCpuPolicy(topology, 1, StaticOptions(), Numa((0, 1)), state)
 
 
 def pod(uid: str, milli: int, namespace: str = "other", **labels: str) -> SharingPod:

@@ -176,7 +176,7 @@ async def test_a_recheck_spares_a_pod_when_pressure_has_ended(node, tmp_path):
 
 
 async def test_a_pod_that_will_not_die_holds_up_neither_the_rest_nor_the_end(node, tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.eviction.manager.MIN_KILL_TIMEOUT", 0.2)
+    monkeypatch.setattr("engine.api.lifecycle.LEAST_KILL_SECONDS", 0.2)
     node.run(make_pod("stubborn"), mib=120)
     given_up = []
 

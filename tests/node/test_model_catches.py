@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.admission.admitted import AdmittedPods
+from engine.admission.admitted import NodeAllocations
 from engine.admission.manager import Admission
 from engine.devices.checkpoint_file import CheckpointFile
 from engine.devices.state import DeviceState
@@ -149,7 +149,7 @@ Patch = pytest.MonkeyPatch
 
 
 def in_the_way_is_off(patch: Patch) -> None:
-    patch.setattr(AdmittedPods, "in_the_way", lambda *_: [])
+    patch.setattr(NodeAllocations, "in_the_way", lambda *_: [])
 
 
 def who_leaves_is_forgotten(patch: Patch) -> None:
@@ -190,8 +190,8 @@ def stopped_before_the_runtime_says_so(patch: Patch) -> None:
 
 
 def the_judged_are_not_counted(patch: Patch) -> None:
-    patch.setattr(AdmittedPods, "expect_if_it_fits", lambda *_: False)
-    patch.setattr(AdmittedPods, "expect", lambda *_: None)
+    patch.setattr(NodeAllocations, "expect_if_it_fits", lambda *_: False)
+    patch.setattr(NodeAllocations, "expect", lambda *_: None)
 
 
 def the_rejected_are_not_tried_again(patch: Patch) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from engine.admission import AdmittedPods, NotEnoughToPreempt, decide
+from engine.admission import NodeAllocations, NotEnoughToPreempt, decide
 from engine.admission import preempt as preempt_pods
 from engine.admission.failures import InsufficientResource
 from engine.api.config import KubeletConfiguration
@@ -74,7 +74,7 @@ def test_preempt_decides_as_the_agent_does(cluster: Snapshot, asked):
     seen = Counter()
     for node, name in enumerate(cluster.node_names):
         pods = pods_of_node(cluster, node)
-        admitted = AdmittedPods(node_object(cluster, node), pods)
+        admitted = NodeAllocations(node_object(cluster, node), pods)
         failures = admitted.check(pod)
         mine = rows_of(answer, name)
         verdict = next(row for row in mine if row["decision"] in ("fits", "preempt", "impossible"))
@@ -126,7 +126,7 @@ def test_the_account_is_the_agents_own(cluster: Snapshot, asked, policy):
             continue
         pods = pods_of_node(cluster, node)
         by_uid = {p.uid: p.full_name for p in pods}
-        failures = AdmittedPods(node_object(cluster, node), pods).check(pod)
+        failures = NodeAllocations(node_object(cluster, node), pods).check(pod)
         short = [(f.resource, f.missing) for f in failures if isinstance(f, InsufficientResource)]
         decided = preempt_pods(pods, pod, short, policy=policy)
         assert steps == [by_uid[step.uid] for step in decided.steps()]
@@ -153,7 +153,7 @@ def test_other_policies_are_the_agents(cluster, policy):
         if victims:
             pods = pods_of_node(cluster, node)
             verdict = decide(
-                AdmittedPods(node_object(cluster, node), pods), pod, policy=policy, time_limit=60.0
+                NodeAllocations(node_object(cluster, node), pods), pod, policy=policy, time_limit=60.0
             )
             by_uid = {p.uid: p.full_name for p in pods}
             assert verdict.preemption is not None
@@ -178,7 +178,7 @@ def test_admit_counts_pods_that_the_agent_would_admit(cluster, asked):
     answer = admit(cluster, parameters)
     (pod,) = requested_pods(cluster, parameters)
     for node, name in enumerate(cluster.node_names):
-        admitted = AdmittedPods(node_object(cluster, node), pods_of_node(cluster, node))
+        admitted = NodeAllocations(node_object(cluster, node), pods_of_node(cluster, node))
         count = 0
         while not admitted.check(pod):
             copy = msgspec.structs.replace(

@@ -254,7 +254,8 @@ static inline void loop_observe(probe_loop *l, probe *p, const probe_observation
     int64_t started_ms;
     if (p->running && (another || seen->state != CONTAINER_RUNNING)) probe_abandon(l, p);
     hurried = probe_hurries(p);
-    started_ms = another || p->seen.state != CONTAINER_RUNNING ? probe_started_ms(seen) : p->seen.started_at_ms;
+    started_ms =
+        another || p->seen.state != CONTAINER_RUNNING ? probe_started_ms(seen) : p->seen.started_at_ms;
     p->seen = *seen;
     p->seen.started_at_ms = started_ms;
     if (p->initial != RESULT_SUCCESS && probe_hurries(p) && (!hurried || another)) {

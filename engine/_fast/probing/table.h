@@ -338,7 +338,8 @@ static inline void probe_begin(probe_loop *l, probe *p) {
     uint8_t updates[2], action;
     int count = 0;
     if (p->ended || !p->registered) return;
-    action = probe_tick(&p->state, &p->seen, (int64_t)(monotonic_ns() / NS_PER_MS), p->initial, updates, &count);
+    action =
+        probe_tick(&p->state, &p->seen, (int64_t)(monotonic_ns() / NS_PER_MS), p->initial, updates, &count);
     if (count) probe_tell(l, p, NEWS_PUBLISHED);
     if (action == ACTION_END) {
         p->ended = 1;

@@ -24,11 +24,9 @@ from engine.api.resources import CPU, is_extended
 from engine.api.struct import decode_hook
 from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.state import CpuState
-from engine.cpumanager.static_policy import StaticPolicy as CpuPolicy
-from engine.cpumanager.static_policy import pod_exclusive_count, reserved_cpus
+from engine.cpumanager.static_policy import StaticCpuPolicy, pod_exclusive_count, reserved_cpus
 from engine.memorymanager.state import MemoryState, NodeState
-from engine.memorymanager.static_policy import StaticPolicy as MemoryPolicy
-from engine.memorymanager.static_policy import pod_wanted_memory
+from engine.memorymanager.static_policy import StaticMemoryPolicy, pod_wanted_memory
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.questions.devices import device_groups, numa_text, taken_devices
 from engine.plan.questions.fit import fit, node_use
@@ -272,11 +270,11 @@ class _Trial:
         )
         if known.exclusive:
             state.assign("others", "all", known.exclusive)
-        self._cpus = CpuPolicy(known.topology, machine.reserved, machine.options, numa, state)
-        self._memory: MemoryPolicy | None = None
+        self._cpus = StaticCpuPolicy(known.topology, machine.reserved, machine.options, numa, state)
+        self._memory: StaticMemoryPolicy | None = None
         if known.memory:
             nodes = {node: _copied(known.memory.get(node) or NodeState(cells=(node,))) for node in numa.nodes}
-            self._memory = MemoryPolicy(numa, MemoryState(nodes))
+            self._memory = StaticMemoryPolicy(numa, MemoryState(nodes))
         self._devices = {
             kind: DeviceCounts(
                 tuple(numa.mask(numa_ids(mask)) for mask in sorted(groups)),

@@ -16,10 +16,10 @@ from msgspec import Meta
 
 from engine.api import cpu_set as cpu_sets
 from engine.api.errors import InvalidInput
-from engine.cpumanager.checkpoint import CheckpointError as CpuStateError
+from engine.cpumanager.checkpoint import CpuStateError
 from engine.cpumanager.checkpoint import decode as decode_cpu_state
 from engine.cpumanager.topology import Processor
-from engine.memorymanager.checkpoint import CheckpointError as MemoryStateError
+from engine.memorymanager.checkpoint import MemoryStateError
 from engine.memorymanager.checkpoint import decode as decode_memory_state
 from engine.memorymanager.state import NodeState
 from engine.plan.reading.documents import EMPTY, DocumentStruct, Head
