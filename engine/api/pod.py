@@ -16,6 +16,7 @@ from engine.api.quantity import Quantity
 from engine.api.references import (
     ClusterTrustBundleProjection,
     ConfigMapVolume,
+    FCVolume,
     FileKeySelector,
     ISCSIVolume,
     KeySelector,
@@ -378,7 +379,7 @@ class Volume(Struct):
     csi: CSIVolume | None = None
     nfs: NFSVolume | None = None
     iscsi: ISCSIVolume | None = None
-    fc: dict[str, Any] | None = None
+    fc: FCVolume | None = None
     flex_volume: dict[str, Any] | None = None
     git_repo: dict[str, Any] | None = None
     glusterfs: dict[str, Any] | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.api.struct import Int32, Struct, written
 
 
@@ -104,6 +106,16 @@ class NFSVolume(Struct):
     server: str = ""
     path: str = ""
     read_only: bool = False
+
+
+class FCVolume(Struct):
+    """A Fibre Channel disk: a LUN of targets, or one with an identifier."""
+
+    target_wwns: list[str] | None = msgspec.field(default=None, name="targetWWNs")
+    lun: Int32 | None = None
+    fs_type: str = ""
+    read_only: bool = False
+    wwids: list[str] | None = None
 
 
 class ISCSIVolume(Struct):

@@ -18,6 +18,7 @@ MOUNT_SECONDS: Final = 180.0
 UNMOUNT_SECONDS: Final = 60.0
 MOST_OUTPUT: Final = 1 << 20
 _PACKAGES: Final = {
+    "blockdev": "util-linux",
     "iscsiadm": "open-iscsi (Debian, Ubuntu, SUSE) or iscsi-initiator-utils (Red Hat, Fedora)",
     "mount.nfs": "nfs-common (Debian, Ubuntu), nfs-utils (Red Hat, Fedora) or nfs-client (SUSE)",
     "multipath": "multipath-tools (Debian, Ubuntu) or device-mapper-multipath (Red Hat, Fedora)",

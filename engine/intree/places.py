@@ -4,6 +4,8 @@
 <root>/pods/<uid>/volumeDevices/<plugin>/<volume>                                        a link to the device
 <root>/plugins/kubernetes.io/iscsi/iface-<iface>/<portal>-<iqn>-lun-<n>                  for all pods
 <root>/plugins/kubernetes.io/iscsi/volumeDevices/iface-<iface>/<portal>-<iqn>-lun-<n>    of a block volume
+<root>/plugins/kubernetes.io/fc/<wwn>-lun-<n>, or <wwid>                                   for all pods
+<root>/plugins/kubernetes.io/fc/volumeDevices/<wwn>-lun-<n>/<uid>                        of a block volume
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Final
 from engine.api.errors import InvalidInput
 
 ISCSI: Final = "kubernetes.io~iscsi"
+FC: Final = "kubernetes.io~fc"
 DEVICES: Final = "volumeDevices"
 INTERFACE: Final = "iface-"
 
@@ -37,6 +40,14 @@ def iscsi_mounts(root: Path) -> Path:
 
 def iscsi_devices(root: Path) -> Path:
     return iscsi_mounts(root) / DEVICES
+
+
+def fc_mounts(root: Path) -> Path:
+    return root / "plugins" / "kubernetes.io" / "fc"
+
+
+def fc_devices(root: Path) -> Path:
+    return fc_mounts(root) / DEVICES
 
 
 def one_name(name: str) -> str:

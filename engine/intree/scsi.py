@@ -1,4 +1,4 @@
-"""Finds, scans and deletes SCSI disks of iSCSI targets through sysfs and /dev. Blocking; call it in a thread.
+"""Finds, scans and deletes SCSI disks through sysfs and /dev. Blocking; call it in a thread.
 
 Source: kubelet v1.36 (`pkg/volume/util/device_util_linux.go`).
 """
@@ -41,6 +41,42 @@ class ScsiDisks:
         """Have a host look for one LUN, and for no other. Raises `OSError`."""
         (self._sys / "class" / "scsi_host" / f"host{host}" / "scan").write_text(f"0 0 {lun}")
 
+    def rescan(self) -> None:
+        """Have all hosts look for all disks; a host that cannot is passed over."""
+        for host in sorted((self._sys / "class" / "scsi_host").glob("*")):
+            try:
+                (host / "scan").write_text("- - -")
+            except OSError as error:
+                log.warning("SCSI host %s is not scanned: %s", host.name, error.strerror)
+
+    def fibre_channel(self, wwn: str, lun: int) -> list[Path]:
+        """Return the devices of a target's LUN, one for each path to it."""
+        name = re.compile(rf"(pci-.*-)?fc-0x{re.escape(wwn)}-lun-{lun}")
+        return self._linked("by-path", name)
+
+    def identified(self, wwid: str) -> list[Path]:
+        """Return the device with an identifier, if there is one."""
+        return self._linked("by-id", re.compile(re.escape(f"scsi-{wwid}")))
+
+    def members(self, device: Path) -> list[Path]:
+        """Return the disks that are paths of a multipath device, or the disk itself."""
+        if not device.name.startswith("dm-"):
+            return [device]
+        slaves = (self._sys / "block" / device.name / "slaves").glob("*")
+        return [self._dev / each.name for each in sorted(slaves)]
+
+    def is_known(self, device: Path) -> bool:
+        """Tell whether the kernel has a block device of this name."""
+        return (self._sys / "block" / device.name).exists()
+
+    def _linked(self, kind: str, name: re.Pattern[str]) -> list[Path]:
+        found = []
+        for link in sorted((self._dev / "disk" / kind).glob("*")):
+            if name.fullmatch(link.name):
+                with suppress(OSError):
+                    found.append(link.resolve(strict=True))
+        return list(dict.fromkeys(found))
+
     def find(self, link: str) -> Path | None:
         """Return the first device in /dev/disk/by-path whose name matches a pattern."""
         return next(iter(sorted((self._dev / "disk" / "by-path").glob(link))), None)
@@ -50,6 +86,8 @@ class ScsiDisks:
         for device in devices:
             with suppress(OSError):
                 name = device.resolve(strict=True).name
+                if name.startswith("dm-"):
+                    return self._dev / name
                 for mapped in sorted((self._sys / "block").glob("dm-*")):
                     if (mapped / "slaves" / name).exists():
                         return self._dev / mapped.name

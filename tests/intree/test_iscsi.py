@@ -13,7 +13,8 @@ from engine.api.errors import Refused, Unavailable
 from engine.api.references import ISCSIVolume
 from engine.host.mountinfo import is_mount_point, mounted
 from engine.host.tasks import Tasks
-from engine.intree.iscsi import Access, IscsiVolumes
+from engine.intree.disk_volumes import Access
+from engine.intree.iscsi import IscsiVolumes
 from engine.intree.iscsi_disk import IscsiDisk, disk_of
 from tests.disks import disk
 from tests.intree_rig import IQN, HostTools

@@ -8,7 +8,7 @@ import msgspec
 
 from engine.api.meta import ObjectMeta
 from engine.api.pod import HostPathVolume, ResourceList, ResourceRequirements
-from engine.api.references import ISCSIVolume, NFSVolume, SecretReference
+from engine.api.references import FCVolume, ISCSIVolume, NFSVolume, SecretReference
 from engine.api.scheduling import NodeSelector
 from engine.api.struct import Struct
 
@@ -127,6 +127,7 @@ class PersistentVolumeSpec(Struct):
     csi: CSIPersistentVolume | None = None
     nfs: NFSVolume | None = None
     iscsi: ISCSIVolume | None = None
+    fc: FCVolume | None = None
     aws_elastic_block_store: AWSElasticBlockStore | None = None
     azure_disk: AzureDisk | None = None
     azure_file: AzureFile | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from engine.api.pod import DownwardAPIVolume, HostPathVolume, Pod, ProjectedVolume, Volume, VolumeProjection
 from engine.api.quantity import ZERO
-from engine.api.references import ISCSIVolume, NFSVolume
+from engine.api.references import FCVolume, ISCSIVolume, NFSVolume
 from engine.api.validation.containers import PULL_POLICIES
 from engine.api.validation.environment import FILE_FIELDS, field_reference, resource_reference
 from engine.api.validation.names import NO_API, dns_label, file_below, file_mode, no_backsteps, one_of
@@ -18,7 +18,6 @@ _NEEDS_API_SERVER = [
     "persistent_volume_claim",
     "ephemeral",
     "csi",
-    "fc",
     "flex_volume",
     "git_repo",
     "glusterfs",
@@ -37,8 +36,8 @@ _NEEDS_API_SERVER = [
     "scale_io",
     "storageos",
 ]
-_SUPPORTED_SOURCES = ("host_path", "empty_dir", "downward_api", "projected", "image", "nfs", "iscsi")
-_NAMES = "(hostPath, emptyDir, downwardAPI, projected, image, nfs, iscsi)"
+_SUPPORTED_SOURCES = ("host_path", "empty_dir", "downward_api", "projected", "image", "nfs", "iscsi", "fc")
+_NAMES = "(hostPath, emptyDir, downwardAPI, projected, image, nfs, iscsi, fc)"
 _ISCSI_NAMES = re.compile(
     r"iqn\.\d{4}-\d{2}\.[A-Za-z0-9.-]+(:[^,;*&$|\s]+)|eui.[A-Za-z0-9]{16}|naa.[A-Za-z0-9]{32}", re.ASCII
 )
@@ -93,6 +92,8 @@ def _volume(volume: Volume, where: str) -> Iterator[str]:
         yield from _nfs(volume.nfs, f"{where}.nfs")
     if volume.iscsi is not None:
         yield from _iscsi(volume.iscsi, f"{where}.iscsi")
+    if volume.fc is not None:
+        yield from _fc(volume.fc, f"{where}.fc")
     if volume.downward_api is not None:
         yield from _downward(volume.downward_api, f"{where}.downwardAPI")
     if volume.projected is not None:
@@ -128,6 +129,16 @@ def _iscsi(source: ISCSIVolume, where: str) -> Iterator[str]:
         yield f"{where}.secretRef: {NO_API}"
     elif source.secret_ref is None and (source.chap_auth_discovery or source.chap_auth_session):
         yield f"{where}.secretRef: expected the secret with the CHAP credentials"
+
+
+def _fc(source: FCVolume, where: str) -> Iterator[str]:
+    if bool(source.target_wwns) == bool(source.wwids):
+        yield f"{where}: expected either targetWWNs and lun, or wwids"
+    if source.target_wwns:
+        if source.lun is None:
+            yield f"{where}.lun: expected the number of a LUN of the targets"
+        elif not 0 <= source.lun <= _MOST_LUN:
+            yield f"{where}.lun: expected 0 to {_MOST_LUN}, got {source.lun}"
 
 
 def _projected(volume: ProjectedVolume, where: str) -> Iterator[str]:

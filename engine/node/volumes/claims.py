@@ -23,7 +23,7 @@ from engine.api.objects.storage import (
     PersistentVolumeSpec,
 )
 from engine.api.pod import HostPathVolume, Pod, Volume
-from engine.api.references import ISCSIVolume, NFSVolume
+from engine.api.references import FCVolume, ISCSIVolume, NFSVolume
 from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.refusals import UnprocessedVolume, VolumeRefused
 
@@ -42,7 +42,7 @@ class BoundVolume:
     """
 
     metadata: ObjectMeta
-    source: HostPathVolume | LocalVolume | CSIPersistentVolume | NFSVolume | ISCSIVolume
+    source: HostPathVolume | LocalVolume | CSIPersistentVolume | NFSVolume | ISCSIVolume | FCVolume
     spec: PersistentVolumeSpec = field(default_factory=PersistentVolumeSpec)
     claim: PersistentVolumeClaim = field(default_factory=PersistentVolumeClaim)
     directory: Path | None = None
@@ -95,10 +95,10 @@ def cloud_volume(volume: Volume, namespace: str) -> BoundVolume:
     return BoundVolume(found.metadata, found.spec.csi, found.spec)
 
 
-def in_tree_source(volume: Volume, bound: object) -> NFSVolume | ISCSIVolume | None:
+def in_tree_source(volume: Volume, bound: object) -> NFSVolume | ISCSIVolume | FCVolume | None:
     """Return the source of a volume that the agent mounts with the machine's commands; None for others."""
-    source = bound.source if isinstance(bound, BoundVolume) else volume.nfs or volume.iscsi
-    return source if isinstance(source, NFSVolume | ISCSIVolume) else None
+    source = bound.source if isinstance(bound, BoundVolume) else volume.nfs or volume.iscsi or volume.fc
+    return source if isinstance(source, NFSVolume | ISCSIVolume | FCVolume) else None
 
 
 def volume_name(volume: Volume, bound: object) -> str:
@@ -196,7 +196,8 @@ def _usable(bound: PersistentVolume, claim: PersistentVolumeClaim, node: Node) -
     if required is not None and not selects(required, node.metadata.labels or {}, node.metadata.name):
         text = "no matching NodeSelectorTerms"
         raise VolumeRefused(f'{doing}.NodeAffinity check failed for volume "{name}" : {text}')
-    source = (None if block else spec.host_path or spec.nfs) or spec.local or spec.csi or spec.iscsi
+    files = None if block else spec.host_path or spec.nfs
+    source = files or spec.local or spec.csi or spec.iscsi or spec.fc
     if source is not None:
         return BoundVolume(bound.metadata, source, spec, claim)
     step = "SetUpDevice" if block else "SetUp"

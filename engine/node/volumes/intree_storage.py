@@ -1,6 +1,6 @@
-"""Sets up NFS and iSCSI volumes, from claims or from a pod's own spec; the code is imported with the first.
+"""Sets up NFS, iSCSI and Fibre Channel volumes, from claims or from a pod's own spec; imports the code late.
 
-Source: kubelet v1.36 (`pkg/volume/nfs`, `pkg/volume/iscsi`, events of `operationexecutor`).
+Source: kubelet v1.36 (`pkg/volume/nfs`, `pkg/volume/iscsi`, `pkg/volume/fc`, events of `operationexecutor`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engine.api.errors import KubengineError, Refused
 from engine.api.pod import Pod, Volume
-from engine.api.references import ISCSIVolume, NFSVolume
+from engine.api.references import FCVolume, ISCSIVolume, NFSVolume
 from engine.host.tasks import Tasks
 from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.attachments import Attachments
@@ -21,18 +21,20 @@ from engine.node.volumes.mounted_volumes import MadeVolume
 from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, refusing
 
 if TYPE_CHECKING:
-    from engine.intree.iscsi import Access, IscsiVolumes
-    from engine.intree.iscsi_disk import IscsiDisk
+    from engine.intree.disk_volumes import Access, Disk, DiskVolumes
+    from engine.intree.fc import FcVolumes
+    from engine.intree.iscsi import IscsiVolumes
     from engine.intree.nfs import NfsVolumes
 
 ATTACH_SECONDS: Final = 123.0
 MOUNT_DEVICE: Final = "MountVolume.MountDevice failed"
 _NFS: Final = "volumes/kubernetes.io~nfs"
 _ISCSI: Final = ("volumes/kubernetes.io~iscsi", "volumeDevices/kubernetes.io~iscsi")
+_FC: Final = ("volumes/kubernetes.io~fc", "volumeDevices/kubernetes.io~fc")
 
 
 class InTreeStorage:
-    """The NFS and iSCSI volumes of a node with the directory `root`.
+    """The NFS, iSCSI and Fibre Channel volumes of a node with the directory `root`.
 
     `attachments` is None on a node whose volumes no controller attaches.
     """
@@ -58,15 +60,25 @@ class InTreeStorage:
 
         return IscsiVolumes(self._root, self._tasks)
 
+    @cached_property
+    def _fc(self) -> FcVolumes:
+        from engine.intree.fc import FcVolumes
+
+        return FcVolumes(self._root, self._tasks)
+
     async def start(self) -> None:
-        """Detach the iSCSI disks that an earlier agent left and no pod uses."""
+        """Detach the disks that an earlier agent left and no pod uses."""
         if (self._root / "plugins" / "kubernetes.io" / "iscsi").exists():
             await self._iscsi.start()
+        if (self._root / "plugins" / "kubernetes.io" / "fc").exists():
+            await self._fc.start()
 
     async def stop(self) -> None:
         """Stop, and leave volumes as they are."""
         if "_iscsi" in self.__dict__:
             await self._iscsi.stop()
+        if "_fc" in self.__dict__:
+            await self._fc.stop()
 
     async def set_up(
         self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
@@ -77,25 +89,46 @@ class InTreeStorage:
             options = [*_options(bound), *(["ro"] if _read_only(volume, bound) else ())]
             with refusing(name):
                 return MadeVolume(await self._nfs.set_up(pod.uid, name, source, options), bound)
-        assert isinstance(source, ISCSIVolume)
-        block = bound is not None and bound.block
-        doing = "MapVolume" if block else "MountVolume"
-        with refusing(name, f"{doing}.WaitForAttach failed"):
-            from engine.intree.iscsi_disk import disk_of, unique_name
+        if isinstance(source, FCVolume):
+            from engine.intree import fc_disk
 
-            disk = disk_of(name, source)
+            with refusing(name, _waiting(bound)):
+                fibre = fc_disk.disk_of(source)
+            listed = fc_disk.unique_name(source)
+            return await self._set_up_disk(pod, volume, bound, source, (self._fc, fibre, listed), left)
+        assert isinstance(source, ISCSIVolume)
+        from engine.intree import iscsi_disk
+
+        with refusing(name, _waiting(bound)):
+            disk = iscsi_disk.disk_of(name, source)
+        listed = iscsi_disk.unique_name(source)
+        return await self._set_up_disk(pod, volume, bound, source, (self._iscsi, disk, listed), left)
+
+    async def _set_up_disk(
+        self,
+        pod: Pod,
+        volume: Volume,
+        bound: BoundVolume | None,
+        source: ISCSIVolume | FCVolume,
+        attaching: tuple[DiskVolumes[Disk], Disk, str],
+        left: asyncio.Event,
+    ) -> MadeVolume:
+        """Set up the volume of a disk; `attaching` is its plugin, the disk, and its name in the status."""
+        name, (plugin, disk, listed) = volume_name(volume, bound), attaching
+        block = bound is not None and bound.block
+        with refusing(name, _waiting(bound)):
             if self._attachments is not None:
-                await self._wait_until_attached(self._attachments, pod.uid, unique_name(source), left)
-            await self._reserve(pod.uid, disk, bound)
+                await self._wait_until_attached(self._attachments, pod.uid, listed, left)
+            await self._reserve(pod.uid, plugin, disk, bound)
             access = await self._access(pod, volume, bound, source)
-            device = await self._iscsi.attach(disk, access)
+            device = await plugin.attach(disk, access)
         if block:
             with refusing(name, SET_UP_DEVICE):
-                return MadeVolume(await self._iscsi.link_for_pod(pod.uid, name, device), bound)
+                return MadeVolume(await plugin.link_for_pod(pod.uid, name, device), bound)
         with refusing(name, MOUNT_DEVICE):
-            directory = await self._iscsi.mount_for_all(disk, device, access)
+            directory = await plugin.mount_for_all(disk, device, access)
         with refusing(name, SET_UP):
-            path = await self._iscsi.mount_for_pod(pod.uid, name, directory, access)
+            path = await plugin.mount_for_pod(pod.uid, name, directory, access)
         return MadeVolume(path, bound, relabel=not access.label and not access.read_only)
 
     async def withdraw(self, uid: str) -> None:
@@ -106,6 +139,8 @@ class InTreeStorage:
                 await self._nfs.leave(uid)
             if "_iscsi" in self.__dict__ or any((pod / each).exists() for each in _ISCSI):
                 await self._iscsi.leave(uid)
+            if "_fc" in self.__dict__ or any((pod / each).exists() for each in _FC):
+                await self._fc.leave(uid)
         except OSError as error:
             raise Refused(str(error), errno=error.errno) from error
         if self._attachments is not None:
@@ -132,19 +167,22 @@ class InTreeStorage:
             for each in both:
                 each.cancel()
 
-    async def _reserve(self, uid: str, disk: IscsiDisk, bound: BoundVolume | None) -> None:
+    async def _reserve(
+        self, uid: str, plugin: DiskVolumes[Disk], disk: Disk, bound: BoundVolume | None
+    ) -> None:
         block = bound is not None and bound.block
         if bound is not None and bound.for_one_pod:
-            users = await asyncio.to_thread(self._iscsi.users, disk, block=block)
+            users = await asyncio.to_thread(plugin.users, disk, block=block)
             if users - {uid}:
                 raise Refused(TAKEN)
-        self._iscsi.reserve(uid, disk, block=block)
+        plugin.reserve(uid, disk, block=block)
 
     async def _access(
-        self, pod: Pod, volume: Volume, bound: BoundVolume | None, source: ISCSIVolume
+        self, pod: Pod, volume: Volume, bound: BoundVolume | None, source: ISCSIVolume | FCVolume
     ) -> Access:
-        from engine.intree.iscsi import Access
+        from engine.intree.disk_volumes import Access
 
+        chap = source if isinstance(source, ISCSIVolume) else None
         context = pod.spec.security_context
         return Access(
             block=bound is not None and bound.block,
@@ -154,9 +192,9 @@ class InTreeStorage:
             label=bound.label if bound is not None else "",
             group=context.fs_group if context is not None else None,
             group_policy=context.fs_group_change_policy if context is not None else None,
-            secret=await self._secret(pod, bound, source),
-            discovery_chap=source.chap_auth_discovery,
-            session_chap=source.chap_auth_session,
+            secret=await self._secret(pod, bound, chap) if chap is not None else {},
+            discovery_chap=chap is not None and chap.chap_auth_discovery,
+            session_chap=chap is not None and chap.chap_auth_session,
         )
 
     async def _secret(self, pod: Pod, bound: BoundVolume | None, source: ISCSIVolume) -> dict[str, bytes]:
@@ -173,11 +211,16 @@ class InTreeStorage:
         return dict(secret.data or {})
 
 
+def _waiting(bound: BoundVolume | None) -> str:
+    """Return the operation that waits for a disk."""
+    return f"{'MapVolume' if bound is not None and bound.block else 'MountVolume'}.WaitForAttach failed"
+
+
 def _read_only(volume: Volume, bound: BoundVolume | None) -> bool:
     """Return whether to mount read-only: by the claim, as in the kubelet, not by the PersistentVolume."""
     if bound is not None:
         return is_read_only(volume)
-    own = volume.nfs or volume.iscsi
+    own = volume.nfs or volume.iscsi or volume.fc
     return own is not None and own.read_only
 
 

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from engine.api.objects.storage import CSIPersistentVolume, LocalVolume
 from engine.api.pod import HostPathVolume, Volume
-from engine.api.references import NFSVolume
+from engine.api.references import FCVolume, ISCSIVolume, NFSVolume
 from engine.metrics import Registry, Sample
 from engine.node.volumes import agent_written
 from engine.node.volumes.claims import BoundVolume, in_tree_source
@@ -23,6 +23,7 @@ MOUNT, MAP, UNMOUNT = "volume_mount", "map_volume", "volume_unmount"
 ACTUAL, DESIRED = "actual_state_of_world", "desired_state_of_world"
 NOT_KNOWN: Final = "N/A"
 _OF_KUBERNETES: Final = "kubernetes.io/"
+_IN_TREE: Final = {NFSVolume: "nfs", ISCSIVolume: "iscsi", FCVolume: "fc"}
 _SUCCESS, _FAILURE = "success", "fail-unknown"
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 
@@ -41,7 +42,7 @@ def plugin_name(volume: Volume, bound: object) -> str:
     if isinstance(source, CSIPersistentVolume):
         return f"{_OF_KUBERNETES}csi:{source.driver}"
     if (in_tree := in_tree_source(volume, bound)) is not None:
-        return f"{_OF_KUBERNETES}{'nfs' if isinstance(in_tree, NFSVolume) else 'iscsi'}"
+        return f"{_OF_KUBERNETES}{_IN_TREE[type(in_tree)]}"
     directory = agent_written.plugin_of(volume)
     return directory.replace("~", "/") if directory is not None else NOT_KNOWN
 

@@ -414,7 +414,7 @@ async def test_a_local_volume_is_mounted_shared_and_survives_its_pod(
         ),
         ({"local": {"path": "/a/../b"}}, 'MountVolume.SetUp failed for volume "pv" : invalid path: '),
         (
-            {"fc": {"targetWWNs": ["50060e801049cfd1"], "lun": 0}},
+            {"rbd": {"monitors": ["10.0.0.1"], "image": "disk"}},
             'MountVolume.SetUp failed for volume "pv" : no volume plugin',
         ),
         (
