@@ -71,7 +71,8 @@ class HostTools:
             "iface.initiatorname = <empty>\niface.mtu = 0\n# END RECORD\n"
         )
         monkeypatch.setenv("PATH", f"{directory / 'bin'}:{os.environ['PATH']}")
-        monkeypatch.setattr("engine.intree.iscsi.ScsiDisks", lambda: ScsiDisks(self.sys, self.dev))
+        for plugin in ("iscsi", "fc"):
+            monkeypatch.setattr(f"engine.intree.{plugin}.ScsiDisks", lambda: ScsiDisks(self.sys, self.dev))
 
     def lun(self, number: int, device: Path) -> None:
         """Make a disk a LUN of the target."""

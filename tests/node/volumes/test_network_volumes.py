@@ -58,9 +58,9 @@ def published(joined: Joined, pod: Object, plugin: str, name: str = "v") -> Path
     return joined.root / "pods" / uid / "volumes" / f"kubernetes.io~{plugin}" / name
 
 
-async def attach(cluster: Cluster) -> None:
-    """Write what the attach-detach controller does of an iSCSI volume."""
-    said = {"status": {"volumesAttached": [{"name": LISTED, "devicePath": ""}]}}
+async def attach(cluster: Cluster, name: str = LISTED) -> None:
+    """Write what the attach-detach controller does of an iSCSI or Fibre Channel volume."""
+    said = {"status": {"volumesAttached": [{"name": name, "devicePath": ""}]}}
     await cluster.client.patch("/api/v1/nodes/n1/status", said, dict[str, Any])
 
 
@@ -182,6 +182,29 @@ async def test_a_lun_as_a_device(joined: Joined, cluster: Cluster, tools: HostTo
         assert link.resolve() == device
         await remove(cluster)
         await eventually(lambda: any("--logout" in line for line in tools.commands()))
+
+
+@pytest.mark.parametrize("block", [False, True])
+async def test_a_fibre_channel_disk(
+    joined: Joined, cluster: Cluster, tools: HostTools, tmp_path: Path, block: bool
+) -> None:
+    with disk(tmp_path / "disk") as device:
+        tools.lun(0, device)
+        (tools.dev / "disk/by-path/fc-0x50060e801049cfd1-lun-0").symlink_to(device)
+        mode = {"volumeMode": "Block"} if block else {}
+        claim(cluster, fc={"targetWWNs": ["50060e801049cfd1"], "lun": 0}, **mode)
+        await joined.start()
+        await ask(cluster, CLAIMED, block=block)
+        await attach(cluster, "kubernetes.io/fc/[50060e801049cfd1]:0")
+        pod = await cluster.ready("p")
+        if block:
+            directory = joined.root / "pods" / pod["metadata"]["uid"] / "volumeDevices/kubernetes.io~fc"
+            assert (directory / "pv").resolve() == device
+        else:
+            target = published(joined, pod, "fc", "pv")
+            assert next(mount for mount in mounted() if mount.point == str(target)).kind == "ext4"
+        await remove(cluster)
+        await eventually(lambda: tools.deleted(device))
 
 
 async def test_a_missing_secret_is_reported(joined: Joined, cluster: Cluster, tools: HostTools) -> None:
