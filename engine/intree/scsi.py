@@ -42,7 +42,7 @@ class ScsiDisks:
         (self._sys / "class" / "scsi_host" / f"host{host}" / "scan").write_text(f"0 0 {lun}")
 
     def rescan(self) -> None:
-        """Have all hosts look for all disks; a host that cannot is passed over."""
+        """Have all hosts look for all disks; a host that fails is logged."""
         for host in sorted((self._sys / "class" / "scsi_host").glob("*")):
             try:
                 (host / "scan").write_text("- - -")
