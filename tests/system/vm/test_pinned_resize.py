@@ -18,7 +18,7 @@ FIELDS = {
     "reservedSystemCPUs": "0",
     "featureGates": {"InPlacePodVerticalScalingExclusiveCPUs": True},
 }
-SHARED = pod("shared", {"requests": {"cpu": "100m"}})
+SHARED = pod("shared")  # no request: three exclusive CPUs are all that is allocatable
 
 
 def pods(cpus: int) -> tuple[dict[str, Any], ...]:
