@@ -139,7 +139,7 @@ def spdy() -> Reader:
 
 
 def websocket() -> Reader:
-    from engine.runtime.streaming.websocket import Framing, WebSocketError
+    from engine.transport.websocket import Framing, WebSocketError
 
     def messages(pieces: Iterable[bytes]) -> list[Any]:
         reader, seen = Framing(1 << 16), []
