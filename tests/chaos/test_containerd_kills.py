@@ -117,7 +117,9 @@ async def test_nothing_starts_twice_and_nothing_is_left(
     for pod in rig.node.pods():
         for status in pod.status.container_statuses or []:
             last = status.last_state.terminated if status.last_state is not None else None
-            assert status.restart_count == 0 or (last is not None and last.reason == "StartError"), pod
+            # A start that the kill interrupted failed, or containerd no longer knows what became of it.
+            interrupted = last is not None and last.reason in ("StartError", "Unknown")
+            assert status.restart_count == 0 or interrupted, pod
     for path in rig.manifests.glob("*.yaml"):
         path.unlink()
     await eventually(lambda: not campaign.processes())

@@ -270,6 +270,9 @@ class ContainerStarter:
         if newest is None:
             return None
         if newest.state != CREATED:
+            # A runtime that was killed during a start may report an end, or an unknown state, while the
+            # process runs on. It cannot stop it either, so what is left in the cgroup is killed here.
+            self._allocations.cgroups.kill_container(pod.uid, newest.id)
             return newest.attempt + 1
         try:
             await self._runtime.client.remove_container(newest.id)
@@ -282,6 +285,7 @@ class ContainerStarter:
             await self._runtime.watch.refresh_container(pod.uid, newest.id, newest.sandbox_id, notify=False)
             text = f"cannot remove the remains of an interrupted start: {error.message}"
             raise _refused("CreateContainerError", f"{text}; if this lasts, restart the runtime") from error
+        self._allocations.cgroups.kill_container(pod.uid, newest.id)
         self._runtime.watch.forget(pod.uid, [newest.id])
         return newest.attempt
 

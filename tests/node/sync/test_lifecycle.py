@@ -507,3 +507,25 @@ async def test_a_full_disk_is_reported_and_survived(small_disk: Path, rig: Rig):
     assert rig.phase("during") == "Pending"
     ballast.unlink()
     await eventually(lambda: rig.phase("during") == "Running")
+
+
+async def test_processes_that_a_lost_container_left_are_killed_before_it_restarts(
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    """A runtime that was killed during a start may report an end while the process still runs."""
+    await rig.start()
+    rig.write("half", {"restartPolicy": "Always", "containers": [container()]})
+    await eventually(lambda: rig.phase("half") == "Running")
+    pod = rig.pod("half")
+    before = pod.status.container_statuses[0].container_id.rpartition("/")[2]
+    killed: list[tuple[str, str]] = []
+    cgroups = rig.node.running._cgroups
+
+    def kill(_: object, uid: str, group: str) -> int:
+        killed.append((uid, group))
+        return 0
+
+    monkeypatch.setattr(type(cgroups), "kill_container", kill)
+    hollow.end_container(before, exit_code=0)
+    await eventually(lambda: rig.pod("half").status.container_statuses[0].restart_count == 1)
+    assert killed == [(pod.uid, before)]
