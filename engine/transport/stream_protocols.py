@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from typing import Any, Final
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 CLOSE_CHANNEL: Final = 255
@@ -16,3 +17,21 @@ PORT_FORWARD: Final = "portforward.k8s.io"
 PORT_FORWARD_TUNNEL: Final = "SPDY/3.1+portforward.k8s.io"
 """A WebSocket whose messages are the bytes of a SPDY connection."""
 PORT_FORWARD_OVER_WEBSOCKET: Final = (PORT_FORWARD_TUNNEL, V4)
+
+
+def status(fields: dict[str, Any]) -> bytes:
+    """Return the error channel's message since v4: a metav1.Status."""
+    return json.dumps({"metadata": {}, **fields}).encode()
+
+
+def internal_error(message: str) -> bytes:
+    """Return the status of a command that did not run, or whose end is unknown."""
+    return status(
+        {
+            "status": "Failure",
+            "message": f"Internal error occurred: {message}",
+            "reason": "InternalError",
+            "details": {"causes": [{"message": message}]},
+            "code": 500,
+        }
+    )

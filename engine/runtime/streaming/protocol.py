@@ -8,10 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from engine.runtime.objects.records import RuntimeContainer, Sandbox
-from engine.transport.stream_protocols import ERROR, RESIZE, STDERR, STDIN, STDOUT, V1, V2, V4, V5
+from engine.transport.stream_protocols import (
+    ERROR,
+    RESIZE,
+    STDERR,
+    STDIN,
+    STDOUT,
+    V1,
+    V2,
+    V4,
+    V5,
+    internal_error,
+    status,
+)
 
 MAX_SIZE_TEXT = 1024
 
@@ -57,29 +69,19 @@ def negotiated(wanted: Sequence[str], offered: Sequence[str]) -> str | None:
 def exit_status(code: int, protocol: str) -> bytes:
     """Return the error channel's message at the end of a command; before v4 an empty one means success."""
     if code == 0:
-        return _status({"status": "Success"}) if protocol in (V4, V5) else b""
+        return status({"status": "Success"}) if protocol in (V4, V5) else b""
     message = f"command terminated with non-zero exit code: {code}"
     if protocol not in (V4, V5):
         return message.encode()
     causes = [{"reason": "ExitCode", "message": str(code)}]
-    return _status(
+    return status(
         {"status": "Failure", "message": message, "reason": "NonZeroExitCode", "details": {"causes": causes}}
     )
 
 
 def failure_status(message: str, protocol: str) -> bytes:
     """Return the error channel's message if the command did not run, or its end is unknown."""
-    if protocol not in (V4, V5):
-        return message.encode()
-    return _status(
-        {
-            "status": "Failure",
-            "message": f"Internal error occurred: {message}",
-            "reason": "InternalError",
-            "details": {"causes": [{"message": message}]},
-            "code": 500,
-        }
-    )
+    return internal_error(message) if protocol in (V4, V5) else message.encode()
 
 
 class SizeReader:
@@ -108,7 +110,3 @@ class SizeReader:
 
 def _is_length(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 16
-
-
-def _status(fields: dict[str, Any]) -> bytes:
-    return json.dumps({"metadata": {}, **fields}).encode()

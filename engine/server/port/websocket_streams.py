@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -31,6 +30,8 @@ from engine.transport.stream_protocols import (
     V2,
     V4,
     V5,
+    internal_error,
+    status,
 )
 
 GATE: Final = "ExtendWebSocketsToKubelet"
@@ -248,7 +249,7 @@ class Translation:
         try:
             events = self._session.receive(data)
         except spdy.SpdyError as error:
-            self._conclude(_failure(f"malformed SPDY of the runtime: {error}"))
+            self._conclude(internal_error(f"malformed SPDY of the runtime: {error}"))
             return
         for event in events:
             match event:
@@ -269,7 +270,7 @@ class Translation:
 
     async def finish(self) -> None:
         """Report a session that the runtime left before the command's end, and stop reading."""
-        self._conclude(self._message() if self._status else _failure("the runtime closed the session"))
+        self._conclude(self._message() if self._status else internal_error("the runtime closed the session"))
         self._feeding.cancel()
         await asyncio.gather(self._feeding, return_exceptions=True)
         await self._stream.drain()
@@ -311,7 +312,7 @@ class Translation:
         if self._version == V4 and self._status:
             return bytes(self._status)
         text = self._status.decode(errors="replace")
-        return _failure(text) if text else _status({"status": "Success"})
+        return internal_error(text) if text else status({"status": "Success"})
 
     def _conclude(self, status: bytes) -> None:
         if not self._done:
@@ -319,19 +320,3 @@ class Translation:
             self._stream.send(bytes([CHANNELS["error"]]) + status)
             self._stream.close()
             self._changed.set()
-
-
-def _failure(text: str) -> bytes:
-    return _status(
-        {
-            "status": "Failure",
-            "message": f"Internal error occurred: {text}",
-            "reason": "InternalError",
-            "details": {"causes": [{"message": text}]},
-            "code": 500,
-        }
-    )
-
-
-def _status(fields: dict[str, Any]) -> bytes:
-    return json.dumps({"metadata": {}, **fields}).encode()
