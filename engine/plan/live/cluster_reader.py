@@ -169,8 +169,9 @@ class ClusterReader:
         async def read(node: str) -> None:
             async with slots:
                 for document in NODE_DOCUMENTS:
-                    await asyncio.sleep(rate.wait(time.monotonic()))
-                    await self._read_node(node, document)
+                    if document not in self._unreadable:
+                        await asyncio.sleep(rate.wait(time.monotonic()))
+                        await self._read_node(node, document)
             step(1.0 / len(self._nodes))
 
         async with asyncio.TaskGroup() as group:
@@ -178,8 +179,6 @@ class ClusterReader:
                 group.create_task(read(node))
 
     async def _read_node(self, node: str, document: str) -> None:
-        if document in self._unreadable:
-            return
         path = f"/api/v1/nodes/{node}/proxy/{document}"
         try:
             async with asyncio.timeout(NODE_SECONDS):
