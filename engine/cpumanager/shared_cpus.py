@@ -124,7 +124,7 @@ class SharedCpus:
     def _place_together(self, policy: StaticCpuPolicy, pods: Sequence[SharingPod]) -> None:
         """Give each pod one cache or NUMA node on which its requests fit beside those of earlier ones.
 
-        A pod stays where it is while it fits; another one goes to the group with the most room.
+        A pod keeps its group while it fits there. Any other pod gets the group with the most free CPU.
         """
         layout = policy.topology.layout
         groups = {"cache": layout.caches, "node": layout.nodes}.get(self._section.keep_together, {})
