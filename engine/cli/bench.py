@@ -223,3 +223,77 @@ def suite(
         click.echo(text, nl=False)
     else:
         write_into(into, text)
+
+
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
+def _pairs(_context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Split NAME=VALUE at the first `=`."""
+    pairs = [value.partition("=") for value in values]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise click.BadParameter("expected NAME=VALUE", param=option)
+    return {name: value for name, _, value in pairs}
+
+
+@command.command()
+@click.argument("workload", type=_FILE)
+@click.option("--kubeconfig", type=_FILE, required=True, help="Administrator's kubeconfig of the cluster.")
+@click.option("--agent-pid", type=click.IntRange(1), required=True, help="Process of the agent to measure.")
+@click.option(
+    "--agent", metavar="NAME", default="kubengine", show_default=True, help="Its name in the table."
+)
+@click.option(
+    "--var",
+    "variables",
+    metavar="NAME=YAML",
+    multiple=True,
+    callback=_pairs,
+    help="A variable of the workload file, such as JOB_ITERATIONS=250.",
+)
+@click.option(
+    "--image",
+    "images",
+    metavar="NAME=NAME",
+    multiple=True,
+    callback=_pairs,
+    help="Use the second image in place of the first.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Length of the idle phase."
+)
+@click.option(
+    "--limit", type=click.FloatRange(1), default=900.0, show_default=True, help="Longest wait, in seconds."
+)
+@json_option
+def density(
+    workload: Path,
+    kubeconfig: Path,
+    agent_pid: int,
+    agent: str,
+    variables: dict[str, str],
+    images: dict[str, str],
+    seconds: float,
+    limit: float,
+    as_json: bool,
+) -> None:
+    """Play a kube-burner workload file on a cluster and measure a node's agent.
+
+    The table has the time from creation to Ready of its pods, and the agent's processor time and memory.
+    """
+    from dataclasses import asdict
+
+    from engine.bench.burner_jobs import variable
+    from engine.bench.density import DensityOptions, density_table, run_density
+
+    given = {name: variable(value) for name, value in variables.items()}
+    signal.signal(signal.SIGTERM, _end_on_terminate)
+    rows = run_density(
+        DensityOptions(workload, kubeconfig, agent_pid, agent, given, images, seconds, limit),
+        lambda line: click.echo(line, err=True),
+    )
+    if as_json:
+        print_json([asdict(row) for row in rows])
+    else:
+        click.echo(density_table(rows))
