@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from engine.bench.compatibility import cell
 from engine.bench.suite import Outcomes, SpecOutcome, SuiteResult
@@ -21,16 +21,27 @@ _COUNTED = (SuiteResult.PASSED, SuiteResult.FAILED, SuiteResult.SKIPPED, SuiteRe
 
 
 def conformance_tables(kubengine: Outcomes, kubelet: Outcomes) -> str:
-    """Return totals by SIG of the specs marked [Conformance], and each one that fails with Kubengine.
+    """Return totals by SIG of the specs marked [Conformance], of other specs that ran with either agent, and
+    each spec that fails with Kubengine.
 
     `kubelet` may hold a part of the specs, or none: a spec without a report there counts as not run.
     """
-    by_sig: Mapping[str, list[str]] = defaultdict(list)
+    marked: dict[str, list[str]] = defaultdict(list)
+    others: dict[str, list[str]] = defaultdict(list)
     for name in sorted({**kubelet, **kubengine}):
         if CONFORMANCE in name:
-            by_sig[sig(name)].append(name)
-    lines = [*_totals(by_sig, kubengine, kubelet), *_failures(by_sig, kubengine, kubelet)]
+            marked[sig(name)].append(name)
+        elif any(_result(outcomes, name) is not SuiteResult.NOT_RUN for outcomes in (kubengine, kubelet)):
+            others[sig(name)].append(name)
+    lines = [*_totals(marked, kubengine, kubelet)]
+    if others:
+        lines += ["", "### Beyond `[Conformance]`", "", *_totals(others, kubengine, kubelet)]
+    lines += _failures([*marked.items(), *others.items()], kubengine, kubelet)
     return "\n".join(lines) + "\n"
+
+
+def _result(outcomes: Outcomes, name: str) -> SuiteResult:
+    return outcomes.get(name, _NOT_RUN).result
 
 
 def sig(name: str) -> str:
@@ -50,8 +61,8 @@ def _totals(by_sig: Mapping[str, list[str]], kubengine: Outcomes, kubelet: Outco
 
 
 def _row(title: str, names: list[str], kubengine: Outcomes, kubelet: Outcomes) -> str:
-    ours = Counter(kubengine.get(name, _NOT_RUN).result for name in names)
-    theirs = Counter(kubelet.get(name, _NOT_RUN).result for name in names)
+    ours = Counter(_result(kubengine, name) for name in names)
+    theirs = Counter(_result(kubelet, name) for name in names)
     numbers = [
         len(names),
         *(ours[result] for result in _COUNTED),
@@ -61,16 +72,18 @@ def _row(title: str, names: list[str], kubengine: Outcomes, kubelet: Outcomes) -
     return f"| {title} | {' | '.join(str(number) for number in numbers)} |"
 
 
-def _failures(by_sig: Mapping[str, list[str]], kubengine: Outcomes, kubelet: Outcomes) -> Iterator[str]:
+def _failures(
+    by_sig: Iterable[tuple[str, list[str]]], kubengine: Outcomes, kubelet: Outcomes
+) -> Iterator[str]:
     yield from ("", "### Fail with Kubengine", "")
     found = False
-    for title, names in sorted(by_sig.items()):
+    for title, names in sorted(by_sig):
         for name in names:
             outcome = kubengine.get(name, _NOT_RUN)
             if outcome.result is SuiteResult.FAILED:
                 found = True
                 text = _MARKS.sub("", _LABELS.sub("", name)).strip()
                 message = cell(outcome.message) or "no message"
-                yield f"- {title}: {cell(text)} ({message}); kubelet: {kubelet.get(name, _NOT_RUN).result}"
+                yield f"- {title}: {cell(text)} ({message}); kubelet: {_result(kubelet, name)}"
     if not found:
         yield "None."

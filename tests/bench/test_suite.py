@@ -194,6 +194,21 @@ def test_conformance_counts_specs_by_sig_and_lists_failures(tmp_path: Path) -> N
     assert "kubelet: passed" in both
 
 
+def test_other_specs_that_ran_are_counted_apart(tmp_path: Path) -> None:
+    ours = report(
+        tmp_path / "ours.xml", passed(LOGS), failed(HOOK), skipped(SERIAL), skipped(VOLUME, "no disk")
+    )
+    kubelet = report(tmp_path / "kubelet.xml", passed(HOOK), skipped(SERIAL))
+    arguments = ["suite", "--conformance", "--kubengine", str(ours), "--kubelet", str(kubelet)]
+    text = CliRunner().invoke(command, arguments, catch_exceptions=False).output
+    marked, others = text.split("### Beyond `[Conformance]`")
+    assert "| **all** | 1 | 1 | 0 | 0 | 0 | 0 | 0 |" in marked
+    assert "| sig-node | 1 | 0 | 1 | 0 | 0 | 1 | 0 |" in others
+    assert "| sig-storage | 1 | 0 | 0 | 1 | 0 | 0 | 0 |" in others
+    assert "| **all** | 2 | 0 | 1 | 1 | 0 | 1 | 0 |" in others
+    assert "run poststart (Timed out.); kubelet: passed" in others
+
+
 def test_conformance_without_a_failure_says_so(tmp_path: Path) -> None:
     ours = report(tmp_path / "ours.xml", passed(LOGS))
     done = CliRunner().invoke(command, ["suite", "--conformance", "--kubengine", str(ours)])
