@@ -78,11 +78,12 @@ def _candidate(place: int, pod: Pod, amount: int | None, resource: str) -> dict[
         "usage": amount,
         "request": request,
         "critical": is_critical(pod),
-        "why": _why(pod, amount, request),
+        "why": reason_for_place(pod, amount, request),
     }
 
 
-def _why(pod: Pod, amount: int | None, request: int | None) -> str:
+def reason_for_place(pod: Pod, amount: int | None, request: int | None) -> str:
+    """Say why a pod is at its place in the order of eviction; `request` is None for processes."""
     if is_critical(pod):
         return "critical: never evicted"
     if amount is None:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ForwardRef, get_args, get_origin
 
 import pytest
 
@@ -27,17 +27,32 @@ from engine.api.pod import Pod
 ROOT = Path(__file__).parents[2]
 SECTION = (ROOT / "README.md").read_text().partition("## As a library")[2].partition("\n## ")[0]
 EXAMPLES = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
-RECORDED = Path(__file__).parent / "data" / "face.txt"
+PAGE = ROOT / "docs" / "reference" / "library.md"
+MARK = "<!-- signatures: python -m tests.project.test_face writes them"
 LIMITED = {"name": "main", "resources": {"limits": {"cpu": "500m", "memory": "64Mi"}}}
 
 
 def test_importing_it_loads_nothing_of_weight() -> None:
-    heavy = {"numpy", "grpc", "msgspec", "pyarrow"}
-    program = f"import sys, engine, engine.testing; print(sorted(sys.modules.keys() & {heavy}))"
+    """A few modules of the standard library: 3 ms; each of its own names is loaded on first use."""
+    program = (
+        "import importlib, typing, sys; before = {*sys.modules}; import engine, engine.testing\n"
+        "print(sorted({*sys.modules} - before))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "['engine', 'engine.testing']"
+
+
+def test_decisions_load_neither_the_agent_nor_a_client_of_the_runtime() -> None:
+    names = ("AdmittedPods", "decide", "preempt", "rank", "cgroup_tree", "pod_values", "container_resources")
+    program = f"import sys, engine; [getattr(engine, name) for name in {names}]; print(sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = eval(done.stdout)
+    parts = ("engine.node", "engine.transport", "engine.cri", "engine.plan", "grpc", "pyarrow", "asyncio")
+    assert [name for name in loaded if name.startswith(parts)] == []
 
 
 def test_there_are_three_examples() -> None:
@@ -184,36 +199,99 @@ def test_the_planner_says_what_to_install() -> None:
     assert done.stdout.strip() == "engine.ask needs pyarrow: pip install 'kubengine[plan]'"
 
 
-def signatures() -> Iterator[str]:
-    """Each public name with its signature, and of classes the public methods'."""
+def signatures() -> str:
+    """Return each public name with its types, and the public methods and properties of classes."""
+    lines = []
     for face in (engine, engine.testing):
         for name in sorted(face.__all__):
             thing = getattr(face, name)
-            yield f"{face.__name__}.{name}{_signature(thing)}"
-            if inspect.isclass(thing):
-                for method, function in sorted(vars(thing).items()):
-                    if inspect.isfunction(function) and not method.startswith("_"):
-                        yield f"{face.__name__}.{name}.{method}{_signature(function)}"
+            lines.append(f"{face.__name__}.{name}{_signature(thing)}")
+            if inspect.isclass(thing) and thing not in KUBERNETES_TYPES:
+                lines += [f"{face.__name__}.{name}.{member}" for member in _members(thing)]
+    return "\n".join(lines)
+
+
+def _members(kind: type) -> Iterator[str]:
+    for name, member in sorted(vars(kind).items()):
+        if not name.startswith("_") and name not in PROTOCOL:
+            if inspect.isfunction(member):
+                yield name + _signature(member)
+            elif isinstance(member, property) and member.fget is not None:
+                yield f"{name}: {_type(inspect.get_annotations(member.fget)['return'])}"
+
+
+PROTOCOL = {
+    name for name in vars(engine.testing.SampleDevicePlugin) if name[0].isupper()
+}  # called by the agent over gRPC
+KUBERNETES_TYPES = (Pod, engine.KubeletConfiguration, engine.KubengineConfiguration)
 
 
 def _signature(thing: Any) -> str:
-    """Names, kinds and defaults of the parameters. The fields of Kubernetes' own types are Kubernetes'."""
-    if thing in (Pod, engine.KubeletConfiguration):
+    """Names, kinds, types and defaults of the parameters, and the result's type."""
+    if thing in KUBERNETES_TYPES:
         return ""
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):
         return ""
-    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
-    text = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
-    return re.sub(r"<[^>]*>", "…", text)
+    result = signature.return_annotation
+    result = "" if result in (None, "None", inspect.Signature.empty) else f" -> {_type(result)}"
+    own = [each for each in signature.parameters.values() if each.name != "self"]
+    bare = [each.replace(annotation=Written(_type(each.annotation)), default=_default(each)) for each in own]
+    text = str(inspect.Signature(bare))
+    return re.sub(r": \?(?=[,)])", "", text) + result
+
+
+class Written(str):
+    """Text that signatures show without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _type(annotation: Any) -> str:
+    if annotation is inspect.Parameter.empty:
+        return "?"
+    if isinstance(annotation, ForwardRef):
+        annotation = annotation.__forward_arg__
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = re.sub(r"Annotated\[(.*?), msgspec\.Meta\([^)]*\)\]", r"\1", text)
+    return re.sub(r"Optional\[(\w+)\]", r"\1 | None", re.sub(r"(?:collections\.abc|typing)\.", "", text))
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    text = repr(parameter.default)
+    return (
+        Written("…")
+        if text.startswith("<") and parameter.default is not inspect.Parameter.empty
+        else parameter.default
+    )
 
 
 def test_the_face_is_as_recorded() -> None:
-    """A change of it is a decision: `python -m tests.project.test_face` writes the record again, and
+    """A change is a decision: `python -m tests.project.test_face` writes the record again, and
     `docs/reference/versioning.md` says which version number it needs."""
-    assert "\n".join(signatures()) + "\n" == RECORDED.read_text()
+    assert PAGE.read_text().partition(MARK)[2] == f" -->\n\n```text\n{signatures()}\n```\n"
+
+
+def test_every_name_has_a_stability() -> None:
+    rows = re.findall(r"^\| (`.*?) \| .* \| (\w+) \|$", PAGE.read_text(), re.MULTILINE)
+    names = [name for cell, _ in rows for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(names) == sorted([*engine.__all__, *engine.testing.__all__])
+    assert {stability for _, stability in rows} == {"stable", "provisional"}
+
+
+def test_a_deprecated_name_works_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(engine._RENAMED, "would_fit", "decide")
+    with pytest.warns(DeprecationWarning, match=r"engine.would_fit is deprecated; use engine.decide") as seen:
+        assert engine.would_fit is engine.decide
+    assert seen[0].filename == __file__
 
 
 if __name__ == "__main__":
-    RECORDED.write_text("\n".join(signatures()) + "\n")
+    before = PAGE.read_text().partition(MARK)[0]
+    PAGE.write_text(f"{before}{MARK} -->\n\n```text\n{signatures()}\n```\n")
