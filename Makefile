@@ -153,6 +153,7 @@ dist: build
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python package/manylinux.py dist/*.whl
 	$(BIN)/python package/sbom.py dist/*.whl
+	$(BIN)/python package/pytest_kubengine.py dist
 
 dist-arm64: dist
 	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(ARM64_PACKAGES)); fi

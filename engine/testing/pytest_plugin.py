@@ -1,6 +1,7 @@
-"""Provide pytest fixtures: `containerd`, `containerd2`, `busybox_archive`, `private_cgroup_root`.
+"""Provide pytest fixtures: nodes, an API server, a device plugin, a CSI driver, a real containerd.
 
-Enable them with `pytest_plugins = ["engine.testing.pytest_plugin"]` in the top `conftest.py`.
+The distribution pytest-kubengine enables them; `pytest_plugins = ["engine.testing.pytest_plugin"]` in the top
+`conftest.py` does so, too. Importing this module loads only pytest: each fixture imports what it needs.
 """
 
 from __future__ import annotations
@@ -11,16 +12,61 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from engine.testing.containerd import Containerd
+    from engine.testing.hollow_node import HollowNode
+    from engine.testing.threaded_server import ThreadedApiServer
 
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def hollow_node() -> Iterator[HollowNode]:
+    """Run a node agent on the hollow runtime, with static pods."""
+    from engine.testing.hollow_node import HollowNode
+
+    with HollowNode() as node:
+        yield node
+
+
+@pytest.fixture
+def api_server() -> Iterator[ThreadedApiServer]:
+    """Run a small API server with TLS and watches, whose faults the test plans. Skip without openssl."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl on the PATH")
+    from engine.testing.threaded_server import ThreadedApiServer
+
+    with ThreadedApiServer() as server:
+        yield server
+
+
+@pytest.fixture
+def cluster_node(api_server: ThreadedApiServer) -> Iterator[HollowNode]:
+    """Run a node agent on the hollow runtime that has joined the cluster of `api_server`."""
+    from engine.testing.hollow_node import HollowNode
+
+    with HollowNode(server=api_server) as node:
+        yield node
+
+
+@pytest.fixture
+def device_plugin(hollow_node: HollowNode) -> Callable[..., Any]:
+    """Return `HollowNode.device_plugin` of `hollow_node`, which starts and registers a device plugin."""
+    return hollow_node.device_plugin
+
+
+@pytest.fixture
+def csi_driver(cluster_node: HollowNode) -> Callable[..., Any]:
+    """Return `HollowNode.csi_driver` of `cluster_node`. Skip without root, which mounts need."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a CSI driver mounts")
+    return cluster_node.csi_driver
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +79,9 @@ def busybox_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def containerd(tmp_path_factory: pytest.TempPathFactory, busybox_archive: Path) -> Iterator[Containerd]:
-    """Run one private containerd for the session, with busybox; remove each test's pods after it."""
+    """Run one private containerd for the session, with busybox. Skip without root or containerd."""
+    if os.geteuid() != 0 or shutil.which("containerd") is None:
+        pytest.skip("needs root and containerd on the PATH (Debian: containerd, runc)")
     from engine.testing.containerd import Containerd
 
     with Containerd(tmp_path_factory.mktemp("containerd")) as running:

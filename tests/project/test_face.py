@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ForwardRef, get_args, get_origin
 
@@ -206,29 +207,28 @@ def signatures() -> str:
         for name in sorted(face.__all__):
             thing = getattr(face, name)
             lines.append(f"{face.__name__}.{name}{_signature(thing)}")
-            if inspect.isclass(thing) and thing not in KUBERNETES_TYPES:
+            if inspect.isclass(thing) and issubclass(thing, Enum):
+                lines += [f"{face.__name__}.{name}.{member.name} = {member.value!r}" for member in thing]
+            elif inspect.isclass(thing) and thing not in KUBERNETES_TYPES:
                 lines += [f"{face.__name__}.{name}.{member}" for member in _members(thing)]
     return "\n".join(lines)
 
 
 def _members(kind: type) -> Iterator[str]:
     for name, member in sorted(vars(kind).items()):
-        if not name.startswith("_") and name not in PROTOCOL:
+        if name[0].islower():  # others are private, or called over gRPC
             if inspect.isfunction(member):
                 yield name + _signature(member)
             elif isinstance(member, property) and member.fget is not None:
                 yield f"{name}: {_type(inspect.get_annotations(member.fget)['return'])}"
 
 
-PROTOCOL = {
-    name for name in vars(engine.testing.SampleDevicePlugin) if name[0].isupper()
-}  # called by the agent over gRPC
 KUBERNETES_TYPES = (Pod, engine.KubeletConfiguration, engine.KubengineConfiguration)
 
 
 def _signature(thing: Any) -> str:
     """Names, kinds, types and defaults of the parameters, and the result's type."""
-    if thing in KUBERNETES_TYPES:
+    if thing in KUBERNETES_TYPES or (inspect.isclass(thing) and issubclass(thing, Enum)):
         return ""
     try:
         signature = inspect.signature(thing)
