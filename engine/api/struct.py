@@ -9,6 +9,7 @@ import msgspec
 
 from engine.api.duration import Duration
 from engine.api.encoding.go_text import go_number
+from engine.api.encoding.json_text import json_encoder
 from engine.api.errors import InvalidInput
 from engine.api.quantity import Quantity
 
@@ -93,12 +94,5 @@ def to_builtins(value: Any) -> Any:
     return msgspec.to_builtins(value, enc_hook=encode_hook, str_keys=True)
 
 
-_encoder = msgspec.json.Encoder(enc_hook=encode_hook)
-
-
-def to_json(value: Any) -> bytes:
-    """Return JSON in the shape of Kubernetes."""
-    # `encode` of msgspec 0.22 crashes the process where no memory is left; `encode_into` raises MemoryError.
-    buffer = bytearray()
-    _encoder.encode_into(value, buffer)
-    return bytes(buffer)
+to_json = json_encoder(encode_hook)
+"""Return JSON in the shape of Kubernetes."""

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.api.amounts.cpu_weight import MIN_SHARES
 from engine.api.config import EXCLUSIVE_CPUS_GATE, EXCLUSIVE_MEMORY_GATE, KubeletConfiguration
+from engine.api.encoding.json_text import encode_json
 from engine.api.pod import Container, Pod, ResourceList, ResourceRequirements
 from engine.api.qos import GUARANTEED, compute_qos_class
 from engine.api.quantity import ZERO, Quantity
@@ -120,7 +121,7 @@ def resize_text(what: str, wanted: Pod, error: str = "") -> str:
         "generation": wanted.metadata.generation,
         **({"error": error} if error else {}),
     }
-    return f"Pod resize {what}: {msgspec.json.encode(summary).decode()}"
+    return f"Pod resize {what}: {encode_json(summary).decode()}"
 
 
 def resize_of(old: Pod, new: Pod) -> PodResize | None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from engine.api.encoding.json_text import encode_json
 from engine.cli.agent.client import AgentClient, agent_option
 
 PATH = "/kubengine/decisions"
@@ -27,7 +28,7 @@ def command(agent: AgentClient, follow: bool, pod: str | None, as_json: bool, ou
     query = {"pod": pod} if pod else {}
     for decision in _followed(agent, query) if follow else _held(agent, query):
         plain = as_json or output == "json"
-        click.echo(msgspec.json.encode(decision).decode() if plain else _line(decision))
+        click.echo(encode_json(decision).decode() if plain else _line(decision))
 
 
 def _held(agent: AgentClient, query: dict[str, str]) -> Iterable[dict[str, Any]]:
@@ -45,7 +46,7 @@ def _line(decision: dict[str, Any]) -> str:
     about = "/".join(decision[part] for part in ("pod", "container") if part in decision) or "node"
     when = datetime.fromtimestamp(decision["time"]).strftime("%Y-%m-%d %H:%M:%S")
     inputs = " ".join(
-        f"{name}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}"
+        f"{name}={value if isinstance(value, str) else encode_json(value).decode()}"
         for name, value in decision.get("inputs", {}).items()
     )
     why = decision.get("reason", "")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import msgspec
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.cli.plan import computing, deliver, opened, output_options, source_options
 from engine.plan.answers.diff import difference
@@ -101,7 +102,7 @@ def _object(text: str, option: str) -> dict[str, Any]:
 @click.command()
 def schema() -> None:
     """Print the JSON schema of scenario files, for editors."""
-    click.echo(msgspec.json.format(msgspec.json.encode(scenario_schema()), indent=2).decode())
+    click.echo(msgspec.json.format(encode_json(scenario_schema()), indent=2).decode())
 
 
 COMMANDS: dict[str, click.Command] = {"run": run, "diff": diff, "schema": schema}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from engine.api import cpu_set as cpu_sets
+from engine.api.encoding.json_text import encode_json_sorted
 from engine.api.errors import InvalidInput
 from engine.host.checksummed_file import sealed, unsealed
 
@@ -19,7 +20,7 @@ FILE_NAME = "kubengine_cpu_baselines"
 def encode(baselines: Mapping[str, Mapping[str, int]]) -> bytes:
     """The file's content; `baselines` are by pod uid and container."""
     texts = {uid: {name: cpu_sets.text(one) for name, one in of.items()} for uid, of in baselines.items()}
-    return sealed(msgspec.json.encode(texts, order="deterministic"))
+    return sealed(encode_json_sorted(texts))
 
 
 def decode(data: bytes) -> dict[str, dict[str, int]]:

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from engine.api.encoding.json_text import encode_json_sorted
 from engine.api.errors import Refused
 from engine.csi import places
 from engine.csi.volume import EPHEMERAL
@@ -90,4 +91,4 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _keep(directory: Path, said: dict[str, str]) -> None:
-    replace_file(directory / places.DATA, msgspec.json.encode(said, order="sorted") + b"\n")
+    replace_file(directory / places.DATA, encode_json_sorted(said) + b"\n")

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.api.encoding.json_text import encode_json
 from engine.dra.table import ClaimState, PreparedDevice
 
 KIND: Final = "DRACheckpoint"
@@ -60,7 +61,7 @@ def encode(claims: Iterable[ClaimState]) -> bytes:
     data = json.dumps(
         {"kind": KIND, "apiVersion": VERSION, "ClaimInfoStateList": listed}, separators=(",", ":")
     )
-    return msgspec.json.encode(_File(data, zlib.crc32(data.encode())))
+    return encode_json(_File(data, zlib.crc32(data.encode())))
 
 
 def decode(text: bytes) -> list[ClaimState]:

@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from engine.api.encoding.json_text import encode_json
+
 HEALTHY, UNHEALTHY, UNKNOWN = "Healthy", "Unhealthy", "Unknown"
 DEFAULT_TIMEOUT: Final = 30.0
 MAX_TIMEOUT: Final = 10 * 365 * 86400.0
@@ -107,7 +109,7 @@ class HealthTable:
 
     def encode(self) -> bytes:
         """Return the content of the file."""
-        return msgspec.json.encode(
+        return encode_json(
             {
                 driver: _Driver({f"{h.pool}/{h.device}": _written(h) for h in devices.values()})
                 for driver, devices in sorted(self._drivers.items())

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import Refused
 from engine.host.checksummed_file import keep, kept
 from engine.images.records import ImageRecords
@@ -44,7 +45,7 @@ def _decode(content: bytes) -> dict[str, dict[str, float]]:
 
 def save(path: Path, records: ImageRecords) -> None:
     """Store the records. Raises `Refused` with the path."""
-    data = msgspec.json.encode({"version": VERSION, "records": records.export()})
+    data = encode_json({"version": VERSION, "records": records.export()})
     try:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     except OSError as error:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.references import ISCSIVolume
 from engine.intree.places import INTERFACE, iscsi_devices, iscsi_mounts, one_name
@@ -116,7 +117,7 @@ def record(disk: IscsiDisk) -> bytes:
         "InitiatorName": disk.initiator,
         "MetricsProvider": None,
     }
-    return msgspec.json.encode(said) + b"\n"
+    return encode_json(said) + b"\n"
 
 
 def recorded(data: bytes) -> IscsiDisk:

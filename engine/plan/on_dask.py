@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput, Unavailable
 from engine.plan.answers.answer import Answer, joined
 from engine.plan.questions import QUESTIONS
@@ -84,7 +85,7 @@ def ask_on_dask(
     with client, warnings.catch_warnings():
         # Shards travel with the task because workers share no disk with this process.
         warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
-        return joined(_in_order(client, name, msgspec.json.encode(parameters), shards, answered))
+        return joined(_in_order(client, name, encode_json(parameters), shards, answered))
 
 
 def _in_order(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.api.encoding.json_text import encode_json
 from engine.host.files import replace_file
 
 NEVER = "0001-01-01T00:00:00Z"
@@ -39,4 +40,4 @@ def read_times(path: Path) -> ShutdownTimes:
 
 def write_times(path: Path, times: ShutdownTimes) -> None:
     """Write the times. Raises `Refused` naming the file."""
-    replace_file(path, msgspec.json.encode(times), mode=0o644)
+    replace_file(path, encode_json(times), mode=0o644)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from decimal import Decimal
 
-import msgspec
+from engine.api.encoding.json_text import encode_json
 
 _ESCAPES = str.maketrans(
     {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -21,7 +21,7 @@ def go_number(number: int | float) -> str:
 
 def go_json(value: object) -> bytes:
     """Return JSON with the escapes of Go's encoder; keys stay in the given order."""
-    return msgspec.json.encode(value).decode().translate(_ESCAPES).encode()
+    return encode_json(value).decode().translate(_ESCAPES).encode()
 
 
 def go_map(items: Mapping[str, str] | Mapping[int, str]) -> str:

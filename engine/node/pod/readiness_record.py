@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import Refused, Unavailable
 from engine.host.checksummed_file import keep, kept
 from engine.host.tasks import Tasks
@@ -45,7 +46,7 @@ class ReadinessRecords:
 
     def write(self, uid: str, known: Known) -> None:
         """Schedule a write, if the record changed."""
-        content = msgspec.json.encode(known)
+        content = encode_json(known)
         said = hash(content)
         if self._said.get(uid) == said:
             return

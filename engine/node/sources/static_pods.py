@@ -14,6 +14,7 @@ import msgspec
 
 from engine.api.defaults import apply_defaults, default_selectors
 from engine.api.encoding.digest import blake2b
+from engine.api.encoding.json_text import encode_json_sorted
 from engine.api.errors import InvalidInput
 from engine.api.meta import ObjectMeta
 from engine.api.moments import rfc3339_micro
@@ -109,4 +110,4 @@ def _digest(pod: Pod, node_name: str, origin: str, qos: str) -> str:
             for name in (CPU, MEMORY) if isinstance(amounts, dict) else ():
                 amounts.pop(name, None)
     parts = [node_name, origin, to_builtins(pod.metadata), content, qos]
-    return blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=16).hexdigest()
+    return blake2b(encode_json_sorted(parts), digest_size=16).hexdigest()

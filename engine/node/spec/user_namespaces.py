@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from engine.api.config import KubeletConfiguration
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
 from engine.host.checksummed_file import set_aside
@@ -90,7 +91,7 @@ class UserNamespaceAllocator:
             first = self._free()
             mapping = _Mapping(host_id=first, container_id=0, length=self._length)
             content = _Mappings(uid_mappings=[mapping], gid_mappings=[mapping])
-            replace_file(file, msgspec.json.encode(content), mode=0o600)
+            replace_file(file, encode_json(content), mode=0o600)
         ids = [cri.IDMapping(host_id=first, container_id=0, length=self._length)]
         return cri.UserNamespace(mode=cri.POD, uids=ids, gids=ids)
 

@@ -11,7 +11,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -21,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.api.amounts.sizes import binary_size
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.version import engine_version
 from engine.host.files import replace_file, replacing_file
@@ -109,19 +109,19 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def _json(answer: Answer, source: Mapping[str, Any], file: BinaryIO) -> None:
-    encode = msgspec.json.encode
-    file.write(b'{"provenance":' + encode(source) + b',"notes":' + encode(answer.note_lines) + b',"rows":[')
+    file.write(b'{"provenance":' + encode_json(source))
+    file.write(b',"notes":' + encode_json(answer.note_lines) + b',"rows":[')
     separator = b"\n"
     for batch in _plain(answer.table).to_batches(_JSON_BATCH):
         for row in batch.to_pylist():
-            file.write(separator + encode(row))
+            file.write(separator + encode_json(row))
             separator = b",\n"
     file.write(b"\n]}\n")
 
 
 def _parquet(answer: Answer, source: Mapping[str, Any], file: BinaryIO) -> None:
-    metadata = {b"kubengine.provenance": msgspec.json.encode(source)}
-    metadata[b"kubengine.notes"] = msgspec.json.encode(answer.note_lines)
+    metadata = {b"kubengine.provenance": encode_json(source)}
+    metadata[b"kubengine.notes"] = encode_json(answer.note_lines)
     pq.write_table(answer.table.replace_schema_metadata(metadata), file, compression="zstd")
 
 

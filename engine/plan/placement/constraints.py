@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from engine.admission.ports import UsedPorts, host_ports
 from engine.admission.selectors import matches_node, selects, tolerates
+from engine.api.encoding.json_text import encode_json
 from engine.api.node import Taint
 from engine.api.pod import Pod
 from engine.api.scheduling import NodeSelector
@@ -125,7 +126,7 @@ class Constraints:
             ]
             if cordoned[node]:
                 taints.append(CORDON)
-            key = msgspec.json.encode(taints)
+            key = encode_json(taints)
             if key not in numbers:
                 numbers[key] = len(distinct)
                 distinct.append(tuple(taints))

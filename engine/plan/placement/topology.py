@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.admission.selectors import selects_labels
+from engine.api.encoding.json_text import encode_json
 from engine.api.pod import Pod
 from engine.api.references import LabelSelector, LabelSelectorRequirement
 from engine.api.scheduling import PodAffinity, PodAffinityTerm, TopologySpreadConstraint
@@ -207,7 +208,7 @@ class PodTopology:
         self, selector: LabelSelector | None, namespaces: tuple[str, ...] | None
     ) -> NDArray[np.bool_]:
         """Return bool[placed]: the pods of these namespaces that a selector matches."""
-        key = msgspec.json.encode(selector), namespaces
+        key = encode_json(selector), namespaces
         found = self._matching.get(key)
         if found is None:
             labelled = np.array([selects_labels(selector, labels) for labels in self._labels], bool)

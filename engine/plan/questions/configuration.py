@@ -7,11 +7,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import load_config
 from engine.api.documents.kubelet_validation import validate
+from engine.api.encoding.json_text import json_encoder
 from engine.api.errors import InvalidInput
 from engine.eviction.thresholds import thresholds_from_config
 from engine.images.policy import ImageGCPolicy
@@ -39,7 +38,7 @@ class NodeConfigurations:
         self._changes = changes or {}
         self._decoded: dict[str, KubeletConfiguration] = {}
         given = load_config([Path(file)])[0] if file else None
-        self._base = msgspec.json.encode(given, enc_hook=str).decode() if given is not None else ""
+        self._base = json_encoder(str)(given).decode() if given is not None else ""
         self._known = 0 if file else sum(bool(text) for text in self._texts)
         try:
             _check(self.of_text(""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pyarrow as pa
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.meta import ObjectMeta
 from engine.api.struct import decode_hook, to_builtins
@@ -24,14 +25,14 @@ class DynamicRows:
     def add(self, kind: str, data: bytes) -> None:
         """Add an object. Raise `Unusable` with the faulty field as subject."""
         if b"v1beta1" in data:
-            data = msgspec.json.encode(as_v1(kind, msgspec.json.decode(data)))
+            data = encode_json(as_v1(kind, msgspec.json.decode(data)))
         try:
             read = _DECODERS[kind].decode(data)
         except InvalidInput as error:
             raise Unusable(error.message, subject=error.subject) from None
         meta = read.metadata
         read.metadata = ObjectMeta(name=meta.name, namespace=meta.namespace, uid=meta.uid)
-        self._rows[kind, meta.namespace, meta.name] = msgspec.json.encode(to_builtins(read)).decode()
+        self._rows[kind, meta.namespace, meta.name] = encode_json(to_builtins(read)).decode()
 
     def table(self) -> pa.Table:
         """Return one row per object, as `docs/snapshot-format.md` describes it."""

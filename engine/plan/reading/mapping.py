@@ -21,6 +21,7 @@ import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
@@ -192,7 +193,7 @@ def _nodes(table: _Table, names: list[str], resources: ResourceNames) -> pa.Tabl
         given = {resource: texts[row] or "0" for resource, texts in amounts.items()}
         meta = {"name": name, "labels": {label: texts[row] for label, texts in labels.items()}}
         plain = {"metadata": meta, "spec": {}, "status": {"allocatable": given, "capacity": given}}
-        documents.append(msgspec.json.encode(plain).decode())
+        documents.append(encode_json(plain).decode())
     columns: dict[str, Any] = {
         "name": pa.array(names, pa.string()),
         "document": pa.array(documents, pa.large_string()),
@@ -270,7 +271,7 @@ def _template_numbers(table: _Table, templates: Templates) -> NDArray[np.int32]:
 def _template(templates: Templates, amounts: dict[str, str], path: str) -> int:
     requests = {name: text for name, text in amounts.items() if text}
     spec = {"containers": [{"name": "main", "resources": {"requests": requests}}]}
-    text = msgspec.json.encode(spec)
+    text = encode_json(spec)
     pod = msgspec.json.decode(b'{"spec":' + text + b"}", type=Pod, dec_hook=decode_hook)
     try:
         return templates.add_pod(pod, text.decode())

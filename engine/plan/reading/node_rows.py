@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Raw
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.node import Node
 from engine.api.quantity import Quantity
@@ -35,7 +36,6 @@ READINGS = (
 
 _quantities = msgspec.json.Decoder(dict[str, Quantity], dec_hook=decode_hook)
 _node = msgspec.json.Decoder(Node, dec_hook=decode_hook)
-_encode = msgspec.json.encode
 
 
 class _Row:
@@ -230,4 +230,4 @@ def _document(node: NodeDocument) -> str:
     if bytes(node.status.capacity):
         status["capacity"] = node.status.capacity
     plain = {"metadata": meta, "spec": spec, "status": status}
-    return msgspec.json.format(_encode(plain), indent=-1).decode()
+    return msgspec.json.format(encode_json(plain), indent=-1).decode()

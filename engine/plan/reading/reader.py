@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.version import engine_version
 from engine.plan.claims.objects import KINDS
@@ -199,7 +200,7 @@ def _budget_table(budgets: list[BudgetDocument]) -> pa.Table:
             "name": budget.metadata.name,
             "min_available": text(budget.spec.min_available),
             "max_unavailable": text(budget.spec.max_unavailable),
-            "selector": msgspec.json.encode(budget.spec.selector).decode(),
+            "selector": encode_json(budget.spec.selector).decode(),
         }
         for budget in budgets
     ]

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Raw
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
@@ -31,7 +32,6 @@ FRACTIONS = ("memory", "ephemeral-storage")
 _FLUSH = 16_384
 
 _decoder = msgspec.json.Decoder(Pod, dec_hook=decode_hook)
-_encoder = msgspec.json.Encoder()
 
 Key = tuple[object, ...]
 
@@ -103,7 +103,7 @@ class Templates:
             if bytes(value)
         }
         try:
-            text = msgspec.json.format(_encoder.encode(plain), indent=-1)
+            text = msgspec.json.format(encode_json(plain), indent=-1)
             pod = _decoder.decode(b'{"spec":' + text + b"}")
         except msgspec.ValidationError as error:
             raise _located(msgspec.json.decode(text), str(error)) from None

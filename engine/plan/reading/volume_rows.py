@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pyarrow as pa
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.objects.storage import PersistentVolumeSpec
 from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
@@ -58,7 +59,7 @@ class VolumeRows:
         rows = []
         for (namespace, name), volume in self._claims.items():
             known = not volume or volume in self._selectors
-            affinity = msgspec.json.encode(self._selectors.get(volume)).decode() if known else None
+            affinity = encode_json(self._selectors.get(volume)).decode() if known else None
             rows.append({"namespace": namespace, "claim": name, "volume": volume, "node_affinity": affinity})
         return pa.Table.from_pylist(rows, schema=pa.schema(list(VOLUME_FIELDS.items())))
 

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.host.files import replacing_file
 from engine.plan.snapshot.columns import Snapshot
@@ -68,7 +68,7 @@ def write_stream(snapshot: Snapshot, file: Any) -> None:
         "meta": snapshot.meta,
     }
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        archive.writestr(MANIFEST, msgspec.json.encode(manifest))
+        archive.writestr(MANIFEST, encode_json(manifest))
         for name in TABLES:
             sink = pa.BufferOutputStream()
             table = whole(getattr(snapshot, name))

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.moments import rfc3339
 from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION
 from engine.plan.snapshot.columns import Snapshot
@@ -33,7 +34,7 @@ def write_list(snapshot: Snapshot, file: BinaryIO, *, pretty: bool = True) -> No
     file.write(b'{\n    "apiVersion": "v1",\n    "items": [')
     separator = b""
     for document in documents(snapshot):
-        encoded = msgspec.json.encode(document)
+        encoded = encode_json(document)
         if pretty:
             encoded = msgspec.json.format(encoded, indent=4).replace(b"\n", _ITEM)
         file.write(separator + _ITEM + encoded)

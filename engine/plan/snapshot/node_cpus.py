@@ -13,6 +13,7 @@ from functools import lru_cache
 import msgspec
 
 from engine.api import cpu_set as cpu_sets
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.memorymanager.state import NodeState
@@ -45,14 +46,14 @@ class NodeCpus:
 
 def processors_text(processors: list[Processor]) -> str:
     """Encode processors for the column. Raises `InvalidInput` if they are no machine's."""
-    text = msgspec.json.encode(sorted(processors)).decode()
+    text = encode_json(sorted(processors)).decode()
     _topology(text)
     return text
 
 
 def pinning_text(pinning: PinnedState) -> str:
     """Encode what the managers of a node keep for the column."""
-    return msgspec.json.encode(pinning).decode()
+    return encode_json(pinning).decode()
 
 
 def node_cpus(processors: str, pinning: str) -> NodeCpus | None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.struct import decode_hook
@@ -178,7 +179,7 @@ def _containers(name: str, cpu: int, memory: int, qos: int, gpus: int) -> dict[s
 
 
 def _template(templates: Templates, spec: dict[str, Any]) -> int:
-    text = msgspec.json.encode(spec)
+    text = encode_json(spec)
     pod = msgspec.json.decode(b'{"spec":' + text + b"}", type=Pod, dec_hook=decode_hook)
     return templates.add_pod(pod, text.decode())
 

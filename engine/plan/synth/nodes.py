@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from engine.api.encoding.json_text import encode_json
 from engine.plan.reading.node_rows import READINGS
 from engine.tables import ResourceNames
 
@@ -80,7 +80,7 @@ def node_table(
             "topology.kubernetes.io/zone": f"zone-{'abc'[index % 3]}",
         }  # fmt: skip
         document = {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": amounts}
-        documents.append(msgspec.json.encode(document).decode())
+        documents.append(encode_json(document).decode())
     columns |= {
         "document": pa.array(documents, pa.large_string()),
         "known": np.ones(nodes, bool),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from engine.api.config import KubeletAuthorization
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.server.interfaces.node import ReviewServer
 from engine.server.port.access import Needs, RequestUser
@@ -95,6 +96,6 @@ class Authorization:
             return (await api.create(ACCESS_REVIEWS, question, _AccessReview)).status.allowed
 
         try:
-            return await self._reviews.get(msgspec.json.encode(spec), ask)
+            return await self._reviews.get(encode_json(spec), ask)
         except Exception as error:
             raise NoReview(subresource) from error

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
+from engine.api.encoding.json_text import encode_json
 from engine.testing.apiserver import resources, reviews, watches
 from engine.testing.apiserver.certificates import DAY, Authority, CertificatePair
 from engine.testing.apiserver.faults import ApiServerFault, Faults, Planned
@@ -447,9 +448,9 @@ class ApiServer:
             async for event in watches.events(
                 self.objects, path, _selector(params), _kind(path), params, self.bookmark_seconds
             ):
-                await answer.send(msgspec.json.encode(event) + b"\n")
+                await answer.send(encode_json(event) + b"\n")
         except StoreError as error:
-            await answer.send(msgspec.json.encode({"type": "ERROR", "object": _status(error)}) + b"\n")
+            await answer.send(encode_json({"type": "ERROR", "object": _status(error)}) + b"\n")
         except asyncio.CancelledError as cancelled:
             if cancelled.args != (_END,):
                 raise
@@ -464,7 +465,7 @@ _END = "the watch ends"
 
 async def _send(answer: Http2Answer, code: int, value: Object) -> None:
     answer.head(code, content_type="application/json")
-    await answer.send(msgspec.json.encode(value), end=True)
+    await answer.send(encode_json(value), end=True)
 
 
 async def _refuse(answer: Http2Answer, error: StoreError, retry_after: int | None) -> None:
@@ -472,7 +473,7 @@ async def _refuse(answer: Http2Answer, error: StoreError, retry_after: int | Non
     if retry_after is not None:
         headers["retry_after"] = str(retry_after)
     answer.head(error.code, **headers)
-    await answer.send(msgspec.json.encode(_status(error)), end=True)
+    await answer.send(encode_json(_status(error)), end=True)
 
 
 def _status(error: StoreError) -> Object:
