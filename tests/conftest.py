@@ -6,11 +6,14 @@ import gc
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.leaks import FAILED
 
 # A shared machine is no reason to fail an example, and CI tries the same ones each time.
 hypothesis.settings.register_profile("here", deadline=None)
@@ -36,6 +39,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let a failed test leave what it opened: its traceback holds that until a later test.
+
+    gRPC ends its poller with its last object and then waits for all servers. A server that was not stopped
+    would keep the worker in a garbage collection for ever, so one reference to the poller stays.
+    """
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+        if "grpc" in sys.modules:
+            sys.modules["grpc"].aio.init_grpc_aio()
+    return report
 
 
 @pytest.fixture(autouse=True)
