@@ -14,7 +14,8 @@ Planner: `load_snapshot`, `synthesize`, `Cluster`, `ask` (`pip install 'kubengin
 Agent: `Node`, with a `KubeletConfiguration`, a `KubengineConfiguration`, and `NodeOptions` for a cluster,
 credentials and the machine.
 Types: `Pod`, `NodeFacts`, `PodRules`, `ContainerRules`, `TopologyPolicy`, `PreemptParameters`. `convert`
-makes a typed object from a dict, with the defaults of an API server.
+makes a typed object from a dict, with the defaults of an API server, and `to_document` a dict from a typed
+object. `LogOptions` selects a part of a container's log.
 Results: `Verdict`, `Preemption`, `Failure`, `RankedPod`, `PlannedGroup`, `GroupValues`, `ContainerResources`,
 `Threshold`, `ProbeSpec`, `ProbeOutcome`, `Answer`.
 Errors: `KubengineError`, and below it `InvalidInput`, `Refused`, `NotEnoughToPreempt` and `Unavailable`.
@@ -48,11 +49,13 @@ if TYPE_CHECKING:
         probe_specs,
         thresholds_from_config,
     )
+    from engine.library.documents import to_document
     from engine.library.groups import cgroup_tree
     from engine.library.probing import ProbeOutcome, run_probe
     from engine.library.questions import ask
     from engine.library.ranking import RankedPod, rank
     from engine.node import Node
+    from engine.node.logs.container_logs import LogOptions
     from engine.node.nodeinfo.options import NodeOptions
     from engine.plan import load_snapshot, synthesize
     from engine.plan.answers.answer import Answer
@@ -73,6 +76,7 @@ __all__ = [
     "KubeletConfiguration",
     "KubengineConfiguration",
     "KubengineError",
+    "LogOptions",
     "Node",
     "NodeFacts",
     "NodeOptions",
@@ -105,6 +109,7 @@ __all__ = [
     "sandboxes_to_remove",
     "synthesize",
     "thresholds_from_config",
+    "to_document",
 ]
 
 _HOME = {
@@ -148,6 +153,7 @@ _HOME = {
         "probe_specs",
         "thresholds_from_config",
     ),
+    "engine.library.documents": ("to_document",),
     "engine.library.groups": ("cgroup_tree",),
     "engine.library.probing": (
         "ProbeOutcome",
@@ -159,6 +165,7 @@ _HOME = {
         "rank",
     ),
     "engine.node": ("Node",),
+    "engine.node.logs.container_logs": ("LogOptions",),
     "engine.node.nodeinfo.options": ("NodeOptions",),
     "engine.plan": (
         "load_snapshot",

@@ -11,6 +11,7 @@ from engine.api.defaults import apply_defaults
 from engine.api.documents import convert
 from engine.api.node import Node
 from engine.api.pod import Container, Pod
+from engine.api.struct import to_builtins
 
 Document: TypeAlias = Mapping[str, Any]
 PodLike: TypeAlias = Pod | Document
@@ -58,6 +59,12 @@ def config_of(config: ConfigLike | None) -> KubeletConfiguration:
     if isinstance(config, KubeletConfiguration):
         return config
     return convert(config, KubeletConfiguration, "KubeletConfiguration")
+
+
+def to_document(value: Pod | Node | KubeletConfiguration) -> dict[str, Any]:
+    """Return a typed object as the plain document that `kubectl get -o json` shows; undoes `convert`."""
+    document: dict[str, Any] = to_builtins(value)
+    return document
 
 
 def container_of(pod: Pod, name: str) -> Container | None:
