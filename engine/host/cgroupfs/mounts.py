@@ -104,6 +104,34 @@ def find_mounts(root: str | None = None, mountinfo: str = MOUNTINFO) -> Mounts:
     return _choose(chosen)
 
 
+def delegated_mounts(directory: str) -> Mounts:
+    """Return the subtree of cgroup v2 below `directory` as if it were the whole hierarchy.
+
+    For an ordinary user to whom systemd (`Delegate=yes`) or a container gave it: names are relative to it,
+    only its controllers count, and nothing outside is changed. Raise `Refused` if the user may not write
+    there, or if it holds processes: the kernel lets a cgroup have either processes or controlled children, so
+    a program moves itself into a child first.
+    """
+    procs = os.path.join(directory, "cgroup.procs")
+    try:
+        members = Path(procs).read_text().split()
+        controllers = _controllers(directory)
+    except OSError as error:
+        raise read_refused(error, procs) from error
+    for path in (directory, procs, os.path.join(directory, "cgroup.subtree_control")):
+        if not os.access(path, os.W_OK):
+            raise Refused(
+                "is not delegated to this user, who may not write it", subject=path, errno=errno.EACCES
+            )
+    if members:
+        raise Refused(
+            f"holds {len(members)} processes (the first is {members[0]}); move them into a child of it first",
+            subject=directory,
+            errno=errno.EBUSY,
+        )
+    return Mounts(2, (CgroupHierarchy(directory.rstrip("/"), frozenset(controllers)),))
+
+
 def readable_mounts() -> Mounts:
     """Return the hierarchies of this machine, for callers that only read.
 
