@@ -26,7 +26,7 @@ from engine.cluster.kubeconfig import load_kubeconfig
 from engine.dra.driver_client import DraDriverClient
 from engine.dra.manager import ClaimManager
 from engine.host.node_context import NodeContext
-from engine.node.controlplane.cluster_objects import NoSlices
+from engine.node.controlplane.control_plane import NoSlices
 from engine.node.controlplane.pod_references import PodReferences
 
 DRIVERS, CLAIMS = 10, 100

@@ -26,7 +26,7 @@ from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord
 from engine.host.node_context import NodeContext
 from engine.host.tasks import Tasks
-from engine.node.pod.readiness_record import ReadinessRecords
+from engine.node.pod.records import ReadinessRecords
 from engine.node.sync.probing import Probing
 from engine.probes.manager import ProbeManager
 

@@ -9,10 +9,10 @@ from typing import Final
 
 from engine._fast.preemption.predicates import Ledger
 from engine.admission.failures import NODE_PORTS, Failure, InsufficientResource
-from engine.admission.ports import UsedPorts
 from engine.admission.predicates import (
     NATIVE,
     NodeFacts,
+    UsedPorts,
     counted_requests,
     is_counted,
     other_failures,
@@ -25,7 +25,7 @@ from engine.api.pod import Pod
 from engine.api.resources import PODS
 from engine.tables import PodTable, requests_of
 from engine.tables.cells import INT64
-from engine.tables.pod_cells import PodCells
+from engine.tables.pods import PodCells
 
 _LARGEST_SUM: Final = 2**63 - 1
 

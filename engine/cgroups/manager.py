@@ -1,4 +1,4 @@
-"""The façade of a node's cgroups.
+"""The façade of a node's cgroups, and what the machine offers them: huge pages, swap, disks.
 
 Running sums tell what one pod changes, so a change costs O(1) for any number of pods, and only differing
 values are written. `reconcile` verifies a sample once a minute.
@@ -7,11 +7,15 @@ values are written. `reconcile` verifies a sample once a minute.
 from __future__ import annotations
 
 import errno
+import os
+import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from engine.api.amounts.cpu_weight import WeightFormula
@@ -31,14 +35,13 @@ from engine.cgroups.formulas.names import CgroupName, to_path
 from engine.cgroups.formulas.pod_annotations import FILES, asked, wishes
 from engine.cgroups.formulas.runtime_formula import choose_formula
 from engine.cgroups.formulas.settings import CgroupSettings, ReservedGroup
-from engine.cgroups.machine import device_number, huge_page_sizes, swap_capacity, swap_controller
 from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer, check_asked
 from engine.cgroups.pod_cgroups import PodCgroups, PodGroup
 from engine.cgroups.qos_cgroups import QosCgroups
 from engine.cgroups.resize import ContainerStep, PodStep, resize_steps
 from engine.cgroups.slices import Slices
 from engine.cgroups.tree import CgroupTree
-from engine.host.cgroupfs.mounts import Mounts, find_mounts
+from engine.host.cgroupfs.mounts import CgroupHierarchy, Mounts, find_mounts
 from engine.metrics import Registry
 
 DURATION_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
@@ -344,3 +347,43 @@ def _check_usage(pod: Pod, step: ContainerStep, used: int) -> None:
             subject=pod.full_name,
             errno=errno.EBUSY,
         )
+
+
+@cache
+def huge_page_sizes(pools: str = "/sys/kernel/mm/hugepages") -> tuple[int, ...]:
+    """Return the page sizes in bytes for which the kernel has pools, ascending."""
+    directory = Path(pools)
+    names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
+    return tuple(sorted(int(name.removeprefix("hugepages-").removesuffix("kB")) * 1024 for name in names))
+
+
+def swap_capacity(meminfo: str = "/proc/meminfo") -> int:
+    """Return the swap space in bytes."""
+    for line in Path(meminfo).read_text().splitlines():
+        if line.startswith("SwapTotal:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def swap_controller(hierarchy: CgroupHierarchy, version: int, own: str = "/proc/self/cgroup") -> bool:
+    """Tell whether the kernel can limit swap, even if there is none; `swapaccount=0` disables it.
+
+    cgroup v2 has the file in every cgroup but the root, so the agent looks at its own.
+    """
+    if version == 1:
+        return Path(hierarchy.path, "memory.memsw.limit_in_bytes").exists()
+    line = next((line for line in Path(own).read_text().splitlines() if line.startswith("0::")), "0::/")
+    return Path(hierarchy.path, line.removeprefix("0::").lstrip("/"), "memory.swap.max").exists()
+
+
+def device_number(path: str) -> str:
+    """Return a block device's number as the kernel spells it, `8:0`. Raises `InvalidInput` for
+    anything else.
+    """
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"no such device: {error}", subject=path) from None
+    if not stat.S_ISBLK(status.st_mode):
+        raise InvalidInput("is not a block device", subject=path)
+    return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"

@@ -12,14 +12,13 @@ from typing import Literal
 
 import msgspec
 
-from engine.api.amounts.cpu_weight import MIN_SHARES
 from engine.api.config import EXCLUSIVE_CPUS_GATE, EXCLUSIVE_MEMORY_GATE, KubeletConfiguration
 from engine.api.encoding.json_text import encode_json
 from engine.api.pod import Container, Pod, ResourceList, ResourceRequirements
 from engine.api.qos import GUARANTEED, compute_qos_class
 from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import CPU, MEMORY, pod_requests
-from engine.api.status import PodCondition, ResourceAmounts
+from engine.api.status import PodCondition
 from engine.api.struct import to_builtins
 from engine.cgroups.formulas.containers import (
     LIMITED_SWAP,
@@ -28,16 +27,11 @@ from engine.cgroups.formulas.containers import (
     container_resources,
     effective_limit,
 )
-from engine.cgroups.formulas.conversion import (
-    quota_to_milli_cpu,
-    shares_to_milli_cpu,
-)
 from engine.cgroups.formulas.values import PodRules, pod_values
 
 RESIZABLE = (MEMORY, CPU)
 RESTART_CONTAINER = "RestartContainer"
 CONFIG_ANNOTATIONS = "kubernetes.io/config."
-LEAST_SHOWN_MILLI_CPU = 10
 """At this limit the runtime has the smallest quota that the kernel accepts, which says nothing."""
 PENDING, IN_PROGRESS = "PodResizePending", "PodResizeInProgress"
 DEFERRED, INFEASIBLE, FAILED = "Deferred", "Infeasible", "Error"
@@ -368,25 +362,3 @@ def _protected(pod: Pod, rules: PodRules) -> int:
 
 def _ceiling(limit: int | None) -> float:
     return float("inf") if limit is None or limit <= 0 else float(limit)
-
-
-def status_resources(allocated: Container, actual: ContainerResources) -> ResourceAmounts:
-    """Return `status.containerStatuses[].resources`: the actual resources according to the runtime.
-
-    The runtime's amounts replace the allocated ones, spelled as the kubelet converts them: CPU in
-    thousandths, memory in bytes with binary suffixes (`8M` becomes `8000000`). CPU amounts that are
-    too small to survive the conversion stay as allocated, and so do all other resources. A container
-    with any limit also shows the limits that it has from its pod.
-    """
-    requests, limits = allocated.requests, allocated.limits
-    if requests and actual.cpu_shares > 0:
-        milli = shares_to_milli_cpu(actual.cpu_shares)
-        if milli and max(milli, requests.get(CPU, ZERO).milli) > MIN_SHARES:
-            requests = {**requests, CPU: Quantity.from_milli(milli)}
-    if limits and actual.cpu_quota > 0 and actual.cpu_period > 0:
-        milli = quota_to_milli_cpu(actual.cpu_quota, actual.cpu_period)
-        if milli and max(milli, limits.get(CPU, ZERO).milli) > LEAST_SHOWN_MILLI_CPU:
-            limits = {**limits, CPU: Quantity.from_milli(milli)}
-    if limits and actual.memory_limit_in_bytes > 0:
-        limits = {**limits, MEMORY: Quantity.from_value(actual.memory_limit_in_bytes, "BinarySI")}
-    return ResourceAmounts(requests=requests or None, limits=limits or None)

@@ -15,11 +15,36 @@ from engine.cli.agent.start_up import lean_imports
 if TYPE_CHECKING:
     from engine.api.config import KubeletConfiguration
     from engine.node.images.access import CredentialPrograms
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from engine.api.errors import InvalidInput
 
 EXTERNAL = "external"
 CERT_DIR = Path("/var/lib/kubelet/pki")
 
 log = logging.getLogger("kubengine.run")
+KUBELET_LABELS = (
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type",
+    "beta.kubernetes.io/os",
+    "failure-domain.beta.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "kubernetes.io/arch",
+    "kubernetes.io/hostname",
+    "kubernetes.io/os",
+    "node.kubernetes.io/instance-type",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+)
+KUBELET_NAMESPACES = ("kubelet.kubernetes.io", "node.kubernetes.io")
+KUBERNETES = ("kubernetes.io", "k8s.io")
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+PROC = Path("/proc/self")
+_ARG_START, _ARG_END = 45, 46
+"""Positions of arg_start and arg_end behind the command in /proc/PID/stat (proc(5))."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -107,9 +132,7 @@ def command(
         from engine.cli.agent.kubelet_config import load_kubelet_config
         from engine.cli.agent.kubelet_flags import read_pairs
         from engine.cli.agent.logging import begin_logging, hold_logs
-        from engine.cli.agent.node_labels import check_node_labels
         from engine.cli.agent.process import AgentOptions, AgentProcess
-        from engine.cli.agent.process_name import name_process
         from engine.node.nodeinfo.addresses import parse_node_ips
 
     hold_logs()
@@ -219,3 +242,47 @@ def _programs(
         )
     tokens = settings.gate(GATE, True)
     return load_programs(config, directory, time.monotonic, tokens=tokens).credentials
+
+
+def check_node_labels(labels: Mapping[str, str]) -> None:
+    """Raise InvalidInput naming the labels for which the API server would refuse the Node."""
+    refused = sorted(name for name in labels if not _allowed(name))
+    if refused:
+        raise InvalidInput(
+            f"unknown 'kubernetes.io' or 'k8s.io' labels {', '.join(refused)}: there a node may only use "
+            f"{', '.join(KUBELET_LABELS)}, and names that end in {' or '.join(KUBELET_NAMESPACES)}",
+            subject="--node-labels",
+        )
+    for name, value in labels.items():
+        prefix, slash, short = name.rpartition("/")
+        good = _NAME.fullmatch(short) and (not slash or _PREFIX.fullmatch(prefix))
+        if not good or (value and not _NAME.fullmatch(value)):
+            raise InvalidInput(f"not a label: {name}={value}", subject="--node-labels")
+
+
+def _allowed(name: str) -> bool:
+    namespace = name.partition("/")[0] if "/" in name else ""
+    if not _below(namespace, KUBERNETES):
+        return True
+    return name in KUBELET_LABELS or _below(namespace, KUBELET_NAMESPACES)
+
+
+def _below(namespace: str, suffixes: tuple[str, ...]) -> bool:
+    return any(namespace == suffix or namespace.endswith(f".{suffix}") for suffix in suffixes)
+
+
+def name_process(name: str, arguments: Sequence[str]) -> None:
+    """Make `pgrep`, `pidof` and `ps` show this process as `name` with `arguments`.
+
+    Overwrites the memory that /proc/PID/cmdline shows, whose size stays as it is: longer text is cut off.
+    Leaves the process as it is where the kernel forbids this.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        (PROC / "comm").write_text(name)
+        fields = (PROC / "stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+        size = end - start
+        shown = b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in (name, *arguments))
+        with (PROC / "mem").open("r+b", buffering=0) as memory:
+            memory.seek(start)
+            memory.write(shown[: size - 1].ljust(size, b"\0"))

@@ -1,4 +1,8 @@
-"""Reclaims disk space on the node before a pod is evicted."""
+"""Reclaims disk space on the node before a pod is evicted, and detects when the space has become free.
+
+Blocks may become free long after a removal returns (a runtime that collects layers later, a file system that
+frees in the background): kubernetes/kubernetes#130663.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ from engine.containers.manager import ContainerGC
 from engine.eviction.layout import reclaims
 from engine.eviction.pressure import PressureTracker
 from engine.eviction.readings import SignalReader
-from engine.eviction.settling import Settling
 from engine.host.node_context import NodeContext
 from engine.images.manager import ImageManager
 
@@ -22,6 +25,7 @@ SETTLE_POLL: Final = 1.0
 ENOUGH, SHORT = "enough", "short"
 
 log = logging.getLogger("kubengine.eviction")
+QUIET_LOOKS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +113,19 @@ class Cleanup:
 
     def _is_relieved(self) -> bool:
         return self._tracker.is_relieved(self._reader.read(self._monotonic()))
+
+
+@dataclass(slots=True)
+class Settling:
+    """Watch an available amount in any unit; it has settled after `QUIET_LOOKS` readings in a row without a
+    new maximum.
+    """
+
+    most: int = -1
+    quiet: int = 0
+
+    def look(self, available: int) -> bool:
+        """Take a reading; return whether it has settled."""
+        self.quiet = 0 if available > self.most else self.quiet + 1
+        self.most = max(self.most, available)
+        return self.quiet >= QUIET_LOOKS

@@ -1,21 +1,30 @@
-"""Watches the kernel's messages for system-wide OOM kills: the node event SystemOOM."""
+"""Watches the kernel's messages for system-wide OOM kills: the node event SystemOOM.
+
+Source: kubelet v1.36 (`oom_watcher_linux.go`, cadvisor's `oomparser`): a kill counts as the system's unless
+the limit of a memory cgroup caused it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from engine.api.events import WARNING, EventRecorder
-from engine.hostsetup.oom_kills import OomKill, OomKills, message_of
 
 MOST_RECORD: Final = 8192
 RECORDS_AT_ONCE: Final = 64
 """The number of records to read before other tasks get their turn."""
 
 log = logging.getLogger("kubengine.hostsetup")
+_BEGINS: Final = "invoked oom-killer:"
+_BY_LIMIT: Final = re.compile(r"oom-kill:constraint=.*,oom_memcg=(.*),task_memcg=.*,task=(.*),pid=(\d+),uid=")
+_BY_LIMIT_BEFORE_5_0: Final = re.compile(r"Task in .* killed as a result of limit of (.*)")
+_KILLED: Final = re.compile(r"Killed process (\d+) \((.+)\)")
 
 
 class SystemOom:
@@ -74,3 +83,49 @@ class SystemOom:
     def _report(self, kill: OomKill) -> None:
         text = f"System OOM encountered, victim process: {kill.process}, pid: {kill.pid}"
         self._recorder.node(WARNING, "SystemOOM", text)
+
+
+@dataclass(frozen=True, slots=True)
+class OomKill:
+    """A kill. `cgroup` is the group whose limit was reached, "/" for the machine's memory."""
+
+    process: str
+    pid: int
+    cgroup: str
+
+    @property
+    def of_the_system(self) -> bool:
+        return self.cgroup == "/"
+
+
+class OomKills:
+    """Assembles kills from kernel messages; each kill spans several messages."""
+
+    def __init__(self) -> None:
+        self._cgroup: str | None = None
+
+    def read(self, message: str) -> OomKill | None:
+        """Return the kill that ends with this message (without its prefix), or None."""
+        if _BEGINS in message:
+            self._cgroup = "/"
+            return None
+        if self._cgroup is None:
+            return None
+        if found := _BY_LIMIT.search(message):
+            return self._ended(OomKill(found[2], int(found[3]), found[1]))
+        if found := _BY_LIMIT_BEFORE_5_0.search(message):
+            self._cgroup = "/" + found[1].strip("/")
+        elif found := _KILLED.search(message):
+            return self._ended(OomKill(found[2], int(found[1]), self._cgroup))
+        return None
+
+    def _ended(self, kill: OomKill) -> OomKill:
+        self._cgroup = None
+        return kill
+
+
+def message_of(record: bytes) -> str:
+    """Return the text of a record of /dev/kmsg (`PRIORITY,SEQUENCE,TIME,-;TEXT`), without its continuation
+    lines.
+    """
+    return record.partition(b";")[2].partition(b"\n")[0].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Runs image GC: detects, collects, protects. The acting module."""
+"""Runs image GC: detects, collects, protects, and reports what else fills the disk. The acting module."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from engine.api.pod import Pod
 from engine.api.query import expect_known, is_set
 from engine.cri.client import RuntimeClient
 from engine.host.node_context import NodeContext, SteadyClock
+from engine.host.trees import disk_usage
 from engine.images import records_file, selection
 from engine.images.collection import Collection, nothing_protects
-from engine.images.disk_usage_report import what_else_fills
+from engine.images.filesystem import RuntimeFilesystems, same_device
 from engine.images.keep_patterns import KeepPatterns
 from engine.images.layers import Layers
 from engine.images.lease import ImageLeases, normalized
@@ -40,6 +41,7 @@ STEP_SECONDS: Final = 1800.0
 IMAGE_CACHE_PERIOD: Final = 30.0
 
 log = logging.getLogger("kubengine.images")
+MEASURE_TIMEOUT = 30.0
 
 
 class ImageManager:
@@ -410,3 +412,28 @@ class ImageManager:
 
 async def _nobody_pulls(name: str) -> None:
     raise Unavailable("this node has nothing that pulls images", subject=name)
+
+
+async def what_else_fills(
+    where: RuntimeFilesystems, report: ImageGCReport, runtime: RuntimeClient, pod_logs_dir: Path
+) -> dict[str, int]:
+    """Return bytes by holder: remaining images, writable layers, pod logs on the same file system, and the
+    rest.
+
+    What is unknown falls to the rest.
+    """
+    used = (report.capacity or 0) - (report.available or 0) - report.freed
+    found = {"images that remain": sum(v.size for v in report.images if v.verdict != REMOVED)}
+    try:
+        stats = await runtime.list_container_stats()
+        found["writable layers of containers"] = sum(s.writable_layer.used_bytes.value for s in stats)
+    except KubengineError:
+        pass
+    try:
+        if same_device(where.images, pod_logs_dir):
+            async with asyncio.timeout(MEASURE_TIMEOUT):
+                found["pod logs"] = (await asyncio.to_thread(disk_usage, pod_logs_dir))[0]
+    except (OSError, TimeoutError):
+        pass
+    found["files that do not belong to the runtime"] = max(used - sum(found.values()), 0)
+    return found

@@ -10,16 +10,59 @@ from typing import Final
 from engine.api.errors import KubengineError, Unavailable
 from engine.cri.client import RuntimeClient
 from engine.images.collection import FilesystemReading, Stayed
-from engine.images.deadline import Patience
 from engine.images.filesystem import RuntimeFilesystems, read_filesystem_in_time, runtime_filesystems
 from engine.images.layers import Layers, told_layers
 from engine.images.lease import ImageLeases
 from engine.images.records import SeenImage
 
+LOOKS: Final = 8
+"""Fraction of the deadline after which a wait is checked."""
 log = logging.getLogger("kubengine.images")
-
 GIVE_UP_AFTER: Final = 2
 """Unanswered removals in a row after which the rest of a run is skipped."""
+
+
+class Patience:
+    """Cancel a wait of the creating task after `seconds`, or up to an eighth later.
+
+    A timer checks now and then whether the same wait is still running, so that a short wait costs next to
+    nothing. Call `begin` before each wait, which ends the one before, and `end` after the last; after a
+    cancellation, `ended_it` tells whether it was ours.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._waits = 0
+        self._seen = 0
+        self._looks = 0
+        self._over = False
+        self._timer = self._loop.call_later(seconds / LOOKS, self._look)
+
+    def begin(self) -> None:
+        self._waits += 1
+
+    def end(self) -> None:
+        self._waits = self._seen = 0
+
+    def ended_it(self) -> bool:
+        """Return whether this deadline, and nothing else, cancelled the wait."""
+        over, self._over = self._over, False
+        return over and self._task is not None and self._task.uncancel() == 0
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(self.seconds / LOOKS, self._look)
+        if self._waits != self._seen:
+            self._seen, self._looks = self._waits, 0
+        elif self._waits and self._task is not None:
+            self._looks += 1
+            if self._looks == LOOKS:
+                self._over = True
+                self._task.cancel()
 
 
 class RuntimeStore:

@@ -204,7 +204,7 @@ class Managers:
             plugin_dir=root / PLUGINS,
             pod_resources_dir=root / POD_RESOURCES,
             numa=numa,
-            providers=[self.pinning.cpus, self.pinning.memory],
+            providers=self.pinning.hint_providers(),
         )
 
     def _best_effort_limit(self) -> list[Managed]:

@@ -28,7 +28,6 @@ from engine.host.node_context import NodeContext
 from engine.host.stopping import stop_all
 from engine.host.tracing import NO_TRACING, Tracing
 from engine.hostsetup.host_places import HostPlaces
-from engine.node.cgroup_driver import cgroup_driver
 from engine.node.controlplane.control_plane import Api
 from engine.node.logs.container_access import ContainerAccess
 from engine.node.managers import refuse_served_sockets
@@ -38,10 +37,18 @@ from engine.node.running_node import RunningNode
 from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
 from engine.node.stats.runtime_use import RuntimeUse
 from engine.node.stats.used import NodeUsage
-from engine.node.tracing import node_tracing
 
 if TYPE_CHECKING:
     from engine.hostsetup.setup import HostSetup
+import logging
+
+from engine.metrics import Registry
+from engine.wire import cri_v1_pb2 as cri
+
+DRIVERS = {cri.SYSTEMD: "systemd", cri.CGROUPFS: "cgroupfs"}
+LAST_VERSION = "1.37.0"
+"""The kubelet's version that drops runtimes without RuntimeConfig."""
+log = logging.getLogger("kubengine.node")
 
 
 class NodeAgent:
@@ -239,3 +246,53 @@ class NodeAgent:
     async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
         """Return CPU and memory from the runtime, for what `usage` has no numbers of."""
         return await self.running.runtime_use(usage)
+
+
+async def cgroup_driver(runtime: RuntimeClient, configured: str, registry: Registry) -> str:
+    """Return the driver that the runtime reports, or `configured` if it reports none.
+
+    Both must place a pod's cgroups alike, or the runtime refuses every sandbox. Source: kubelet v1.36,
+    KEP-4033 (gate KubeletCgroupDriverFromCRI, generally available).
+    Raises `Unavailable` where it does not answer, `Refused` for a driver that is not known.
+    """
+    losing_support = registry.counter(
+        "kubelet_cri_losing_support",
+        "The first kubelet version that will not support this runtime, because the runtime lacks a call.",
+        ["version"],
+    )
+    answer = await wait_for_runtime(runtime.runtime_config)
+    if answer is None:
+        losing_support.inc(LAST_VERSION)
+        log.info(
+            "%s does not implement RuntimeConfig, as containerd does from 2.0; using the configuration's "
+            "cgroupDriver: %s",
+            runtime.endpoint,
+            configured,
+        )
+        return configured
+    if not answer.HasField("linux"):
+        return configured
+    driver = DRIVERS.get(answer.linux.cgroup_driver)
+    if driver is None:
+        raise Refused(
+            f"names an unknown cgroup driver: {answer.linux.cgroup_driver}", subject=runtime.endpoint
+        )
+    if driver != configured:
+        log.info("using cgroupDriver %s of %s instead of %s", driver, runtime.endpoint, configured)
+    return driver
+
+
+def node_tracing(config: KubeletConfiguration, node: str) -> Tracing:
+    """Return the tracing that the configuration asks for, or none, with a warning, without the libraries."""
+    if config.tracing is None:
+        return NO_TRACING
+    try:
+        from engine.host.otlp import OtlpTracing
+    except ImportError as error:
+        log.warning(
+            "tracing: no spans are sent, because %s is not installed; "
+            "install it with: pip install 'kubengine[tracing]'",
+            error.name,
+        )
+        return NO_TRACING
+    return OtlpTracing(config.tracing, node)

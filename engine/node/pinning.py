@@ -29,7 +29,7 @@ from engine.memorymanager.machine import read_nodes
 from engine.memorymanager.manager import MemoryManager
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.topologymanager.policy import Hint, Hints, Numa, TopologyPolicy
-from engine.topologymanager.provider import CannotResize
+from engine.topologymanager.provider import CannotResize, HintProvider
 from engine.wire import cri_v1_pb2 as cri
 
 
@@ -75,7 +75,8 @@ class Pinning:
             decisions=context.decisions,
             tasks=context.tasks,
         )
-        cgroups.has_exclusive_cpus = self.cpus.is_exclusive
+        if self.cpus.policy is not None:
+            cgroups.has_exclusive_cpus = self.cpus.is_exclusive
 
     def divide_shared(self, context: NodeContext, active: Callable[[], Iterable[Pod]]) -> None:
         """Set up what `cpus` in the KubengineConfiguration switches on. Raises `InvalidInput`."""
@@ -150,6 +151,15 @@ class Pinning:
         kept = [self.memory.kept_hints(pod.uid, name) for name in names]
         decision = self._policy.decide([hints, *kept])
         return decision.hint if decision.admit else None
+
+    def hint_providers(self) -> list[HintProvider]:
+        """Return the managers that have a policy; without one, a manager decides nothing about any pod."""
+        return [manager for manager in (self.cpus, self.memory) if manager.policy is not None]
+
+    def containers_changed(self) -> None:
+        """Move containers to other CPUs, if those that run have changed."""
+        if self.cpus.policy is not None:
+            self.cpus.containers_changed()
 
     def starting(self, pod: Pod, container: Container) -> None:
         """Give back the memory of init containers that have ended by the time this container starts."""

@@ -3,6 +3,8 @@
 A pod is judged in one step, in its turn, against the pods that stay; from then on it counts. What takes time
 follows and holds up no other pod: allocating devices, ending victims, and waiting for terminating pods that
 still hold what the pod needs.
+
+Source of the checks of the host: kubelet v1.36 (`lifecycle`: AppArmor and predicates; `apparmor`).
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
+from engine.admission.sysctls import SysctlAllowlist
 from engine.admission.verdict import Verdict
 from engine.api.errors import InvalidInput, Refused
 from engine.api.lifecycle import AdmissionRejected, TellWaiting
@@ -27,19 +32,22 @@ from engine.dra.claims import without_claimed
 from engine.dra.locator import ClaimLocator
 from engine.metrics import Registry
 from engine.node.managers import Managers
-from engine.node.nodeinfo.node_resources import NodeResources
-from engine.node.spec.host_support import HostSupport
+from engine.node.nodeinfo.description import NodeResources
+from engine.node.runtime_view.runtime_health import RuntimeFeatures
+from engine.node.spec.security import APPARMOR_ANNOTATION, app_armor_profile
 from engine.node.sync.probing import has_probes
 
 TOPOLOGY_AFFINITY: Final = "TopologyAffinityError"
 INVALID_ANNOTATION: Final = "InvalidCgroupAnnotation"
+APP_ARMOR: Final = "AppArmor"
+UNSUPPORTED: Final = "UnsupportedPodFields"
+GROUPS_POLICY: Final = "SupplementalGroupsPolicyNotSupported"
+AWAITING_NODE: Final = "AwaitingNode"
+POD_LEVEL_CLAIMS: Final = "claims are supported for containers, not for the pod as a whole"
+RETRY_SECONDS = 5.0
+"""Seconds until admission is tried again after the machine refused it."""
 
 log = logging.getLogger("kubengine.pods")
-
-
-AWAITING_NODE: Final = "AwaitingNode"
-RETRY_SECONDS = 5.0
-"""Seconds until admission is tried again after such a fault."""
 
 
 def is_of_the_machine(error: BaseException | None) -> bool:
@@ -250,3 +258,70 @@ def _quantity(resource: str, amount: int) -> str:
     if resource == CPU:
         return str(Quantity.from_milli(amount))
     return str(Quantity.from_value(amount, BINARY_SI if resource == MEMORY else DECIMAL_SI))
+
+
+def unsupported_fields(pod: Pod) -> Iterator[str]:
+    """Return each unsupported field as `field: reason`."""
+    resources = pod.spec.resources
+    if resources is not None and resources.claims:
+        yield f"spec.resources.claims: {POD_LEVEL_CLAIMS}"
+
+
+def app_armor_enabled(root: Path = Path("/")) -> bool:
+    """Tell whether the kernel enforces AppArmor profiles, by the same test as container runtimes."""
+    in_container = os.environ.get("container")  # noqa: SIM112
+    if in_container or not (root / "sys/kernel/security/apparmor").exists():
+        return False
+    switch = root / "sys/module/apparmor/parameters/enabled"
+    return switch.exists() and switch.read_text().startswith("Y")
+
+
+class HostSupport:
+    """Check pods; `check` raises `AdmissionRejected` for the first unsupported feature."""
+
+    def __init__(
+        self, *, sysctls: SysctlAllowlist, app_armor: bool, features: Callable[[], RuntimeFeatures]
+    ) -> None:
+        self._sysctls = sysctls
+        self._app_armor = app_armor
+        self._features = features
+
+    def check(self, pod: Pod) -> None:
+        unsupported = "; ".join(unsupported_fields(pod))
+        if unsupported:
+            raise AdmissionRejected(UNSUPPORTED, unsupported)
+        context = pod.spec.security_context
+        if context is not None and context.sysctls:
+            self._sysctls.check(pod)
+        strict = context is not None and context.supplemental_groups_policy == "Strict"
+        if strict and not self._features().supplemental_groups_policy:
+            text = "SupplementalGroupsPolicy=Strict is not supported in this node"
+            raise AdmissionRejected(GROUPS_POLICY, text)
+        wrong = self._wrong_app_armor(pod)
+        if wrong:
+            raise AdmissionRejected(APP_ARMOR, f"Cannot enforce AppArmor: {wrong}")
+
+    def _wrong_app_armor(self, pod: Pod) -> str:
+        if not _asks_for_app_armor(pod):
+            return ""
+        if not self._app_armor:
+            return "AppArmor is not enabled on the host"
+        for container in pod.all_containers:
+            profile = app_armor_profile(pod, container)
+            if profile is None or profile.type != "Localhost":
+                continue
+            if not (profile.localhost_profile or "").strip():
+                return f"invalid empty AppArmor profile name: {profile.localhost_profile!r}"
+        return ""
+
+
+def _asks_for_app_armor(pod: Pod) -> bool:
+    fields = [
+        context.app_armor_profile
+        for context in (pod.spec.security_context, *(c.security_context for c in pod.all_containers))
+        if context is not None and context.app_armor_profile is not None
+    ]
+    annotated = [value for key, value in pod.annotations.items() if key.startswith(APPARMOR_ANNOTATION)]
+    return any(profile.type != "Unconfined" for profile in fields) or any(
+        v != "unconfined" for v in annotated
+    )

@@ -37,7 +37,6 @@ from engine.node.decisions.endpoint import DecisionsEndpoint
 from engine.node.decisions.file import DecisionFile
 from engine.node.images.access import ImageAccess
 from engine.node.images.docker_config import NodeCredentials
-from engine.node.images.metrics import ImageMetrics
 from engine.node.images.pull import ImagePuller
 from engine.node.images.pull_records import PullRecords
 from engine.node.logs.container_access import ContainerAccess
@@ -45,24 +44,20 @@ from engine.node.managers import ManagerListeners, Managers
 from engine.node.node_shutdown import shutdown_manager
 from engine.node.nodeinfo import machine
 from engine.node.nodeinfo.addresses import HostAddresses
-from engine.node.nodeinfo.description import NodeDescription, NodeParts
+from engine.node.nodeinfo.description import NodeDescription, NodeParts, NodeResources
 from engine.node.nodeinfo.machine import runtime_of
 from engine.node.nodeinfo.node_events import NodeEvents
 from engine.node.nodeinfo.node_metrics import count_node, count_pods
-from engine.node.nodeinfo.node_resources import NodeResources
 from engine.node.nodeinfo.options import NodeOptions
 from engine.node.nodeinfo.pod_cidr import PodCidr
-from engine.node.pod.accepted_spec import AcceptedSpecs
 from engine.node.pod.backoff import restart_backoff
-from engine.node.pod.readiness_record import ReadinessRecords
-from engine.node.pod.termination_record import TerminationRecords
-from engine.node.pod_admission import PodAdmission
+from engine.node.pod.records import AcceptedSpecs, ReadinessRecords, TerminationRecords
+from engine.node.pod_admission import HostSupport, PodAdmission, app_armor_enabled
 from engine.node.pods import PodManager
 from engine.node.runtime_view.runtime_health import RuntimeHealth
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
 from engine.node.sources.static_sources import StaticSources
-from engine.node.spec.host_support import HostSupport, app_armor_enabled
 from engine.node.spec.subordinate_ids import subordinate_ids
 from engine.node.spec.user_namespaces import UserNamespaceAllocator, ids_per_pod
 from engine.node.stats.runtime_use import RuntimeUse
@@ -201,7 +196,6 @@ class RunningNode:
             shutting_down=self._refuse_at_shutdown,
             registry=context.registry,
         )
-        self._image_metrics = ImageMetrics(context.registry)
         self._access = ImageAccess(
             context.config,
             records=PullRecords(context.root, context.clock),
@@ -209,7 +203,7 @@ class RunningNode:
             programs=self._options.credential_programs,
             objects=self._control_plane.objects,
             recorder=context.recorder,
-            metrics=self._image_metrics,
+            registry=context.registry,
         )
 
     def _create_volumes(self) -> None:
@@ -262,7 +256,7 @@ class RunningNode:
             context.steady,
             lease,
             self._access,
-            self._image_metrics,
+            context.registry,
         )
         self._users = UserNamespaceAllocator(pods_directory(context.root), ids_per_pod(context.config))
         services = Services(
@@ -414,7 +408,7 @@ class RunningNode:
 
     def _runtime_changed(self, uid: str) -> None:
         self.pods.runtime_changed(uid)
-        self.managers.pinning.cpus.containers_changed()
+        self.managers.pinning.containers_changed()
 
     def _runtime_doubted(self) -> None:
         self.runtime_health.doubt()

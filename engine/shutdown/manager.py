@@ -1,6 +1,7 @@
 """Ends pods before the machine goes down: holds logind's inhibitor lock until they have ended.
 
-Source: kubelet v1.36 (`pkg/kubelet/nodeshutdown`).
+It stores start and end of the last graceful shutdown in `graceful_node_shutdown_state`, in the kubelet's
+format. Source: kubelet v1.36 (`pkg/kubelet/nodeshutdown`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import KubengineError, Refused, Unavailable
 from engine.api.events import NORMAL
 from engine.api.lifecycle import AdmissionRejected, KillPod, PodEnd
 from engine.api.pod import Pod
+from engine.host.files import replace_file
 from engine.host.node_context import NodeContext
 from engine.shutdown.groups import Group, Period, by_priority, grace_seconds, whole_time
 from engine.shutdown.logind import Logind, write_inhibit_delay
 from engine.shutdown.metrics import ShutdownMetrics
-from engine.shutdown.state_file import ShutdownTimes, read_times, seconds, write_times
 
 STATE_FILE: Final = "graceful_node_shutdown_state"
 ENDED: Final = "Pod was terminated in response to imminent node shutdown."
@@ -35,6 +39,7 @@ RETRY_SECONDS: Final = 30.0
 RELOAD_PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
 
 log = logging.getLogger("kubengine.shutdown")
+NEVER = "0001-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,3 +291,31 @@ def _dismiss(connecting: asyncio.Future[tuple[Logind, int]]) -> None:
         logind, lock = connecting.result()
         logind.close()
         os.close(lock)
+
+
+class ShutdownTimes(msgspec.Struct, frozen=True, rename="camel"):
+    """Times as RFC 3339; `NEVER` is Go's zero time."""
+
+    start_time: str = NEVER
+    end_time: str = NEVER
+
+
+def seconds(time: str) -> int:
+    """Return Unix seconds, 0 for `NEVER`. Raises ValueError."""
+    return 0 if time == NEVER else int(datetime.fromisoformat(time).timestamp())
+
+
+def read_times(path: Path) -> ShutdownTimes:
+    """Read the times that the last agent or kubelet wrote; `NEVER` without a file. Raises OSError or
+    ValueError.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return ShutdownTimes()
+    return msgspec.json.decode(data, type=ShutdownTimes)
+
+
+def write_times(path: Path, times: ShutdownTimes) -> None:
+    """Write the times. Raises `Refused` naming the file."""
+    replace_file(path, encode_json(times), mode=0o644)

@@ -16,7 +16,7 @@ from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import CgroupsSection
 from engine.cgroups.formulas.pod_annotations import FILES, NAMES, PodWishes, wishes
 from engine.cgroups.formulas.settings import CgroupSettings
-from engine.cgroups.machine import device_number
+from engine.cgroups.manager import device_number
 from engine.cgroups.plan import plan
 from engine.testing.uml import run_in_uml
 

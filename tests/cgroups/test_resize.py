@@ -22,7 +22,7 @@ from engine.api.config import (
 )
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
-from engine.cgroups.formulas.containers import ContainerResources, ContainerRules
+from engine.cgroups.formulas.containers import ContainerResources, ContainerRules, status_resources
 from engine.cgroups.formulas.values import PodRules
 from engine.cgroups.resize import (
     ContainerStep,
@@ -30,7 +30,6 @@ from engine.cgroups.resize import (
     in_progress,
     resize_of,
     resize_steps,
-    status_resources,
 )
 
 GI = 1 << 30

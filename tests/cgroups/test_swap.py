@@ -8,7 +8,7 @@ import pytest
 
 from engine.api.documents import parse_pods
 from engine.cgroups.formulas.containers import ContainerRules, container_resources
-from engine.cgroups.machine import swap_controller
+from engine.cgroups.manager import swap_controller
 from engine.host.cgroupfs.mounts import CgroupHierarchy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.api.errors import InvalidInput
-from engine.cli.agent.node_labels import check_node_labels
+from engine.cli.kubelet import check_node_labels
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 SHOW = """
 import sys
 from pathlib import Path
-from engine.cli.agent.process_name import name_process
+from engine.cli.kubelet import name_process
 name_process("kubelet", sys.argv[1:])
 sys.stdout.write(Path("/proc/self/comm").read_text())
 sys.stdout.flush()

@@ -22,10 +22,9 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Pod
-from engine.eviction.cleanup import GarbageCollectors
+from engine.eviction.cleanup import QUIET_LOOKS, GarbageCollectors, Settling
 from engine.eviction.layout import reclaims
 from engine.eviction.manager import EvictablePods, EvictionManager
-from engine.eviction.settling import QUIET_LOOKS, Settling
 from engine.images.manager import ImageManager
 from engine.metrics import Registry
 from engine.wire import cri_v1_pb2 as cri

@@ -10,7 +10,7 @@ import pytest
 from engine.eviction.readings import NodeView, SignalReader
 from engine.host.cgroupfs.usage import CgroupUsage, HeldFile, machine_memory
 from engine.node.nodeinfo import machine
-from engine.node.stats.node_summary import node_summary
+from engine.node.stats.summary import node_summary
 from engine.server.resource_metrics import resource_metrics
 from tests.laid_out_cgroups import laid_out
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.api.events import Event, EventRecorder
-from engine.hostsetup.oom_kills import OomKill, OomKills, message_of
-from engine.hostsetup.system_oom import SystemOom
+from engine.hostsetup.system_oom import OomKill, OomKills, SystemOom, message_of
 from tests.waiting import eventually
 
 SYSTEM = [

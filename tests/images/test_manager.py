@@ -16,9 +16,9 @@ from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ImagesSection
 from engine.host.node_context import SteadyClock
-from engine.images.deadline import Patience
 from engine.images.lease import ImageLeases, normalized
 from engine.images.manager import ImageManager
+from engine.images.runtime_store import Patience
 from engine.metrics import Registry
 from engine.wire import cri_v1_pb2 as cri
 from tests.contexts import node_context

@@ -9,7 +9,7 @@ import pytest
 from engine.api.errors import Refused
 from engine.cri.client import RuntimeClient
 from engine.metrics import Registry
-from engine.node.cgroup_driver import cgroup_driver
+from engine.node.node import cgroup_driver
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.server import exposition
 from engine.wire import cri_v1_pb2 as cri

@@ -16,9 +16,8 @@ from engine.admission.admitted import NodeAllocations
 from engine.admission.manager import Admission
 from engine.devices.checkpoint_file import CheckpointFile
 from engine.devices.state import DeviceState
-from engine.node.pod.accepted_spec import AcceptedSpecs
 from engine.node.pod.life import TRANSITIONS, Action, LifeEvent, LifeState
-from engine.node.pod.termination_record import TerminationRecords
+from engine.node.pod.records import AcceptedSpecs, TerminationRecords
 from engine.node.pod_admission import PodAdmission
 from engine.node.pods import PodManager
 from engine.node.sync.sync import PodSync

@@ -22,7 +22,7 @@ from engine.api.documents.kubelet_validation import validate
 from engine.api.errors import InvalidInput, Refused
 from engine.cri.client import RuntimeClient
 from engine.host.tracing import NO_TRACING
-from engine.node.tracing import node_tracing
+from engine.node.node import node_tracing
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
@@ -183,7 +183,7 @@ def test_without_the_libraries_a_warning_names_the_field_and_the_extra(
 
 def test_a_node_without_tracing_loads_none_of_it() -> None:
     code = (
-        "import sys; import engine.node.node; from engine.node.tracing import node_tracing; "
+        "import sys; import engine.node.node; from engine.node.node import node_tracing; "
         "from engine.api.config import KubeletConfiguration; node_tracing(KubeletConfiguration(), 'n'); "
         "print([name for name in sys.modules if name.split('.')[0] in ('opentelemetry', 'grpc')])"
     )

@@ -95,21 +95,21 @@ class LoneLife(Life):
     async def _evict_b(self) -> None:
         assert self.rig.node is not None
         self.memory.write_text(str(MEMORY))
-        await self._tried(cast(EvictionManager, self.rig.node.components["eviction"]).synchronize())
+        await self._tried(cast("EvictionManager", self.rig.node.components["eviction"]).synchronize())
         await eventually(self.b_has_failed)
         self.memory.write_text("0")
 
     async def _look_after(self) -> None:
         assert self.rig.node is not None
         components = self.rig.node.components
-        images = cast(ImageManager, components["images"])
+        images = cast("ImageManager", components["images"])
 
         async def unused_is_gone() -> bool:
             await self._tried(images.delete_unused())
             return self.runtime.images.resolve("unused:1") is None
 
         await eventually(unused_is_gone)
-        await self._tried(cast(ContainerGC, components["containers"]).garbage_collect())
+        await self._tried(cast("ContainerGC", components["containers"]).garbage_collect())
 
     async def _tried(self, activity: Awaitable[object]) -> None:
         """What the agent does by itself every while, and the fault may meet."""

@@ -48,9 +48,7 @@ from engine.memorymanager.checkpoint import decode as decode_memory
 from engine.memorymanager.checkpoint import encode as encode_memory
 from engine.memorymanager.state import Block, MemoryTable, NodeState
 from engine.node.nodeinfo.node_events import NodeEvents
-from engine.node.pod.accepted_spec import AcceptedSpecs
-from engine.node.pod.readiness_record import ReadinessRecords
-from engine.node.pod.termination_record import TerminationRecord, TerminationRecords
+from engine.node.pod.records import AcceptedSpecs, ReadinessRecords, TerminationRecord, TerminationRecords
 from engine.node.runtime_view.runtime_health import HandlerFeatures, RuntimeFeatures
 from engine.node.spec.user_namespaces import UserNamespaceAllocator
 from engine.runtime.addresses import PodNetwork
@@ -196,19 +194,19 @@ CLAIM = ClaimState("u", "c", "default", {"p"}, {"example.com": (DEVICE,)})
 
 KEPT = [
     Kept(
-        "node/pod/accepted_spec.py",
+        "node/pod/records.py",
         "u/accepted.json",
         lambda d: AcceptedSpecs(beneath(d)).keep(POD),
         lambda d: AcceptedSpecs(beneath(d)).read("u"),
     ),
     Kept(
-        "node/pod/termination_record.py",
+        "node/pod/records.py",
         "u/end.json",
         lambda d: TerminationRecords(beneath(d)).write("u", END),
         lambda d: TerminationRecords(beneath(d)).read("u"),
     ),
     Kept(
-        "node/pod/readiness_record.py",
+        "node/pod/records.py",
         "u/readiness.json",
         _readiness,
         lambda d: ReadinessRecords(beneath(d), Tasks()).read("u"),

@@ -197,6 +197,46 @@ def test_no_file_is_longer_than_600_lines() -> None:
     assert not {name: lines for name, lines in long.items() if lines > 600}
 
 
+SMALL_LINES, LONG_LINES = 70, 420
+SMALL_PURE = {"memorymanager.reservation"}
+"""Small modules that decide, while their only importer acts."""
+
+
+def importers() -> dict[str, set[str]]:
+    """Return, for each module without `engine.`, the modules that import it."""
+    tree = {".".join(path.relative_to(ENGINE).with_suffix("").parts): path for path in modules()}
+    found: dict[str, set[str]] = {name: set() for name in tree}
+    for module, path in tree.items():
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                    short = name.removeprefix("engine.")
+                    if short in found and short != module:
+                        found[short].add(module)
+    return found
+
+
+def test_a_small_module_has_more_than_one_importer_or_a_reason() -> None:
+    """A small module with one importer in its own package goes into it, unless a wall is between them.
+
+    Not held to it: kernels' selectors, API objects, the planner's layers, and modules whose importer is long.
+    """
+    lines = {
+        ".".join(path.relative_to(ENGINE).with_suffix("").parts): len(path.read_text().splitlines())
+        for path in modules()
+    }
+    alone = {
+        module
+        for module, using in importers().items()
+        if len(using) == 1
+        and lines[module] <= SMALL_LINES
+        and lines[next(iter(using))] + lines[module] <= LONG_LINES
+        and module.split(".")[:-1] == next(iter(using)).split(".")[:-1]
+        and not module.startswith(("_fast", "api.objects", "plan"))
+    }
+    assert alone - SMALL_PURE == set()
+
+
 CONSTRUCTOR_PARAMETERS, CONSTRUCTOR_LINES = 8, 40
 LARGE_CONSTRUCTORS = {
     "CertificateRotation", "ClaimManager", "Connection", "CpuManager", "CpuMetrics", "DeviceManager",

@@ -18,7 +18,7 @@ from engine.api.defaults import apply_defaults
 from engine.api.documents import convert
 from engine.api.pod import Pod, PodSpec
 from engine.api.validation import problems
-from engine.node.spec.host_support import unsupported_fields
+from engine.node.pod_admission import unsupported_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = (Path(__file__).parent / "data" / "pod_spec_fields.txt").read_text().split()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.runtime.objects.failures import Exhausted
 from engine.runtime.streaming import protocol
-from engine.runtime.streaming.tickets import Tickets
+from engine.runtime.streaming.server import Tickets
 from engine.transport import spdy, websocket
 from engine.transport.spdy_session import WINDOW, Event, Left, Opened, Received, Reset, SpdySession
 from engine.transport.stream_protocols import COMMAND_OVER_SPDY, V1, V2, V3, V4, V5

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.server.http.exchange import Request
+from engine.server.port.routes import flagz
 from engine.server.port.system_logs import system_logs
-from engine.server.port.zpages import flagz
 from tests.server.secured import SecuredView, configured
 from tests.server.served import View
 

@@ -1,4 +1,4 @@
-"""Probes, and the handlers that they share with the life cycle's hooks."""
+"""Probes, the handlers that they share with the life cycle's hooks, and the signals that stop a container."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from engine.api.pod import Container, HTTPGetAction, LifecycleHandler, Pod, Probe
 from engine.api.struct import json_name
-from engine.api.validation.lifecycle import stop_signal_problems
 from engine.api.validation.names import in_range, is_port, is_port_name, one_of
 
 _HEADER = re.compile(r"[-A-Za-z0-9]+")
@@ -19,6 +18,17 @@ _COUNTS = (
     "success_threshold",
     "failure_threshold",
 )
+_PLAIN = (
+    "SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGHUP SIGILL SIGINT SIGIO SIGIOT SIGKILL SIGPIPE "
+    "SIGPOLL SIGPROF SIGPWR SIGQUIT SIGSEGV SIGSTKFLT SIGSTOP SIGSYS SIGTERM SIGTRAP SIGTSTP SIGTTIN SIGTTOU "
+    "SIGURG SIGUSR1 SIGUSR2 SIGVTALRM SIGWINCH SIGXCPU SIGXFSZ SIGRTMIN SIGRTMAX"
+)
+_LINUX = {
+    *_PLAIN.split(),
+    *(f"SIGRTMIN+{number}" for number in range(1, 16)),
+    *(f"SIGRTMAX-{number}" for number in range(1, 15)),
+}
+_WINDOWS = frozenset({"SIGKILL", "SIGTERM"})
 
 
 def probe_problems(pod: Pod, container: Container, where: str, *, may_have: bool) -> Iterator[str]:
@@ -92,3 +102,10 @@ def _http(action: HTTPGetAction, where: str) -> Iterator[str]:
 def _port(port: int | str, field: str) -> Iterator[str]:
     if not (is_port(port) if isinstance(port, int) else is_port_name(port)):
         yield f"{field}: expected a port between 1 and 65535 or a port's name, got {str(port)[:64]!r}"
+
+
+def stop_signal_problems(pod: Pod, signal: str, field: str) -> Iterator[str]:
+    if pod.spec.os is None:
+        yield f"{field}: requires spec.os.name"
+    elif signal not in (_WINDOWS if pod.spec.os.name == "windows" else _LINUX):
+        yield f"{field}: expected a signal of {pod.spec.os.name} such as SIGTERM, got {signal[:64]!r}"

@@ -11,16 +11,20 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from engine.api.amounts.cpu_weight import MIN_SHARES
 from engine.api.pod import Container, Pod
 from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, is_node_critical, qos_class
 from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import CPU, MEMORY, pod_limits, pod_requests
+from engine.api.status import ResourceAmounts
 from engine.cgroups.formulas.conversion import (
     DEFAULT_PERIOD_US,
     huge_page_limits,
     huge_page_name,
     milli_cpu_to_quota,
     milli_cpu_to_shares,
+    quota_to_milli_cpu,
+    shares_to_milli_cpu,
 )
 from engine.cgroups.formulas.file_names import (
     MEMORY_HIGH,
@@ -34,6 +38,7 @@ from engine.cgroups.formulas.pod_annotations import UNLIMITED, as_written, wishe
 GUARANTEED_OOM_SCORE_ADJ = -997
 BEST_EFFORT_OOM_SCORE_ADJ = 1000
 LIMITED_SWAP = "LimitedSwap"
+LEAST_SHOWN_MILLI_CPU = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,3 +233,25 @@ def unassigned_memory(pod: Pod) -> int:
     sharers = [*pod.spec.containers, *(c for c in pod.init_containers if c.is_sidecar)]
     asked = sum(c.requests.get(MEMORY, ZERO).value for c in sharers)
     return max(requests[MEMORY].value - asked, 0) // max(len(sharers), 1)
+
+
+def status_resources(allocated: Container, actual: ContainerResources) -> ResourceAmounts:
+    """Return `status.containerStatuses[].resources`: the actual resources according to the runtime.
+
+    The runtime's amounts replace the allocated ones, spelled as the kubelet converts them: CPU in
+    thousandths, memory in bytes with binary suffixes (`8M` becomes `8000000`). CPU amounts that are
+    too small to survive the conversion stay as allocated, and so do all other resources. A container
+    with any limit also shows the limits that it has from its pod.
+    """
+    requests, limits = allocated.requests, allocated.limits
+    if requests and actual.cpu_shares > 0:
+        milli = shares_to_milli_cpu(actual.cpu_shares)
+        if milli and max(milli, requests.get(CPU, ZERO).milli) > MIN_SHARES:
+            requests = {**requests, CPU: Quantity.from_milli(milli)}
+    if limits and actual.cpu_quota > 0 and actual.cpu_period > 0:
+        milli = quota_to_milli_cpu(actual.cpu_quota, actual.cpu_period)
+        if milli and max(milli, limits.get(CPU, ZERO).milli) > LEAST_SHOWN_MILLI_CPU:
+            limits = {**limits, CPU: Quantity.from_milli(milli)}
+    if limits and actual.memory_limit_in_bytes > 0:
+        limits = {**limits, MEMORY: Quantity.from_value(actual.memory_limit_in_bytes, "BinarySI")}
+    return ResourceAmounts(requests=requests or None, limits=limits or None)

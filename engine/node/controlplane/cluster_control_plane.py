@@ -35,8 +35,7 @@ from engine.cluster.resource_slices import ResourceSlices
 from engine.csi.records import DriverRecords
 from engine.host.node_context import NodeContext
 from engine.host.tasks import BackgroundTask, Work
-from engine.node.controlplane.cluster_objects import ClusterObjects, NodeSlices
-from engine.node.controlplane.control_plane import NodeHeard
+from engine.node.controlplane.control_plane import ClusterObjects, NodeHeard, NodeSlices
 from engine.node.controlplane.pod_references import PodReferences
 from engine.node.nodeinfo.description import NodeDescription
 from engine.node.nodeinfo.options import CERTIFICATES, NodeOptions

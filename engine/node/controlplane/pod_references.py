@@ -27,7 +27,7 @@ from engine.cluster.tokens import Token, Tokens
 from engine.cluster.trust_bundles import trust_bundles_of
 from engine.cluster.watching import WatchedResource
 from engine.host.tasks import Tasks
-from engine.node.controlplane.cluster_objects import (
+from engine.node.controlplane.control_plane import (
     config_map_names,
     names_trust_bundles,
     no_such_class,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
@@ -16,10 +17,9 @@ from engine.api.events import WARNING, EventRecorder
 from engine.api.objects.cluster_objects import Secret
 from engine.api.pod import Pod
 from engine.cri.client import RuntimeClient
+from engine.metrics import Registry
 from engine.node.images.docker_config import NodeCredentials
 from engine.node.images.keyring import Credential, Credentials, SecretSource, docker_config, keyring
-from engine.node.images.metrics import ImageMetrics
-from engine.node.images.name import repository_of
 from engine.node.images.providers import ServiceAccounts
 from engine.node.images.pull_records import (
     MOST_SECRETS,
@@ -29,18 +29,72 @@ from engine.node.images.pull_records import (
     without_tag,
 )
 
+_LABEL: Final = "[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9]"
+_HOST: Final = rf"(?:(?:{_LABEL})(?:\.(?:{_LABEL}))*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
+_PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_DIGEST: Final = r"[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,}"
+_REFERENCE: Final = re.compile(
+    rf"(?:{_HOST}/)?(?P<path>{_PART}(?:/{_PART})*)(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@(?P<digest>{_DIGEST}))?"
+)
+_ID: Final = re.compile("[a-f0-9]{64}")
+_DIGEST_LENGTHS: Final = {"sha256": 64, "sha384": 96, "sha512": 128}
+_LONGEST_PATH: Final = 255
 NEVER: Final = "NeverVerify"
 PRELOADED: Final = "NeverVerifyPreloadedImages"
 ALLOWED: Final = "NeverVerifyAllowlistedImages"
 ALWAYS: Final = "AlwaysVerify"
 _JSON_TYPE, _JSON_KEY = "kubernetes.io/dockerconfigjson", ".dockerconfigjson"
 _LEGACY_TYPE, _LEGACY_KEY = "kubernetes.io/dockercfg", ".dockercfg"
-
 log = logging.getLogger("kubengine.images")
-
 CredentialPrograms = Callable[[str, Pod, "PodCredentials"], Awaitable[Sequence[Credentials]]]
 _Account = tuple[bool, PullCredentials | None]
 """Whether a pod must prove access to a present image, and the credentials that prove it."""
+
+
+def fault_of_name(name: str) -> str:
+    """Return why a text is not a valid image name, or '' if it is."""
+    if _ID.fullmatch(name):
+        return f"invalid repository name ({name}), cannot specify 64-byte hexadecimal strings"
+    host, rest = _split(name)
+    repository = rest.partition(":")[0]
+    if repository.lower() != repository:
+        return f"invalid reference format: repository name ({repository}) must be lowercase"
+    whole = f"{host}/{rest}"
+    found = _REFERENCE.fullmatch(whole)
+    if found is None:
+        lower = _REFERENCE.fullmatch(whole.lower())
+        return "repository name must be lowercase" if lower else "invalid reference format"
+    if len(found["path"]) > _LONGEST_PATH:
+        return f"repository name must not be more than {_LONGEST_PATH} characters"
+    return _fault_of_digest(found["digest"]) if found["digest"] else ""
+
+
+def repository_of(name: str) -> str:
+    """Return the full name of an image's repository: registry and path, without tag and digest."""
+    host, rest = _split(name.partition("@")[0])
+    return f"{host}/{rest.partition(':')[0]}"
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split into registry and path, with Docker Hub as the default. A first part with capitals is
+    a registry.
+    """
+    first, slash, rest = name.partition("/")
+    if slash and (first == "localhost" or "." in first or ":" in first or first.lower() != first):
+        host, path = ("docker.io" if first == "index.docker.io" else first), rest
+    else:
+        host, path = "docker.io", name
+    return host, f"library/{path}" if host == "docker.io" and "/" not in path else path
+
+
+def _fault_of_digest(digest: str) -> str:
+    algorithm, _, text = digest.partition(":")
+    length = _DIGEST_LENGTHS.get(algorithm)
+    if length is None and algorithm == algorithm.lower():
+        return "unsupported digest algorithm"
+    if length is not None and len(text) != length:
+        return "invalid checksum digest length"
+    return "" if digest == digest.lower() else "invalid checksum digest format"
 
 
 class PodCredentials(ServiceAccounts, Protocol):
@@ -64,7 +118,7 @@ class ImageAccess:
         programs: CredentialPrograms | None,
         objects: PodCredentials,
         recorder: EventRecorder,
-        metrics: ImageMetrics,
+        registry: Registry,
     ) -> None:
         """Raise `InvalidInput` for an unknown policy or a bad pattern."""
         self._policy = config.image_pull_credentials_verification_policy or PRELOADED
@@ -74,7 +128,12 @@ class ImageAccess:
         self._node = node
         self._programs = programs
         self._objects = objects
-        self._recorder, self._metrics = recorder, metrics
+        self._recorder = recorder
+        self._checks = registry.counter(
+            "kubelet_imagemanager_image_mustpull_checks_total",
+            "How often it was checked whether a pod has to show a credential for an image that is present.",
+            ["result"],
+        )
         self._accounts: dict[tuple[str, str], tuple[object, _Account]] = {}
         """By image and reference: the edition of the records at the time of reading, and what they said."""
 
@@ -103,13 +162,13 @@ class ImageAccess:
             must_show, known = await self._account(image, reference)
         except OSError as error:
             log.error("image %s: its pull record is unreadable, pulling the image again: %s", image, error)
-            self._metrics.checked("error")
+            self._checks.inc("error")
             return False
         if not must_show:
-            self._metrics.checked("credentialPolicyAllowed")
+            self._checks.inc("credentialPolicyAllowed")
             return True
         allowed = known is not None and await self._is_recorded(pod, image, reference, known)
-        self._metrics.checked("credentialRecordFound" if allowed else "mustAuthenticate")
+        self._checks.inc("credentialRecordFound" if allowed else "mustAuthenticate")
         return allowed
 
     async def _is_recorded(self, pod: Pod, image: str, reference: str, known: PullCredentials) -> bool:

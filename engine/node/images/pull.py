@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Final
 
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
@@ -15,12 +17,11 @@ from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.token_bucket import TokenBucket
 from engine.cri.client import RuntimeClient
-from engine.node.images.access import ImageAccess
+from engine.metrics import Registry
+from engine.node.images.access import ImageAccess, fault_of_name
 from engine.node.images.keyring import Credential
-from engine.node.images.metrics import ImageMetrics
-from engine.node.images.name import fault_of_name
 from engine.node.pod.backoff import Backoff
-from engine.node.pod.state import Waiting
+from engine.node.pod.life import Waiting
 from engine.wire import cri_v1_pb2 as cri
 
 PULLS_AT_ONCE = 10
@@ -34,6 +35,18 @@ _SAID_BY_RUNTIMES = {
     "SignatureValidationFailed": "the signature validation failed",
 }
 """Errors of CRI that a runtime's text begins with (`k8s.io/cri-api/pkg/errors`), in words."""
+
+PULL_BUCKETS: Final = (1, 5, 10, 20, 30, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600)
+_SIZES: Final = tuple(
+    megabytes << 20
+    for megabytes in (
+        *(0, 10, 100, 500, 1024, 5 * 1024, 10 * 1024, 20 * 1024, 30 * 1024, 40 * 1024, 60 * 1024, 100 * 1024),
+    )
+)
+_SIZE_LABELS: Final = (
+    *("0-10MB", "10MB-100MB", "100MB-500MB", "500MB-1GB", "1GB-5GB", "5GB-10GB", "10GB-20GB", "20GB-30GB"),
+    *("30GB-40GB", "40GB-60GB", "60GB-100GB", "GT100GB"),
+)
 
 Lease = Callable[[str], AbstractAsyncContextManager[None]]
 
@@ -119,10 +132,10 @@ class ImagePuller:
         clock: Callable[[], float],
         lease: Lease,
         access: ImageAccess,
-        metrics: ImageMetrics,
+        registry: Registry,
     ) -> None:
         self.lease = lease
-        self._access, self._metrics = access, metrics
+        self._access, self._metrics = access, _PullMetrics(registry)
         self._runtime = runtime
         self._recorder = recorder
         self._clock = clock
@@ -318,3 +331,37 @@ def _auth(credential: Credential | None) -> cri.AuthConfig | None:
 def _present(image: cri.Image) -> PresentImage:
     uid = image.uid.value if image.HasField("uid") else None
     return PresentImage(image.id, uid, image.username, image.size)
+
+
+def size_label(size: int) -> str:
+    """Return the label of an image of so many bytes."""
+    return _SIZE_LABELS[max(bisect_right(_SIZES, size) - 1, 0)]
+
+
+class _PullMetrics:
+    """Count the pulls of one node, and the requests for images, under the kubelet's metric names."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._pulls = registry.histogram(
+            "kubelet_image_pull_duration_seconds",
+            "Duration in seconds to pull an image, with the wait for other pulls.",
+            ["image_size_in_bytes"],
+            PULL_BUCKETS,
+        )
+        self._requests = registry.counter(
+            "kubelet_image_manager_ensure_image_requests_total",
+            "How often an image was made sure of for a container.",
+            ["pull_policy", "present_locally", "pull_required"],
+        )
+
+    def pulled(self, seconds: float, size: int) -> None:
+        """Record a pull that succeeded, of an image of so many bytes."""
+        self._pulls.observe(seconds, size_label(size))
+
+    def ensured(self, policy: str, *, present: bool | None, pull: bool | None) -> None:
+        """Count one request; None is for what an error kept from being known."""
+        self._requests.inc(policy.lower(), _known(present), _known(pull))
+
+
+def _known(value: bool | None) -> str:
+    return "unknown" if value is None else str(value).lower()

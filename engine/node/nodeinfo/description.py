@@ -1,9 +1,9 @@
-"""Builds the Node object: for admission, and for `/kubengine/node`."""
+"""Builds the Node object, with its capacity and allocatable: for admission, and for `/kubengine/node`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,11 +21,14 @@ from engine.api.node import (
     NodeStatus,
     Taint,
 )
+from engine.api.quantity import BINARY_SI, Quantity
+from engine.api.resources import HUGEPAGES_PREFIX, MEMORY
 from engine.api.struct import to_builtins
+from engine.cgroups.node_cgroups import NodeCgroups
+from engine.devices.manager import DeviceManager
 from engine.host.node_context import NodeContext
 from engine.node.nodeinfo import machine
 from engine.node.nodeinfo.addresses import HostAddresses
-from engine.node.nodeinfo.node_resources import NodeResources
 from engine.node.runtime_view.runtime_health import ShownFeatures
 from engine.wire import cri_v1_pb2 as cri
 
@@ -185,3 +188,40 @@ def node_images(images: Iterable[cri.Image], most: int) -> list[ContainerImage]:
     ]
     listed.sort(key=lambda image: image.size_bytes, reverse=True)
     return listed if most == -1 else listed[:most]
+
+
+class NodeResources:
+    """Capacity and allocatable, computed on each call."""
+
+    def __init__(
+        self,
+        machine: Mapping[str, Quantity],
+        cgroups: NodeCgroups,
+        devices: DeviceManager,
+    ) -> None:
+        self._machine = dict(machine)
+        self._allocatable = without_huge_pages(cgroups.allocatable(), machine)
+        self._devices = devices
+
+    def capacity(self) -> dict[str, Quantity]:
+        capacity, _, _ = self._devices.capacity()
+        return {**self._machine, **_quantities(capacity)}
+
+    def allocatable(self) -> dict[str, Quantity]:
+        _, allocatable, _ = self._devices.capacity()
+        return {**self._allocatable, **_quantities(allocatable)} if allocatable else dict(self._allocatable)
+
+
+def without_huge_pages(
+    allocatable: Mapping[str, Quantity], capacity: Mapping[str, Quantity]
+) -> dict[str, Quantity]:
+    """Subtract preallocated huge pages from the memory."""
+    huge = sum(amount.value for name, amount in capacity.items() if name.startswith(HUGEPAGES_PREFIX))
+    if not huge or MEMORY not in allocatable:
+        return dict(allocatable)
+    left = max(allocatable[MEMORY].value - huge, 0)
+    return {**allocatable, MEMORY: Quantity.from_value(left, BINARY_SI)}
+
+
+def _quantities(amounts: Mapping[str, int]) -> dict[str, Quantity]:
+    return {name: Quantity.from_value(amount) for name, amount in amounts.items()}

@@ -17,8 +17,7 @@ from engine.api.pod import Pod
 from engine.api.qos import SOURCE_HTTP
 from engine.cri.records import PodRecord
 from engine.host.node_context import NodeContext
-from engine.node.sources.static_pods import static_pod
-from engine.node.sources.static_uids import StaticUids
+from engine.node.sources.static_pods import StaticUids, static_pod
 
 ANSWER_SECONDS: Final = 10.0
 MOST_BYTES: Final = 10 * 1024 * 1024

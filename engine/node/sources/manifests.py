@@ -23,8 +23,7 @@ from engine.api.pod import Pod
 from engine.cri.records import PodRecord
 from engine.host.inotify import IN_DELETE, IN_MOVED_FROM, InotifyWatch
 from engine.host.tasks import Tasks
-from engine.node.sources.static_pods import static_pod
-from engine.node.sources.static_uids import StaticUids
+from engine.node.sources.static_pods import StaticUids, static_pod
 
 log = logging.getLogger("kubengine.sources")
 

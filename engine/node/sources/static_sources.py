@@ -12,10 +12,10 @@ from engine.api.pod import Pod
 from engine.cri.records import PodRecord
 from engine.host.node_context import NodeContext
 from engine.host.stopping import stop_all
-from engine.node.pod.accepted_spec import AcceptedSpecs
+from engine.node.pod.records import AcceptedSpecs
 from engine.node.sources.manifests import ManifestDirectory
 from engine.node.sources.pod_sink import MANIFEST_URL, MANIFESTS
-from engine.node.sources.static_uids import StaticUids
+from engine.node.sources.static_pods import StaticUids
 
 if TYPE_CHECKING:
     from engine.node.sources.manifest_url import ManifestUrl

@@ -1,16 +1,17 @@
-"""Computes a pod's resolver settings from its DNS policy and the node's resolv.conf.
+"""Computes a pod's resolver settings, its host name and domain, and the name that its sandbox's kernel gets.
 
-Source: kubelet v1.36 `network/dns`.
+Source: kubelet v1.36 (`network/dns`, GeneratePodHostNameAndDomain, GetNodenameForKernel).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
 from engine.api.config import KubeletConfiguration
-from engine.api.errors import Refused
+from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod, PodDNSConfig
 from engine.wire import cri_v1_pb2 as cri
 
@@ -18,6 +19,8 @@ MAX_NAMESERVERS = 3
 MAX_SEARCHES = 32
 MAX_SEARCH_LINE = 2048
 MAX_SEARCH_PATH = 253
+MAX_HOSTNAME = 63
+MAX_NODENAME = 64
 _CLUSTER_OPTIONS = ("ndots:5",)
 
 
@@ -111,3 +114,55 @@ def _split(option: str) -> tuple[str, str]:
 
 def _once(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(texts))
+
+
+@dataclass(frozen=True, slots=True)
+class PodHostname:
+    """The host name of a pod; `domain` is empty without a subdomain."""
+
+    name: str
+    domain: str = ""
+
+    @property
+    def fqdn(self) -> str:
+        return f"{self.name}.{self.domain}" if self.domain else self.name
+
+
+def pod_hostname(pod: Pod, cluster_domain: str) -> PodHostname:
+    """Compute host name and domain.
+
+    `hostnameOverride` is used as it is and has no domain; otherwise `hostname` or the pod's name is cut to
+    63 bytes, and the subdomain gives the domain in the cluster.
+    """
+    spec = pod.spec
+    if spec.hostname_override is not None:
+        return PodHostname(_cut(spec.hostname_override))
+    name = _cut(spec.hostname or pod.metadata.name)
+    if not spec.subdomain:
+        return PodHostname(name)
+    return PodHostname(name, f"{spec.subdomain}.{pod.metadata.namespace}.svc.{cluster_domain}")
+
+
+def sandbox_hostname(pod: Pod, cluster_domain: str) -> str:
+    """Return the host name of the sandbox: empty in the host's network; the whole name with
+    `setHostnameAsFQDN`.
+
+    Raises `InvalidInput` if the name is too long for the kernel.
+    """
+    if pod.spec.host_network:
+        return ""
+    known = pod_hostname(pod, cluster_domain)
+    if not (pod.spec.set_hostname_as_fqdn and known.domain):
+        return known.name
+    if len(known.fqdn) > MAX_NODENAME:
+        text = (
+            "failed to construct FQDN from pod hostname and cluster domain, "
+            f"FQDN {known.fqdn} is too long ({MAX_NODENAME} characters is the max, "
+            f"{len(known.fqdn)} characters requested)"
+        )
+        raise InvalidInput(text)
+    return known.fqdn
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_HOSTNAME else name[:MAX_HOSTNAME].rstrip("-.")

@@ -1,12 +1,14 @@
 """Builds `/stats/summary`: cgroups and network from the sampler, file systems from the runtime and the disk.
 
-Where there are no cgroups, the numbers of the runtime are used (`engine.node.stats.node_summary`).
+Where there are no cgroups, the numbers of the runtime are used. containerd 1.6 fails its whole list of
+statistics if one pod has finished; then each pod is read by itself, and if that fails too, each container.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from engine.api.errors import Refused, Unavailable
 from engine.api.moments import rfc3339
 from engine.api.pod import Pod
 from engine.api.struct import to_json
+from engine.cri import labels
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import hosts_path, pod_directory, pod_log_directory
 from engine.cri.records import PodRecord
@@ -21,9 +24,9 @@ from engine.eviction.local_storage import is_local_ephemeral
 from engine.host.node_context import NodeContext
 from engine.host.trees import disk_usage
 from engine.node.nodeinfo import machine
+from engine.node.nodeinfo.machine import existing_parent, memory_total
 from engine.node.stats import runtime_numbers, shown
-from engine.node.stats.node_summary import node_summary
-from engine.node.stats.pod_stats import pod_stats
+from engine.node.stats.runtime_numbers import RuntimeStats
 from engine.node.stats.runtime_use import RuntimeUse, runtime_use
 from engine.node.stats.sampler import UsageSampler
 from engine.node.stats.summary_pods import PodFiles, SummaryPods
@@ -34,6 +37,7 @@ from engine.wire import cri_v1_pb2 as cri
 FILES_SECONDS = 10.0
 
 Entry = dict[str, Any]
+ASKED_AT_ONCE = 16
 
 
 class Summaries:
@@ -203,3 +207,83 @@ def machine_swap() -> dict[str, int]:
 def _processes() -> int:
     """Return the number of threads that the kernel schedules."""
     return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+
+
+async def pod_stats(runtime: RuntimeClient, pods: Iterable[PodRecord]) -> RuntimeStats:
+    """Return the statistics of each readable pod. Raises `Unavailable` if the runtime does not answer."""
+    try:
+        return await runtime.read_pod_sandbox_stats(runtime_numbers.read)
+    except Unavailable:
+        raise
+    except Refused:
+        slots = asyncio.Semaphore(ASKED_AT_ONCE)
+        asked = [_one(runtime, record, slots) for record in pods if record.may_run]
+        found = [stats for stats in await asyncio.gather(*asked) if stats is not None]
+        return runtime_numbers.read(cri.ListPodSandboxStatsResponse(stats=found).SerializeToString())
+
+
+async def _one(
+    runtime: RuntimeClient, record: PodRecord, slots: asyncio.Semaphore
+) -> cri.PodSandboxStats | None:
+    sandbox = record.sandbox
+    if sandbox is None:
+        return None
+    async with slots:
+        try:
+            return await runtime.pod_sandbox_stats(sandbox.id)
+        except Unavailable:
+            raise
+        except Refused:
+            return await _containers_only(runtime, record, sandbox.id)
+
+
+async def _containers_only(
+    runtime: RuntimeClient, record: PodRecord, sandbox: str
+) -> cri.PodSandboxStats | None:
+    found = []
+    for container in record.may_run:
+        try:
+            found.append(await runtime.container_stats(container.id))
+        except Unavailable:
+            raise
+        except Refused:
+            continue
+    if not found:
+        return None
+    metadata = cri.PodSandboxMetadata(name=record.name, uid=record.uid, namespace=record.namespace)
+    known = {labels.POD_NAME: record.name, labels.POD_NAMESPACE: record.namespace, labels.POD_UID: record.uid}
+    return cri.PodSandboxStats(
+        attributes=cri.PodSandboxAttributes(id=sandbox, metadata=metadata, labels=known),
+        linux=cri.LinuxPodSandboxStats(containers=found),
+    )
+
+
+def node_summary(
+    name: str, root: Path, started_at: float, now: float, memory: tuple[int, int]
+) -> dict[str, Any]:
+    """Return memory of the machine and the file system of the root directory.
+
+    `memory` is what is in use and its working set, in bytes.
+    """
+    used, working_set = memory
+    disk = os.statvfs(existing_parent(root))
+    time = rfc3339(now)
+    return {
+        "nodeName": name,
+        "startTime": rfc3339(started_at),
+        "memory": {
+            "time": time,
+            "availableBytes": memory_total() - working_set,
+            "usageBytes": used,
+            "workingSetBytes": working_set,
+        },
+        "fs": {
+            "time": time,
+            "availableBytes": disk.f_bavail * disk.f_frsize,
+            "capacityBytes": disk.f_blocks * disk.f_frsize,
+            "usedBytes": (disk.f_blocks - disk.f_bfree) * disk.f_frsize,
+            "inodesFree": disk.f_favail,
+            "inodes": disk.f_files,
+            "inodesUsed": disk.f_files - disk.f_ffree,
+        },
+    }

@@ -20,14 +20,14 @@ from engine.cri.records import PodRecord
 from engine.devices.run_options import DeviceRunOptions
 from engine.dra.claims import has_claims, without_claimed
 from engine.host.node_context import NodeContext
-from engine.node.controlplane.cluster_objects import ClusterObjects, config_maps_of, secrets_of
+from engine.node.controlplane.control_plane import ClusterObjects, config_maps_of, secrets_of
 from engine.node.images.pull import PresentImage
 from engine.node.nodeinfo.addresses import HostAddresses, pod_ips
 from engine.node.runtime_view.runtime_health import HandlerFeatures
 from engine.node.spec import cri_config
+from engine.node.spec.dns import pod_hostname
 from engine.node.spec.env_file import EnvFile
 from engine.node.spec.environment import EnvSources, container_environment
-from engine.node.spec.hostname import pod_hostname
 from engine.node.spec.security import effective_security
 from engine.node.sync.ephemeral_containers import target_id
 from engine.node.sync.services import Allocations, RuntimeServices, VolumeServices

@@ -9,7 +9,7 @@ from __future__ import annotations
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
-from engine.node.pod.readiness_record import ReadinessRecords
+from engine.node.pod.records import ReadinessRecords
 from engine.node.sync.actions import ContainerHealth
 from engine.probes.manager import ProbeManager
 from engine.probes.probe_annotations import ANNOTATION

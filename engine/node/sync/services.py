@@ -20,9 +20,8 @@ from engine.host.node_context import NodeContext
 from engine.node.controlplane.control_plane import ControlPlane
 from engine.node.images.pull import ImagePuller
 from engine.node.nodeinfo.addresses import HostAddresses
-from engine.node.pod.accepted_spec import AcceptedSpecs
 from engine.node.pod.backoff import Backoff
-from engine.node.pod.termination_record import TerminationRecords
+from engine.node.pod.records import AcceptedSpecs, TerminationRecords
 from engine.node.runtime_view.runtime_health import RuntimeHealth
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.node.spec.user_namespaces import UserNamespaceAllocator

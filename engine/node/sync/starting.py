@@ -11,16 +11,15 @@ from types import TracebackType
 from engine.api.errors import InvalidInput, NotFound, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Container, Pod
+from engine.cri.paths import log_link
 from engine.cri.records import CREATED, PodRecord, SandboxRecord
 from engine.host.node_context import NodeContext
-from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.images.pull import ImagePuller, PresentImage, StartRefused, WantedImage, wanted_images
-from engine.node.logs.log_links import link_log
 from engine.node.nodeinfo.addresses import HostAddresses
-from engine.node.pod.state import Waiting
+from engine.node.pod.life import Waiting
 from engine.node.spec import cri_config
-from engine.node.spec.dns import pod_dns
-from engine.node.spec.hostname import sandbox_hostname
+from engine.node.spec.dns import pod_dns, sandbox_hostname
 from engine.node.sync.container_config import ContainerConfigBuilder, cri_resources
 from engine.node.sync.hooks import HookRunner
 from engine.node.sync.pod_metrics import PodMetrics
@@ -219,7 +218,7 @@ class ContainerStarter:
             raise _refused("RunContainerError", error.message) from error
         self._context.recorder.pod(pod, NORMAL, "Started", "Container started", container=container.name)
         self._let_burst(pod, container, container_id, config)
-        link_log(pod, container, container_id, config, sandbox)
+        _link_log(pod, container, container_id, config, sandbox)
         await self._refresh(record, container_id)
         # A postStart hook may take a day; other pods start meanwhile.
         slot.give_back()
@@ -308,3 +307,22 @@ class ContainerStarter:
 
 def _refused(reason: str, text: str) -> StartRefused:
     return StartRefused(Waiting(reason, text), event="Failed", text=f"Error: {text}")
+
+
+def _link_log(
+    pod: Pod,
+    container: Container,
+    container_id: str,
+    config: cri.ContainerConfig,
+    sandbox: cri.PodSandboxConfig,
+) -> None:
+    """Link the log under the name that log shippers expect. A failure is ignored: the log itself is kept."""
+    meta = pod.metadata
+    link = log_link(meta.namespace, meta.name, container.name, container_id)
+    target = f"{sandbox.log_directory}/{config.log_path}"
+    with contextlib.suppress(OSError):
+        try:
+            link.symlink_to(target)
+        except FileNotFoundError:
+            link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            link.symlink_to(target)

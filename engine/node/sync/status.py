@@ -33,7 +33,7 @@ from engine.api.status import (
 )
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.node.nodeinfo.addresses import pod_ips
-from engine.node.pod.state import Waiting
+from engine.node.pod.life import Waiting
 from engine.node.sync.actions import could_restart_all, has_initialized, pod_restarts, should_restart
 from engine.node.sync.ephemeral_containers import known_begun
 

@@ -6,15 +6,13 @@ from pathlib import Path
 
 from engine.api.pod import Pod
 from engine.api.status import ResourceAmounts
-from engine.cgroups.formulas.containers import ContainerResources
-from engine.cgroups.resize import status_resources
+from engine.cgroups.formulas.containers import ContainerResources, status_resources
 from engine.cri.records import EXITED, ContainerRecord, PodRecord
 from engine.host.node_context import NodeContext
 from engine.node.controlplane.control_plane import ControlPlane
 from engine.node.nodeinfo.addresses import HostAddresses
-from engine.node.pod.life import LifeState
+from engine.node.pod.life import LifeState, PodState
 from engine.node.pod.resize import ResizeState
-from engine.node.pod.state import PodState
 from engine.node.sync.pod_metrics import PodMetrics
 from engine.node.sync.services import Allocations, Probes, ResourceAccounting, RuntimeServices
 from engine.node.sync.status import FAILED, SUCCEEDED, StatusInputs, pod_status

@@ -17,11 +17,10 @@ from pathlib import Path
 from engine.api.errors import NotFound, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Container, Pod
-from engine.cri.paths import pod_log_directory
+from engine.cri.paths import log_link, pod_log_directory
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.host.node_context import NodeContext
 from engine.host.trees import remove_tree
-from engine.node.logs.log_links import remove_log_link
 from engine.node.sync.hooks import HookRunner
 from engine.node.sync.services import RuntimeServices
 
@@ -81,7 +80,7 @@ class PodStopper:
         """Remove a container that does not run, and the link to its log. Raises `Refused`."""
         with contextlib.suppress(NotFound):
             await self._runtime.client.remove_container(container.id)
-        remove_log_link(record, container)
+        _remove_log_link(record, container)
         self._runtime.watch.forget(record.uid, [container.id])
 
     async def stop_container(
@@ -201,7 +200,7 @@ class PodStopper:
             if seen[container.name] > keep:
                 with contextlib.suppress(Refused):
                     await self._runtime.client.remove_container(container.id)
-                    remove_log_link(record, container)
+                    _remove_log_link(record, container)
                     self._runtime.watch.forget(record.uid, [container.id])
                     self._context.decisions.record(
                         "container-gc",
@@ -217,3 +216,9 @@ class PodStopper:
                 with contextlib.suppress(Refused):
                     await self._runtime.client.remove_pod_sandbox(sandbox.id)
                     self._runtime.watch.forget(record.uid, [sandbox.id])
+
+
+def _remove_log_link(record: PodRecord, container: ContainerRecord) -> None:
+    """Remove the link to a container's log; a failure is ignored, as in a kubelet."""
+    with contextlib.suppress(OSError):
+        log_link(record.namespace, record.name, container.name, container.id).unlink(missing_ok=True)

@@ -21,10 +21,9 @@ from engine.api.qos import is_static
 from engine.cri.records import CREATED, EXITED, ContainerRecord
 from engine.dra.claims import has_claims
 from engine.node.images.pull import StartRefused
-from engine.node.pod.life import LifeEvent
+from engine.node.pod.life import LifeEvent, PodState, Waiting
+from engine.node.pod.records import TerminationRecord
 from engine.node.pod.resize import Resize
-from engine.node.pod.state import PodState, Waiting
-from engine.node.pod.termination_record import TerminationRecord
 from engine.node.spec.cri_config import container_hash
 from engine.node.sync.actions import PodActions, compute_pod_actions
 from engine.node.sync.operations import PodOperations

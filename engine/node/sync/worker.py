@@ -20,9 +20,8 @@ from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
 from engine.api.qos import is_static
 from engine.api.status import PodStatus
-from engine.node.pod.life import Action, LifeEvent, LifeState, PodLife
+from engine.node.pod.life import Action, LifeEvent, LifeState, PodLife, PodState, Waiting
 from engine.node.pod.resize import Resize
-from engine.node.pod.state import PodState, Waiting
 from engine.node.sync.ephemeral_containers import with_ephemeral_containers_of
 from engine.node.sync.operations import PodOperations
 from engine.node.sync.resizing import can_resize

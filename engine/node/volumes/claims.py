@@ -24,7 +24,7 @@ from engine.api.objects.storage import (
 )
 from engine.api.pod import HostPathVolume, Pod, Volume
 from engine.api.references import FCVolume, ISCSIVolume, NFSVolume
-from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.refusals import UnprocessedVolume, VolumeRefused
 
 _BOUND = "Bound"

@@ -1,4 +1,4 @@
-"""Creates the files of every container besides its volumes: /etc/hosts and the termination message file."""
+"""Creates the files that every container has besides its volumes: /etc/hosts and the termination message."""
 
 from __future__ import annotations
 
@@ -8,8 +8,31 @@ from pathlib import Path
 from engine.api.pod import Container, Pod
 from engine.cri.paths import hosts_path, last_words_path
 from engine.host.files import replace_file
-from engine.node.spec.hostname import PodHostname
-from engine.node.spec.hosts import hosts_text
+from engine.node.spec.dns import PodHostname
+
+_LOOPBACK = """\
+127.0.0.1\tlocalhost
+::1\tlocalhost ip6-localhost ip6-loopback
+fe00::0\tip6-localnet
+fe00::0\tip6-mcastprefix
+fe00::1\tip6-allnodes
+fe00::2\tip6-allrouters
+"""
+
+
+def hosts_text(pod: Pod, ips: tuple[str, ...], hostname: PodHostname, node_hosts: str) -> str:
+    """Build the text; `node_hosts` is the node's own file, which pods in the host's network see."""
+    if pod.spec.host_network:
+        text = "# Kubernetes-managed hosts file (host network).\n" + node_hosts
+    else:
+        names = f"{hostname.fqdn}\t{hostname.name}" if hostname.domain else hostname.name
+        text = "# Kubernetes-managed hosts file.\n" + _LOOPBACK
+        text += "".join(f"{ip}\t{names}\n" for ip in ips)
+    if pod.spec.host_aliases:
+        text += "\n# Entries added by HostAliases.\n"
+        for alias in pod.spec.host_aliases:
+            text += "\t".join([alias.ip, "\t".join(alias.hostnames or [])]) + "\n"
+    return text
 
 
 def termination_message_file(pod_directory: Path, container: Container, attempt: int) -> Path:

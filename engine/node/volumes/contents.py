@@ -15,7 +15,7 @@ from engine.api.pod import DownwardAPIVolume, Pod, Volume, VolumeProjection
 from engine.api.quantity import Quantity
 from engine.api.references import ClusterTrustBundleProjection, KeyToPath, ServiceAccountTokenProjection
 from engine.host.atomic_writer import PublishedFile
-from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.spec.environment import field_value, resource_value
 from engine.node.spec.security import effective_security
 from engine.node.volumes.trust_anchors import trust_anchors

@@ -41,7 +41,7 @@ from engine.csi.volume import (
     pod_info,
     spec_of,
 )
-from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.mounted_volumes import MadeVolume

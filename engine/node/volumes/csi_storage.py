@@ -12,7 +12,7 @@ from engine.api.pod import Pod, Volume
 from engine.csi import places
 from engine.csi.records import DriverRecords
 from engine.host.node_context import NodeContext
-from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.mounted_volumes import MadeVolume

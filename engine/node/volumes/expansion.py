@@ -26,7 +26,7 @@ from engine.csi.expansion import (
     is_said,
     size_of,
 )
-from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.mounted_volumes import Expand, MadeVolume
 from engine.node.volumes.refusals import NotGrown, refusing

@@ -14,7 +14,7 @@ from engine.api.errors import KubengineError, Refused
 from engine.api.pod import Pod, Volume
 from engine.api.references import FCVolume, ISCSIVolume, NFSVolume
 from engine.host.tasks import Tasks
-from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume, in_tree_source, is_read_only, volume_name
 from engine.node.volumes.mounted_volumes import MadeVolume

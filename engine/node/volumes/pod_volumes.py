@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engine.api.errors import Refused
+from engine.api.errors import InvalidInput, Refused
 from engine.api.objects.storage import LocalVolume
 from engine.api.pod import HostPathVolume, Pod, Volume
 from engine.api.quantity import Quantity
@@ -17,7 +19,7 @@ from engine.host.mounts import is_mount, unmount_below
 from engine.host.selinux import SELinux
 from engine.host.trees import remove_tree
 from engine.metrics import Registry
-from engine.node.volumes import agent_written, block_device, empty_dir, host_path, local, sub_path
+from engine.node.volumes import agent_written, block_device, empty_dir, local, sub_path
 from engine.node.volumes.claims import (
     BoundVolume,
     in_tree_source,
@@ -31,6 +33,15 @@ from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, refusing
 from engine.node.volumes.volume_counts import Durations, mounting, plugin_name
 
 Given = Contents | BoundVolume
+_KINDS = {
+    "Directory": (stat.S_ISDIR, "a directory"),
+    "DirectoryOrCreate": (stat.S_ISDIR, "a directory"),
+    "File": (stat.S_ISREG, "a file"),
+    "FileOrCreate": (stat.S_ISREG, "a file"),
+    "Socket": (stat.S_ISSOCK, "a socket file"),
+    "CharDevice": (stat.S_ISCHR, "a character device"),
+    "BlockDevice": (stat.S_ISBLK, "a block device"),
+}
 
 
 class PodVolumes:
@@ -113,7 +124,7 @@ class PodVolumes:
     ) -> Path:
         directory, group = self.pod_directory(pod.uid), fs_group(pod)
         if volume.host_path is not None:
-            return host_path.set_up(volume.host_path)
+            return _check_host_path(volume.host_path)
         if volume.empty_dir is not None:
             return empty_dir.set_up(
                 directory, volume.name, volume.empty_dir, pod, group, allocatable, self._projects
@@ -123,7 +134,7 @@ class PodVolumes:
         if given is None:
             raise Refused("unknown volume source")
         if isinstance(given.source, HostPathVolume):
-            return host_path.set_up(given.source)
+            return _check_host_path(given.source)
         if not isinstance(given.source, LocalVolume):
             raise Refused("its CSI driver must create it")
         if given.block:
@@ -193,3 +204,35 @@ def used_volumes(pod: Pod) -> list[Volume]:
 def fs_group(pod: Pod) -> int | None:
     context = pod.spec.security_context
     return context.fs_group if context is not None else None
+
+
+def _check_host_path(volume: HostPathVolume) -> Path:
+    """Create or check the path according to `type`; a relative path begins at `/`, as it does in a service.
+
+    Raises `Refused`, `InvalidInput` or `OSError`.
+    """
+    path = Path("/", volume.path)
+    if not volume.path or ".." in path.parts or "\0" in volume.path:
+        raise InvalidInput(f"invalid HostPath {volume.path!r}: expected a path without '..'")
+    if not volume.type:
+        return path
+    if volume.type not in _KINDS:
+        raise InvalidInput(f"{volume.type} is an invalid volume type")
+    is_kind, words = _KINDS[volume.type]
+    found = _mode(path)
+    if found is None and volume.type == "DirectoryOrCreate":
+        path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        found = _mode(path)
+    elif found is None and volume.type == "FileOrCreate":
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
+        found = _mode(path)
+    if found is None or not is_kind(found):
+        raise Refused(f"hostPath type check failed: {path} is not {words}")
+    return path
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None

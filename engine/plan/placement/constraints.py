@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.admission.ports import UsedPorts, host_ports
+from engine.admission.predicates import UsedPorts, host_ports
 from engine.admission.selectors import matches_node, selects, tolerates
 from engine.api.encoding.json_text import encode_json
 from engine.api.node import Taint

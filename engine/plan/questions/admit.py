@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.admission.asked_pod import PodParameters
-from engine.admission.ports import host_ports
+from engine.admission.predicates import host_ports
 from engine.api.pod import Pod
 from engine.plan.answers.answer import Answer, Rows, coded
 from engine.plan.questions.fit import NodeUse, fit, node_use

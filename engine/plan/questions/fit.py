@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from engine.admission.everywhere import Shortages, shortages_everywhere, used_on_each_node
 from engine.admission.failures import Failure
-from engine.admission.ports import UsedPorts, host_ports
-from engine.admission.predicates import NodeFacts, other_failures, wrong_os
+from engine.admission.predicates import NodeFacts, UsedPorts, host_ports, other_failures, wrong_os
 from engine.api.pod import Pod
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.objects import node_object, pods_of_node

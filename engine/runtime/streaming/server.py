@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import h11
 
 from engine.api.errors import InvalidInput, Refused
 from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
+from engine.runtime.objects.failures import Exhausted
 from engine.runtime.objects.records import READY, RUNNING, Sandbox
 from engine.runtime.streaming import port_forward, protocol, remote_command
 from engine.runtime.streaming.connections import StreamConnection
 from engine.runtime.streaming.links import TcpLink, WebSocketLink
 from engine.runtime.streaming.protocol import CommandTicket, PortForwardTicket, Ticket
-from engine.runtime.streaming.tickets import Tickets
 from engine.transport import websocket
 from engine.transport.stream_protocols import (
     COMMAND_OVER_SPDY,
@@ -47,6 +48,7 @@ CLOSE_TIME = 2.0
 IDLE_TIME = 4 * 3600.0
 KEEP_ALIVE = 10.0
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Streams(Protocol):
@@ -344,3 +346,28 @@ async def _watch(connection: StreamConnection) -> None:
             await asyncio.sleep(KEEP_ALIVE)
             await connection.keep_alive()
     connection.gone.set()
+
+
+class Tickets(Generic[T]):
+    """Hold at most `limit` unused tickets, each valid once and for `lifetime` seconds by `clock`."""
+
+    def __init__(self, clock: Callable[[], float], *, lifetime: float = 60.0, limit: int = 1000) -> None:
+        self._clock = clock
+        self._lifetime = lifetime
+        self._limit = limit
+        self._open: dict[str, tuple[float, T]] = {}
+
+    def issue(self, purpose: T) -> str:
+        """Issue a ticket. Raise Exhausted if too many are unused."""
+        now = self._clock()
+        self._open = {token: ticket for token, ticket in self._open.items() if ticket[0] > now}
+        if len(self._open) >= self._limit:
+            raise Exhausted(f"{self._limit} requests wait for their clients", subject="streaming server")
+        token = secrets.token_urlsafe(16)
+        self._open[token] = (now + self._lifetime, purpose)
+        return token
+
+    def redeem(self, token: str) -> T | None:
+        """Return the ticket's purpose; None if it is unknown, used or too old."""
+        until, purpose = self._open.pop(token, (0.0, None))
+        return purpose if until > self._clock() else None

@@ -1,25 +1,29 @@
-"""Answers authorized requests on the paths of kubelet v1.36."""
+"""Answers authorized requests on the paths of kubelet v1.36, and serves its debug flags and z-pages."""
 
 from __future__ import annotations
 
 import logging
+import platform
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
+from engine.api.config import DEBUG_VERBOSITY
 from engine.api.errors import InvalidInput, KubengineError
-from engine.api.struct import to_json
+from engine.api.struct import to_builtins, to_json
+from engine.api.version import engine_version
 from engine.node.logs.container_access import ContainerStreams, Unknown
 from engine.node.logs.container_logs import OutOfRange, log_options
 from engine.server.debugging import without_debugging
 from engine.server.http.exchange import JSON, TEXT, Answer, Request, Response, plain
 from engine.server.http.request_metrics import count_websocket
+from engine.server.http.secrets import masked
 from engine.server.interfaces.node import PortNode
+from engine.server.metrics_text import process_started
 from engine.server.port import websocket_streams
 from engine.server.port.streams import NO_UPGRADE, handed_to
 from engine.server.port.system_logs import query_logs, system_logs
-from engine.server.port.zpages import flagz, statusz
 from engine.server.routes import Routes
 
 log = logging.getLogger("kubengine.port")
@@ -28,6 +32,13 @@ NO_PAGE = "404: Page Not Found"
 NO_METHOD = "405: Method Not Allowed"
 
 _Serve = Callable[[PortNode, Request, list[str]], Awaitable[Answer]]
+FLAGS_DISABLED: Final = "flags endpoint is disabled.\n"
+MOST_VERBOSE: Final = 2**31 - 1
+_NAME: Final = "klog.logging.verbosity"
+_HEAD = (
+    "\nkubelet {page}\nWarning: This endpoint is not meant to be machine parseable, has no formatting "
+    "compatibility guarantees and is for debugging purposes only.\n\n"
+)
 
 
 async def answer(view: PortNode, others: Routes, request: Request) -> Answer:
@@ -170,11 +181,9 @@ async def _debug(view: PortNode, request: Request, names: list[str]) -> Answer:
             return plain(405, profiling.DISABLED)
         return await profiling.PROFILING.answer(request, "/".join(rest))
     if top == "flags":
-        from engine.server.port import debug_flags
-
         if not view.config.enable_debug_flags_handler:
-            return plain(405, debug_flags.DISABLED)
-        return debug_flags.debug_flags(request, rest)
+            return plain(405, FLAGS_DISABLED)
+        return debug_flags(request, rest)
     raise Unknown(NO_PAGE)
 
 
@@ -230,3 +239,40 @@ _SERVED: dict[str, _Serve] = {
     "flagz": _flagz,
     "statusz": _statusz,
 }
+
+
+def debug_flags(request: Request, names: list[str]) -> Response:
+    """Set the verbosity to the number in the body of a PUT."""
+    if names != ["v"]:
+        return plain(404, "404: Page Not Found")
+    if request.method != "PUT":
+        return plain(406, "unsupported http method")
+    text = request.body.decode(errors="replace").strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 11 and int(text) <= MOST_VERBOSE):
+        return plain(
+            400, f"error: failed to set {_NAME} {text[:20]}: expected a number from 0 to {MOST_VERBOSE}"
+        )
+    logging.getLogger("kubengine").setLevel(logging.DEBUG if int(text) >= DEBUG_VERBOSITY else logging.INFO)
+    return plain(200, f"successfully set {_NAME} to {text}")
+
+
+def flagz(view: PortNode) -> Response:
+    """Return every setting that differs from its default, by its name in the configuration file."""
+    lines = [f"{name}={masked(name, value)}\n" for name, value in sorted(to_builtins(view.config).items())]
+    return Response(200, TEXT, (_HEAD.format(page="flagz") + "".join(lines)).encode())
+
+
+def statusz(view: PortNode, paths: Sequence[str]) -> Response:
+    """Return start time, version and paths of the agent."""
+    started = process_started()
+    up = int(time.time() - started)
+    said = {
+        "Started": time.strftime("%a %b %d %H:%M:%S UTC %Y", time.gmtime(started)),
+        "Up": f"{up // 3600} hr {up // 60 % 60:02d} min {up % 60:02d} sec",
+        "Python version": platform.python_version(),
+        "Binary version": engine_version(),
+        "Paths": " ".join(paths),
+    }
+    lines = [f"{name}: {value}\n" for name, value in said.items()]
+    failing = [f"{check}: {error}\n" for check, error in view.healthz() if error]
+    return Response(200, TEXT, "".join([_HEAD.format(page="statusz"), *lines, *failing]).encode())

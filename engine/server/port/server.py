@@ -16,7 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from traceback import clear_frames
@@ -35,7 +35,6 @@ from engine.server.port import routes
 from engine.server.port.access import needs, no_answer, refusal
 from engine.server.port.authentication import ANONYMOUS, Authentication
 from engine.server.port.authorization import Authorization, NoReview
-from engine.server.port.client_certificate import Presented, presented
 from engine.server.port.serving_tls import ServingTLS
 from engine.server.routes import Routes
 
@@ -302,3 +301,22 @@ async def _give_up(answer: Answer) -> None:
         answer.close()
     elif isinstance(answer.body, AsyncGenerator):
         await answer.body.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Presented:
+    """Valid before `until` (Unix seconds), and while `authorities` (PEM) are the trusted client CAs."""
+
+    until: float
+    authorities: bytes
+
+    def holds(self, now: float, authorities: bytes) -> bool:
+        return now < self.until and self.authorities == authorities
+
+
+def presented(session: ssl.SSLObject, authorities: bytes) -> Presented | None:
+    """Return the certificate, or None if the client showed none."""
+    certificate = session.getpeercert()
+    if not certificate:
+        return None
+    return Presented(ssl.cert_time_to_seconds(str(certificate["notAfter"])), authorities)

@@ -15,7 +15,7 @@ from engine.api.config import KubeletConfiguration
 from engine.cluster.client import ApiClient, ApiError
 from engine.node import Node
 from engine.node.nodeinfo.options import NodeOptions
-from engine.node.spec.host_support import app_armor_enabled
+from engine.node.pod_admission import app_armor_enabled
 from engine.testing.apiserver import Authority
 from engine.testing.containerd import Containerd
 from tests.cluster.control_plane import ControlPlane, Object, shown

@@ -15,7 +15,7 @@ from engine.api.errors import InvalidInput, Refused
 from engine.api.events import EventRecorder
 from engine.api.pod import Pod, PodSpec
 from engine.metrics import Registry as Metrics
-from engine.node.controlplane.cluster_objects import NoCluster
+from engine.node.controlplane.control_plane import NoCluster
 from engine.node.images.access import (
     ALLOWED,
     ALWAYS,
@@ -24,11 +24,10 @@ from engine.node.images.access import (
     ImageAccess,
     check_policy,
     must_verify,
+    repository_of,
 )
 from engine.node.images.docker_config import NodeCredentials
 from engine.node.images.keyring import Credential, SecretSource, docker_config, keyring, matches
-from engine.node.images.metrics import ImageMetrics
-from engine.node.images.name import repository_of
 from engine.node.images.providers import load_programs
 from engine.node.images.pull_records import PullRecords
 from engine.runtime.hollow import HollowRuntime
@@ -318,7 +317,7 @@ async def test_image_records_are_read_again_only_after_a_change(
         programs=None,
         objects=NoCluster(dict),
         recorder=EventRecorder(lambda: NOW),
-        metrics=ImageMetrics(Metrics()),
+        registry=Metrics(),
     )
     is_ours = records.is_ours
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.node.images.metrics import size_label
+from engine.node.images.pull import size_label
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
 from tests.waiting import eventually

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.node.images.name import fault_of_name
+from engine.node.images.access import fault_of_name
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
 

@@ -16,7 +16,7 @@ from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.kubengine_config import ImagesSection, KubengineConfiguration
 from engine.cri.client import RuntimeClient
 from engine.node.images.pull import PULLS_AT_ONCE, failed_pull, pulls_at_once
-from engine.node.pod.state import Waiting
+from engine.node.pod.life import Waiting
 from engine.node.volumes.image import MOUNTS, SUB_PATHS, too_old
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.image_service import ImageService

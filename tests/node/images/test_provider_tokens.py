@@ -20,7 +20,6 @@ from engine.metrics import Registry
 from engine.node.images.access import ImageAccess
 from engine.node.images.docker_config import NodeCredentials
 from engine.node.images.keyring import AccountSource, Credential, SecretSource
-from engine.node.images.metrics import ImageMetrics
 from engine.node.images.providers import CredentialProviders, load_programs
 from engine.node.images.pull_records import PullRecords
 
@@ -225,7 +224,7 @@ async def test_an_image_pulled_with_a_token_is_for_pods_of_that_account(tmp_path
         programs=None,
         objects=accounts,
         recorder=EventRecorder(lambda: 0.0),
-        metrics=ImageMetrics(Registry()),
+        registry=Registry(),
     )
     await access.begins(IMAGE)
     account = AccountSource("team", "builder", "account-uid")

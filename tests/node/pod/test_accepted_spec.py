@@ -18,7 +18,7 @@ from engine.api.pod import Pod
 from engine.api.status import PodStatus
 from engine.node import Node
 from engine.node.nodeinfo.options import NodeOptions
-from engine.node.pod.accepted_spec import FILE, AcceptedSpecs
+from engine.node.pod.records import ACCEPTED_FILE, AcceptedSpecs
 from engine.node.sources.static_pods import static_pod
 from engine.runtime.hollow import HollowRuntime
 from tests.devices.device_rig import DeviceRig
@@ -61,7 +61,7 @@ class Stubborn(DeviceRig):
         runtime.backend.stop_container = perhaps  # type: ignore[method-assign]
 
     def kept(self, name: str) -> Path:
-        return self.root / "pods" / self.runtime_uid(name) / FILE
+        return self.root / "pods" / self.runtime_uid(name) / ACCEPTED_FILE
 
     def runs(self) -> list[str]:
         """Whose containers run, whatever the agent says."""

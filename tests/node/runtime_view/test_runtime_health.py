@@ -19,12 +19,12 @@ from engine.api.pod import Container, Pod, PodSecurityContext, PodSpec, Security
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cri.client import RuntimeClient
 from engine.metrics import Registry
+from engine.node import pod_admission
 from engine.node.nodeinfo.node_events import NodeEvents
+from engine.node.pod_admission import app_armor_enabled
 from engine.node.runtime_view import runtime_health
 from engine.node.runtime_view.runtime_health import HandlerFeatures, RuntimeHealth
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
-from engine.node.spec import host_support
-from engine.node.spec.host_support import app_armor_enabled
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig, container
@@ -244,7 +244,7 @@ def test_app_armor_is_where_the_kernel_shows_it_switched_on(tmp_path: Path, monk
 
 
 def test_an_app_armor_profile_needs_a_name():
-    support = host_support.HostSupport(
+    support = pod_admission.HostSupport(
         sysctls=SysctlAllowlist((), ()), app_armor=True, features=runtime_health.RuntimeFeatures
     )
     profile = SecurityProfile(type="Localhost", localhost_profile="mine")

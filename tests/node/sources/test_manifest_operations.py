@@ -23,10 +23,10 @@ import pytest
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.node.pod.accepted_spec import AcceptedSpecs
+from engine.node.pod.records import AcceptedSpecs
 from engine.node.sources import manifests as sources
 from engine.node.sources.manifests import ManifestDirectory
-from engine.node.sources.static_uids import StaticUids
+from engine.node.sources.static_pods import StaticUids
 from engine.node.spec.cri_config import container_hash
 from tests.waiting import eventually
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from engine.api.pod import Pod
-from engine.node.pod.accepted_spec import AcceptedSpecs
+from engine.node.pod.records import AcceptedSpecs
 from engine.node.sources import manifests as sources
 from engine.node.sources.manifests import ManifestDirectory
-from engine.node.sources.static_uids import StaticUids
+from engine.node.sources.static_pods import StaticUids
 from tests.waiting import eventually
 
 MANIFEST = "apiVersion: v1\nkind: Pod\nmetadata: {{name: {0}}}\nspec: {{containers: [{{name: c, image: i}}]}}"

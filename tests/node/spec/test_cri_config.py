@@ -22,10 +22,10 @@ from engine.cgroups.formulas.containers import (
 )
 from engine.node.sources.static_pods import static_pod
 from engine.node.spec import cri_config
-from engine.node.spec.hostname import pod_hostname, sandbox_hostname
-from engine.node.spec.hosts import hosts_text
+from engine.node.spec.dns import pod_hostname, sandbox_hostname
 from engine.node.spec.security import MASKED_PATHS, READONLY_PATHS, container_security, sandbox_security
 from engine.node.sync.container_config import cri_resources
+from engine.node.volumes.container_files import hosts_text
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig, container

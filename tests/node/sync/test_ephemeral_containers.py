@@ -12,7 +12,7 @@ from engine.api.qos import qos_class
 from engine.api.resources import pod_requests
 from engine.cri.records import CREATED, EXITED, RUNNING, UNKNOWN, PodRecord
 from engine.node.logs.container_logs import spec_of
-from engine.node.pod.state import Waiting
+from engine.node.pod.life import Waiting
 from engine.node.spec.cri_config import container_hash
 from engine.node.sync.actions import compute_pod_actions
 from engine.node.sync.ephemeral_containers import target_id

@@ -8,7 +8,7 @@ import datetime
 import pytest
 
 from engine.cri.records import EXITED, RUNNING, ContainerRecord
-from engine.node.pod.state import Waiting
+from engine.node.pod.life import Waiting
 from tests.node.spec.test_cri_config import pod_of
 from tests.node.sync.test_pod_status import condition, container, copy, record, shown
 

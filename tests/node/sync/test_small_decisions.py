@@ -12,7 +12,7 @@ from engine.api.qos import is_critical, is_static
 from engine.api.quantity import Quantity
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.pod.backoff import Backoff
-from engine.node.pod.state import Waiting
+from engine.node.pod.life import Waiting
 from engine.node.sources.static_pods import static_pod
 from engine.node.spec.environment import (
     EnvSources,

@@ -14,7 +14,7 @@ from engine.api.objects.cluster_objects import ClusterTrustBundle, ConfigMap, Se
 from engine.api.pod import Pod
 from engine.api.struct import decode_hook
 from engine.host.mounts import unmount_below
-from engine.node.controlplane.cluster_objects import NoCluster, ServiceAccountToken
+from engine.node.controlplane.control_plane import NoCluster, ServiceAccountToken
 from engine.node.volumes import PodVolumes
 from engine.node.volumes.contents import ContentSource
 from engine.node.volumes.env_files import env_files

@@ -37,7 +37,7 @@ from engine.host.mountinfo import mounts_below
 from engine.host.mounts import unmount_below
 from engine.host.tasks import Tasks
 from engine.metrics import Collected, Histogram, Registry
-from engine.node.controlplane.cluster_objects import NoCluster
+from engine.node.controlplane.control_plane import NoCluster
 from engine.node.volumes import PodVolumes, ShownNode, VolumeManager, VolumeRefused
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.contents import Contents

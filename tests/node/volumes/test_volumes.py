@@ -37,7 +37,7 @@ from engine.api.pod import (
 from engine.api.quantity import Quantity
 from engine.cri.records import EXITED, ContainerRecord
 from engine.host.mounts import mounts_below, unmount_below
-from engine.node.controlplane.cluster_objects import NoCluster
+from engine.node.controlplane.control_plane import NoCluster
 from engine.node.sync.termination_message import read_messages, termination_message
 from engine.node.volumes import PodVolumes, VolumeRefused
 from engine.node.volumes.agent_written import is_agent_written, nested_mount_points
