@@ -45,8 +45,7 @@ class Pinning:
         runtime: RuntimeClient,
         watch: RuntimeWatch,
     ) -> None:
-        self._runtime = runtime
-        self._watch = watch
+        self._runtime, self._watch = runtime, watch
         self._policy = TopologyPolicy()
         reserved = cgroups.settings.node.reservation()
         self.cpus = CpuManager(
