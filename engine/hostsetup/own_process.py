@@ -5,6 +5,7 @@ Source: kubelet v1.36 (`ensureProcessInContainerWithOOMScore`, `ensureSystemCgro
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -16,6 +17,7 @@ from typing import Final
 from engine.api.errors import Refused
 
 PROCS: Final = "cgroup.procs"
+CONTROL: Final = "cgroup.subtree_control"
 CPUSET_FILES: Final = ("cpuset.cpus", "cpuset.mems")
 ROUNDS: Final = 10
 """How often the processes of the root cgroup are listed again, to find those that were forked in
@@ -63,6 +65,9 @@ class Cgroups:
                 (directory / PROCS).write_text(str(pid))
             except OSError as error:
                 text = f"process {pid} could not be moved: {error.strerror}"
+                if error.errno == errno.EBUSY and _lines(directory / CONTROL):
+                    text += "; cgroup v2 keeps processes out of a cgroup that has cgroups with controllers"
+                    text += " below it: name one without"
                 raise Refused(text, subject=str(directory), errno=error.errno) from error
 
     def holds(self, name: str, pid: int) -> bool:
