@@ -72,6 +72,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"enableSystemLogQuery": True, "enableSystemLogHandler": False},
         "enableSystemLogHandler is required for enableSystemLogQuery",
     ),
+    ({"syncFrequency": "-1s"}, "syncFrequency (--sync-frequency) -1s must not be negative"),
+    (
+        {"configMapAndSecretChangeDetectionStrategy": "Poll"},
+        'configMapAndSecretChangeDetectionStrategy "Poll" must be one of Get, Cache, Watch',
+    ),
     ({"containerLogMaxWorkers": 0}, "containerLogMaxWorkers must be greater than or equal to 1"),
     (
         {"shutdownGracePeriod": "10s", "shutdownGracePeriodCriticalPods": "20s"},

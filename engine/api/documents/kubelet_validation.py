@@ -15,6 +15,7 @@ from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
 
 HAIRPIN_MODES: Final = ("none", "hairpin-veth", "promiscuous-bridge")
+CHANGE_DETECTION: Final = ("Get", "Cache", "Watch")
 LAST_PORT: Final = 65535
 SHORTEST_SHUTDOWN: Final = 1.0
 LOG_FORMATS: Final = ("text", "json")
@@ -70,6 +71,8 @@ def _numbers(config: KubeletConfiguration) -> Iterator[str]:
         )
     if config.node_lease_duration_seconds <= 0:
         yield "nodeLeaseDurationSeconds must be greater than 0"
+    if config.sync_frequency < 0:
+        yield f"syncFrequency (--sync-frequency) {config.sync_frequency} must not be negative"
 
 
 def _choices(config: KubeletConfiguration) -> Iterator[str]:
@@ -85,6 +88,10 @@ def _choices(config: KubeletConfiguration) -> Iterator[str]:
             f'option "{config.hairpin_mode}" specified for hairpinMode (--hairpin-mode). '
             f"Valid options are {none}, {veth} or {bridge}"
         )
+    strategy = config.config_map_and_secret_change_detection_strategy
+    if strategy not in CHANGE_DETECTION:
+        allowed = ", ".join(CHANGE_DETECTION)
+        yield f'configMapAndSecretChangeDetectionStrategy "{strategy}" must be one of {allowed}'
 
 
 def _logs(config: KubeletConfiguration) -> Iterator[str]:
