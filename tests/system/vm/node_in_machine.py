@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.testing.images import PAUSE_TAG, write_busybox, write_pause
+from engine.testing.images import PAUSE_TAG, write_busybox, write_image
 from tests.system.vm.image import SHARE
 from tests.system.vm.machine import Machine
 
@@ -23,6 +23,9 @@ STATE = "/var/lib/kubelet"
 PORT = 10255
 LONG = 1800.0
 """Seconds for what takes a minute on an idle host: without KVM on a busy one it takes many."""
+
+PAUSE = "trap 'exit 0' TERM; sleep infinity & wait"
+"""What a sandbox runs. systemd waits 90 s for a sandbox that ignores SIGTERM whenever it stops a slice."""
 
 NETWORK = {
     "cniVersion": "0.4.0",
@@ -117,7 +120,7 @@ def bring(machine: Machine, folder: Path, *names: str) -> str:
 def install(machine: Machine) -> None:
     """Start containerd with busybox and a network; write the agent's unit, which is not started."""
     machine.report("install containerd, a network, images and the agent's unit")
-    write_pause(machine.share / "pause.tar")
+    write_image(machine.share / "pause.tar", [PAUSE_TAG], config={"Entrypoint": ["/bin/sh", "-c", PAUSE]})
     write_busybox(machine.share / "busybox.tar")
     put(machine, "/etc/containerd/config.toml", containerd_config())
     put(machine, "/etc/cni/net.d/10-pods.conflist", json.dumps(NETWORK))
