@@ -9,22 +9,21 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from engine.api.errors import InvalidInput
+from engine.plan.snapshot.parquet_bounds import check_bounds, plain_texts, repeated_texts
 
 MAX_VALUES = 200_000_000
-"""In all columns of a Parquet file: run-length encoding stores any number of rows in a few bytes."""
+"""In all columns of a Parquet file."""
 
 
 def read_table(path: str) -> pa.Table:
     """Read a CSV (`.csv`, `.csv.gz`) or Parquet file. Raise `InvalidInput` with the path."""
     try:
         if path.endswith((".parquet", ".pq")):
-            found = pq.read_metadata(Path(path))
-            if found.num_rows * found.num_columns > MAX_VALUES:
-                raise InvalidInput(
-                    f"{found.num_rows} rows of {found.num_columns} columns, more than {MAX_VALUES} values",
-                    subject=path,
-                )
-            return pq.read_table(Path(path))
+            with pq.ParquetFile(Path(path)) as file:
+                check_bounds(file.metadata, path, MAX_VALUES)
+                texts = repeated_texts(file)
+            with pq.ParquetFile(Path(path), read_dictionary=texts) as file:
+                return plain_texts(file.read(), texts, path)
         with pa.input_stream(path) as stream:
             return pa_csv.read_csv(stream)
     except (OSError, pa.ArrowException) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,9 @@ from engine.api.documents import parse_documents, read_text
 from engine.api.errors import InvalidInput
 
 T = TypeVar("T")
+
+MOST_LINES = 100_000
+"""Fields whose lines are kept: aliases multiply them."""
 
 _MSGSPEC_PATH = re.compile(r"(?s)(.*?)(?: - at `(?:key in )?\$(.*)`)?")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
@@ -31,12 +35,15 @@ class YAMLDocument:
         if len(found) != 1:
             raise InvalidInput(f"expected one document, found {len(found)}", subject=str(path))
         self.plain: dict[str, Any] = found[0]
-        root = yaml.compose(data.decode(), Loader=yaml.CSafeLoader)
         self._lines: dict[Path_, int] = {}
-        self._mark(root, ())
+        # JSON that is indented with tabs is no YAML: its errors name no lines.
+        with suppress(yaml.YAMLError):
+            for root in yaml.compose_all(data.decode(), Loader=yaml.CSafeLoader):
+                if isinstance(root, yaml.MappingNode):  # empty documents may stand around the one
+                    self._mark(root, ())
 
-    def _mark(self, node: yaml.Node | None, at: Path_) -> None:
-        if node is None or len(self._lines) > 100_000:
+    def _mark(self, node: yaml.Node, at: Path_) -> None:
+        if len(self._lines) > MOST_LINES:
             return
         self._lines.setdefault(at, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):

@@ -25,6 +25,7 @@ from engine.api.errors import InvalidInput
 from engine.host.files import replacing_file
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.lazy_table import LazyTable, whole
+from engine.plan.snapshot.parquet_bounds import check_bounds, plain_texts, repeated_texts
 from engine.plan.snapshot.schema import (
     check_pods,
     checked_columns,
@@ -112,6 +113,7 @@ class SnapshotFile:
             missing = [name for name in TABLES if name not in (*there, *LATER_TABLES)]
             if missing:
                 raise InvalidInput(f"has no table {missing[0]}")
+            self._texts: dict[str, list[str]] = {}  # those that another writer than ours has repeated
             self._files = {name: self._parquet(name) for name in there}
             for name, file in self._files.items():
                 checked_names(name, file.schema_arrow.names)
@@ -143,16 +145,23 @@ class SnapshotFile:
         return self._map.read_buffer(size)
 
     def _parquet(self, name: str) -> pq.ParquetFile:
-        return pq.ParquetFile(pa.BufferReader(self._buffer(f"{name}.parquet")), pre_buffer=False)
+        data = self._buffer(f"{name}.parquet")
+        file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+        check_bounds(file.metadata, f"{name}.parquet")
+        texts = self._texts[name] = repeated_texts(file)
+        if not texts:
+            return file
+        return pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, read_dictionary=texts)
 
     def _table(self, name: str, groups: Sequence[int] | None = None) -> LazyTable:
         """Return a table, or some of its row groups."""
-        file = self._files[name]
+        file, texts = self._files[name], self._texts[name]
         chosen = range(file.num_row_groups) if groups is None else groups
 
         def columns(names: Sequence[str]) -> pa.Table:
             with self._faults_named():
                 read = file.read_row_groups(chosen, names).combine_chunks()
+                read = plain_texts(read, [text for text in texts if text in names], f"{name}.parquet")
                 return checked_columns(name, read, self.node_count)
 
         return LazyTable(
