@@ -139,10 +139,10 @@ def computing(label: str, questions: int, options: dict[str, Any]) -> AbstractCo
     return progress(label, questions, shown=shown, unit="questions")
 
 
-def report_faults(faults: FaultLog) -> None:
+def report_faults(faults: FaultLog, what: str = "were left out of the snapshot") -> None:
     for fault in faults.kept[:10]:
         click.echo(f"fault: {fault}", err=True)
-    click.echo(f"{faults.total} faults were left out of the snapshot:", err=True)
+    click.echo(f"{faults.total} faults {what}:", err=True)
     for line in faults.summary()[:10]:
         click.echo(f"  {line}", err=True)
 
@@ -200,7 +200,7 @@ def verb(name: str) -> click.Command:
 class _PlanGroup(click.Group):
     """List question and file commands; a command that is not a question is imported when it is called."""
 
-    FILES = ("snapshot", "synth", "place", "run", "schema")
+    FILES = ("snapshot", "history", "synth", "place", "run", "schema")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*QUESTIONS, "diff", *self.FILES]
@@ -216,7 +216,7 @@ class _PlanGroup(click.Group):
             return verb(cmd_name)
         if cmd_name == "diff" or cmd_name in self.FILES:
             commands: dict[str, click.Command] = {}
-            for module in ("plan_files", "plan_scenarios"):
+            for module in ("plan_files", "plan_history", "plan_scenarios"):
                 commands |= import_module(f"engine.cli.{module}").COMMANDS
             return commands.get(cmd_name)
         return None

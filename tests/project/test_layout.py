@@ -134,6 +134,7 @@ PLAN_LAYERS: dict[str, set[str]] = {
     "claims": set(),
     "reading": {"claims", "snapshot"},
     "live": {"reading", "snapshot"},
+    "history": {"reading", "snapshot"},
     "synth": {"reading", "snapshot"},
     "placement": {"snapshot"},
     "answers": set(),

@@ -1,0 +1,61 @@
+"""The PromQL that a history is read with, and the units of its measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+NODE_LABELS: Final = ("node", "kubernetes_io_hostname", "instance")
+"""Labels that name a series' node, best first: which one there is depends on the scrape configuration."""
+REPLICA_LABELS: Final = ("job", "prometheus_replica", "replica", "cluster")
+"""Labels in which copies of one container's series differ."""
+_CONTAINERS: Final = 'container!="",container!="POD"'
+_ROOT: Final = 'id="/"'
+_MILLION: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure: `function` of `metric` over a step, in `unit` after multiplying by `scale`.
+
+    `required` measures make a history useless if they are missing everywhere.
+    """
+
+    name: str
+    metric: str
+    function: str
+    selector: str
+    unit: str
+    scale: float = 1.0
+    required: bool = False
+
+    @property
+    def of_containers(self) -> bool:
+        return self.selector == _CONTAINERS
+
+    def query(self, window: int, matchers: str) -> str:
+        """Return the expression; `window` in seconds, `matchers` as `cluster="a",…` or empty."""
+        selector = f"{self.selector},{matchers}" if matchers else self.selector
+        labels = ("namespace", "pod", "container") if self.of_containers else ()
+        by = ", ".join((*labels, *NODE_LABELS, *REPLICA_LABELS))
+        return f"max by ({by}) ({self.function}({self.metric}{{{selector}}}[{window}s]))"
+
+    def count(self, matchers: str) -> str:
+        """Return the expression that counts the series."""
+        selector = f"{self.selector},{matchers}" if matchers else self.selector
+        return f"count({self.metric}{{{selector}}})"
+
+
+_MEMORY: Final = "container_memory_working_set_bytes"
+_CPU: Final = "container_cpu_usage_seconds_total"
+_STALL: Final = "container_pressure_{}_waiting_seconds_total"
+MEASURES: Final = (
+    Measure("memory", _MEMORY, "max_over_time", _CONTAINERS, "bytes", required=True),
+    Measure("cpu", _CPU, "rate", _CONTAINERS, "micro-CPU", _MILLION, required=True),
+    Measure("ooms", "container_oom_events_total", "increase", _CONTAINERS, "times"),
+    Measure("node-memory", _MEMORY, "max_over_time", _ROOT, "bytes"),
+    Measure("node-cpu", _CPU, "rate", _ROOT, "micro-CPU", _MILLION),
+    Measure("node-memory-stall", _STALL.format("memory"), "rate", _ROOT, "millionths", _MILLION),
+    Measure("node-cpu-stall", _STALL.format("cpu"), "rate", _ROOT, "millionths", _MILLION),
+)
+"""What is read: use of containers, kills for lack of memory, use and stall (PSI) of nodes."""

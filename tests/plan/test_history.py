@@ -1,0 +1,414 @@
+"""Recorded use from a real Prometheus and from tables: values, pieces, faults of single series."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
+from engine.plan import FaultLog
+from engine.plan.history import collect
+from engine.plan.history.codes import MISSING, decode, encode
+from engine.plan.history.collect import Collector, ReadingBudget, aligned
+from engine.plan.history.history import History, HistoryBuilder, Times
+from engine.plan.history.history_file import read_history, write_history
+from engine.plan.history.prometheus import Prometheus, ServerAccess
+from engine.plan.history.usage_tables import history_from_tables
+from tests.plan import recorded
+from tests.plan.recorded import MEMORY, SCRAPE, Recording, prometheus
+
+END = 1_800_000_000
+HOURS = 6
+STEP = 300
+TIMES = aligned(END, HOURS / 24, STEP)
+SCRAPED = range(TIMES.start - STEP, END + 1, SCRAPE)
+MI = 1 << 20
+
+needs_prometheus = pytest.mark.skipif(bool(recorded.MISSING), reason=f"needs {', '.join(recorded.MISSING)}")
+
+
+def read(history: History, pod: str, measure: str, container: str = "app") -> np.ndarray:
+    """Return the values of one series."""
+    namespace, _, name = pod.rpartition("/")
+    index = history.index.to_pylist()
+    wanted = {"measure": measure, "node": "", "namespace": namespace, "pod": name, "container": container}
+    return history.values(np.array([index.index(wanted)]))[0]
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    """Four containers: a plain one, one with a gap of two hours, one that two jobs scrape, one killed."""
+    made = Recording()
+    count = len(SCRAPED)
+    ramp = [100 * MI + number * 1024 for number in range(count)]
+    made.container("shop/plain-0", "app", SCRAPED, ramp, [0.25] * count, node="n1", image="a")
+    kept = [at for at in SCRAPED if not END - 4 * 3600 < at <= END - 2 * 3600]
+    made.container("shop/gap-0", "app", kept, [50 * MI] * len(kept), [0.1] * len(kept), node="n1")
+    made.container("shop/twice-0", "app", SCRAPED, [10 * MI] * count, [0.5] * count, node="n1", job="a")
+    made.container("shop/twice-0", "app", SCRAPED, [20 * MI] * count, [0.5] * count, node="n1", job="b")
+    made.container("shop/plain-0", "POD", SCRAPED, [MI] * count, [0.0] * count, node="n1")
+    made.add("container_oom_events_total", {"namespace": "shop", "pod": "plain-0", "container": "app"},
+             [(at, float(at > END - 3600)) for at in SCRAPED])  # fmt: skip
+    made.node("n1", SCRAPED, [4 * 1024 * MI] * count)
+    made.add(MEMORY, {"id": "/system.slice", "node": "n1"}, [(at, 1.0) for at in SCRAPED])
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with prometheus(tmp_path_factory.mktemp("prometheus"), recording) as address:
+        yield address
+
+
+def collected(address: str, faults: FaultLog, **options: Any) -> History:
+    server = Prometheus(ServerAccess(address), timeout=60, sleep=lambda seconds: None)
+    return Collector(server, TIMES, faults, **options).collect()
+
+
+@needs_prometheus
+def test_use_is_read_from_a_real_server(server: str) -> None:
+    faults = FaultLog()
+    history = collected(server, faults)
+    memory, cpu = read(history, "shop/plain-0", "memory"), read(history, "shop/plain-0", "cpu")
+    assert len(memory) == HOURS * 12
+    # The largest value of the five minutes up to the moment: the one that was scraped at the moment.
+    scraped = {at: 100 * MI + number * 1024 for number, at in enumerate(SCRAPED)}
+    expected = [scraped[TIMES.start + number * STEP] for number in range(TIMES.count)]
+    np.testing.assert_allclose(memory, expected, rtol=3e-4)
+    np.testing.assert_allclose(cpu, 250_000, rtol=1e-3)
+    # Sandboxes and slices are no containers and no nodes.
+    assert {row["container"] for row in history.index.to_pylist()} == {"", "app"}
+    node = [row for row in history.index.to_pylist() if row["measure"] == "node-memory"]
+    assert [row["node"] for row in node] == ["n1"]
+    ooms = read(history, "shop/plain-0", "ooms")
+    assert (ooms > 0).sum() == 1
+
+
+@needs_prometheus
+def test_gaps_and_copies_are_reported_for_their_container_only(server: str) -> None:
+    faults = FaultLog()
+    history = collected(server, faults)
+    said = [str(fault) for fault in faults.kept]
+    gap = [line for line in said if "gaps" in line]
+    assert {line.split(": ")[1] for line in gap} == {"container shop/gap-0/app"}
+    assert "of 72 moments" in gap[0]
+    copies = [line for line in said if "series at once" in line]
+    assert {line.split(": ")[1] for line in copies} == {"container shop/twice-0/app"}
+    assert 'job="a"' in copies[0]
+    assert 'job="b"' in copies[0]
+    np.testing.assert_allclose(read(history, "shop/twice-0", "memory"), 20 * MI, rtol=3e-4)
+    missing = np.isnan(read(history, "shop/gap-0", "memory"))
+    assert 20 <= missing.sum() <= 24
+
+
+@needs_prometheus
+def test_pieces_give_what_one_query_gives(server: str) -> None:
+    whole = collected(server, FaultLog())
+    pieces = collected(server, FaultLog(), budget=ReadingBudget(samples=5))
+    assert whole.index.equals(pieces.index)
+    rows = np.arange(len(whole))
+    assert np.array_equal(whole.codes(rows), pieces.codes(rows))
+
+
+@needs_prometheus
+def test_a_server_that_allows_few_samples_is_asked_for_less(
+    recording: Recording, server: str, tmp_path: Path
+) -> None:
+    with prometheus(tmp_path, recording, "--query.max-samples=200") as strict:
+        faults = FaultLog()
+        history = collected(strict, faults)
+        whole = collected(server, FaultLog())
+    assert np.array_equal(history.codes(np.arange(len(history))), whole.codes(np.arange(len(whole))))
+    assert "a piece is left out" not in faults.counts
+
+
+@needs_prometheus
+def test_when_the_time_is_up_the_newest_values_are_there(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "TURN", 3600)
+    moments = iter(range(1000))
+    faults = FaultLog()
+    budget = ReadingBudget(samples=48, seconds=12.0)
+    history = collected(server, faults, budget=budget, clock=lambda: float(next(moments)))
+    memory = read(history, "shop/plain-0", "memory")
+    assert not np.isnan(memory[-1])
+    assert np.isnan(memory[0])
+    assert not np.isnan(read(history, "shop/plain-0", "cpu")[-1])
+    assert any("memory" in str(fault) and "the time was up" in str(fault) for fault in faults.kept)
+    assert history.meta["incomplete"]["memory"] > 0
+
+
+@needs_prometheus
+def test_matchers_select_and_a_selection_of_nothing_says_so(server: str) -> None:
+    history = collected(server, FaultLog(), matchers='pod="plain-0"')
+    assert {row["pod"] for row in history.index.to_pylist()} == {"plain-0"}
+    with pytest.raises(InvalidInput, match=r"has no series of container_memory.* that match"):
+        collected(server, FaultLog(), matchers='pod="nobody"')
+    with pytest.raises(Refused, match="parse error"):
+        collected(server, FaultLog(), matchers='pod="')
+
+
+@needs_prometheus
+def test_the_command_writes_a_file_and_lists_faults(
+    server: str, run_plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "use.arrow"
+    done = run_plan("history", "--prometheus", server, "--days", "0.25", "--until", str(END), "-o", str(file))
+    assert done.returncode == 0, done.stderr
+    assert b"72 moments" in done.stderr
+    assert b"has several series" in done.stderr
+    assert read_history(file).times == TIMES
+    done = run_plan("history", "--prometheus", server, "--strict", "--until", str(END), "-o", str(file))
+    assert done.returncode != 0
+
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+@contextmanager
+def fake(answer: Callable[[str, dict[str, str]], Answer]) -> Iterator[str]:
+    """Serve made-up answers: what no real server says on request."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code, headers, body = answer(self.path, dict(self.headers))
+            self.send_response(code)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return "Wed, 21 Oct 2015 07:28:00 GMT"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def result(series: list[dict[str, Any]]) -> bytes:
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": series}}).encode()
+
+
+def one_container(values: list[list[Any]]) -> bytes:
+    return result([{"metric": {"namespace": "a", "pod": "b", "container": "c"}, "values": values}])
+
+
+def test_credentials_and_headers_are_sent(tmp_path: Path) -> None:
+    seen: list[dict[str, str]] = []
+
+    def answer(path: str, headers: dict[str, str]) -> Answer:
+        seen.append({name.lower(): value for name, value in headers.items()})
+        return 200, {"Content-Encoding": "gzip"}, gzip.compress(result([]))
+
+    token, password = tmp_path / "token", tmp_path / "password"
+    token.write_text("abc\n")
+    password.write_text("secret\n")
+    with fake(answer) as address:
+        accesses = [
+            ServerAccess(address, bearer_token_file=str(token), headers={"X-Scope-OrgID": "team"}),
+            ServerAccess(address, username="u", password_file=str(password)),
+            ServerAccess(address.replace("//", "//user:pa%40ss@")),
+        ]
+        for access in accesses:
+            Prometheus(access, timeout=10).number("up", END)
+    sent = [headers["authorization"] for headers in seen]
+    assert sent[0] == "Bearer abc"
+    assert [base64.b64decode(text.split()[1]) for text in sent[1:]] == [b"u:secret", b"user:pa@ss"]
+    assert seen[0]["x-scope-orgid"] == "team"
+
+
+def test_the_address_in_messages_has_no_password() -> None:
+    assert Prometheus(ServerAccess("https://u:p@host/select/0/prometheus/"), timeout=1).address == (
+        "https://host/select/0/prometheus"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "kind", "said"),
+    [
+        (401, b"no", Refused, "401 Unauthorized: no; give --bearer-token-file"),
+        (404, b"", Refused, "has no query API at /"),
+        (200, b"<html>", Refused, "does not answer as Prometheus does"),
+        (400, b'{"error":"parse error"}', Refused, "parse error"),
+        (503, b'{"error":"warming up"}', Unavailable, "warming up"),
+        (200, b'{"status":"error","error":"nothing"}', Refused, "nothing"),
+    ],
+)  # fmt: skip
+def test_refusals_are_said_with_the_address(code: int, body: bytes, kind: type[Exception], said: str) -> None:
+    with fake(lambda path, headers: (code, {}, body)) as address:
+        server = Prometheus(ServerAccess(address), timeout=10, sleep=lambda seconds: None)
+        with pytest.raises(kind, match=r"127\.0\.0\.1") as caught:
+            server.number("up", END)
+    assert said in str(caught.value)
+
+
+def test_a_server_that_nobody_runs_is_unavailable() -> None:
+    server = Prometheus(ServerAccess("http://127.0.0.1:1"), timeout=5, sleep=lambda seconds: None)
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        server.number("up", END)
+
+
+def test_odd_values_and_a_far_clock_are_reported_and_the_rest_is_kept() -> None:
+    values = [[TIMES.start, "5"], [TIMES.start + STEP, "NaN"], [TIMES.start + 2 * STEP, "+Inf"],
+              [TIMES.start + 3 * STEP, "-1"], [TIMES.start + 4 * STEP, "1e6"]]  # fmt: skip
+    with fake(lambda path, headers: (200, {}, one_container(values))) as address:
+        faults = FaultLog()
+        history = collected(address, faults)
+    found = history.values(history.rows("memory"))[0]
+    np.testing.assert_allclose(found[[0, 4]], [5, 1e6], rtol=3e-4)
+    assert np.isnan(np.delete(found, [0, 4])).all()
+    said = [str(fault) for fault in faults.kept]
+    assert any("container a/b/c: memory: has values that are not amounts" in line for line in said)
+    assert any("its clock is" in line and "behind" in line for line in said)
+    # One answer serves all queries here; for those of nodes it names no node.
+    assert any("names no pod or node" in line for line in said)
+
+
+def test_more_series_than_allowed_are_refused_before_they_are_read() -> None:
+    body = json.dumps(
+        {
+            "status": "success",
+            "data": {"resultType": "vector", "result": [{"metric": {}, "value": [END, "900"]}]},
+        }
+    ).encode()
+    with (
+        fake(lambda path, headers: (200, {}, body)) as address,
+        pytest.raises(InvalidInput, match="900 series of container_memory"),
+    ):
+        collected(address, FaultLog(), budget=ReadingBudget(series=100))
+
+
+def test_codes_keep_order_and_are_near() -> None:
+    values = np.concatenate([[0.0], np.geomspace(1, 2.0**47, 5000)])
+    codes = encode(values)
+    assert (np.diff(codes.astype(int)) >= 0).all()
+    np.testing.assert_allclose(decode(codes), values, rtol=2.6e-4)
+    assert encode(np.array([np.nan]))[0] == MISSING
+    assert np.isnan(decode(np.array([MISSING], np.uint16)))[0]
+
+
+def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
+    builder = HistoryBuilder(Times(END, 60, 7))
+    for number in range(20_000):
+        at = np.arange(number % 7 + 1)
+        builder.add(("memory", "", f"ns{number % 3}", f"pod-{number}", "c"), at, encode(at + float(number)))
+    history = builder.history({"sources": ["x"]})
+    write_history(history, tmp_path / "use.arrow")
+    again = read_history(tmp_path / "use.arrow")
+    assert again.times == history.times
+    assert again.meta == {"sources": ["x"]}
+    assert again.index.equals(history.index)
+    rows = np.arange(len(history))
+    assert np.array_equal(again.codes(rows), history.codes(rows))
+    some = np.array([19_999, 3, 8192, 8191])
+    assert np.array_equal(again.codes(some), history.codes(some))
+
+
+@pytest.mark.parametrize("keep", [0, 10, 400, -9])
+def test_a_broken_file_is_named(keep: int, tmp_path: Path) -> None:
+    builder = HistoryBuilder(Times(END, 60, 7))
+    builder.row(("memory", "", "a", "b", "c"))
+    write_history(builder.history({}), tmp_path / "use.arrow")
+    broken = tmp_path / "broken.arrow"
+    broken.write_bytes((tmp_path / "use.arrow").read_bytes()[:keep])
+    with pytest.raises(InvalidInput, match=r"broken\.arrow"):
+        read_history(broken)
+    with pa.ipc.new_file(broken, pa.schema([("a", pa.int64())])) as writer:
+        writer.write_table(pa.table({"a": [1]}))
+    with pytest.raises(InvalidInput, match="is not a history"):
+        read_history(broken)
+
+
+def test_a_table_of_use(tmp_path: Path) -> None:
+    file = tmp_path / "use.csv"
+    file.write_text(
+        "time,node,namespace,pod,container,memory,cpu\n"
+        f"{END},,shop,a,app,1000,0.5\n{END + 20},,shop,a,app,3000,0.7\n{END - 90},,shop,a,app,2000,-1\n"
+        f"{END},n1,,,,9000,2\n{END},,shop,a,,5,5\n"
+    )
+    faults = FaultLog()
+    history = history_from_tables([str(file)], 60, faults)
+    assert history.times == Times(END - 60, 60, 3)
+    np.testing.assert_allclose(read(history, "shop/a", "memory"), [2000, 1000, 3000], rtol=3e-4)
+    np.testing.assert_allclose(read(history, "shop/a", "cpu"), [np.nan, 5e5, 7e5], rtol=3e-4)
+    assert sum(row["node"] == "n1" for row in history.index.to_pylist()) == 2
+    said = [str(fault) for fault in faults.kept]
+    assert any("row 5: names no container and no node" in line for line in said)
+    assert any("container shop/a/app: cpu: has values that are not amounts" in line for line in said)
+
+
+def test_a_parquet_table_with_timestamps(tmp_path: Path) -> None:
+    file = tmp_path / "use.parquet"
+    stamps = pa.array([END * 10**6, (END + 60) * 10**6], pa.timestamp("us", "UTC"))
+    texts = {name: ["a", "a"] for name in ("namespace", "pod", "container")}
+    pq.write_table(pa.table({"time": stamps, **texts, "memory": [1, 2]}), file)
+    history = history_from_tables([str(file)], 60, FaultLog())
+    assert history.times == Times(END, 60, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a\n1\n", "has no column 'time'"),
+        ("time\n1\n", "has neither a column 'memory' nor a column 'cpu'"),
+        ("time,cpu\n1,1\n", "has no columns 'namespace', 'pod' and 'container'"),
+        ("time,node,cpu\n", "has no rows"),
+        ("time,node,cpu\n-5,a,1\n", "time: expected Unix seconds"),
+        (f"time,node,cpu\n{END},a,500m\n", "cpu: expected cores, got '500m'"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_named(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "use.csv"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=r"use\.csv") as caught:
+        history_from_tables([str(file)], 60, FaultLog())
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name a server with --prometheus, or files with --table"),
+        (("--prometheus", "http://h"), "--output: name the file to write"),
+        (("--prometheus", "h:9090", "-o", "x"), "expected http://HOST:PORT"),
+        (("--prometheus", "http://h", "-o", "x", "--step", "90"), "--step: '90' is not a duration"),
+        (("--prometheus", "http://h", "-o", "x", "--until", "soon"), "--until: expected Unix seconds"),
+        (("--prometheus", "http://h", "-o", "x", "--header", "a"), "--header: expected KEY=VALUE"),
+        (
+            ("--prometheus", "http://h", "-o", "x", "--bearer-token-file", "/nowhere"),
+            "/nowhere: cannot be read",
+        ),
+    ],
+)
+def test_the_command_names_what_is_wrong(
+    arguments: tuple[str, ...], said: str, run_plan: Callable[..., Any]
+) -> None:
+    done = run_plan("history", *arguments)
+    assert done.returncode != 0
+    assert said in done.stderr.decode()
+
+
+def test_errors_of_the_server_are_the_packages_own() -> None:
+    assert issubclass(Refused, KubengineError)
