@@ -8,8 +8,10 @@ import functools
 import inspect
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,12 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--limit", type=click.IntRange(1), default=20, show_default=True, help="Rows of a table."
             ),
             click.option("--explain", "explained", is_flag=True, help="Say in words why, row by row."),
+            click.option(
+                "--fail-on",
+                default="",
+                metavar="DECISIONS",
+                help="Exit status 1 if the answer has rows of these (evict,oom-kill).",
+            ),
             click.option("--only", "only", multiple=True, help="Only these nodes: names or patterns."),
             click.option(
                 "--node-selector-labels",
@@ -166,6 +174,21 @@ def deliver(answer: Answer, cluster: Cluster, asked: dict[str, Any], options: di
             click.echo(line)
     if options["output"]:
         click.echo(f"{len(answer):,} rows in {options['output']}", err=True)
+    if failed := matching_rows(answer, options["fail_on"]):
+        for decision, count in failed.items():
+            click.echo(f"failed: {count:,} rows of {decision}", err=True)
+        click.get_current_context().exit(1)
+
+
+def matching_rows(answer: Answer, decisions: str) -> dict[str, int]:
+    """Return how many rows the answer has of each of these decisions (patterns, separated by commas)."""
+    wanted = [text.strip() for text in decisions.split(",") if text.strip()]
+    counts = Counter(answer.table["decision"].to_pylist()) if wanted else Counter()
+    return {
+        decision: count
+        for decision, count in counts.items()
+        if any(fnmatchcase(decision, pattern) for pattern in wanted)
+    }
 
 
 def verb(name: str) -> click.Command:

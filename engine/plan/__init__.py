@@ -5,8 +5,8 @@ A `Snapshot` is a cluster as columns, read from users' files (`load_snapshot`) o
 Questions are functions from a snapshot to an answer table; scenarios name them, sweep their parameters and
 assert on the answers; reports show them. May import `engine.api`, `engine.tables`, `engine._fast` and the
 decision modules of other packages; never `engine.node`. Its packages, each importing only those before it:
-`snapshot`, `reading`, `live`, `history`, `synth`, `placement`, `answers`, `questions`, `report`, `cluster`,
-`scenario`.
+`snapshot`, `reading`, `live`, `history`, `synth`, `placement`, `eviction`, `rightsizing`, `answers`,
+`questions`, `report`, `cluster`, `scenario`.
 """
 
 from engine.plan.reading.load import load_snapshot

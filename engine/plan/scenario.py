@@ -185,7 +185,7 @@ class Plan:
     def _typed(
         self, scenario: Scenario, plain: dict[str, Any], key: tuple[str | int, ...], at: tuple[str | int, ...]
     ) -> msgspec.Struct:
-        for name in ("file", "config", "history"):
+        for name in ("file", "config", "history", "recommendations"):
             if plain.get(name):
                 plain[name] = str(self.path.parent / str(plain[name]))
         kind = QUESTIONS[scenario.ask].parameters

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.plan.questions.pods_in_order import PodsInOrder
+from engine.plan.eviction.pods_in_order import PodsInOrder
 
 NODES = st.lists(st.lists(st.integers(0, 1000), max_size=5), max_size=6)
 

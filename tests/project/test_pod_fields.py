@@ -57,9 +57,11 @@ def verdict(field: str) -> str:
 @cache
 def code() -> str:
     """The agent's, but for what only reads, checks or fills in specs."""
-    files = [p for p in (ROOT / "engine").rglob("*.py") if "plan" not in p.parts and "testing" not in p.parts]
+    files = [p.relative_to(ROOT) for p in (ROOT / "engine").rglob("*.py")]
     return "\n".join(
-        p.read_text() for p in files if not str(p.relative_to(ROOT)).startswith(DECIDED_ELSEWHERE)
+        (ROOT / p).read_text()
+        for p in files
+        if not {"plan", "testing"} & set(p.parts) and not str(p).startswith(DECIDED_ELSEWHERE)
     )
 
 

@@ -43,12 +43,13 @@ USED_AFTER: Final = "used-after"
 
 @dataclass(frozen=True)
 class Answer:
-    """Hold the rows, and in `notes` the assumptions and limits, with the number of nodes or pods concerned
-    (0: all).
+    """Hold the rows, in `notes` the assumptions and limits, with the number of nodes or pods concerned (0:
+    all), and in `headline` the answer as a sentence, if the question has one.
     """
 
     table: pa.Table
     notes: Mapping[str, int] = field(default_factory=dict)
+    headline: str = ""
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -60,17 +61,20 @@ class Answer:
     def named(self, scenario: str) -> Answer:
         """Return the same answer with another scenario name in every row."""
         names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(self), np.int32)), pa.array([scenario]))
-        return Answer(self.table.set_column(0, SCHEMA.field("scenario"), names), self.notes)
+        return Answer(self.table.set_column(0, SCHEMA.field("scenario"), names), self.notes, self.headline)
 
 
 def joined(answers: Iterable[Answer]) -> Answer:
-    """Concatenate answers; equal notes appear once."""
+    """Concatenate answers; equal notes appear once. The headline of a single answer stays."""
     tables, notes = [SCHEMA.empty_table()], dict[str, int]()
+    headlines = []
     for answer in answers:
         tables.append(answer.table)
+        headlines.append(answer.headline)
         for text, count in answer.notes.items():
             notes[text] = notes.get(text, 0) + count
-    return Answer(canonical(pa.concat_tables(tables)), notes)
+    headline = headlines[0] if len(headlines) == 1 else ""
+    return Answer(canonical(pa.concat_tables(tables)), notes, headline)
 
 
 def canonical(table: pa.Table) -> pa.Table:

@@ -43,6 +43,16 @@ SENTENCES = {
     "lacks": "{node} has too little for {amount} like {object}: {reason}",
     "move": "{object} moves from {node} {reason}",
     "stays": "{object} stays on {node}: {reason}",
+    "lowers": "{object} requests less: {reason}",
+    "raises": "{object} requests more: {reason}",
+    "keeps": "{object} keeps its request: {reason}",
+    "oom-recorded": "{object}: {reason}",
+    "removable": "{node} is not needed {reason} ({amount} move)",
+    "needed": "{node} is needed: {reason}",
+    "pressure": "{node} is short of memory {amount}: {reason}",
+    "oom-kill": "on {node}, {object} runs out of memory {amount}: {reason}",
+    "throttle": "on {node}, {object} is throttled {amount}: {reason}",
+    "squeeze": "on {node}, {object} lacks {amount}: {reason}",
     "remains": "{object} of {node} fits on no other node: {reason}",
     "breaks-budget": "draining {node} breaks the budget {object}: {reason}",
     "drained": "{node} can be drained: {reason} ({amount} move)",
@@ -53,7 +63,9 @@ SENTENCES = {
 
 
 def explain(answer: Answer, limit: int) -> Iterator[str]:
-    """Return sentences for the first rows, then the answer's notes."""
+    """Return the headline, sentences for the first rows, then the answer's notes."""
+    if answer.headline:
+        yield answer.headline
     for row in answer.table.slice(0, limit).to_pylist():
         row["amount"] = readable(row["amount"], row["unit"])
         decision = row["decision"]

@@ -109,7 +109,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def _json(answer: Answer, source: Mapping[str, Any], file: BinaryIO) -> None:
-    file.write(b'{"provenance":' + encode_json(source))
+    file.write(b'{"provenance":' + encode_json(source) + b',"headline":' + encode_json(answer.headline))
     file.write(b',"notes":' + encode_json(answer.note_lines) + b',"rows":[')
     separator = b"\n"
     for batch in _plain(answer.table).to_batches(_JSON_BATCH):
@@ -134,6 +134,8 @@ def summary(table: pa.Table) -> pa.Table:
 
 def print_table(answer: Answer, console: Console, limit: int) -> None:
     """Print the counts of each decision, then the first rows, then the notes."""
+    if answer.headline:
+        console.print(Text(answer.headline, style="bold"))
     found = summary(answer.table).to_pylist()
     for scenario, kinds in groupby(found[:limit], key=itemgetter("scenario")):
         console.print(Text(f"decisions of {scenario}" if scenario else "decisions", style="italic"))

@@ -52,10 +52,11 @@ class Constraints:
 
     def leave(self, row: int) -> None:
         """Take the pod off its node while a new node is chosen."""
+        node = self._topology.node_of(row)
         self._topology.leave(row)
         pod = self._pod(row)
         if host_ports(pod):
-            self._used_ports[int(self._snapshot.column("node")[row])].remove(pod)
+            self._used_ports[node].remove(pod)
 
     def enter(self, row: int, node: int) -> None:
         """Put the pod on this node."""

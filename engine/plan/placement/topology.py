@@ -62,6 +62,10 @@ class PodTopology:
         self._rules: dict[int, _Rules] = {}
         self._matching: dict[tuple[bytes, tuple[str, ...] | None], NDArray[np.bool_]] = {}
 
+    def node_of(self, row: int) -> int:
+        """Return the node of a pod, or -1 while a new one is chosen."""
+        return int(self._node[row])
+
     def leave(self, row: int) -> None:
         """Take the pod off its node while a new node is chosen."""
         self._node[row] = NO_NODE

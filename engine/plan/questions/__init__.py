@@ -25,6 +25,7 @@ from engine.plan.questions.evict import EvictParameters, evict
 from engine.plan.questions.image_gc import ImageGCParameters, image_gc
 from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.questions.requested_pods import check_resources
+from engine.plan.questions.rightsize import RightsizeParameters, rightsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,13 @@ QUESTIONS = {
             DeviceTaintParameters,
             device_taint,
             "Whom would a taint on devices of a DRA driver evict?",
+            per_node=False,
+        ),
+        Question(
+            "rightsize",
+            RightsizeParameters,
+            rightsize,
+            "Which requests follow from recorded use, and what would have happened under them?",
             per_node=False,
         ),
         Question("drain", DrainParameters, drain, "Where would the pods of these nodes go?", per_node=False),

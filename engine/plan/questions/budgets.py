@@ -24,7 +24,27 @@ class Budgets:
         """Return (budget, allowed disruptions, disrupted pods, the first of them) for each budget that is
         exceeded.
         """
-        if not self._budgets or not len(pods):
+        if not len(pods):
+            return
+        going = np.zeros(self._snapshot.placed, bool)
+        going[pods] = True
+        for budget, mine in self._protecting():
+            hit = np.flatnonzero(mine & going)
+            allowed = _allowed(budget, int(mine.sum()))
+            if len(hit) > allowed:
+                yield f"{budget['namespace']}/{budget['name']}", allowed, len(hit), int(hit[0])
+
+    def held(self) -> NDArray[np.bool_]:
+        """Return bool[placed]: pods of which a budget allows no disruption."""
+        found = np.zeros(self._snapshot.placed, bool)
+        for budget, mine in self._protecting():
+            if not _allowed(budget, int(mine.sum())):
+                found |= mine
+        return found
+
+    def _protecting(self) -> Iterator[tuple[dict[str, Any], NDArray[np.bool_]]]:
+        """Yield each budget with the pods that it protects, bool[placed]."""
+        if not self._budgets:
             return
         snapshot = self._snapshot
         labels = snapshot.pods["labels"].slice(0, snapshot.placed).combine_chunks()
@@ -32,16 +52,10 @@ class Budgets:
         codes = labels.indices.to_numpy()
         decoded: list[Mapping[str, str]] = [msgspec.json.decode(text) or {} if text else {} for text in texts]
         namespaces = snapshot.pods["namespace"].slice(0, snapshot.placed).to_numpy(zero_copy_only=False)
-        going = np.zeros(snapshot.placed, bool)
-        going[pods] = True
         for budget in self._budgets:
             selector = msgspec.json.decode(budget["selector"] or "null", type=LabelSelectorDocument | None)
             matching = np.array([_matches(selector, one) for one in decoded], bool)
-            mine = matching[codes] & (namespaces == budget["namespace"])
-            hit = np.flatnonzero(mine & going)
-            allowed = _allowed(budget, int(mine.sum()))
-            if len(hit) > allowed:
-                yield f"{budget['namespace']}/{budget['name']}", allowed, len(hit), int(hit[0])
+            yield budget, matching[codes] & (namespaces == budget["namespace"])
 
 
 def _matches(selector: LabelSelectorDocument | None, labels: Mapping[str, str]) -> bool:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.placement.constraints import Constraints, knows_constraints
+from engine.plan.placement.moves import Mover
 from engine.plan.placement.room import Room, Rule, largest_first, request_matrix
 from engine.plan.placement.topology import Undecidable
 from engine.plan.questions.budgets import Budgets
@@ -75,13 +76,14 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
     room = Room(snapshot)
     # With constraints, cordoning is a taint, which a pod may tolerate.
     room.open = ~leaving if constraints is not None else room.open & ~leaving
+    mover = Mover(snapshot, room, constraints, parameters.rule)
     courses = {source: _Course() for source in chosen.tolist()}
     for index in largest_first(snapshot, requests).tolist():
         row = int(pods[index])
         source = int(node[row])
         course, label = courses[source], snapshot.pod_label(row)
         try:
-            target, why = _place(snapshot, room, requests[index], parameters.rule, constraints, row)
+            target, why = mover.place(row, source, requests[index])
         except Undecidable as unknown:
             rows.add(source, "unknown", label, str(unknown), 1, "pods")
             course.obstacles["about which too little is known"] += 1
@@ -92,7 +94,6 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
             rows.add(source, "remains", label, why, 1, "pods")
             course.obstacles["for which no node has room"] += 1
             continue
-        room.take(target, requests[index])
         course.moved += 1
         rows.add(source, "move", label, f"to {snapshot.node_names[target]}", 1, "pods")
     for budget, allowed, hit, first in Budgets(snapshot).broken(pods):
@@ -122,62 +123,6 @@ def _moving(snapshot: Snapshot, candidates: NDArray[np.int64], rows: Rows) -> ND
     if alone:
         rows.note("pods without a controller: kubectl drain refuses them, nothing creates them again", alone)
     return np.array(moving, np.int64)
-
-
-def _place(
-    snapshot: Snapshot,
-    room: Room,
-    request: NDArray[np.int64],
-    rule: Rule,
-    constraints: Constraints | None,
-    row: int,
-) -> tuple[int, str]:
-    """Return the node that a pod could go to, or -1 and the reason why there is none. Raise `Undecidable`."""
-    if constraints is None:
-        target = room.choose(request, rule)
-        return target, "" if target != NO_NODE else _lacking(snapshot, room, request, room.open, [])
-    constraints.leave(row)
-    source = int(snapshot.column("node")[row])
-    allowed = room.open.copy()
-    out: list[tuple[str, int]] = []
-    target = NO_NODE
-    try:
-        for why, nodes in constraints.allowed(row):
-            before = int(allowed.sum())
-            allowed &= nodes
-            if int(allowed.sum()) < before:
-                out.append((why, before - int(allowed.sum())))
-        target = room.choose(request, rule, allowed)
-    finally:
-        constraints.enter(row, target if target != NO_NODE else source)
-    return target, "" if target != NO_NODE else _lacking(snapshot, room, request, allowed, out)
-
-
-def _lacking(
-    snapshot: Snapshot,
-    room: Room,
-    request: NDArray[np.int64],
-    allowed: NDArray[np.bool_],
-    out: list[tuple[str, int]],
-) -> str:
-    """Explain why no node takes a pod: how many nodes each filter excludes, then what the others
-    are short of.
-    """
-    if not room.open.any():
-        return "no other node"
-    said = [f"{count} excluded by {why}" for why, count in out]
-    if allowed.any():
-        said.append(f"{int(allowed.sum())} without {_short(snapshot, room, request, allowed)}")
-    return f"no node of {int(room.open.sum())}: {', '.join(said)}"
-
-
-def _short(snapshot: Snapshot, room: Room, request: NDArray[np.int64], allowed: NDArray[np.bool_]) -> str:
-    if not (room.slots[allowed] > 0).any():
-        return "a free pod slot"
-    for index, name in enumerate(snapshot.resources.names):
-        if request[index] and not (room.free[index][allowed] >= request[index]).any():
-            return f"enough {name}"
-    return "enough of all resources at once"
 
 
 def _conclude(rows: Rows, source: int, course: _Course, *, verified: bool) -> None:

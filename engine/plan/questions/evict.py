@@ -28,11 +28,11 @@ from engine.eviction.thresholds import Threshold, parse_thresholds, thresholds_f
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
 from engine.plan.answers.answer import Answer, AnswerPodRows, Rows
+from engine.plan.eviction.eviction_course import Courses, Evictions, NodeStore, Usage, nearest
+from engine.plan.eviction.pods_in_order import NodesPods
 from engine.plan.questions.configuration import NodeConfigurations
-from engine.plan.questions.eviction_course import Courses, Evictions, NodeStore, Usage, nearest
 from engine.plan.questions.image_columns import image_columns, image_slice
 from engine.plan.questions.node_stores import KINDS, Kind, NodeStores, Resource
-from engine.plan.questions.pods_in_order import NodesPods
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.schema import MAX_AMOUNT
 from engine.tables import QOS_NAMES

@@ -26,8 +26,8 @@ from engine.eviction.signals import (
     PID_AVAILABLE,
 )
 from engine.plan.answers.answer import Rows
+from engine.plan.eviction.eviction_course import NodeStore, Usage
 from engine.plan.questions.configuration import NodeConfigurations
-from engine.plan.questions.eviction_course import NodeStore, Usage
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.schema import MAX_AMOUNT
 from engine.tables.eviction import Ranked

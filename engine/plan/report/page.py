@@ -102,7 +102,7 @@ def _numbers(answer: Answer) -> str:
     if len(points) > 1:
         cards.append((f"{len(points):,}", "points asked"))
         return _cards(cards)
-    said = sentence(answer.table)
+    said = answer.headline or sentence(answer.table)
     if said:
         return f'<p class="sentence">{escape(said)}</p>'
     totals: dict[tuple[str, str], list[int]] = {}

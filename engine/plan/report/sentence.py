@@ -37,6 +37,11 @@ PHRASES: Final[Mapping[str, str]] = {
     "drained": "{nodes} can be drained",
     "not-drained": "{nodes} cannot be drained",
     "unverified": "{nodes} cannot be verified",
+    "removable": "{nodes} can be removed",
+    "needed": "{nodes} are needed",
+    "oom-kill": "{rows} pods run out of memory",
+    "throttle": "{rows} pods are throttled",
+    "squeeze": "{rows} pods lack CPU",
     "lint": "{rows} faults were found",
 }
 _ONE: Final = {"pods": "pod", "images": "image", "nodes": "node", "faults": "fault", "budgets": "budget"}

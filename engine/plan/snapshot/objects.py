@@ -107,6 +107,12 @@ def node_object(snapshot: Snapshot, node: int) -> Node:
     return _decoded_node(text) if text else Node(metadata=ObjectMeta(name=snapshot.node_names[node]))
 
 
+def instance_types(snapshot: Snapshot) -> list[str]:
+    """Return the instance type of each node, from its label; an empty text if it has none."""
+    nodes = (node_object(snapshot, node) for node in range(snapshot.node_count))
+    return [node.labels.get("node.kubernetes.io/instance-type", "") for node in nodes]
+
+
 def pods_of_node(snapshot: Snapshot, node: int) -> list[Pod]:
     """Return every pod that counts on a node, in the snapshot's order."""
     first, last = int(snapshot.offsets[node]), int(snapshot.offsets[node + 1])

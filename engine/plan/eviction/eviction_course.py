@@ -24,7 +24,7 @@ from engine.eviction.layout import Layout, reclaims
 from engine.eviction.pressure import PressureTracker
 from engine.eviction.signals import Observations, SignalObservation
 from engine.eviction.thresholds import Threshold
-from engine.plan.questions.pods_in_order import PodsInOrder
+from engine.plan.eviction.pods_in_order import PodsInOrder
 
 LOOK_INTERVAL: Final = float(EvictionSection().interval)
 """Seconds between the agent's passes."""
