@@ -33,9 +33,9 @@ from engine.plan.placement.room import Room, Rule
 from engine.plan.questions.budgets import Budgets
 from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.rightsizing.pressure import (
-    Contention,
+    CPUContention,
     EvictedPod,
-    NodeMemory,
+    MemoryOfNode,
     PressedNode,
     contention,
     evictions,
@@ -297,7 +297,7 @@ class _Study:
             self._rows.add(node, "evict", label, reason, bytes_, "bytes")
             self._at_risk.setdefault("evicted", set()).add(label)
 
-    def _memory(self, use: PodUse, history: History) -> list[NodeMemory]:
+    def _memory(self, use: PodUse, history: History) -> list[MemoryOfNode]:
         """Return the memory of each node."""
         snapshot = self._snapshot
         capacity, allocatable = snapshot.allocatable("memory", "capacity"), snapshot.allocatable("memory")
@@ -312,7 +312,7 @@ class _Study:
         if unknown:
             self._rows.note("nodes whose use outside of pods is not known: what they reserve counts", unknown)
         return [
-            NodeMemory(max(size, 0), max(part, 0), other, thresholds[key])
+            MemoryOfNode(max(size, 0), max(part, 0), other, thresholds[key])
             for size, part, other, key in zip(
                 capacity.tolist(), allocatable.tolist(), system.tolist(), keys, strict=True
             )
@@ -351,7 +351,7 @@ class _Study:
                     if decision == "oom-kill":
                         self._at_risk.setdefault("OOM-killed", set()).add(label)
 
-    def _add_pressure(self, found: PressedNode, memory: NodeMemory, history: History) -> None:
+    def _add_pressure(self, found: PressedNode, memory: MemoryOfNode, history: History) -> None:
         times = history.times
         reason = (
             f"memory below {quantity_size(memory.threshold)}, first on {times.text(found.first)}; on "
@@ -360,7 +360,7 @@ class _Study:
         )
         self._rows.add(found.node, "pressure", "", reason, found.moments, "times")
 
-    def _add_squeezed(self, node: int, found: Contention, history: History) -> None:
+    def _add_squeezed(self, node: int, found: CPUContention, history: History) -> None:
         for pod, used, got in found.squeezed:
             label = self._snapshot.pod_label(pod)
             reason = (
@@ -430,7 +430,7 @@ def _evicted(
     snapshot: Snapshot,
     node_of_pod: NDArray[np.int64],
     pressed: Sequence[PressedNode],
-    memory: Sequence[NodeMemory],
+    memory: Sequence[MemoryOfNode],
 ) -> list[EvictedPod]:
     """Return the pods, rows of `snapshot`, that nodes evict at their worst moment with each pod on its
     node.

@@ -26,7 +26,7 @@ MOST_EVICTIONS: Final = 1000
 
 
 @dataclass(frozen=True)
-class NodeMemory:
+class MemoryOfNode:
     """Hold the memory of one node in bytes: its capacity, what may be allocated, what is used outside of
     pods, and the hard thresholds that watch it.
     """
@@ -63,7 +63,7 @@ class PressedNode:
     use: NDArray[np.int64]
 
 
-def pressed(recorded: RecordedNode, memory: NodeMemory) -> PressedNode | None:
+def pressed(recorded: RecordedNode, memory: MemoryOfNode) -> PressedNode | None:
     """Return when a node's memory would have been below its threshold; None if never."""
     pods = recorded.memory.sum(axis=0, dtype=np.float64)
     available = min(memory.capacity - memory.system, memory.for_pods) - pods
@@ -86,7 +86,7 @@ class EvictedPod(NamedTuple):
 
 
 def evictions(
-    snapshot: Snapshot, pressed: Sequence[PressedNode], memory: Sequence[NodeMemory], use: NDArray[np.int64]
+    snapshot: Snapshot, pressed: Sequence[PressedNode], memory: Sequence[MemoryOfNode], use: NDArray[np.int64]
 ) -> list[EvictedPod]:
     """Return the pods that nodes evict at their worst moment, in order.
 
@@ -131,7 +131,7 @@ class SqueezedPod(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Contention:
+class CPUContention:
     """Hold the moment at which pods used most CPU of a node, `demand` milli-CPU of `capacity`, the number of
     moments at which they used more than there is, and the pods that would have got less at the worst.
     """
@@ -143,7 +143,7 @@ class Contention:
     squeezed: list[SqueezedPod]
 
 
-def contention(recorded: RecordedNode, weight: NDArray[np.float64], capacity: float) -> Contention | None:
+def contention(recorded: RecordedNode, weight: NDArray[np.float64], capacity: float) -> CPUContention | None:
     """Return how a node's pods would have shared its CPU; None if there was always enough.
 
     `weight`, float64[pods of the node], are their requests; `capacity` in milli-CPU.
@@ -158,7 +158,7 @@ def contention(recorded: RecordedNode, weight: NDArray[np.float64], capacity: fl
     squeezed = [
         SqueezedPod(int(recorded.pods[one]), float(mine[one]), float(got[one])) for one in hit.tolist()
     ]
-    return Contention(worst, int((demand > capacity).sum()), float(demand[worst]), capacity, squeezed)
+    return CPUContention(worst, int((demand > capacity).sum()), float(demand[worst]), capacity, squeezed)
 
 
 def shared_out(
