@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.host.files import replacing_file
 from engine.plan.history.codes import Codes
@@ -40,7 +41,7 @@ def write_history(history: History, path: Path) -> None:
     times = history.times
     manifest = _Manifest(FORMAT, FORMAT_VERSION, times.start, times.step, times.count, history.meta)
     kind = pa.list_(pa.uint16(), times.count)
-    schema = pa.schema([*INDEX, ("values", kind)], {_METADATA: msgspec.json.encode(manifest)})
+    schema = pa.schema([*INDEX, ("values", kind)], {_METADATA: encode_json(manifest)})
     index = history.index.unify_dictionaries().combine_chunks()
     with replacing_file(path) as file, pa.ipc.new_file(file, schema) as writer:
         for start in range(0, max(len(history), 1), BLOCK):

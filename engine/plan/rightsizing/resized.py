@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from engine.api.encoding.json_text import encode_json
 from engine.plan.reading.templates import Templates
 from engine.plan.rightsizing.proposals import SizedContainer
 from engine.plan.rightsizing.recommended import ContainerAmounts
@@ -52,7 +53,7 @@ def _add(
         amounts = changed.get((workload, container["name"]))
         if amounts is not None:
             container["resources"] = _resources(container.get("resources") or {}, amounts)
-    text = msgspec.json.encode(plain).decode()
+    text = encode_json(plain).decode()
     return templates.add_pod(decoded_spec(text), text)
 
 
