@@ -97,7 +97,7 @@ def parameters_from(kind: type[msgspec.Struct], given: dict[str, Any]) -> msgspe
         hint = _without_none(hints[name])
         if get_origin(hint) is dict:
             plain[name] = key_values(name, value)
-            if get_args(hint)[1] is Any:
+            if get_args(hint)[1] in (Any, float):
                 plain[name] = {key: _scalar(text) for key, text in plain[name].items()}
         elif isinstance(value, tuple):
             inner = _plain(get_args(hint)[0])

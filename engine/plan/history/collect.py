@@ -121,7 +121,7 @@ class Collector:
             where = f" that match {self.matchers}" if self.matchers else ""
             raise InvalidInput(
                 f"{text}{where} between {self.times.text(0)} and {self.times.text(self.times.count - 1)}: "
-                "does it scrape the kubelets' /metrics/cadvisor?",
+                "does it scrape the kubelets' /metrics/cadvisor, at least twice a step?",
                 subject=self.server.address,
             )
         self.faults.add(self.server.address, "", measure.name, text, kind=f"no {measure.metric}")

@@ -23,7 +23,7 @@ MOST: Final = 2**50
 
 @dataclass(frozen=True)
 class ContainerAmounts:
-    """Hold what one container requests and may use: milli-CPU and bytes, None where nothing is said."""
+    """Hold what one container requests and may use: milli-CPU and bytes, None where it names none."""
 
     cpu: int | None = None
     memory: int | None = None
