@@ -72,7 +72,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"enableSystemLogQuery": True, "enableSystemLogHandler": False},
         "enableSystemLogHandler is required for enableSystemLogQuery",
     ),
-    ({"syncFrequency": "-1s"}, "syncFrequency (--sync-frequency) -1s must not be negative"),
+    ({"syncFrequency": "-1s"}, "syncFrequency (--sync-frequency) -1s must not be a negative number"),
     (
         {"configMapAndSecretChangeDetectionStrategy": "Poll"},
         'configMapAndSecretChangeDetectionStrategy "Poll" must be one of Get, Cache, Watch',

@@ -15,7 +15,6 @@ from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
 
 HAIRPIN_MODES: Final = ("none", "hairpin-veth", "promiscuous-bridge")
-CHANGE_DETECTION: Final = ("Get", "Cache", "Watch")
 LAST_PORT: Final = 65535
 SHORTEST_SHUTDOWN: Final = 1.0
 LOG_FORMATS: Final = ("text", "json")
@@ -33,6 +32,13 @@ _NOT_NEGATIVE: Final = {
     "podsPerCore": ("pods_per_core", "pods-per-core"),
     "registryBurst": ("registry_burst", "registry-burst"),
     "registryPullQPS": ("registry_pull_qps", "registry-qps"),
+    "syncFrequency": ("sync_frequency", "sync-frequency"),
+}
+_ONE_OF: Final = {
+    "configMapAndSecretChangeDetectionStrategy": (
+        "config_map_and_secret_change_detection_strategy",
+        ("Get", "Cache", "Watch"),
+    ),
 }
 _BETWEEN: Final = {
     "iptablesDropBit": ("iptables_drop_bit", "iptables-drop-bit", 0, 31),
@@ -71,8 +77,6 @@ def _numbers(config: KubeletConfiguration) -> Iterator[str]:
         )
     if config.node_lease_duration_seconds <= 0:
         yield "nodeLeaseDurationSeconds must be greater than 0"
-    if config.sync_frequency < 0:
-        yield f"syncFrequency (--sync-frequency) {config.sync_frequency} must not be negative"
 
 
 def _choices(config: KubeletConfiguration) -> Iterator[str]:
@@ -88,10 +92,9 @@ def _choices(config: KubeletConfiguration) -> Iterator[str]:
             f'option "{config.hairpin_mode}" specified for hairpinMode (--hairpin-mode). '
             f"Valid options are {none}, {veth} or {bridge}"
         )
-    strategy = config.config_map_and_secret_change_detection_strategy
-    if strategy not in CHANGE_DETECTION:
-        allowed = ", ".join(CHANGE_DETECTION)
-        yield f'configMapAndSecretChangeDetectionStrategy "{strategy}" must be one of {allowed}'
+    for field, (name, values) in _ONE_OF.items():
+        if (value := getattr(config, name)) not in values:
+            yield f'{field} "{value}" must be one of {", ".join(values)}'
 
 
 def _logs(config: KubeletConfiguration) -> Iterator[str]:
