@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Final
 
 _CORE = re.compile(r"([\]*:])\.(?=[A-Z])")
 
@@ -142,22 +143,18 @@ v1.LabelSelectorRequirement Key Operator:v1.LabelSelectorOperator Values:[]strin
 """
 
 
-_LINES = {line.partition(" ")[0]: line for line in STRUCTURES.replace("\n  ", " ").strip().splitlines()}
-"""The line of each structure, by its short name."""
-
-
-def is_structure(kind: str) -> bool:
-    """Tell whether a type is one of the structures."""
-    return _short(kind) in _LINES
+LISTED: Final = {
+    f"core{name}" if name.startswith(".") else name: members
+    for name, _, members in (
+        line.partition(" ") for line in STRUCTURES.replace("\n  ", " ").strip().splitlines()
+    )
+}
+"""The members of each structure as above, by its name as Go prints it."""
 
 
 @cache
 def fields(kind: str) -> list[tuple[str, str]]:
     """Return the (field, type) pairs of a structure; types are spelled as in Go."""
-    listed = _CORE.sub(r"\1core.", _LINES[_short(kind)]).split()[1:]
+    listed = _CORE.sub(r"\1core.", LISTED[kind]).split()
     pairs = [field.partition(":") for field in listed]
     return [(field, kind or "string") for field, _, kind in pairs]
-
-
-def _short(kind: str) -> str:
-    return kind.removeprefix("core")

@@ -20,7 +20,7 @@ from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod, PodSecurityContext, PodSpec
 from engine.api.quantity import Quantity
 from engine.api.status import PodStatus
-from engine.node.sources.kubelet_types import fields, is_structure
+from engine.node.sources.kubelet_types import LISTED, fields
 from engine.node.sources.printed_quantity import printed_quantity
 
 _INLINE = {"TypeMeta", "VolumeSource", "ProbeHandler"}
@@ -86,7 +86,7 @@ def _printer(kind: str) -> Callable[[Any], str]:
         return lambda value: str(value or 0)
     if kind in _SPECIAL:
         return _SPECIAL[kind]
-    return partial(_struct, kind) if is_structure(kind) else partial(_text, kind)
+    return partial(_struct, kind) if kind in LISTED else partial(_text, kind)
 
 
 def _pointed_to(kind: str, value: Any) -> str:
@@ -140,17 +140,35 @@ def _struct(kind: str, value: Any) -> str:
 @cache
 def _absent(kind: str) -> str:
     """Return the printed form of an absent value."""
-    return _printer(kind)(None)
+    return "<nil>" if kind.startswith(("*", "[]", "map[")) else _printer(kind)(None)
 
 
 @cache
 def _empty(kind: str) -> str:
     """Return the printed form of an empty structure."""
-    return _braced([each.label + each.printed({}) for each in _members(kind)])
+    return _braced(
+        [
+            each.label + (_absent(each.kind) if each.default is None else each.print(each.default))
+            for each in _members(kind)
+        ]
+    )
 
 
 def _braced(fields: Sequence[str]) -> str:
     return f"{{{' '.join(fields)}}}"
+
+
+class _Form(Enum):
+    """How a field is printed. Most fields of a pod are absent, texts or numbers, which need no call."""
+
+    TEXT = auto()
+    NUMBER = auto()
+    BOOL = auto()
+    OTHER = auto()
+    INLINE = auto()
+    """A structure whose fields the owner has itself."""
+    INHERITED = auto()
+    """The value depends on more than the field of that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +181,7 @@ class _Member:
     label: str
     print: Callable[[Any], str]
     default: Any
-
-    @property
-    def stands_alone(self) -> bool:
-        """Return whether the field alone determines its name."""
-        return (self.struct, self.name) != _POD_SECURITY and self.default is None
+    form: _Form
 
     def printed(self, owner: Any) -> str:
         if (self.struct, self.name) == _POD_SECURITY and owner.security_context in _NO_SECURITY:
@@ -186,19 +200,6 @@ class _Member:
         return found
 
 
-class _Form(Enum):
-    """How a field is printed. Most fields of a pod are absent, texts or numbers, which need no call."""
-
-    TEXT = auto()
-    NUMBER = auto()
-    BOOL = auto()
-    OTHER = auto()
-    INLINE = auto()
-    """A structure whose fields the owner has itself."""
-    INHERITED = auto()
-    """The value depends on more than the field of that name."""
-
-
 class _Field(NamedTuple):
     """A field of a structure, read from values of one class. `attribute` None is always absent."""
 
@@ -212,33 +213,41 @@ class _Field(NamedTuple):
 def _fields(kind: str, owner: type) -> list[_Field]:
     """Return the fields of a structure as they are read from values of a class."""
     known = _attributes(owner) if issubclass(owner, msgspec.Struct) else None
-    return [_field(member, known) for member in _members(kind)]
+    found = []
+    for member in _members(kind):
+        form, attribute = member.form, None
+        if known is None and form is not _Form.INLINE:
+            form = _Form.INHERITED
+        elif known is not None:
+            attribute = known.get(member.name.lower())
+        found.append(_Field(member.label, attribute, form, member))
+    return found
 
 
-def _field(member: _Member, known: Mapping[str, str] | None) -> _Field:
-    if member.name in _INLINE:
-        return _Field(member.label, None, _Form.INLINE, member)
-    if known is None or not member.stands_alone:
-        return _Field(member.label, None, _Form.INHERITED, member)
-    return _Field(member.label, known.get(member.name.lower()), _form(member.kind), member)
-
-
+@cache
 def _form(kind: str) -> _Form:
     kind = kind.removeprefix("*")
     if kind == "bool":
         return _Form.BOOL
     if kind in _NUMBERS:
         return _Form.NUMBER
-    listed = is_structure(kind) or kind in _SPECIAL or kind == "core.ResourceList"
+    listed = kind in LISTED or kind in _SPECIAL or kind == "core.ResourceList"
     return _Form.OTHER if listed or kind.startswith(("map[", "[]")) else _Form.TEXT
 
 
 @cache
 def _members(kind: str) -> list[_Member]:
-    return [
-        _Member(kind, name, of, f"{name}:({of})", _printer(of), _DEFAULTS.get((kind, name)))
-        for name, of in fields(kind)
-    ]
+    found = []
+    for name, of in fields(kind):
+        default = _DEFAULTS.get((kind, name))
+        if name in _INLINE:
+            form = _Form.INLINE
+        elif default is not None or (kind, name) == _POD_SECURITY:
+            form = _Form.INHERITED
+        else:
+            form = _form(of)
+        found.append(_Member(kind, name, of, f"{name}:({of})", _printer(of), default, form))
+    return found
 
 
 def _may_default(kind: str, value: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,10 @@ RECORDED = [
     json.loads(line)
     for line in (Path(__file__).parents[1] / "data" / "kubelet_uids.jsonl").read_text().splitlines()
 ]
+
+ROOT = Path(__file__).parents[3]
+CALLS_OF_THE_FIRST = 400
+"""Python calls of the printing modules for the first uid of a process; each later one takes about 60."""
 
 
 def uid_of(manifest: dict[str, Any], *, node_name: str = "n1", path: str = "") -> str:
@@ -58,3 +64,24 @@ spec: {containers: [{name: c, image: "busybox:1"}]}
         for choice in (lambda pod, digest, new: new(), lambda pod, digest, new: digest)
     ]
     assert uids[0].uid == uids[1].uid
+
+
+def test_the_first_uid_of_a_process_costs_few_calls() -> None:
+    """Printers are built while the first pod is printed, so that it pays for the structures that it has."""
+    program = (
+        "import json, sys\n"
+        "from tests.node.sources.test_kubelet_uid import RECORDED, uid_of\n"
+        "calls = 0\n"
+        "def count(frame, event, _):\n"
+        "    global calls\n"
+        "    calls += event == 'call' and 'kubelet_' in frame.f_code.co_filename\n"
+        "manifest = min((each['manifest'] for each in RECORDED), key=lambda each: len(json.dumps(each)))\n"
+        "sys.setprofile(count)\n"
+        "uid_of(manifest)\n"
+        "sys.setprofile(None)\n"
+        "print(calls)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) <= CALLS_OF_THE_FIRST
