@@ -47,7 +47,7 @@ MEASURE_TIMEOUT = 30.0
 class ImageManager:
     """Keep the image file system below its thresholds.
 
-    `active_pods` returns the existing pods, whose image volumes are examined. `looked_at` receives after
+    `active_pods` returns the existing pods, whose image volumes are examined. `images_listed` receives after
     each periodic run the ids of the present images, and when they were listed. `state_dir` is for the
     records if `section.keep_records` is set; `pod_logs_dir` is measured when a run cannot free enough.
     Raises `InvalidInput` for contradictory thresholds.
@@ -59,7 +59,7 @@ class ImageManager:
         *,
         runtime: RuntimeClient,
         active_pods: Callable[[], Sequence[Pod]] = tuple,
-        looked_at: Callable[[Sequence[str], float], Awaitable[None]] | None = None,
+        images_listed: Callable[[Sequence[str], float], Awaitable[None]] | None = None,
         pull: PullImage | None = None,
         state_dir: Path | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -76,7 +76,7 @@ class ImageManager:
         self._now = SteadyClock(context.clock, monotonic)
         self._began = self._now()
         self._period = period
-        self._looked_at = looked_at
+        self._images_listed = images_listed
         self._pod_logs_dir = Path(config.pod_logs_dir)
         self._image_volumes = config.gate("ImageVolume", False)
         self._file = state_dir / records_file.FILE_NAME if state_dir and self.section.keep_records else None
@@ -227,10 +227,10 @@ class ImageManager:
                 await self.detect()
         if self._prepull:
             self._prepull.look(name for image in self.records.images() for name in image.names)
-        if self._looked_at is not None:
+        if self._images_listed is not None:
             with contextlib.suppress(KubengineError):
                 images = await self.images()
-                await self._looked_at([image.id for image in images], self._listed[0])
+                await self._images_listed([image.id for image in images], self._listed[0])
         return error
 
     async def _run(self, trigger: str, dry_run: bool) -> ImageGCReport:

@@ -78,10 +78,10 @@ class NodePods(Protocol):
 class ManagerListeners:
     """The functions of a running node that its managers call.
 
-    `images_looked_at` receives the images that are present; `pull_image` pulls one, as in `ImageManager`.
+    `images_listed` receives the images that are present; `pull_image` pulls one, as in `ImageManager`.
     """
 
-    images_looked_at: Callable[[Sequence[str], float], Awaitable[None]]
+    images_listed: Callable[[Sequence[str], float], Awaitable[None]]
     pull_image: Callable[[str], Awaitable[None]]
     capacity_changed: Callable[[], None]
     conditions_changed: Callable[[], None]
@@ -150,7 +150,7 @@ class Managers:
             self._context,
             runtime=self._runtime,
             active_pods=self._active_pods,
-            looked_at=self._notify.images_looked_at,
+            images_listed=self._notify.images_listed,
             pull=self._notify.pull_image,
             state_dir=self._context.root,
         )

@@ -44,7 +44,7 @@ UNEXPECTED = "UnexpectedAdmissionError"
 class PodManager:
     """Manage the pods of the node; pods that no source wants are ended once every source has been read."""
 
-    def __init__(self, services: Services, gatekeeper: PodAdmission) -> None:
+    def __init__(self, services: Services, admission: PodAdmission) -> None:
         url = [MANIFEST_URL] if services.context.config.static_pod_url else []
         self._wanted: dict[str, set[str]] = {
             source: set() for source in (*services.control_plane.sources, *url)
@@ -52,9 +52,9 @@ class PodManager:
         self._unseen = set(self._wanted)
         self._services = services
         self._operations = PodOperations(services)
-        self._gatekeeper = gatekeeper
+        self._admission = admission
         self._workers: dict[str, PodWorker] = {}
-        self._namesakes: dict[str, list[PodWorker]] = {}
+        self._same_name: dict[str, list[PodWorker]] = {}
         self._returning: dict[str, Pod] = {}
         self._found: dict[str, Pod] | None = None
         """Pods that run from before and have no worker yet; None until the node has looked for them."""
@@ -93,17 +93,17 @@ class PodManager:
             self._drop(uid)
         # Adopt what runs and begin to end orphans before the first new pod is judged: their amounts, ports
         # and devices are counted, or about to be free, by then.
-        new = [pod for pod in pods if not self._goes_on(pod)]
+        new = [pod for pod in pods if not self._update_known(pod)]
         self._unseen.discard(source)
         if self.known:
-            self._end_strangers()
+            self._end_orphaned_pods()
         for pod in new:
             self._start_worker(pod, PodLife())
 
-    def put(self, pod: Pod, source: str) -> None:
+    def update_pod(self, pod: Pod, source: str) -> None:
         """Add or update one pod of a source."""
         self._wanted[source].add(pod.uid)
-        if not self._goes_on(pod):
+        if not self._update_known(pod):
             self._start_worker(pod, PodLife())
 
     def remove_pod(self, uid: str, source: str, grace: int | None = None) -> None:
@@ -111,11 +111,11 @@ class PodManager:
         self._wanted[source].discard(uid)
         self._drop(uid, grace)
 
-    def hear(self, uid: str, status: PodStatus) -> None:
+    def update_conditions(self, uid: str, status: PodStatus) -> None:
         """Take over what others write into the status that the API has of a pod."""
         worker = self._workers.get(uid)
         if worker is not None:
-            worker.hear(status)
+            worker.update_conditions(status)
 
     def _drop(self, uid: str, grace: int | None = None) -> None:
         """Stop wanting a pod for one source; the pod stays while another source wants it."""
@@ -126,7 +126,7 @@ class PodManager:
         if worker is not None:
             worker.remove(grace)
 
-    def _goes_on(self, pod: Pod) -> bool:
+    def _update_known(self, pod: Pod) -> bool:
         """Update a pod that is already here or is terminating; return whether there is one."""
         uid, leaves = pod.uid, pod.metadata.deletion_timestamp is not None
         known = self._workers.get(uid)
@@ -282,14 +282,14 @@ class PodManager:
         for record in self._services.runtime.watch.pods.values():
             pod = self._services.records.accepted.read(record.uid) if record.alive else None
             if pod is not None:
-                self._gatekeeper.adopt(pod)
+                self._admission.adopt(pod)
                 found[record.uid] = pod
         return found
 
     def _forget_found(self, uid: str) -> None:
         pod = self._found.pop(uid, None) if self._found is not None else None
         if pod is not None:
-            self._gatekeeper.released(pod)
+            self._admission.released(pod)
 
     def _adopt(self, pod: Pod, life: PodLife) -> PodWorker:
         """Adopt a running pod; if it was accepted with other amounts than are wanted, it is resized."""
@@ -298,9 +298,9 @@ class PodManager:
         if life.holds and self._services.runtime.watch.pod(pod.uid).alive:
             if found is not None:
                 here = Pod(metadata=pod.metadata, spec=found.spec, status=pod.status)
-            self._gatekeeper.adopt(here)
+            self._admission.adopt(here)
         elif found is not None:
-            self._gatekeeper.released(found)
+            self._admission.released(found)
         worker = self._start_worker(here, life)
         if life.state is LifeState.WORKING:
             self._services.probes.accepted(here)
@@ -312,7 +312,7 @@ class PodManager:
         """Admit a pod. A pod that the machine refuses is retried within `admission.patience`. Raises
         `AdmissionRejected`.
         """
-        wait = self._gatekeeper.wait_for_machine(worker.waits_for)
+        wait = self._admission.wait_for_machine(worker.waits_for)
         while True:
             try:
                 await self._take_in(worker)
@@ -327,26 +327,26 @@ class PodManager:
 
     async def _take_in(self, worker: PodWorker) -> None:
         pod = worker.pod
-        await self._gatekeeper.ready_to_judge(pod, worker.waits_for)
+        await self._admission.ready_to_judge(pod, worker.waits_for)
         verdict = await _or_rejected(pod, self._judge(pod))
         # Judged without its predecessor but started after it: pods of one name share log directories and
         # host ports.
-        earlier = [other for other in self._namesakes[pod.full_name] if other is not worker]
+        earlier = [other for other in self._same_name[pod.full_name] if other is not worker]
         await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
         await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unaccounted))
         await _or_rejected(pod, self._settle(worker, verdict))
         self._unsatisfied.discard(worker)
 
     async def _judge(self, pod: Pod) -> Verdict:
-        return self._gatekeeper.judge(pod)
+        return self._admission.judge(pod)
 
     async def _settle(self, worker: PodWorker, verdict: Verdict) -> None:
         pod = worker.pod
-        await self._gatekeeper.settle(pod, verdict, worker.waits_for)
+        await self._admission.settle(pod, verdict, worker.waits_for)
         try:
             self._services.probes.accepted(pod)
         except Exception:
-            self._gatekeeper.released(pod)
+            self._admission.released(pod)
             raise
 
     def _start_worker(
@@ -364,7 +364,7 @@ class PodManager:
         if life.state is LifeState.ADMITTING:
             self._unsatisfied.add(worker)
         self._workers[pod.uid] = worker
-        self._namesakes.setdefault(pod.full_name, []).append(worker)
+        self._same_name.setdefault(pod.full_name, []).append(worker)
         return worker
 
     def _on_transition(self, worker: PodWorker) -> None:
@@ -378,9 +378,9 @@ class PodManager:
         uid, name = worker.pod.uid, worker.pod.full_name
         if self._workers.get(uid) is worker:
             del self._workers[uid]
-        self._namesakes[name].remove(worker)
-        if not self._namesakes[name]:
-            del self._namesakes[name]
+        self._same_name[name].remove(worker)
+        if not self._same_name[name]:
+            del self._same_name[name]
         back = self._returning.pop(uid, None)
         if back is not None:
             self._services.metrics.restarted(static=is_static(back))
@@ -388,7 +388,7 @@ class PodManager:
 
     # Orphaned pods
 
-    def _end_strangers(self) -> None:
+    def _end_orphaned_pods(self) -> None:
         """End orphaned pods; the first time also those known only from disk or cgroups, which nobody else
         adds to.
         """
@@ -432,9 +432,9 @@ class PodManager:
                 self._unaccounted.add(stranger)
             return
         if record.alive:
-            self._gatekeeper.adopt(accepted)
+            self._admission.adopt(accepted)
         self._start_worker(accepted, PodLife(LifeState.LEAVING))
-        self._gatekeeper.leaves(uid)
+        self._admission.leaves(uid)
 
     def _has_leftovers(self, uid: str) -> bool:
         services = self._services

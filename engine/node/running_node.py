@@ -157,7 +157,7 @@ class RunningNode:
             pods=lambda: self.pods,
             view=self._options.view,
             notify=ManagerListeners(
-                images_looked_at=self._images_looked_at,
+                images_listed=self._images_listed,
                 pull_image=self._pull_image,
                 capacity_changed=self._capacity_changed,
                 conditions_changed=self._conditions_changed,
@@ -420,13 +420,13 @@ class RunningNode:
 
     def _node_changed(self, metadata: ObjectMeta, spec: NodeSpec, status: Mapping[str, Any]) -> None:
         """Apply the API server's Node: its labels and taints, and its attached volumes."""
-        judged_anew = self.description.learn(metadata, spec)
-        self._pod_cidr.heard(spec.pod_cidrs or ())
-        self.attachments.heard(status)
-        self._addresses.heard(status)
-        self._events.look_at_schedulable(unschedulable=spec.unschedulable)
+        judgement_changed = self.description.learn(metadata, spec)
+        self._pod_cidr.node_changed(spec.pod_cidrs or ())
+        self.attachments.node_changed(status)
+        self._addresses.node_changed(status)
+        self._events.report_schedulable(unschedulable=spec.unschedulable)
         self.managers.admission.set_node(self.description.judging())
-        if judged_anew:
+        if judgement_changed:
             self.pods.something_changed()
 
     def _addresses_changed(self) -> None:
@@ -454,8 +454,8 @@ class RunningNode:
         """A pod's status shows how the devices of its claims are."""
         self.pods.notify(uid)
 
-    async def _images_looked_at(self, present: Sequence[str], at: float) -> None:
-        await self._access.looked_at(present, at)
+    async def _images_listed(self, present: Sequence[str], at: float) -> None:
+        await self._access.images_listed(present, at)
 
     def _attachments_changed(self) -> None:
         self._control_plane.conditions_changed()

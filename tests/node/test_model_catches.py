@@ -217,7 +217,7 @@ def the_checkpoint_is_not_waited_for(patch: Patch) -> None:
 
 
 def strangers_are_left_alone(patch: Patch) -> None:
-    patch.setattr(PodManager, "_end_strangers", lambda _: None)
+    patch.setattr(PodManager, "_end_orphaned_pods", lambda _: None)
 
 
 async def _at_once(_: Any) -> None: ...

@@ -148,7 +148,7 @@ class ImageAccess:
         except (Refused, OSError) as error:
             log.error("cannot update the records of pulled images: %s", error)
 
-    async def looked_at(self, present: Sequence[str], at: float) -> None:
+    async def images_listed(self, present: Sequence[str], at: float) -> None:
         """Take the ids of all present images, and drop records of other images."""
         self._accounts.clear()
         try:

@@ -172,7 +172,7 @@ class ImagePuller:
             text = f"Container {wanted.named} is not present with pull policy of Never"
             raise StartRefused(Waiting("ErrImageNeverPull", text), event="ErrImageNeverPull")
         if found is not None:
-            self._say_present(pod, wanted)
+            self._report_present(pod, wanted)
         return found
 
     async def pull(
@@ -193,7 +193,7 @@ class ImagePuller:
         async with self._slots:
             found = await self._usable(pod, wanted) if wanted.policy != "Always" else None
             if found is not None:
-                self._say_present(pod, wanted)
+                self._report_present(pod, wanted)
                 return found
             began = self._clock()
             try:
@@ -247,7 +247,7 @@ class ImagePuller:
         for key in [key for key in self._failed_at if key.startswith(f"{uid}/")]:
             del self._failed_at[key], self._last_failure[key]
 
-    def _say_present(self, pod: Pod, wanted: WantedImage) -> None:
+    def _report_present(self, pod: Pod, wanted: WantedImage) -> None:
         text = f"Container {wanted.named} already present on machine and can be accessed by the pod"
         self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
 

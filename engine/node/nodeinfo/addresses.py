@@ -114,7 +114,7 @@ class HostAddresses:
         """Return the addresses given for a cloud's controller to choose, separated by commas."""
         return ",".join(_specified(self._given)) if self._external_cloud else ""
 
-    def heard(self, status: Mapping[str, Any]) -> None:
+    def node_changed(self, status: Mapping[str, Any]) -> None:
         """Adopt the addresses in the status of the API server's Node, if a cloud's controller sets them."""
         if not self._external_cloud:
             return

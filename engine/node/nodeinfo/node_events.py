@@ -71,7 +71,7 @@ class NodeEvents:
         for text in ("Updated Node Allocatable limit across pods", *enforced):
             self._recorder.node(NORMAL, "NodeAllocatableEnforced", text)
 
-    def look_at_schedulable(self, *, unschedulable: bool) -> None:
+    def report_schedulable(self, *, unschedulable: bool) -> None:
         """Report whether the Node is cordoned, according to the API server."""
         if unschedulable is self._unschedulable:
             return

@@ -23,35 +23,35 @@ class PodCidr:
         self._runtime = runtime
         self._task = tasks.task("pod-cidr")
         self._wanted = configured
-        self._told = ""
+        self._reported = ""
         self._news = asyncio.Event()
 
     def start(self) -> None:
         self._news.set()
-        self._task.start(self._keep_telling)
+        self._task.start(self._update_runtime)
 
     async def stop(self) -> None:
         await self._task.stop()
 
-    def heard(self, ranges: Sequence[str]) -> None:
+    def node_changed(self, ranges: Sequence[str]) -> None:
         """Take `spec.podCIDRs` of the Node."""
         if ranges:
             self._wanted = ",".join(ranges)
             self._news.set()
 
-    async def _keep_telling(self) -> None:
+    async def _update_runtime(self) -> None:
         failure = ""
         while True:
             await self._news.wait()
             self._news.clear()
-            if self._wanted == self._told:
+            if self._wanted == self._reported:
                 continue
             cidr = self._wanted
             try:
                 await self._runtime.update_pod_cidr(cidr)
             except Unimplemented as error:
                 log.warning("the runtime does not accept the pod CIDR %s: %s", cidr, error)
-                self._told = cidr
+                self._reported = cidr
             except KubengineError as error:
                 if str(error) != failure:
                     failure = str(error)
@@ -59,4 +59,4 @@ class PodCidr:
                 await asyncio.sleep(RETRY_SECONDS)
                 self._news.set()
             else:
-                self._told, failure = cidr, ""
+                self._reported, failure = cidr, ""

@@ -131,7 +131,7 @@ class ApiPods:
         self._pods.set_desired([self._known_as(pod) for pod in here], API)
         # Only now are there workers to take the statuses over.
         for uid, status in heard:
-            self._pods.hear(uid, status)
+            self._pods.update_conditions(uid, status)
             self._say(uid)
         for mirror in self._mirrors.replaced(mirrors):
             self._writer.forget(mirror)
@@ -153,9 +153,9 @@ class ApiPods:
             return
         ours = self._known_as(pod)
         if known is None or _is_changed(known, ours):
-            self._pods.put(ours, API)
+            self._pods.update_pod(ours, API)
             self._say(pod.uid)
-        self._pods.hear(pod.uid, status)
+        self._pods.update_conditions(pod.uid, status)
 
     def _deleted(self, pod: Pod) -> None:
         assert self._pods is not None

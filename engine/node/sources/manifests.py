@@ -88,7 +88,7 @@ class ManifestDirectory:
         self._task = (tasks or Tasks()).task("manifests")
         self._known = self._changed = False
         self._unread: set[Path] = set()
-        self._taken_away: set[Path] = set()
+        self._removed_files: set[Path] = set()
         self._back: set[str] = set()
         self.looked = asyncio.Event()
 
@@ -107,14 +107,14 @@ class ManifestDirectory:
         failures = 0
         while True:
             began = loop.time()
-            await self._look()
+            await self._read_changes()
             took = loop.time() - began
             patient = loop.time() < patient_until
             # A manifest that cannot be read yet may belong to a running pod. A list without it would end the
             # pod, so the first list waits for all files, within limits.
             if not (self._known or (self._unread if patient else self._path in self._unread)):
                 self._known = self._changed = True
-            self._tell_changes()
+            self._report_changes()
             self.looked.set()
             failures = failures + 1 if self._unread else 0
             try:
@@ -130,17 +130,17 @@ class ManifestDirectory:
         if self._watch is not None or not directory.is_dir():
             return
         try:
-            self._watch = InotifyWatch(self._hear)
+            self._watch = InotifyWatch(self._file_changed)
             self._watch.add(directory)
         except Refused as error:
             log.warning("%s; manifests are re-read every %g s only", error, self._period)
 
-    def _hear(self, mask: int, directory: Path, name: str) -> None:
+    def _file_changed(self, mask: int, directory: Path, name: str) -> None:
         if mask & (IN_DELETE | IN_MOVED_FROM) and directory / name in self._files:
-            self._taken_away.add(directory / name)
+            self._removed_files.add(directory / name)
         self._dirty.set()
 
-    def _tell_changes(self) -> None:
+    def _report_changes(self) -> None:
         if not (self._known and self._changed):
             return
         pods = self._desired()
@@ -152,7 +152,7 @@ class ManifestDirectory:
         self._on_change(pods)
         self._changed = False
 
-    async def _look(self) -> None:
+    async def _read_changes(self) -> None:
         """Read what changed and report it in parts, so that the first of many pods start while others are
         read.
 
@@ -161,7 +161,7 @@ class ManifestDirectory:
         self._dirty.clear()
         with self._task.step(STEP_SECONDS):
             self._ensure_watch()
-            unread = await self._take_stock()
+            unread = await self._find_unread()
         held = self._uids.held() if unread else {}
         told = READ_AT_ONCE
         for count, path in enumerate(unread, 1):
@@ -170,10 +170,10 @@ class ManifestDirectory:
                 # Lets pods start that were read before.
                 await asyncio.sleep(0)
                 if count in (told, len(unread)):
-                    self._tell_changes()
+                    self._report_changes()
                     told = 2 * count
 
-    async def _take_stock(self) -> list[Path]:
+    async def _find_unread(self) -> list[Path]:
         """Forget files that are gone, and return those to read."""
         self._unread.clear()
         try:
@@ -185,13 +185,13 @@ class ManifestDirectory:
             self._not_read(path, fault)
         for path in self._files.keys() - found.keys() - faults.keys():
             del self._files[path]
-            self._taken_away.discard(path)
+            self._removed_files.discard(path)
             self._changed = True
         return [path for path, stamp in found.items() if self._has_changed(path, stamp)]
 
     def _has_changed(self, path: Path, stamp: Stamp) -> bool:
         known = self._files.get(path)
-        return known is None or known.stamp != stamp or path in self._taken_away
+        return known is None or known.stamp != stamp or path in self._removed_files
 
     def _not_read(self, path: Path, fault: InvalidInput) -> None:
         self._unread.add(path)
@@ -215,7 +215,7 @@ class ManifestDirectory:
         if status.st_mtime < time.time() - TICK_SECONDS:
             file.stamp = _stamp(status)
         digest = blake2b(data, digest_size=16).digest()
-        if digest == file.digest and path not in self._taken_away:
+        if digest == file.digest and path not in self._removed_files:
             return False
         try:
             manifests, warnings = parse_pods(data, str(path))
@@ -233,8 +233,8 @@ class ManifestDirectory:
             return False
         for warning in warnings:
             log.warning("%s", warning)
-        if path in self._taken_away:
-            self._taken_away.discard(path)
+        if path in self._removed_files:
+            self._removed_files.discard(path)
             before = {pod.uid: pod.spec for pod in file.pods}
             self._back.update(pod.uid for pod in pods if before.get(pod.uid) == pod.spec)
         file.pods, file.digest = pods, digest

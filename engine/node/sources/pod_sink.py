@@ -21,13 +21,13 @@ class PodSink(Protocol):
     def set_desired(self, pods: Sequence[Pod], source: str) -> None:
         """Set the complete list of pods that a source wants on this node."""
 
-    def put(self, pod: Pod, source: str) -> None:
+    def update_pod(self, pod: Pod, source: str) -> None:
         """Add or update one pod of a source."""
 
     def remove_pod(self, uid: str, source: str, grace: int | None) -> None:
         """Remove a pod that its source no longer has; `grace` in seconds, None for the pod's own."""
 
-    def hear(self, uid: str, status: PodStatus) -> None:
+    def update_conditions(self, uid: str, status: PodStatus) -> None:
         """Take over what others write into the status that the API has of a pod."""
 
     def get(self, uid: str) -> Pod | None:

@@ -144,7 +144,7 @@ class StaticUids:
     def choose(self, pod: Pod, digest: str, new: Callable[[], str], held: Mapping[str, PodRecord]) -> str:
         """Return the uid of a pod with its final name: that of the same running pod, or `new()`."""
         record = held.get(pod.full_name)
-        uid = record.uid if record is not None and self._stands_for(record, pod, digest) else new()
+        uid = record.uid if record is not None and self._comes_from(record, pod, digest) else new()
         self._accepted.comes_from(uid, digest)
         self._chosen.add(uid)
         return uid
@@ -155,7 +155,7 @@ class StaticUids:
         self._accepted.forget_manifests(self._chosen - wanted)
         self._chosen &= wanted
 
-    def _stands_for(self, record: PodRecord, pod: Pod, digest: str) -> bool:
+    def _comes_from(self, record: PodRecord, pod: Pod, digest: str) -> bool:
         known = self._accepted.manifest(record.uid)
         return known == digest if known else agrees(pod, record)
 

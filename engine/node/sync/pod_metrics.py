@@ -137,7 +137,7 @@ class PodMetrics:
         if uid in self._starting:
             self._starting[uid].pulling += seconds
 
-    def looked_at(self, pod: Pod, now: float) -> None:
+    def status_published(self, pod: Pod, now: float) -> None:
         """Take note of a possibly new status; the start of a pod is measured once."""
         startup = self._starting.get(pod.uid)
         if startup is None or pod.status.phase != RUNNING_PHASE:

@@ -65,7 +65,7 @@ class PodResizer:
         called when the resize begins. If a step is refused, the next call continues from there.
         """
         wanted = resize.wanted
-        if not resize.begun and not self._begins(pod, resize):
+        if not resize.begun and not self._decide(pod, resize):
             return None
         self._admission.resized(wanted)
         await publish()
@@ -88,7 +88,7 @@ class PodResizer:
         self._context.decisions.pod(pod, "resize", "resized", "", _inputs(pod, wanted))
         return wanted
 
-    def _begins(self, pod: Pod, resize: Resize) -> bool:
+    def _decide(self, pod: Pod, resize: Resize) -> bool:
         """Check whether the node has room; report the outcome once while it stays the same."""
         wanted, before = resize.wanted, resize.state
         allocatable, others = self._admission.allocatable(), self._admission.used_beside(pod.uid)
@@ -149,10 +149,10 @@ class PodResizer:
 
         await self._allocations.placement.settle()
         usage = await self._memory_usage(list(running.values()))
-        await self._tell_runtime(new)
+        await self._update_runtime(new)
         await self._allocations.cgroups.resize_pod(old, new, update, usage)
 
-    async def _tell_runtime(self, new: Pod) -> None:
+    async def _update_runtime(self, new: Pod) -> None:
         """The runtime may refuse the pod's new amounts before a cgroup is touched. Raises `Refused` then."""
         sandbox = self._runtime.watch.pod(new.uid).sandbox
         if sandbox is not None:

@@ -65,7 +65,7 @@ class StatusPublisher:
         if current != pod.status:
             pod.status = current
             self._probes.remember(pod)
-            self._metrics.looked_at(pod, self._context.clock())
+            self._metrics.status_published(pod, self._context.clock())
             self._control_plane.pod_changed(pod, may_run=state.life.holds)
 
     def _inputs(self, state: PodState, record: PodRecord) -> StatusInputs:

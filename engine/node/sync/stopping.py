@@ -104,7 +104,7 @@ class PodStopper:
             if grace > 0:
                 await _wait_until(began + grace, hook, after)
                 if not hook.done():
-                    self._say_hook_failed(pod, record.name, "it took longer than the grace period")
+                    self._report_hook_failure(pod, record.name, "it took longer than the grace period")
                 grace = max(MINIMUM_GRACE_SECONDS, grace - int(time.monotonic() - began))
             with contextlib.suppress(NotFound):
                 await self._runtime.client.stop_container(record.id, grace)
@@ -139,9 +139,9 @@ class PodStopper:
         try:
             await self._hooks.run(pod, container, container_id, handler, sandbox)
         except (Refused, TimeoutError) as error:
-            self._say_hook_failed(pod, container.name, str(error) or "it took longer than a day")
+            self._report_hook_failure(pod, container.name, str(error) or "it took longer than a day")
 
-    def _say_hook_failed(self, pod: Pod, container: str, why: str) -> None:
+    def _report_hook_failure(self, pod: Pod, container: str, why: str) -> None:
         log.warning("pod %s: the preStop hook of container %s failed: %s", pod.full_name, container, why)
         self._context.recorder.pod(
             pod, WARNING, "FailedPreStopHook", "PreStopHook failed", container=container

@@ -168,7 +168,7 @@ class PodWorker:
         if self.life.state is LifeState.ADMITTING:
             self._interrupt()
             self._release()
-        self._tell(LifeEvent.RETRY)
+        self._apply_event(LifeEvent.RETRY)
 
     @property
     def wanted(self) -> Pod:
@@ -187,7 +187,7 @@ class PodWorker:
 
     def end(self, end: PodEnd) -> None:
         """Fail the pod for good, unless it has ended."""
-        self._tell(LifeEvent.FAIL, end)
+        self._apply_event(LifeEvent.FAIL, end)
 
     async def end_and_wait(self, end: PodEnd) -> None:
         """Fail the pod; return when its containers have stopped. Raises the first refusal."""
@@ -219,7 +219,7 @@ class PodWorker:
 
         A second call only shortens the grace period.
         """
-        self._tell(LifeEvent.REMOVE, grace=grace)
+        self._apply_event(LifeEvent.REMOVE, grace=grace)
 
     def describe(self, metadata: ObjectMeta) -> None:
         """Take changed labels and annotations of the same pod."""
@@ -228,14 +228,14 @@ class PodWorker:
         self._services.volumes.manager.described(self._state.pod)
         self._wake.set()
 
-    def hear(self, heard: PodStatus) -> None:
+    def update_conditions(self, published: PodStatus) -> None:
         """Take over what others write into the status that the API has."""
-        status = with_others(self._state.pod.status, heard)
+        status = with_others(self._state.pod.status, published)
         if self.life.holds and status != self._state.pod.status:
             self._state.pod.status = status
             self._wake.set()
 
-    def _tell(self, event: LifeEvent, end: PodEnd | None = None, grace: int | None = None) -> None:
+    def _apply_event(self, event: LifeEvent, end: PodEnd | None = None, grace: int | None = None) -> None:
         for action in self.life.tell(event, end, grace):
             if action is Action.INTERRUPT:
                 # First the probes: a failed liveness probe must not restart what is being ended.
@@ -310,20 +310,20 @@ class PodWorker:
 
     async def _clean_up(self) -> None:
         await self._persist("removing", self._sync.clean_up)
-        self._tell(LifeEvent.FREED)
+        self._apply_event(LifeEvent.FREED)
 
     async def _report(self) -> None:
         """Wait until the source knows the last status, which is computed from what is removed then."""
         await self._sync.publish()
         await self._services.control_plane.end_known(self._state.pod)
-        self._tell(LifeEvent.KNOWN)
+        self._apply_event(LifeEvent.KNOWN)
 
     async def _remove(self) -> None:
         began = self._services.context.clock()
         with self._span("syncTerminatedPod"):
             await self._persist("removing", self._sync.sync_terminated)
         self._services.metrics.worked("terminated", self._seconds_since(began))
-        self._tell(LifeEvent.REMOVED)
+        self._apply_event(LifeEvent.REMOVED)
         self._services.metrics.forget(self._state.pod.uid)
         self._gone.set_result(None)
         self._on_transition(self)
@@ -352,7 +352,7 @@ class PodWorker:
             await self._enter(self)
         except AdmissionRejected as rejected:
             text = f"Pod was rejected: {rejected.message}"
-            self._tell(LifeEvent.REJECT, PodEnd(rejected.reason, text, rejected=True))
+            self._apply_event(LifeEvent.REJECT, PodEnd(rejected.reason, text, rejected=True))
             if rejected.reason != self._said_rejected:
                 self._said_rejected = rejected.reason
                 self._services.metrics.rejected(rejected.reason)
@@ -363,7 +363,7 @@ class PodWorker:
             await self._sync.publish()
         else:
             self._decided("admitted", "")
-            self._tell(LifeEvent.ADMIT)
+            self._apply_event(LifeEvent.ADMIT)
 
     def _decided(self, outcome: str, reason: str) -> None:
         services = self._services
@@ -386,7 +386,7 @@ class PodWorker:
                     result = await self._sync.sync_pod()
                 self._failures, self._said_failed = 0, ""
                 if result.event is not None:
-                    self._tell(result.event, result.end)
+                    self._apply_event(result.event, result.end)
                 if not (result.idle or result.goes_on):
                     await self._sync.publish()
             except Exception as error:
@@ -430,7 +430,7 @@ class PodWorker:
         with self._span("syncTerminatingPod"):
             await self._persist("stopping", self._sync.sync_terminating)
         self._services.metrics.worked("kill", self._seconds_since(began))
-        self._tell(LifeEvent.STOPPED)
+        self._apply_event(LifeEvent.STOPPED)
         if not self._stopped.done():
             self._stopped.set_result(None)
         await self._sync.publish()

@@ -22,7 +22,7 @@ class Attachments:
         self._changed = changed
         self._users: dict[str, set[str]] = {}
         self._complete = False
-        self._told: frozenset[str] = frozenset()
+        self._in_use: frozenset[str] = frozenset()
         self._attached: frozenset[str] = frozenset()
         self._news = asyncio.Event()
 
@@ -51,9 +51,9 @@ class Attachments:
         """Return `volumesInUse`; None, which keeps the server's list, until the list is complete."""
         return sorted(self._users) if self._complete else None
 
-    def heard(self, status: Mapping[str, Any]) -> None:
+    def node_changed(self, status: Mapping[str, Any]) -> None:
         """Take the status of the server's Node."""
-        self._told = frozenset(status.get("volumesInUse") or ())
+        self._in_use = frozenset(status.get("volumesInUse") or ())
         self._attached = frozenset(each["name"] for each in status.get("volumesAttached") or ())
         self._news.set()
         self._news = asyncio.Event()
@@ -62,5 +62,5 @@ class Attachments:
         """Return when the volume is attached and the server knows that it is in use. The caller sets the
         deadline.
         """
-        while volume not in self._told or volume not in self._attached:
+        while volume not in self._in_use or volume not in self._attached:
             await self._news.wait()

@@ -338,7 +338,7 @@ async def test_image_records_are_read_again_only_after_a_change(
     assert await usable() == (False, False, 2)
     await access.came(PRIVATE, "sha256:1", Credential("user", PASSWORD))
     assert await usable() == (True, True, 3)
-    await access.looked_at([], NOW + 2)
+    await access.images_listed([], NOW + 2)
     assert await usable() == (True, True, 4)
 
 

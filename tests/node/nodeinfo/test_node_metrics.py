@@ -161,8 +161,8 @@ def test_pulls_and_init_containers_are_left_out_of_the_time_that_is_promised() -
     ended = ContainerStateTerminated(exit_code=0, started_at=begun, finished_at=begun.replace(second=40))
     pod = a_pod(RUNS)
     pod.status.init_container_statuses = [status("i", ContainerState(terminated=ended))]
-    metrics.looked_at(pod, NOW)
-    metrics.looked_at(pod, NOW + 1.0)
+    metrics.status_published(pod, NOW)
+    metrics.status_published(pod, NOW + 1.0)
     sums = values_of(registry)
     assert sums("kubelet_pod_start_duration_seconds_sum") == 99.0
     assert sums("kubelet_pod_start_total_duration_seconds_sum") == 100.0
@@ -172,11 +172,11 @@ def test_pulls_and_init_containers_are_left_out_of_the_time_that_is_promised() -
 def test_every_container_has_to_start() -> None:
     metrics = PodMetrics(registry := Registry())
     metrics.seen("u", CREATED.timestamp(), 1)
-    metrics.looked_at(a_pod(RUNS, WAITS), NOW)
+    metrics.status_published(a_pod(RUNS, WAITS), NOW)
     counts = values_of(registry)
     assert counts("kubelet_pod_start_duration_seconds_count") == 1
     assert counts("kubelet_pod_start_total_duration_seconds_count") == 0
-    metrics.looked_at(a_pod(RUNS, RUNS), NOW)
+    metrics.status_published(a_pod(RUNS, RUNS), NOW)
     assert values_of(registry)("kubelet_pod_start_total_duration_seconds_count") == 1
     metrics.forget("u")
 
@@ -192,7 +192,7 @@ def test_every_container_has_to_start() -> None:
 def test_nothing_is_promised_of_pods_with_state(volume: Volume, promised: int) -> None:
     metrics = PodMetrics(registry := Registry())
     metrics.seen("u", CREATED.timestamp(), 1)
-    metrics.looked_at(a_pod(RUNS, volumes=[volume]), NOW)
+    metrics.status_published(a_pod(RUNS, volumes=[volume]), NOW)
     counts = values_of(registry)
     assert counts("kubelet_pod_start_sli_duration_seconds_count") == promised
     assert counts("kubelet_pod_start_total_duration_seconds_count") == 1

@@ -36,9 +36,9 @@ async def test_a_volume_is_usable_once_it_is_attached_and_reported_in_use():
         {"volumesInUse": [DISK], "volumesAttached": [{"name": OTHER, "devicePath": ""}]},
     ):
         await asyncio.sleep(0)
-        known.heard(status)
+        known.node_changed(status)
         await asyncio.sleep(0)
         assert not waiting.done()
-    known.heard({"volumesInUse": [DISK], "volumesAttached": [{"name": DISK, "devicePath": "/dev/x"}]})
+    known.node_changed({"volumesInUse": [DISK], "volumesAttached": [{"name": DISK, "devicePath": "/dev/x"}]})
     async with asyncio.timeout(PATIENCE):
         await waiting
