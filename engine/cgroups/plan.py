@@ -75,10 +75,18 @@ def plan(
     )
     rules = FileRules(version, formula, sizes, PLANNED_CONTROLLERS)
     listed = [(pod, pod.uid or pod.metadata.name) for pod in pods]
+    groups = plan_levels((pod for pod, _ in listed), settings, rules)
+    for pod, uid in listed:
+        groups += _pod_groups(pod, uid, settings, rules)
+    return groups
+
+
+def plan_levels(pods: Iterable[Pod], settings: CgroupSettings, rules: FileRules) -> list[PlannedGroup]:
+    """Return the root, the QoS levels and the reserved groups of a node with these pods."""
     groups: list[PlannedGroup] = []
     sums = LevelSums()
-    for pod, uid in listed:
-        sums.put(uid, Contribution.of(pod))
+    for pod in pods:
+        sums.put(pod.uid or pod.metadata.name, Contribution.of(pod))
     levels = sums.values(settings.levels)
     levels[GUARANTEED] = msgspec.structs.replace(settings.root_values(), unified=levels[GUARANTEED].unified)
     for level in LEVELS:
@@ -88,8 +96,6 @@ def plan(
     for reserved in settings.reserved_groups:
         path = to_path(reserved.name, settings.driver)
         groups.append(PlannedGroup(path, "reserved", "", rules.given_files(reserved.values())))
-    for pod, uid in listed:
-        groups += _pod_groups(pod, uid, settings, rules)
     return groups
 
 

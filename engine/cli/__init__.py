@@ -38,6 +38,7 @@ COMMANDS: dict[str, str] = {
     "probes": "Show probes, their state and cost; measure a target.",
     "runtime": "Serve the Container Runtime Interface from the embedded runtime.",
     "run": "Run the node agent on a directory of Pod manifests.",
+    "shadow": "Take a live kubelet's decisions a second time, and compare.",
     "status": "Show the pods of a running agent.",
 }
 

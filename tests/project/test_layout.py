@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node": BASE
     | DECISION_PACKAGES
     | {"host", "hostsetup", "shutdown", "wire", "cri", "cluster", "plugins", "csi", "dra", "intree"},
+    "shadow": BASE | DECISION_PACKAGES | {"host", "wire", "cri", "cluster", "node"},
     "bench": {"api", "host", "wire", "cri", "cluster"},
     "server": {"api", "metrics", "host", "node", "transport", "_fast"},
     "plan": BASE | DECISION_PACKAGES | {"host", "cluster"},

@@ -74,6 +74,11 @@ class Kubelet:
         }
         self._config.write_text(yaml.safe_dump(fields))
 
+    @property
+    def url(self) -> str:
+        """The address of its read-only port."""
+        return f"http://127.0.0.1:{self._port}"
+
     def start(self) -> None:
         self._make_cgroups()
         self._plugins.mkdir(parents=True, exist_ok=True)
@@ -111,7 +116,7 @@ class Kubelet:
     def pods(self) -> dict[str, dict[str, Any]]:
         """Manifest name → pod, as far as the kubelet says."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/pods", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}/pods", timeout=5) as answer:
                 items = json.load(answer)["items"] or []
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return {}

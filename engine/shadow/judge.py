@@ -1,0 +1,78 @@
+"""Pass an observation to every kind of decision. Pure; cgroup files come through a callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from engine.shadow.comparison import Finding
+from engine.shadow.kinds.admission import AdmissionComparer
+from engine.shadow.kinds.cgroups import (
+    CgroupRules,
+    Exclusive,
+    GroupReading,
+    Rotation,
+    WantedGroup,
+    compare_group,
+    wanted_levels,
+    wanted_of_pod,
+)
+from engine.shadow.kinds.eviction import EvictionComparer
+from engine.shadow.kinds.restarts import RestartComparer
+from engine.shadow.kinds.status import compare_status
+from engine.shadow.observation import Observation
+
+ReadGroup = Callable[[WantedGroup], GroupReading | None]
+
+
+class Judge:
+    """Hold what the kinds remember between looks."""
+
+    def __init__(self) -> None:
+        self._admission = AdmissionComparer()
+        self._restarts = RestartComparer()
+        self._eviction = EvictionComparer()
+        self._rotation = Rotation()
+        self._groups: dict[str, list[Finding]] = {}
+
+    def judge(
+        self,
+        seen: Observation,
+        rules: CgroupRules | None,
+        exclusive: Exclusive,
+        read: ReadGroup,
+        doubted: Iterable[str],
+    ) -> Iterator[Finding]:
+        """Yield the findings of one look; `doubted` are subjects whose last comparison differed.
+
+        Without `rules`, the node has no cgroups of pods (cgroupsPerQOS false).
+        """
+        yield from self._admission.compare(seen)
+        yield from self._restarts.compare(seen)
+        yield from self._eviction.compare(seen)
+        for pod in seen.pods.values():
+            yield from compare_status(pod, seen)
+        if rules is not None:
+            yield from self._cgroups(seen, rules, exclusive, read, doubted)
+
+    def _cgroups(
+        self,
+        seen: Observation,
+        rules: CgroupRules,
+        exclusive: Exclusive,
+        read: ReadGroup,
+        doubted: Iterable[str],
+    ) -> Iterator[Finding]:
+        for level in wanted_levels(seen, rules):
+            yield from compare_group(level, read(level))
+        chosen = self._rotation.choose(seen, doubted)
+        active = {pod.uid for pod in seen.active()}
+        self._groups = {uid: found for uid, found in self._groups.items() if uid in active}
+        for pod in chosen:
+            self._groups[pod.uid] = [
+                finding
+                for wanted in wanted_of_pod(pod, seen.record(pod.uid), rules, exclusive)
+                for finding in compare_group(wanted, read(wanted))
+            ]
+        # What was not read again stands as it was read last.
+        for found in self._groups.values():
+            yield from found

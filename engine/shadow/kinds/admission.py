@@ -1,0 +1,162 @@
+"""Compare admission and preemption: would these rules have taken the pod, and which pods would end for it?
+
+The order in which pods arrived is that of their start times. At the first look, pods are judged in this order
+against those before them. Later, a new pod is judged against the pods that were there before it; pods that
+ended between two looks count if only their use explains what the kubelet did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from engine.admission import NodeAllocations, Verdict, decide
+from engine.admission.failures import NODE_AFFINITY, NODE_NAME, NODE_PORTS, TAINT, UNEXPECTED
+from engine.api.errors import InvalidInput
+from engine.api.pod import Pod
+from engine.api.qos import SEEN_ANNOTATION
+from engine.shadow.comparison import Comparison, Finding, NotJudged
+from engine.shadow.observation import ENDED, Observation
+
+PREEMPTED: Final = "Preempting"
+ADMITTED: Final = "admitted"
+_BY_LABELS: Final = (NODE_AFFINITY.reason, NODE_NAME.reason, TAINT.reason)
+_PREEMPTION: Final = "attempting to recover from admission failure"
+"""Part of the message of a critical pod for which not enough can be preempted."""
+_KNOWN: Final = (*_BY_LABELS, NODE_PORTS.reason)
+"""The reasons that the predicates give besides OutOf…"""
+
+
+def is_refused(pod: Pod) -> bool:
+    """Tell whether the kubelet did not admit the pod: it failed without ever having a container."""
+    status = pod.status
+    return status.phase == "Failed" and bool(status.reason) and not status.container_statuses
+
+
+class AdmissionComparer:
+    """Judge each pod once, when it is first seen; remembers the uids, and the pods of the last look."""
+
+    def __init__(self) -> None:
+        self._judged: dict[str, list[Finding]] = {}
+        self._before: dict[str, Pod] | None = None
+
+    def compare(self, seen: Observation) -> Iterator[Finding]:
+        """Yield the findings about all pods of a look."""
+        self._judged = {uid: found for uid, found in self._judged.items() if uid in seen.pods}
+        new = sorted((pod for uid, pod in seen.pods.items() if uid not in self._judged), key=arrival)
+        if new:
+            self._judge(new, seen)
+        self._before = {pod.uid: pod for pod in seen.active()}
+        for found in self._judged.values():
+            yield from found
+
+    def _judge(self, new: Sequence[Pod], seen: Observation) -> None:
+        first = self._before is None
+        before = self._before or {}
+        arriving = {pod.uid for pod in new}
+        there = [pod for pod in seen.active() if pod.uid not in arriving]
+        # A victim has ended by the time at which its preemptor is seen.
+        victims = [pod for uid, pod in seen.pods.items() if pod.status.reason == PREEMPTED and uid in before]
+        gone = [pod for uid, pod in before.items() if uid not in seen.pods and uid not in arriving]
+        admitted = NodeAllocations(seen.node)
+        for pod in (*there, *victims):
+            _add(admitted, pod)
+        for pod in new:
+            if pod.status.phase in ENDED and not is_refused(pod):
+                why = "ended before the first look" if first else "ended before it was seen"
+                self._judged[pod.uid] = [NotJudged("admission", pod.full_name, why)]
+                continue
+            self._judged[pod.uid] = list(self._judged_pod(pod, admitted, gone, victims, seen))
+
+    def _judged_pod(
+        self, pod: Pod, admitted: NodeAllocations, gone: Iterable[Pod], victims: Sequence[Pod],
+        seen: Observation,
+    ) -> Iterator[Finding]:  # fmt: skip
+        refused = is_refused(pod)
+        theirs = pod.status.reason if refused else ADMITTED
+        message = pod.status.message if refused else "runs, or waits for its containers"
+        if refused and not _by_predicates(theirs, message):
+            yield NotJudged("admission", pod.full_name, f"refused by another part of the kubelet: {theirs}")
+            return
+        try:
+            verdict = decide(admitted, pod)
+        except InvalidInput as error:
+            yield NotJudged("admission", pod.full_name, str(error))
+            return
+        if verdict.reason in _BY_LABELS and not seen.node_known:
+            yield NotJudged("admission", pod.full_name, "the node's labels and taints are not known")
+            _add(admitted, pod, unless=refused)
+            return
+        if refused and verdict.admit:
+            verdict = _with_more(admitted, gone, pod, verdict)
+        ours = ADMITTED if verdict.admit else verdict.reason
+        yield Comparison("admission", pod.full_name, ours, theirs, _reason(verdict), message)
+        _add(admitted, pod, unless=refused)
+        if verdict.preemption is None or refused:
+            return
+        names = {victim.uid: victim.full_name for victim in (*admitted.pods.values(), *victims)}
+        chosen = sorted(names[uid] for uid in verdict.victims)
+        ended = sorted(victim.full_name for victim in victims if victim.uid in admitted)
+        for uid in verdict.victims:
+            admitted.remove(uid)
+        yield Comparison(
+            "preemption", pod.full_name, ", ".join(chosen) or "none", ", ".join(ended) or "none",
+            _why_these(verdict, names), "pods that the kubelet ended for a critical pod since the last look",
+        )  # fmt: skip
+
+
+def _by_predicates(reason: str, message: str) -> bool:
+    """Tell whether predicates or preemption refused the pod, not the managers of devices, CPUs and memory."""
+    if reason == UNEXPECTED:
+        return _PREEMPTION in message
+    return reason.startswith("OutOf") or reason in _KNOWN
+
+
+def arrival(pod: Pod) -> tuple[str, str, str]:
+    """Return the key by which pods are in the order of their arrival on the node."""
+    begun = pod.status.start_time or pod.metadata.creation_timestamp
+    return (
+        begun.isoformat() if begun is not None else "",
+        pod.annotations.get(SEEN_ANNOTATION, ""),
+        pod.full_name,
+    )
+
+
+def _add(admitted: NodeAllocations, pod: Pod, *, unless: bool = False) -> None:
+    if not unless and pod.uid not in admitted:
+        try:
+            admitted.add(pod)
+        except InvalidInput:
+            return
+
+
+def _with_more(admitted: NodeAllocations, gone: Iterable[Pod], pod: Pod, verdict: Verdict) -> Verdict:
+    """Judge again as if pods that ended since the last look had still been there."""
+    added = [other.uid for other in gone if other.uid not in admitted]
+    for other in gone:
+        _add(admitted, other)
+    try:
+        return decide(admitted, pod)
+    except InvalidInput:
+        return verdict
+    finally:
+        for uid in added:
+            admitted.remove(uid)
+
+
+def _reason(verdict: Verdict) -> str:
+    if not verdict.admit:
+        return verdict.message
+    if verdict.preemption is not None:
+        short = ", ".join(f"{amount} of {name}" for name, amount in verdict.preemption.requirements)
+        return f"fits once {len(verdict.victims)} pods have ended: {short} must be freed"
+    return "every predicate holds"
+
+
+def _why_these(verdict: Verdict, names: dict[str, str]) -> str:
+    assert verdict.preemption is not None
+    return "; ".join(
+        f"{names.get(step.uid, step.uid)} ({step.qos}) frees "
+        + ", ".join(f"{amount} of {name}" for name, amount in step.frees)
+        for step in verdict.preemption.steps()
+    )

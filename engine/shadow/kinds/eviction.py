@@ -1,0 +1,153 @@
+"""Compare evictions: which pods would go first, and which node conditions hold.
+
+The inputs are the kubelet's own statistics, those of the look before the eviction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from engine.api.config import KubeletConfiguration
+from engine.api.node import Node
+from engine.api.pod import Pod
+from engine.api.qos import is_critical
+from engine.api.resources import ranking_request
+from engine.eviction import signals
+from engine.eviction.pressure import CONDITIONS, PressureTracker
+from engine.eviction.signals import Observations, SignalObservation
+from engine.eviction.thresholds import thresholds_from_config
+from engine.eviction.usage import ContainerUsage, Disk, PodUsage, rank
+from engine.shadow.comparison import Comparison, Finding, NotJudged
+from engine.shadow.observation import NodeUse, Observation, PodUse
+from engine.tables.pods import PodTable
+
+EVICTED: Final = "Evicted"
+SETTLE: Final = 90.0
+"""Seconds; the kubelet evaluates every 10 s and sends node conditions with its status, every 10 s or more."""
+_LOW_ON: Final = re.compile(r"^The node was low on resource: ([a-z-]+)\.")
+
+
+class EvictionComparer:
+    """Judge evicted pods against the last look's ranking, and the conditions of the node."""
+
+    def __init__(self) -> None:
+        self._before: Observation | None = None
+        self._judged: dict[str, Finding] = {}
+        self._tracker: PressureTracker | None = None
+        self._config: KubeletConfiguration | None = None
+
+    def compare(self, seen: Observation) -> Iterator[Finding]:
+        """Yield the findings about evicted pods and about pressure."""
+        self._judged = {uid: found for uid, found in self._judged.items() if uid in seen.pods}
+        evicted = [
+            pod for uid, pod in seen.pods.items()
+            if pod.status.reason == EVICTED and pod.status.container_statuses and uid not in self._judged
+        ]  # fmt: skip
+        for pod in evicted:
+            self._judged[pod.uid] = self._judge(pod, {one.uid for one in evicted})
+        yield from self._judged.values()
+        yield from self._pressure(seen)
+        self._before = seen
+
+    def _judge(self, pod: Pod, together: set[str]) -> Finding:
+        match = _LOW_ON.match(pod.status.message)
+        if match is None:
+            return NotJudged("eviction", pod.full_name, "evicted for its own use, not for the node's")
+        before = self._before
+        if before is None or before.use is None or pod.uid not in before.pods:
+            return NotJudged("eviction", pod.full_name, "no statistics from before its eviction")
+        resource = match[1]
+        order = eviction_order(before.active(), before.use, resource)
+        # Several pods may go between two looks; then each must be among as many first ones.
+        first = [(one, why) for one, why in islice(order, len(together))]
+        names = [one.full_name for one, _ in first]
+        agrees = any(one.uid == pod.uid for one, _ in first)
+        return Comparison(
+            "eviction", pod.full_name, pod.full_name if agrees else ", ".join(names) or "no pod",
+            pod.full_name, "; ".join(f"{one.full_name} {why}" for one, why in first), pod.status.message,
+        )  # fmt: skip
+
+    def _pressure(self, seen: Observation) -> Iterator[Finding]:
+        if seen.use is None:
+            yield NotJudged("pressure", "node", "the kubelet serves no statistics")
+            return
+        ours = self._conditions(seen, seen.use)
+        if not seen.node_known:
+            yield NotJudged("pressure", "node", "no kubeconfig: the node's conditions are not known")
+            return
+        theirs = node_conditions(seen.node)
+        yield Comparison(
+            "pressure", "node", " ".join(ours) or "none", " ".join(theirs) or "none",
+            said(observations(seen.use, seen.now)), "conditions of the Node object", SETTLE,
+        )  # fmt: skip
+
+    def _conditions(self, seen: Observation, use: NodeUse) -> Sequence[str]:
+        if self._tracker is None or seen.config is not self._config:
+            period = float(seen.config.eviction_pressure_transition_period)
+            self._tracker = PressureTracker(thresholds_from_config(seen.config), period)
+            self._config = seen.config
+        return self._tracker.look(observations(use, seen.now), seen.now).conditions
+
+
+def node_conditions(node: Node) -> list[str]:
+    """Return the pressure conditions that a Node object shows."""
+    true = {condition.type for condition in node.status.conditions or () if condition.status == "True"}
+    return [name for name in CONDITIONS if name in true]
+
+
+def observations(use: NodeUse, at: float) -> Observations:
+    """Return the signals that the statistics tell."""
+    pids = None if use.max_pids is None or use.processes is None else use.max_pids - use.processes
+    told = {
+        signals.MEMORY_AVAILABLE: (
+            use.memory_available,
+            None if use.memory_available is None else use.memory_available + (use.memory_working_set or 0),
+        ),
+        signals.NODEFS_AVAILABLE: (use.nodefs.available, use.nodefs.capacity),
+        signals.NODEFS_INODES_FREE: (use.nodefs.inodes_free, use.nodefs.inodes),
+        signals.IMAGEFS_AVAILABLE: (use.imagefs.available, use.imagefs.capacity),
+        signals.IMAGEFS_INODES_FREE: (use.imagefs.inodes_free, use.imagefs.inodes),
+        signals.PID_AVAILABLE: (pids, use.max_pids),
+    }
+    return {
+        signal: SignalObservation(available, capacity, at)
+        for signal, (available, capacity) in told.items()
+        if available is not None and capacity is not None
+    }
+
+
+def eviction_order(pods: Sequence[Pod], use: NodeUse, resource: str) -> Iterator[tuple[Pod, str]]:
+    """Yield pods in the order of eviction for a starved resource, each with the reason for its place."""
+    listed = [pod for pod in pods if not is_critical(pod)]
+    usage = {uid: _usage(one) for uid, one in use.pods.items()}
+    table = PodTable.from_pods(listed)
+    for pod, amount in rank(table, listed, usage, resource, ("volumes",)):
+        yield pod, _reason(pod, amount, resource)
+
+
+def _usage(use: PodUse) -> PodUsage:
+    return PodUsage(
+        memory=use.memory,
+        processes=use.processes,
+        containers={"": ContainerUsage(use.memory)},
+        volumes={"": Disk(use.storage or 0)},
+        disk_known=use.storage is not None,
+    )
+
+
+def _reason(pod: Pod, amount: int | None, resource: str) -> str:
+    priority = f"priority {pod.spec.priority or 0}"
+    if amount is None:
+        return f"has no statistics, {priority}"
+    if resource == signals.PIDS:
+        return f"has {amount} processes, {priority}"
+    request = ranking_request(pod, resource).value
+    return f"uses {amount} bytes of {resource} and requests {request}, {priority}"
+
+
+def said(seen: Observations | Mapping[str, SignalObservation]) -> str:
+    """Say what the signals tell."""
+    return ", ".join(f"{name} {one.available} of {one.capacity}" for name, one in seen.items())

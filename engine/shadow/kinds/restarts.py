@@ -1,0 +1,202 @@
+"""Compare restarts: whether a container that ended runs again, and how long its restart waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.api.config import KubeletConfiguration
+from engine.api.pod import Container, Pod
+from engine.api.status import ContainerStatus
+from engine.cri.records import EXITED, ContainerRecord, PodRecord
+from engine.node.pod.backoff import Backoff, restart_backoff
+from engine.node.spec.cri_config import container_hash
+from engine.node.sync.actions import (
+    ContainerHealth,
+    PodActions,
+    compute_pod_actions,
+    policy_of,
+    should_restart,
+)
+from engine.shadow.comparison import Comparison, Finding, NotJudged
+from engine.shadow.kinds.admission import is_refused
+from engine.shadow.kinds.status import statuses
+from engine.shadow.observation import ENDED, Observation
+
+SETTLE: Final = 30.0
+RESTARTS, STAYS = "restarts", "stays ended"
+_DELAY = re.compile(r"^back-off (?:(\d+)m)?(?:(\d+)s)? restarting failed container")
+_MOST_FAILURES: Final = 12
+"""Failures after which every configurable longest delay is reached."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A container whose restarts are followed: the ids counted, and whether the delay is known.
+
+    It is known from the first start, or once a message of the kubelet has told it.
+    """
+
+    last_id: str = ""
+    known: bool = False
+    findings: dict[str, Comparison] = field(default_factory=dict)
+
+
+class RestartComparer:
+    """Follow the ends of containers; remembers the delays as the kubelet does, per container."""
+
+    def __init__(self) -> None:
+        self._backoff: Backoff | None = None
+        self._longest = 0.0
+        self._followed: dict[tuple[str, str], _Followed] = {}
+
+    def compare(self, seen: Observation) -> Iterator[Finding]:
+        """Yield the findings about the containers of all pods that the kubelet admitted."""
+        backoff = self._delays(seen.config)
+        present: set[tuple[str, str]] = set()
+        for pod in seen.pods.values():
+            record = seen.record(pod.uid)
+            if is_refused(pod) or record.empty or pod.metadata.deletion_timestamp is not None:
+                continue
+            shown = statuses(pod.status)
+            actions: PodActions | None = None
+            for container in pod.all_containers:
+                newest, told = record.container(container.name), shown.get(container.name)
+                if newest is None or told is None:
+                    continue
+                key = pod.uid, container.name
+                present.add(key)
+                followed = self._followed.setdefault(key, _Followed(known=newest.attempt == 0))
+                self._follow(key, followed, record, newest, backoff)
+                if newest.state == EXITED:
+                    actions = actions or _actions(pod, record, shown)
+                    yield from self._ended(pod, container, newest, told, actions)
+                    yield from self._delayed(pod, key, newest, told, followed, backoff)
+                else:
+                    yield from _restarted(pod, container, record, newest)
+        for key in self._followed.keys() - present:
+            del self._followed[key]
+            backoff.forget("/".join(key))
+
+    def _delays(self, config: KubeletConfiguration) -> Backoff:
+        settings = config.crash_loop_back_off
+        longest = float((settings and settings.max_container_restart_period) or 0)
+        if self._backoff is None or longest != self._longest:
+            self._backoff, self._longest = restart_backoff(config), longest
+            self._followed.clear()
+        return self._backoff
+
+    def _follow(
+        self, key: tuple[str, str], followed: _Followed, record: PodRecord, newest: ContainerRecord,
+        backoff: Backoff,
+    ) -> None:  # fmt: skip
+        """Count the restart that made the newest container."""
+        if followed.last_id and followed.last_id != newest.id:
+            previous = record.previous(newest.name)
+            if previous is not None and previous.attempt == newest.attempt - 1:
+                backoff.attempt("/".join(key), previous.finished_at, newest.created_at)
+            else:
+                followed.known = False  # restarts between two looks were not seen
+        followed.last_id = newest.id
+
+    def _ended(
+        self, pod: Pod, container: Container, newest: ContainerRecord, told: ContainerStatus,
+        actions: PodActions,
+    ) -> Iterator[Finding]:  # fmt: skip
+        again = any(one.name == container.name for one in actions.start) or bool(actions.reset)
+        waits_for_others = (
+            not again and pod.status.phase not in ENDED and should_restart(pod, container, newest.exit_code)
+        )
+        if waits_for_others:
+            return
+        theirs = RESTARTS if told.state.waiting is not None and told.restart_count else STAYS
+        if told.state.waiting is not None and told.state.waiting.reason == "CrashLoopBackOff":
+            theirs = RESTARTS
+        yield Comparison(
+            "restart", _subject(pod, newest), RESTARTS if again else STAYS, theirs,
+            _by_policy(pod, container, newest), _of_kubelet(told), SETTLE,
+        )  # fmt: skip
+
+    def _delayed(
+        self, pod: Pod, key: tuple[str, str], newest: ContainerRecord, told: ContainerStatus,
+        followed: _Followed, backoff: Backoff,
+    ) -> Iterator[Finding]:  # fmt: skip
+        waiting = told.state.waiting
+        delay = kubelets_delay(waiting.message) if waiting is not None else None
+        if waiting is None or delay is None:
+            return
+        name = "/".join(key)
+        if not followed.known:
+            followed.known = True
+            _teach(backoff, name, newest, delay)
+            yield NotJudged("back-off", _subject(pod, newest), "earlier restarts were not seen")
+            return
+        yield Comparison(
+            "back-off", _subject(pod, newest), f"{backoff.delay(name):g} s", f"{delay:g} s",
+            f"attempt {newest.attempt} ended with {newest.exit_code}", waiting.message, SETTLE,
+        )  # fmt: skip
+
+
+def kubelets_delay(message: str) -> float | None:
+    """Return the seconds in a message about a restart that waits, None for another message."""
+    match = _DELAY.match(message)
+    return 60.0 * int(match[1] or 0) + int(match[2] or 0) if match is not None else None
+
+
+def delay_at_most(config: KubeletConfiguration, delay: float) -> float:
+    """Return a delay under another configuration: its first one and its longest one bound it."""
+    backoff = restart_backoff(config)
+    for _ in range(_MOST_FAILURES):
+        backoff.attempt("", 0.0, 0.0)
+        if backoff.delay("") >= delay:
+            break
+    return backoff.delay("")
+
+
+def _teach(backoff: Backoff, name: str, newest: ContainerRecord, delay: float) -> None:
+    """Bring a container's delay to the one that the kubelet told."""
+    backoff.forget(name)
+    for _ in range(_MOST_FAILURES):
+        if backoff.delay(name) >= delay:
+            return
+        backoff.attempt(name, newest.created_at, newest.created_at)
+
+
+def _restarted(
+    pod: Pod, container: Container, record: PodRecord, newest: ContainerRecord
+) -> Iterator[Finding]:
+    """Judge the end that came before a running container, which the kubelet has started after it."""
+    previous = record.previous(container.name)
+    if previous is None or previous.state != EXITED or previous.sandbox_id != newest.sandbox_id:
+        return
+    if previous.hash != newest.hash:
+        return  # another specification, as after a resize that restarts
+    ours = RESTARTS if should_restart(pod, container, previous.exit_code) else STAYS
+    yield Comparison(
+        "restart", _subject(pod, previous), ours, RESTARTS, _by_policy(pod, container, previous),
+        f"attempt {newest.attempt} runs",
+    )  # fmt: skip
+
+
+def _actions(pod: Pod, record: PodRecord, shown: Mapping[str, ContainerStatus]) -> PodActions:
+    def health(running: ContainerRecord) -> ContainerHealth:
+        told = shown.get(running.name)
+        return ContainerHealth(started=bool(told is None or told.started))
+
+    return compute_pod_actions(pod, record, health=health, spec_hash=container_hash)
+
+
+def _subject(pod: Pod, ended: ContainerRecord) -> str:
+    return f"{pod.full_name}/{ended.name} attempt {ended.attempt}"
+
+
+def _by_policy(pod: Pod, container: Container, ended: ContainerRecord) -> str:
+    return f"exit code {ended.exit_code}, restart policy {policy_of(pod, container)}"
+
+
+def _of_kubelet(told: ContainerStatus) -> str:
+    if told.state.waiting is not None:
+        return f"{told.state.waiting.reason}: {told.state.waiting.message}".rstrip(": ")
+    return "shown as terminated"

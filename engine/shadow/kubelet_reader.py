@@ -1,0 +1,252 @@
+"""Read what a kubelet serves, over HTTP: GET requests only."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from engine.api.config import KubeletConfiguration, keep_zeros
+from engine.api.documents import convert
+from engine.api.errors import InvalidInput, Unavailable
+from engine.api.pod import Pod
+from engine.shadow.observation import FileSystem, NodeUse, PodUse
+
+TIMEOUT: Final = 10.0
+MOST_BYTES: Final = 256 * 1024 * 1024
+_SERIES: Final = re.compile(
+    rb"^((?:kubelet_(?:evictions|preemptions|image_garbage_collected_total|admission_rejections_total)"
+    rb"|process_start_time_seconds|prober_probe_total)(?:\{[^}\n]*\})?) ([0-9.eE+-]+)$",
+    re.MULTILINE,
+)
+"""The only series that a comparison reads; the others of some thousand lines are not decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletAccess:
+    """How to reach a kubelet: `https://host:10250`, or `http://host:10255` for its read-only port.
+
+    A certificate or a token authenticates the caller. `authority` is the file of the certificates that the
+    kubelet's own is checked against; `unverified` skips the check.
+    """
+
+    url: str
+    certificate: Path | None = None
+    key: Path | None = None
+    token_file: Path | None = None
+    authority: Path | None = None
+    unverified: bool = False
+
+
+class KubeletReader:
+    """Hold one connection to a kubelet. A pod's object stays the same while its document does."""
+
+    def __init__(self, access: KubeletAccess) -> None:
+        parts = urlsplit(access.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidInput("expected http://HOST:PORT or https://HOST:PORT", subject=access.url)
+        self._access = access
+        self._host, self._port = parts.hostname, parts.port or (10250 if parts.scheme == "https" else 10255)
+        self._context = _context(access) if parts.scheme == "https" else None
+        self._connection: http.client.HTTPConnection | None = None
+        self._pods: dict[bytes, Pod] = {}
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def pods(self) -> dict[str, Pod]:
+        """Return the kubelet's pods by uid. Raise `Unavailable` if it does not answer with a list."""
+        data = self._get("/pods")
+        if data is None:
+            raise Unavailable("serves no /pods", subject=self._access.url)
+        try:
+            items = msgspec.json.decode(data, type=_PodList).items or []
+            kept = {}
+            for raw in map(bytes, items):
+                known = self._pods.get(raw)
+                kept[raw] = known if known is not None else convert(msgspec.json.decode(raw), Pod, "/pods")
+        except (msgspec.DecodeError, InvalidInput) as error:
+            raise Unavailable(f"/pods is not a list of pods: {error}", subject=self._access.url) from None
+        self._pods = kept
+        return {pod.uid: pod for pod in kept.values()}
+
+    def config(self) -> KubeletConfiguration | None:
+        """Return the configuration; None if this port does not show it. Raise `Unavailable`."""
+        data = self._get("/configz")
+        if data is None:
+            return None
+        try:
+            document = msgspec.json.decode(data)["kubeletconfig"]
+            config = convert(document, KubeletConfiguration, "/configz")
+            keep_zeros(config, document)
+        except (msgspec.DecodeError, KeyError, TypeError, InvalidInput) as error:
+            raise Unavailable(f"/configz is not a configuration: {error}", subject=self._access.url) from None
+        return config
+
+    def use(self) -> NodeUse | None:
+        """Return the statistics; None if the kubelet has none. Raise `Unavailable`."""
+        data = self._get("/stats/summary?only_cpu_and_memory=false")
+        if data is None:
+            return None
+        try:
+            return _node_use(msgspec.json.decode(data, type=_Summary))
+        except msgspec.DecodeError as error:
+            raise Unavailable(f"/stats/summary: {error}", subject=self._access.url) from None
+
+    def series(self) -> Mapping[str, float]:
+        """Return the metrics that comparisons read, by name and labels. Raise `Unavailable`."""
+        data = self._get("/metrics") or b""
+        return {match[1].decode(): float(match[2]) for match in _SERIES.finditer(data)}
+
+    def _get(self, path: str) -> bytes | None:
+        """Return the body; None if this port does not serve the path, or has nothing to answer now."""
+        subject = f"{self._access.url}{path.partition('?')[0]}"
+        for attempt in (1, 2):
+            try:
+                connection = self._connect()
+                connection.request("GET", path, headers=self._headers())
+                answer = connection.getresponse()
+                data = answer.read(MOST_BYTES + 1)
+                if answer.length and len(data) <= MOST_BYTES:
+                    raise http.client.IncompleteRead(data, answer.length)
+                break
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                # A kubelet closes idle connections; only a fresh one that fails tells that it is away.
+                if attempt == 2:
+                    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                    raise Unavailable(f"does not answer: {said}", subject=subject) from None
+        if answer.status in (404, 405, 500, 503):
+            return None
+        if answer.status in (401, 403):
+            raise Unavailable(
+                f"answered {answer.status} {answer.reason}: give a client certificate or a token that may "
+                "`get` nodes/proxy, nodes/stats and nodes/metrics",
+                subject=subject,
+            )
+        if answer.status != 200 or len(data) > MOST_BYTES:
+            raise Unavailable(f"answered {answer.status} {answer.reason}", subject=subject)
+        return data
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._connection is None:
+            if self._context is not None:
+                self._connection = http.client.HTTPSConnection(
+                    self._host, self._port, timeout=TIMEOUT, context=self._context
+                )
+            else:
+                self._connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT)
+        return self._connection
+
+    def _headers(self) -> dict[str, str]:
+        if self._access.token_file is None:
+            return {}
+        try:
+            token = self._access.token_file.read_text().strip()
+        except OSError as error:
+            raise Unavailable(
+                f"cannot read: {error.strerror}", subject=str(self._access.token_file)
+            ) from None
+        return {"Authorization": f"Bearer {token}"}
+
+
+def _context(access: KubeletAccess) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=access.authority)
+        if access.unverified:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if access.certificate is not None:
+            context.load_cert_chain(access.certificate, access.key)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(str(file) for file in (access.authority, access.certificate, access.key) if file)
+        raise InvalidInput(f"cannot be used for TLS: {error}", subject=files) from None
+    return context
+
+
+class _PodList(msgspec.Struct):
+    items: list[msgspec.Raw] | None = None
+
+
+class _Memory(msgspec.Struct, rename="camel"):
+    available_bytes: int | None = None
+    working_set_bytes: int | None = None
+
+
+class _Fs(msgspec.Struct, rename="camel"):
+    capacity_bytes: int | None = None
+    available_bytes: int | None = None
+    used_bytes: int | None = None
+    inodes: int | None = None
+    inodes_free: int | None = None
+
+
+class _Runtime(msgspec.Struct, rename="camel"):
+    image_fs: _Fs | None = None
+
+
+class _Rlimit(msgspec.Struct):
+    maxpid: int | None = None
+    curproc: int | None = None
+
+
+class _Node(msgspec.Struct):
+    memory: _Memory | None = None
+    fs: _Fs | None = None
+    runtime: _Runtime | None = None
+    rlimit: _Rlimit | None = None
+
+
+class _Reference(msgspec.Struct):
+    uid: str = ""
+
+
+class _Processes(msgspec.Struct):
+    process_count: int | None = None
+
+
+class _PodStats(msgspec.Struct, rename="camel"):
+    pod_ref: _Reference
+    memory: _Memory | None = None
+    process_stats: _Processes | None = msgspec.field(default=None, name="process_stats")
+    storage: _Fs | None = msgspec.field(default=None, name="ephemeral-storage")
+
+
+class _Summary(msgspec.Struct):
+    node: _Node
+    pods: list[_PodStats] | None = None
+
+
+def _node_use(summary: _Summary) -> NodeUse:
+    node, memory = summary.node, summary.node.memory or _Memory()
+    rlimit = node.rlimit or _Rlimit()
+    return NodeUse(
+        memory_available=memory.available_bytes,
+        memory_working_set=memory.working_set_bytes,
+        nodefs=_file_system(node.fs),
+        imagefs=_file_system(node.runtime.image_fs if node.runtime is not None else None),
+        max_pids=rlimit.maxpid,
+        processes=rlimit.curproc,
+        pods={pod.pod_ref.uid: _pod_use(pod) for pod in summary.pods or ()},
+    )
+
+
+def _file_system(fs: _Fs | None) -> FileSystem:
+    fs = fs or _Fs()
+    return FileSystem(fs.capacity_bytes, fs.available_bytes, fs.inodes, fs.inodes_free)
+
+
+def _pod_use(pod: _PodStats) -> PodUse:
+    return PodUse(
+        memory=pod.memory.working_set_bytes if pod.memory is not None else None,
+        storage=pod.storage.used_bytes if pod.storage is not None else None,
+        processes=pod.process_stats.process_count if pod.process_stats is not None else None,
+    )

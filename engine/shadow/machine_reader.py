@@ -1,0 +1,161 @@
+"""Read the machine below a kubelet: cgroup files, its state files, and what its Node object would hold.
+
+Opens files for reading only. A state file that is half written or damaged counts as a fault, and what it said
+before stays.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from engine.api.config import KubeletConfiguration
+from engine.api.kubengine_config import CgroupsSection
+from engine.api.meta import ObjectMeta
+from engine.api.node import Node, NodeStatus
+from engine.api.quantity import Quantity
+from engine.cgroups.files import FileRules, kernel_form
+from engine.cgroups.formulas.allocatable import PID
+from engine.cgroups.formulas.runtime_formula import choose_formula
+from engine.cgroups.formulas.settings import CgroupSettings
+from engine.cgroups.machine import huge_page_sizes, swap_capacity, swap_controller
+from engine.cpumanager import checkpoint as cpu_checkpoint
+from engine.cpumanager.checkpoint import CpuCheckpoint
+from engine.devices import checkpoint as device_checkpoint
+from engine.devices.checkpoint import Checkpoint
+from engine.host.cgroupfs.mounts import Mounts, find_mounts
+from engine.host.checksummed_file import read_again
+from engine.node.nodeinfo import machine
+from engine.node.nodeinfo.node_resources import without_huge_pages
+from engine.shadow.kinds.cgroups import CgroupRules, GroupReading, WantedGroup
+
+CPU_STATE: Final = "cpu_manager_state"
+DEVICE_STATE: Final = Path("device-plugins", "kubelet_internal_checkpoint")
+
+T = TypeVar("T")
+
+
+class MachineReader:
+    """Read a node whose kubelet has this root directory. `fault(source, text)` hears of unreadable files."""
+
+    def __init__(
+        self, root: Path, fault: Callable[[str, str], None], *, mounts: Mounts | None = None
+    ) -> None:
+        self.root = root
+        self._fault = fault
+        self._mounts = mounts or find_mounts()
+        self._formula, _ = choose_formula(self._mounts.version, CgroupsSection())
+        self._cpus = CpuCheckpoint()
+        self._devices = Checkpoint()
+
+    def rules(self, config: KubeletConfiguration, runtime: str, runtime_socket: Path) -> CgroupRules:
+        """Return the cgroup rules of a configuration on this machine, whose runtime serves the socket.
+
+        Raise `InvalidInput` naming a field.
+        """
+        settings = self.settings(config)
+        files = FileRules.on(self._mounts, self._formula, huge_page_sizes())
+        return CgroupRules(settings, files, runtime, _oom_score(str(peer_of(runtime_socket))))
+
+    def settings(self, config: KubeletConfiguration) -> CgroupSettings:
+        """Return the cgroup settings of a configuration on this machine. Raise `InvalidInput`."""
+        memory, version = self._mounts.holding("memory"), self._mounts.version
+        amounts: dict[str, Quantity | int] = {
+            **machine.capacity(self.root, config),
+            "pid": machine.max_pids(),
+        }
+        return CgroupSettings.resolve(
+            config,
+            amounts,
+            cgroup_v2=version == 2,
+            swap_controller=memory is not None and swap_controller(memory, version),
+            swap_capacity=swap_capacity(),
+            huge_page_sizes=huge_page_sizes(),
+        )
+
+    def node(self, name: str, rules: CgroupRules, config: KubeletConfiguration) -> Node:
+        """Return the Node that the kubelet would register, without what others add to it."""
+        amounts = rules.settings.node.allocatable()
+        amounts.pop(PID, None)
+        allocatable = without_huge_pages(amounts, machine.capacity(self.root, config))
+        for resource, devices in (self.devices().registered_devices or {}).items():
+            allocatable[resource] = Quantity.from_value(len(devices or ()))
+        labels = machine.node_labels(name)
+        return Node(metadata=ObjectMeta(name=name, labels=labels), status=NodeStatus(allocatable=allocatable))
+
+    def cpus(self) -> CpuCheckpoint:
+        """Return the state of the CPU manager; without a file, nothing is pinned."""
+        self._cpus = self._state(self.root / CPU_STATE, cpu_checkpoint.decode, self._cpus, CpuCheckpoint())
+        return self._cpus
+
+    def devices(self) -> Checkpoint:
+        """Return the device manager's checkpoint; without a file, there are no devices."""
+        path = self.root / DEVICE_STATE
+        self._devices = self._state(path, device_checkpoint.decode, self._devices, Checkpoint())
+        return self._devices
+
+    def group(self, wanted: WantedGroup) -> GroupReading | None:
+        """Return what the kernel has of a cgroup; None if it does not exist."""
+        files: dict[str, str | None] = {}
+        for file in wanted.files:
+            text = _read(self._mounts.directory(file.partition(".")[0], wanted.path) / file)
+            files[file] = kernel_form(file, text) if text is not None else None
+        if all(text is None for text in files.values()):
+            return None
+        score = self._oom_score(wanted.path) if wanted.oom_score_adj is not None else None
+        return GroupReading(files, score)
+
+    def _oom_score(self, path: str) -> int | None:
+        """Return `oom_score_adj` of a cgroup's first process: the others inherit it."""
+        procs = _read(self._mounts.directory("memory", path) / "cgroup.procs")
+        if not procs:
+            return None
+        return _oom_score(procs.split()[0])
+
+    def _state(self, path: Path, decode: Callable[[bytes], T], before: T, without: T) -> T:
+        try:
+            return decode(read_again(path))
+        except FileNotFoundError:
+            return without
+        except (OSError, ValueError) as error:
+            self._fault(str(path), str(error))
+            return before
+
+
+def exclusive_containers(state: CpuCheckpoint) -> Mapping[str, list[str]]:
+    """Return the containers with exclusive CPUs by pod uid."""
+    return {uid: list(containers) for uid, containers in state.entries.items()}
+
+
+def peer_of(path: Path) -> int:
+    """Return the id of the process that listens at a unix socket, 0 if nobody does."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return 0
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid)
+
+
+def _oom_score(pid: str) -> int | None:
+    text = _read(Path("/proc", pid, "oom_score_adj"))
+    return int(text) if text is not None else None
+
+
+def _read(path: Path) -> str | None:
+    """Return a small kernel file's text, None if it is not there or its cgroup vanishes."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(descriptor, 4096).decode().strip()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

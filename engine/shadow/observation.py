@@ -1,0 +1,75 @@
+"""Hold what one look at a node saw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.api.config import KubeletConfiguration
+from engine.api.node import Node
+from engine.api.pod import Pod
+from engine.cri.records import PodRecord
+
+ENDED: Final = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class PodUse:
+    """What the kubelet measured of one pod: bytes of memory and of local storage, and processes; None: not
+    told."""
+
+    memory: int | None = None
+    storage: int | None = None
+    processes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystem:
+    """A file system of the kubelet's statistics, in bytes and inodes; None: not told."""
+
+    capacity: int | None = None
+    available: int | None = None
+    inodes: int | None = None
+    inodes_free: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """The kubelet's statistics of the node and its pods by uid."""
+
+    memory_available: int | None = None
+    memory_working_set: int | None = None
+    nodefs: FileSystem = FileSystem()
+    imagefs: FileSystem = FileSystem()
+    max_pids: int | None = None
+    processes: int | None = None
+    pods: Mapping[str, PodUse] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One look: `at` is a Unix time, `now` seconds of a monotonic clock.
+
+    `pods` are the kubelet's, by uid, and `records` the runtime's. `node` is the API server's or, without one
+    (`node_known` false), derived from configuration and machine: it lacks labels and taints that others set.
+    `use` is None if the kubelet serves no statistics; `series` are its metrics by their text up to the
+    value.
+    """
+
+    at: float
+    now: float
+    config: KubeletConfiguration
+    pods: Mapping[str, Pod]
+    records: Mapping[str, PodRecord]
+    node: Node
+    node_known: bool = False
+    use: NodeUse | None = None
+    series: Mapping[str, float] = field(default_factory=dict)
+
+    def active(self) -> Sequence[Pod]:
+        """Return the pods that count: those that have not ended."""
+        return [pod for pod in self.pods.values() if pod.status.phase not in ENDED]
+
+    def record(self, uid: str) -> PodRecord:
+        return self.records.get(uid) or PodRecord(uid, "", "")

@@ -1,0 +1,286 @@
+"""Let a second configuration decide next to the live one: what it would have decided otherwise, when and why.
+
+It sees the same pods and statistics. A pod that it would have evicted goes on running, so its use is
+subtracted from then on; otherwise it would be evicted again with every look.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from engine.admission import NodeAllocations, decide
+from engine.api.config import KubeletConfiguration
+from engine.api.configuration_changes import configuration_changes
+from engine.api.errors import InvalidInput
+from engine.api.node import Node
+from engine.api.pod import Pod
+from engine.eviction import signals
+from engine.eviction.pressure import PressureTracker
+from engine.eviction.signals import CONDITION_OF, RESOURCE_OF, Observations
+from engine.eviction.thresholds import Threshold, thresholds_from_config
+from engine.images.policy import ImageGCPolicy
+from engine.shadow.kinds.admission import ADMITTED, arrival, is_refused
+from engine.shadow.kinds.cgroups import CgroupRules, WantedGroup, wanted_levels, wanted_of_pod
+from engine.shadow.kinds.eviction import eviction_order, observations
+from engine.shadow.kinds.restarts import delay_at_most, kubelets_delay
+from engine.shadow.kinds.status import statuses
+from engine.shadow.observation import NodeUse, Observation
+
+MOST_CHANGES: Final = 2000
+_QUOTAS: Final = ("cpu.cfs_quota_us", "cpu.max", "memory.high")
+_LIMITS: Final = ("memory.limit_in_bytes", "memory.max")
+
+
+class Change(NamedTuple):
+    """One decision that the second configuration takes otherwise: `now` is the live one, `next` its own.
+
+    `decision` is admit, refuse, preempt, evict, pressure, resize, throttle, limit, collect, restart, start or
+    back-off; `at` is a Unix time.
+    """
+
+    at: float
+    decision: str
+    subject: str
+    now: str
+    next: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NextNode:
+    """The node under the second configuration."""
+
+    config: KubeletConfiguration
+    rules: CgroupRules
+    node: Node
+
+
+@dataclass(slots=True)
+class SecondConfiguration:
+    """Decide under a second configuration; `changes` are the last decisions that differ, bounded.
+
+    A change is listed once while it stays the same. `counts` is by decision.
+    """
+
+    changes: deque[Change] = field(default_factory=lambda: deque(maxlen=MOST_CHANGES))
+    counts: dict[str, int] = field(default_factory=dict)
+    _standing: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    _trackers: dict[str, PressureTracker] = field(default_factory=dict)
+    _evicted: dict[str, str] = field(default_factory=dict)
+
+    def look(self, seen: Observation, live: CgroupRules, following: NextNode) -> list[Change]:
+        """Compare both configurations over one look; return the changes that are new."""
+        found: dict[tuple[str, str], Change] = {}
+        for change in (
+            *_fields(seen, following),
+            *_admission(seen, following),
+            *_values(seen, live, following.rules),
+            *_images(seen, following.config),
+            *_delays(seen, following.config),
+            *self._pressure(seen, following),
+        ):
+            found[change.decision, change.subject] = change
+        new = [
+            change for key, change in found.items() if self._standing.get(key) != (change.now, change.next)
+        ]
+        self._standing = {key: (change.now, change.next) for key, change in found.items()}
+        for change in new:
+            self.changes.append(change)
+            self.counts[change.decision] = self.counts.get(change.decision, 0) + 1
+        return new
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is known, ready for JSON."""
+        return {"counts": dict(self.counts), "changes": [change._asdict() for change in self.changes]}
+
+    def _pressure(self, seen: Observation, following: NextNode) -> Iterator[Change]:
+        """Yield evictions and conditions, which need the course of time under either configuration."""
+        if seen.use is None:
+            return
+        told = observations(seen.use, seen.now)
+        now = self._tracker("now", seen.config).look(told, seen.now)
+        self._evicted = {uid: why for uid, why in self._evicted.items() if uid in seen.pods}
+        left = _without(told, seen.use, self._evicted)
+        tracker = self._tracker("next", following.config)
+        coming = tracker.look(left, seen.now)
+        if now.conditions != coming.conditions:
+            low = (
+                ", ".join(f"{t.signal} below {t.value}" for t in coming.act_on or now.act_on)
+                or "after the transition period"
+            )
+            yield Change(
+                seen.at, "pressure", "node", " ".join(now.conditions) or "none",
+                " ".join(coming.conditions) or "none", low,
+            )  # fmt: skip
+        for threshold in coming.act_on[:1]:
+            if threshold not in now.act_on:
+                self._evict_first(seen, seen.use, threshold, left)
+        for uid, why in self._evicted.items():
+            pod = seen.pods[uid]
+            if pod.status.reason != "Evicted":
+                yield Change(seen.at, "evict", pod.full_name, "stays", "evicted", why)
+
+    def _evict_first(self, seen: Observation, use: NodeUse, threshold: Threshold, left: Observations) -> None:
+        there = [pod for pod in seen.active() if pod.uid not in self._evicted]
+        resource = RESOURCE_OF[threshold.signal]
+        first = next(eviction_order(there, use, resource), None)
+        if first is None:
+            return
+        observed = left[threshold.signal]
+        self._evicted[first[0].uid] = (
+            f"{threshold.signal} was {observed.available} of {observed.capacity}, below {threshold.value}; "
+            f"it {first[1]}"
+        )
+
+    def _tracker(self, name: str, config: KubeletConfiguration) -> PressureTracker:
+        wanted = thresholds_from_config(config)
+        known = self._trackers.get(name)
+        if known is None or list(known.thresholds) != wanted:
+            period = float(config.eviction_pressure_transition_period)
+            known = self._trackers[name] = PressureTracker(wanted, period)
+        return known
+
+
+def _fields(seen: Observation, following: NextNode) -> Iterator[Change]:
+    """Yield what the change itself does when the kubelet starts with it."""
+    for change in configuration_changes(seen.config, following.config):
+        if change.effect == "changes":
+            continue
+        restarts = change.effect == "restarts"
+        decision, whose = ("restart", "every pod") if restarts else ("start", "kubelet")
+        yield Change(
+            at=seen.at,
+            decision=decision,
+            subject=f"{whose} ({change.field})",
+            now=f"{change.field}: {change.before}",
+            next=change.effect,
+            why=f"{change.field}: {change.after}; {change.why}",
+        )
+
+
+def _admission(seen: Observation, following: NextNode) -> Iterator[Change]:
+    """Judge all pods in the order of their arrival, as a kubelet that starts with the configuration does."""
+    now, coming = _Arrivals(seen.node), _Arrivals(following.node)
+    refused = [pod for pod in seen.pods.values() if is_refused(pod)]
+    for pod in sorted((*seen.active(), *refused), key=arrival):
+        before, (after, why) = now.judge(pod)[0], coming.judge(pod)
+        if before == after or (is_refused(pod) and before == ADMITTED):
+            continue  # what the live one refused for another reason says nothing about its configuration
+        decision = "admit" if after == ADMITTED else "refuse"
+        yield Change(seen.at, decision, pod.full_name, before, after, why)
+    for victim, preemptor in coming.victims.items():
+        if victim not in now.victims:
+            name = seen.pods[victim].full_name
+            yield Change(seen.at, "preempt", name, "stays", "preempted", f"for the critical pod {preemptor}")
+
+
+class _Arrivals:
+    """Pods that arrive one after another on an empty node; `victims` are preempted uids → for which pod."""
+
+    def __init__(self, node: Node) -> None:
+        self.victims: dict[str, str] = {}
+        self._admitted = NodeAllocations(node)
+
+    def judge(self, pod: Pod) -> tuple[str, str]:
+        """Return the verdict and its message, and count the pod if it is admitted."""
+        try:
+            verdict = decide(self._admitted, pod)
+            if not verdict.admit:
+                return verdict.reason, verdict.message
+            for uid in verdict.victims:
+                self.victims[uid] = pod.full_name
+                self._admitted.remove(uid)
+            self._admitted.add(pod)
+        except InvalidInput as error:
+            return "not judged", str(error)
+        return ADMITTED, ""
+
+
+def _values(seen: Observation, live: CgroupRules, following: CgroupRules) -> Iterator[Change]:
+    """Yield cgroup values that change, and say which of them throttle or limit."""
+    after = {group.subject: group for group in _groups(seen, following)}
+    for group in _groups(seen, live):
+        other = after.get(group.subject)
+        if other is None:
+            continue
+        files = [file for file, text in group.files.items() if other.files.get(file) != text]
+        files += [file for file in other.files if file not in group.files]
+        if files:
+            yield Change(
+                seen.at, _meaning(group.files, other.files, files), group.subject,
+                _shown(group.files, files), _shown(other.files, files), group.reason,
+            )  # fmt: skip
+
+
+def _groups(seen: Observation, rules: CgroupRules) -> Iterator[WantedGroup]:
+    yield from wanted_levels(seen, rules)
+    for pod in seen.active():
+        yield from wanted_of_pod(pod, seen.record(pod.uid), rules, {})
+
+
+def _shown(files: Mapping[str, str], chosen: list[str]) -> str:
+    return " ".join(f"{file}={files.get(file, 'unset')}" for file in chosen)
+
+
+def _meaning(before: Mapping[str, str], after: Mapping[str, str], files: list[str]) -> str:
+    """Tell whether a change takes away CPU time or memory, or only weighs otherwise."""
+    for names, meaning in ((_LIMITS, "limit"), (_QUOTAS, "throttle")):
+        for file in files:
+            if file in names and _amount(after.get(file)) < _amount(before.get(file)):
+                return meaning
+    return "resize"
+
+
+def _amount(text: str | None) -> float:
+    first = (text or "max").partition(" ")[0]
+    return float(first) if first.isdigit() else float("inf")
+
+
+def _images(seen: Observation, config: KubeletConfiguration) -> Iterator[Change]:
+    use = seen.use
+    if use is None or not use.imagefs.capacity or use.imagefs.available is None:
+        return
+    capacity, available = use.imagefs.capacity, use.imagefs.available
+    freed = [
+        ImageGCPolicy.from_config(one).bytes_to_free(capacity, available) for one in (seen.config, config)
+    ]
+    if freed[0] != freed[1]:
+        used = ImageGCPolicy.used_percent(capacity, available)
+        said = ["nothing" if amount is None else f"{max(amount, 0)} bytes" for amount in freed]
+        yield Change(
+            seen.at, "collect", "images", said[0], said[1], f"the image file system is {used} % full"
+        )
+
+
+def _delays(seen: Observation, config: KubeletConfiguration) -> Iterator[Change]:
+    for pod in seen.active():
+        for name, status in statuses(pod.status).items():
+            waiting = status.state.waiting
+            delay = kubelets_delay(waiting.message) if waiting is not None else None
+            if delay is None:
+                continue
+            other = delay_at_most(config, delay)
+            if other != delay:
+                yield Change(
+                    seen.at, "back-off", f"{pod.full_name}/{name}", f"{delay:g} s", f"{other:g} s",
+                    "crashLoopBackOff.maxContainerRestartPeriod",
+                )  # fmt: skip
+
+
+def _without(told: Observations, use: NodeUse, evicted: Mapping[str, str]) -> Observations:
+    """Return the signals as if some pods no longer ran."""
+    measured = [use.pods[uid] for uid in evicted if uid in use.pods]
+    freed = {
+        signals.MEMORY_PRESSURE: sum(one.memory or 0 for one in measured),
+        signals.DISK_PRESSURE: sum(one.storage or 0 for one in measured),
+        signals.PID_PRESSURE: sum(one.processes or 0 for one in measured),
+    }
+    return {
+        signal: observed._replace(available=observed.available + freed[CONDITION_OF[signal]])
+        if "inodes" not in signal
+        else observed
+        for signal, observed in told.items()
+    }

@@ -1,0 +1,286 @@
+"""Look at a live node again and again, and judge what is seen. Read-only.
+
+Each look reads the kubelet first and the runtime after it, so that a container that the kubelet shows is in
+the runtime's lists. A look in which either does not answer is skipped and counted as a fault; what was not
+yet settled then begins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from engine.api.config import KubeletConfiguration
+from engine.api.documents import CONTAINERD, load_config
+from engine.api.errors import InvalidInput, KubengineError, Unavailable
+from engine.api.node import Node
+from engine.cluster.client import ApiClient
+from engine.cluster.credentials import Credentials
+from engine.cluster.kubeconfig import load_kubeconfig
+from engine.cri.client import RuntimeClient
+from engine.host.tasks import Tasks
+from engine.metrics import Registry
+from engine.node.cgroup_driver import DRIVERS
+from engine.node.runtime_view.runtime_watch import RuntimeWatch
+from engine.shadow.judge import Judge
+from engine.shadow.kinds.cgroups import CgroupRules
+from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
+from engine.shadow.ledger import Difference, Ledger
+from engine.shadow.machine_reader import MachineReader, exclusive_containers
+from engine.shadow.observation import NodeUse, Observation
+from engine.shadow.second import NextNode, SecondConfiguration
+
+CONFIG_EVERY: Final = 6
+"""Looks until the configuration and the Node are read again."""
+RUNTIME_TIMEOUT: Final = 10.0
+MOST_FAULTS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowOptions:
+    """What to look at. `config` is read where the kubelet's port does not show its configuration.
+
+    `runtime` '' is the configuration's endpoint. With `kubeconfig`, the Node comes from the API server.
+    `following` is a second configuration that decides next to the live one.
+    """
+
+    kubelet: KubeletAccess
+    root: Path
+    config: Path | None = None
+    runtime: str = ""
+    kubeconfig: Path | None = None
+    following: Path | None = None
+
+
+@dataclass(slots=True)
+class Fault:
+    """A source that could not be read: how often, and when and why last."""
+
+    times: int = 0
+    last: float = 0.0
+    text: str = ""
+
+
+@dataclass(slots=True)
+class _Sources:
+    """What changes rarely: configuration, its rules on this machine, and the Node."""
+
+    config: KubeletConfiguration
+    rules: CgroupRules
+    node: Node
+    node_known: bool
+    following: NextNode | None = None
+
+
+@dataclass(slots=True)
+class Shadow:
+    """Judge a live node. `look` raises nothing for what a node does; call `close` when done."""
+
+    options: ShadowOptions
+    clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    ledger: Ledger = field(default_factory=Ledger)
+    faults: dict[str, Fault] = field(default_factory=dict)
+    looks: int = 0
+    skipped: int = 0
+    restarts: int = 0
+    pods: int = 0
+    began: float = 0.0
+    last: Observation | None = None
+    second: SecondConfiguration = field(default_factory=SecondConfiguration)
+    _judge: Judge = field(default_factory=Judge)
+    _sources: _Sources | None = None
+    _runtime: RuntimeClient | None = None
+    _watch: RuntimeWatch | None = None
+    _api: ApiClient | None = None
+    _started_at: float = 0.0
+    _kubelet: KubeletReader = field(init=False)
+    _machine: MachineReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+        self._kubelet = KubeletReader(self.options.kubelet)
+        self._machine = MachineReader(self.options.root, self.fault)
+        if self.options.kubeconfig is not None:
+            config = load_kubeconfig(self.options.kubeconfig)
+            self._api = ApiClient(
+                config, Credentials(config, clock=self.clock), user_agent="kubengine-shadow"
+            )
+
+    async def close(self) -> None:
+        self._kubelet.close()
+        if self._runtime is not None:
+            await self._runtime.close()
+        if self._api is not None:
+            self._api.close()
+
+    async def look(self) -> list[Difference]:
+        """Look once; return the differences that begin to count."""
+        self.looks += 1
+        try:
+            seen = await self._observe()
+        except KubengineError as error:
+            self.skipped += 1
+            self.fault(error.subject or "node", error.message)
+            self.ledger.interrupt()
+            # A kubelet that comes back may have another configuration.
+            self._sources = None
+            return []
+        assert self._sources is not None
+        config, rules = self._sources.config, self._sources.rules
+        exclusive = exclusive_containers(self._machine.cpus())
+        findings = self._judge.judge(
+            seen,
+            rules if config.cgroups_per_qos else None,
+            exclusive,
+            self._machine.group,
+            self.ledger.unsettled(),
+        )
+        self.last, self.pods = seen, len(seen.pods)
+        new = self.ledger.look(findings, now=seen.now, wall=seen.at)
+        if self._sources.following is not None:
+            self.second.look(seen, rules, self._sources.following)
+        return new
+
+    def fault(self, source: str, text: str) -> None:
+        """Count a source that could not be read."""
+        if source not in self.faults and len(self.faults) >= MOST_FAULTS:
+            source = "other sources"
+        fault = self.faults.setdefault(source, Fault())
+        fault.times, fault.last, fault.text = fault.times + 1, self.clock(), text
+
+    def describe(self) -> dict[str, Any]:
+        """Return the report, ready for JSON."""
+        ledger = self.ledger
+        following = {"next": self.second.describe()} if self.options.following is not None else {}
+        return {
+            "began": self.began,
+            "now": self.clock(),
+            "kubelet": self.options.kubelet.url,
+            "node": self.last.node.metadata.name if self.last is not None else "",
+            "pods": self.pods,
+            "looks": self.looks,
+            "skippedLooks": self.skipped,
+            "kubeletRestarts": self.restarts,
+            "agreed": ledger.agreed,
+            "differed": ledger.differed,
+            "kinds": {kind: tally.as_dict() for kind, tally in ledger.tallies.items()},
+            "differences": [difference.as_dict() for difference in ledger.differences()],
+            "differencesDropped": ledger.dropped,
+            "faults": {
+                source: {"times": fault.times, "last": fault.last, "text": fault.text}
+                for source, fault in self.faults.items()
+            },
+            **following,
+        }
+
+    async def _observe(self) -> Observation:
+        pods = await asyncio.to_thread(self._kubelet.pods)
+        series = await asyncio.to_thread(self._kubelet.series)
+        self._note_start(series.get("process_start_time_seconds", 0.0))
+        use = await asyncio.to_thread(self._statistics)
+        if self._sources is None or self.looks % CONFIG_EVERY == 0:
+            self._sources = await self._read_sources(next((p.spec.node_name for p in pods.values()), ""))
+        watch = await self._runtime_view(self._sources.config)
+        return Observation(
+            at=self.clock(),
+            now=self.monotonic(),
+            config=self._sources.config,
+            pods=pods,
+            records=watch.pods,
+            node=self._sources.node,
+            node_known=self._sources.node_known,
+            use=use,
+            series=series,
+        )
+
+    def _statistics(self) -> NodeUse | None:
+        try:
+            return self._kubelet.use()
+        except Unavailable as error:
+            self.fault(error.subject, error.message)
+            return None
+
+    def _note_start(self, started_at: float) -> None:
+        if self._started_at and started_at and started_at != self._started_at:
+            self.restarts += 1
+            self._sources = None
+        self._started_at = started_at or self._started_at
+
+    async def _read_sources(self, node_name: str) -> _Sources:
+        config = await asyncio.to_thread(self._kubelet.config)
+        if config is None:
+            if self.options.config is None:
+                raise InvalidInput(
+                    "this port does not show the configuration; name its file with --config, or use the "
+                    "authenticated port",
+                    subject=self.options.kubelet.url,
+                )
+            config, _ = load_config([self.options.config])
+        before = self._sources
+        if before is not None and before.config == config:
+            config = before.config  # the same object tells that nothing changed
+        await self._runtime_view(config)
+        config.cgroup_driver = await self._driver(config.cgroup_driver)
+        assert self._runtime is not None
+        name = (await self._runtime.version()).runtime_name
+        rules = self._machine.rules(config, name, self._runtime.socket)
+        node = await self._node_object(node_name)
+        sources = _Sources(
+            config,
+            rules,
+            node or self._machine.node(node_name, rules, config),
+            node_known=node is not None,
+        )
+        if self.options.following is not None:
+            sources.following = self._next_node(self.options.following, sources)
+        return sources
+
+    def _next_node(self, path: Path, live: _Sources) -> NextNode:
+        """Return the node as it would be under the second configuration. Raise `InvalidInput`."""
+        config, _ = load_config([path])
+        config.cgroup_driver = live.config.cgroup_driver
+        if config.container_runtime_endpoint == CONTAINERD:
+            # A kubelet's flag may name another socket; a file that names none does not change it.
+            config.container_runtime_endpoint = live.config.container_runtime_endpoint
+        rules = replace(live.rules, settings=self._machine.settings(config))
+        allocatable = self._machine.node(live.node.metadata.name, rules, config).status.allocatable
+        status = msgspec.structs.replace(live.node.status, allocatable=allocatable)
+        return NextNode(config, rules, msgspec.structs.replace(live.node, status=status))
+
+    async def _node_object(self, name: str) -> Node | None:
+        if self._api is None or not name:
+            return None
+        try:
+            return await self._api.get(f"/api/v1/nodes/{name}", Node)
+        except KubengineError as error:
+            self.fault(error.subject, error.message)
+            return None
+
+    async def _runtime_view(self, config: KubeletConfiguration) -> RuntimeWatch:
+        """Return the runtime's pods as they are now. Raise the runtime's error."""
+        if self._runtime is None or self._watch is None:
+            endpoint = self.options.runtime or config.container_runtime_endpoint or CONTAINERD
+            self._runtime = RuntimeClient(endpoint, timeout=RUNTIME_TIMEOUT)
+            self._watch = RuntimeWatch(
+                self._runtime,
+                on_change=lambda uid: None,
+                clock=self.clock,
+                registry=Registry(),
+                tasks=Tasks(),
+            )
+        await self._watch.relist()
+        return self._watch
+
+    async def _driver(self, configured: str) -> str:
+        assert self._runtime is not None
+        answer = await self._runtime.runtime_config()
+        if answer is None or not answer.HasField("linux"):
+            return configured
+        return DRIVERS.get(answer.linux.cgroup_driver, configured)

@@ -1,0 +1,36 @@
+"""Pods, records and looks, as a shadow's kinds take them; and a real kubelet of a test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.testing.containerd import Containerd
+from tests.system.kubelet import Kubelet
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) -> Iterator[Kubelet]:
+    """A kubelet that is not started yet; its manifests are in `tmp_path / "manifests"`."""
+    more: dict[str, Any] = {
+        "podPidsLimit": 500,
+        "kubeReserved": {"cpu": "100m"},
+        "evictionPressureTransitionPeriod": "1s",
+    }
+    (tmp_path / "manifests").mkdir()
+    kubelet = Kubelet(
+        tmp_path,
+        containerd.socket,
+        manifests=tmp_path / "manifests",
+        root=tmp_path / "root",
+        cgroup_root=private_cgroup_root,
+        more=more,
+    )
+    kubelet.share_root()
+    yield kubelet
+    kubelet.stop()
+    containerd.remove_pods()
+    kubelet.close()

@@ -1,0 +1,182 @@
+"""A shadow next to a real kubelet v1.36: it agrees, changes nothing, and names what differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from engine.host.cgroupfs.mounts import find_mounts
+from tests.ports import free_port
+from tests.system.busybox import container
+from tests.system.kubelet import BINARIES, Kubelet
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.containerd,
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (BINARIES / "kubelet").exists(), reason="needs KUBE_BIN: a folder with a kubelet v1.36"
+    ),
+]
+
+SMALL = {"requests": {"cpu": "10m", "memory": "8Mi"}, "limits": {"cpu": "100m", "memory": "32Mi"}}
+PODS: dict[str, dict[str, Any]] = {
+    "plain": {"containers": [container()]},
+    "burstable": {"containers": [container(resources=SMALL)]},
+    "guaranteed": {"containers": [container(resources={"limits": {"cpu": "20m", "memory": "16Mi"}})]},
+    "failing": {"containers": [container("stays"), container("fails", "sleep 1; exit 3")]},
+    "job": {"restartPolicy": "Never", "containers": [container(script="exit 0")]},
+    "init": {
+        "initContainers": [
+            container("first", "exit 0"),
+            container("side", restartPolicy="Always"),
+        ],
+        "containers": [container("main", readinessProbe={"exec": {"command": ["true"]}, "periodSeconds": 1})],
+    },
+    "too-large": {"containers": [container(resources={"requests": {"cpu": "1000"}})]},
+}
+EXPECTED = {name: {"job": "Succeeded", "too-large": "Failed"}.get(name, "Running") for name in PODS}
+WRITES = re.compile(
+    r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC"
+    r"|^\d+ +(?:mkdir|rmdir|unlink|rename|link|symlink|chmod|chown|fchmod|fchown|truncate|ftruncate|mount"
+    r"|setxattr|mknod|kill|ptrace|bind)\w*\("
+)
+OWN = re.compile(r'"/dev/(?:null|tty|pts/\d+)"|F_GETFL|kill\(\d+, 0\)')
+
+
+@pytest.fixture
+def running(kubelet: Kubelet, tmp_path: Path) -> Kubelet:
+    kubelet.start()
+    wait_until(lambda: kubelet.said("Starting kubelet"))
+    for name, spec in PODS.items():
+        document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        (tmp_path / "manifests" / f"{name}.yaml").write_text(
+            yaml.safe_dump({**document, "spec": {"terminationGracePeriodSeconds": 1, **spec}})
+        )
+    wait_until(lambda: kubelet.phases() == EXPECTED)
+    return kubelet
+
+
+def command(kubelet: Kubelet, tmp_path: Path, *options: str) -> list[str]:
+    return [
+        sys.executable, "-m", "engine.cli", "shadow", "--kubelet", kubelet.url, "--config",
+        str(tmp_path / "kubelet.yaml"), "--root-dir", str(tmp_path / "root"), "--json", *options,
+    ]  # fmt: skip
+
+
+def test_it_agrees_with_the_kubelet_and_writes_nothing(running: Kubelet, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("needs strace")
+    done = subprocess.run(
+        [strace, "-f", "-qq", "-o", str(trace), "-e", "trace=%file,%desc,%process,%network,kill",
+         *command(running, tmp_path, "--for", "40s", "--interval", "2s")],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["differences"]) == (0, []), done.stderr
+    assert not report["faults"]
+    for kind in ("admission", "cgroups", "oom-score", "status", "restart"):
+        assert report["kinds"][kind]["agreed"], kind
+    # One of the pods is refused; the job ended before the first look.
+    assert report["kinds"]["admission"]["agreed"] == len(PODS) - 1
+    lines = trace.read_text(errors="replace").splitlines()
+    assert any("openat(" in line for line in lines)
+    written = [line for line in lines if WRITES.search(line) and not OWN.search(line)]
+    assert written == []
+
+
+def test_a_value_that_another_process_changed_is_a_difference(running: Kubelet, tmp_path: Path) -> None:
+    mounts = find_mounts()
+    uid = running.pods()["burstable"]["metadata"]["uid"]
+    share = {1: "cpu.shares", 2: "cpu.weight"}[mounts.version]
+    (group,) = mounts.directory("cpu", "/").rglob(f"pod{uid}")
+    (group / share).write_text("77")
+    done = subprocess.run(
+        command(running, tmp_path, "--for", "45s", "--interval", "2s"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = json.loads(done.stdout)
+    assert done.returncode == 3
+    (difference,) = [one for one in report["differences"] if one["kind"] == "cgroups"]
+    assert difference["subject"].startswith("default/burstable")
+    assert f"{share}=77" in difference["kubelets"]
+    assert "requests cpu=10m" in difference["ourReason"]
+
+
+class Report:
+    """The report of a shadow that runs, by its address."""
+
+    def __init__(self, address: str) -> None:
+        self._url = f"http://{address}/report.json"
+        self.last: dict[str, Any] = {}
+
+    def shows(self, condition: Callable[[dict[str, Any]], Any]) -> bool:
+        """Whether it shows what a test waits for."""
+        try:
+            with urllib.request.urlopen(self._url, timeout=5) as answer:
+                self.last = json.load(answer)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+        return bool(condition(self.last))
+
+
+def test_it_survives_a_restart_of_the_kubelet(running: Kubelet, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    report = Report(address)
+    state = tmp_path / "root" / "cpu_manager_state"
+    with subprocess.Popen(
+        command(running, tmp_path, "--interval", "1s", "--listen", address), stdout=subprocess.DEVNULL
+    ) as shadow:
+        try:
+            wait_until(lambda: report.shows(lambda r: r["kinds"]["status"]["agreed"]))
+            running.stop()
+            wait_until(lambda: report.shows(lambda r: r["skippedLooks"]))
+            running.start()
+            wait_until(lambda: report.shows(lambda r: r["kubeletRestarts"]))
+            wait_until(lambda: running.phases() == EXPECTED)
+            state.write_bytes(state.read_bytes()[:-20])
+            wait_until(lambda: report.shows(lambda r: str(state) in r["faults"]))
+            looks = report.last["looks"]
+            wait_until(lambda: report.shows(lambda r: r["looks"] > looks + 25))
+        finally:
+            shadow.terminate()
+    assert report.last["kubeletRestarts"] == 1
+    assert report.last["differences"] == []
+    assert shadow.returncode == 0
+
+
+def test_a_second_configuration_says_what_it_would_change(running: Kubelet, tmp_path: Path) -> None:
+    document = yaml.safe_load((tmp_path / "kubelet.yaml").read_text())
+    following = tmp_path / "next.yaml"
+    following.write_text(yaml.safe_dump({**document, "podPidsLimit": 99, "maxPods": 3}))
+    done = subprocess.run(
+        command(running, tmp_path, "--for", "5s", "--interval", "1s", "--with", str(following)),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    changes = json.loads(done.stdout)["next"]["changes"]
+    refused = [one for one in changes if one["decision"] == "refuse"]
+    # The job has ended and the large pod is refused anyway; three of the other five fit.
+    assert len(refused) == 2
+    assert {one["next"] for one in refused} <= {"OutOfpods", "UnexpectedAdmissionError"}
+    pids = [one for one in changes if one["subject"] == "default/plain-n1"]
+    assert [(one["decision"], one["now"], one["next"]) for one in pids if "pids.max" in one["now"]] == [
+        ("resize", "pids.max=500", "pids.max=99")
+    ]

@@ -1,0 +1,152 @@
+"""Reading a kubelet that misbehaves: an error with its address, never an exception of another kind."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine.api.errors import InvalidInput, Unavailable
+from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
+
+POD = {"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+
+
+class Fake(http.server.ThreadingHTTPServer):
+    """A kubelet whose answers a test sets: path → status and body; `None` closes the connection half way."""
+
+    answers: dict[str, tuple[int, bytes] | None]
+    asked: list[tuple[str, str]]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Fake
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.server.asked.append((self.command, path))
+        answer = self.server.answers.get(path, (404, b""))
+        if answer is None:
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b'{"items": [')
+            self.close_connection = True
+            return
+        self.send_response(answer[0])
+        self.send_header("Content-Length", str(len(answer[1])))
+        self.end_headers()
+        self.wfile.write(answer[1])
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    server = Fake(("127.0.0.1", 0), _Answers)
+    server.answers, server.asked = {}, []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def reader(fake: Fake) -> Iterator[KubeletReader]:
+    reader = KubeletReader(KubeletAccess(fake.url))
+    yield reader
+    reader.close()
+
+
+def pods(*items: dict[str, Any]) -> tuple[int, bytes]:
+    return 200, json.dumps({"items": items}).encode()
+
+
+def test_a_pod_stays_the_same_object_while_its_document_does(fake: Fake, reader: KubeletReader) -> None:
+    fake.answers["/pods"] = pods(POD)
+    first = reader.pods()["u"]
+    assert reader.pods()["u"] is first
+    fake.answers["/pods"] = pods({**POD, "status": {"phase": "Running"}})
+    assert reader.pods()["u"].status.phase == "Running"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "does not answer"),
+        ((200, b'{"items": [{"metadata"'), "not a list of pods"),
+        ((200, b'{"items": [{"spec": 7}]}'), "not a list of pods"),
+        ((401, b""), "client certificate or a token"),
+        ((404, b""), "serves no /pods"),
+        ((502, b""), "answered 502"),
+    ],
+)
+def test_answers_that_are_no_pods(
+    fake: Fake, reader: KubeletReader, answer: tuple[int, bytes] | None, said: str
+) -> None:
+    fake.answers["/pods"] = answer
+    with pytest.raises(Unavailable, match=said) as caught:
+        reader.pods()
+    assert fake.url in str(caught.value)
+    fake.answers["/pods"] = pods(POD)
+    assert list(reader.pods()) == ["u"]
+
+
+def test_a_kubelet_that_is_not_there() -> None:
+    reader = KubeletReader(KubeletAccess("http://127.0.0.1:1"))
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1/pods: does not answer"):
+        reader.pods()
+
+
+def test_what_this_port_does_not_serve_is_none(fake: Fake, reader: KubeletReader) -> None:
+    assert reader.config() is None
+    assert reader.use() is None
+    assert reader.series() == {}
+
+
+def test_zeros_of_the_shown_configuration_stay(fake: Fake, reader: KubeletReader) -> None:
+    document = {"kubeletconfig": {"kind": "KubeletConfiguration", "maxPods": 7, "port": 0}}
+    fake.answers["/configz"] = (200, json.dumps(document).encode())
+    config = reader.config()
+    assert config is not None
+    assert (config.max_pods, config.port) == (7, 0)
+
+
+def test_statistics_and_series(fake: Fake, reader: KubeletReader) -> None:
+    memory = {"availableBytes": 5, "workingSetBytes": 3}
+    of_pod = {"memory": {"workingSetBytes": 2}, "process_stats": {"process_count": 1}}
+    summary = {
+        "node": {"memory": memory, "rlimit": {"maxpid": 9, "curproc": 4}},
+        "pods": [{"podRef": {"uid": "u"}, **of_pod}],
+    }
+    fake.answers["/stats/summary"] = (200, json.dumps(summary).encode())
+    use = reader.use()
+    assert use is not None
+    assert (use.memory_available, use.max_pids, use.processes) == (5, 9, 4)
+    assert (use.pods["u"].memory, use.pods["u"].processes) == (2, 1)
+    text = b'kubelet_evictions{eviction_signal="memory.available"} 2\nother_total 5\n'
+    fake.answers["/metrics"] = (200, text)
+    assert reader.series() == {'kubelet_evictions{eviction_signal="memory.available"}': 2.0}
+
+
+def test_only_get_is_asked(fake: Fake, reader: KubeletReader) -> None:
+    fake.answers["/pods"] = pods()
+    reader.pods(), reader.config(), reader.use(), reader.series()
+    assert [method for method, _ in fake.asked] == ["GET"] * 4
+
+
+def test_an_address_without_a_scheme_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="expected http"):
+        KubeletReader(KubeletAccess("127.0.0.1:10255"))

@@ -1,0 +1,229 @@
+"""Each kind of decision agrees with a kubelet that follows the rules, and names one that does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.api.config import KubeletConfiguration
+from engine.api.pod import Pod
+from engine.shadow.comparison import Comparison, Finding, NotJudged
+from engine.shadow.kinds.admission import AdmissionComparer
+from engine.shadow.kinds.eviction import EvictionComparer
+from engine.shadow.kinds.restarts import RestartComparer, kubelets_delay
+from engine.shadow.kinds.status import compare_status
+from engine.shadow.observation import NodeUse, PodUse
+from tests.shadow.looks import look, node, pod, ran, record, requesting
+
+
+def by_kind(findings: list[Finding]) -> dict[str, tuple[str, str]]:
+    return {f"{f.kind} {f.subject}": f[2:4] for f in findings if isinstance(f, Comparison)}
+
+
+def reasons(findings: list[Finding]) -> list[str]:
+    return [f.why for f in findings if isinstance(f, NotJudged)]
+
+
+# Admission
+
+
+def refused(name: str, reason: str, spec: dict[str, Any], *, order: int = 0) -> Pod:
+    return pod(name, spec, order=order, phase="Failed", reason=reason, message="Pod was rejected")
+
+
+def test_pods_of_the_first_look_are_judged_in_the_order_of_their_starts() -> None:
+    pods = [
+        pod("late", requesting(cpu="1500m"), order=2),
+        pod("early", requesting(cpu="1500m"), order=1),
+    ]
+    found = by_kind(list(AdmissionComparer().compare(look(pods))))
+    assert found["admission default/early"] == ("admitted", "admitted")
+    assert found["admission default/late"] == ("OutOfcpu", "admitted")
+
+
+def test_a_refusal_agrees_by_its_reason() -> None:
+    comparer = AdmissionComparer()
+    first = pod("first", requesting(cpu="1500m"))
+    list(comparer.compare(look([first])))
+    second = [refused("second", "OutOfcpu", requesting(cpu="1"), order=1)]
+    found = by_kind(list(comparer.compare(look([first, *second]))))
+    assert found["admission default/second"] == ("OutOfcpu", "OutOfcpu")
+
+
+def test_a_refusal_that_only_pods_explain_that_have_gone_agrees() -> None:
+    comparer = AdmissionComparer()
+    list(comparer.compare(look([pod("first", requesting(cpu="1500m"))])))
+    late = refused("second", "OutOfcpu", requesting(cpu="1"), order=1)
+    found = by_kind(list(comparer.compare(look([late]))))
+    assert found["admission default/second"] == ("OutOfcpu", "OutOfcpu")
+    alone = by_kind(list(AdmissionComparer().compare(look([late]))))
+    assert alone["admission default/second"] == ("admitted", "OutOfcpu")
+
+
+def test_the_victims_of_a_critical_pod_are_compared() -> None:
+    comparer = AdmissionComparer()
+    small, large = pod("small", requesting(cpu="500m")), pod("large", requesting(cpu="1500m"))
+    list(comparer.compare(look([small, large])))
+    critical = {**requesting(cpu="1"), "priority": 2_000_000_000}
+    ended = pod("large", requesting(cpu="1500m"), phase="Failed", reason="Preempting")
+    found = by_kind(list(comparer.compare(look([small, ended, pod("system", critical, order=3)]))))
+    assert found["preemption default/system"] == ("default/large", "default/large")
+
+
+def test_another_victim_than_the_rules_is_a_difference() -> None:
+    comparer = AdmissionComparer()
+    small, large = pod("small", requesting(cpu="500m")), pod("large", requesting(cpu="1500m"))
+    list(comparer.compare(look([small, large])))
+    critical = {**requesting(cpu="500m"), "priority": 2_000_000_000}
+    ended = pod("large", requesting(cpu="1500m"), phase="Failed", reason="Preempting")
+    found = by_kind(list(comparer.compare(look([small, ended, pod("system", critical, order=3)]))))
+    assert found["preemption default/system"] == ("default/small", "default/large")
+
+
+def test_labels_that_are_not_known_are_not_judged() -> None:
+    picky = refused("picky", "NodeAffinity", {"nodeSelector": {"disk": "ssd"}})
+    assert reasons(list(AdmissionComparer().compare(look([picky])))) == [
+        "the node's labels and taints are not known"
+    ]
+    found = by_kind(list(AdmissionComparer().compare(look([picky], node_known=True))))
+    assert found["admission default/picky"] == ("NodeAffinity", "NodeAffinity")
+
+
+# Restarts
+
+
+def told(state: dict[str, Any], count: int = 0, **fields: Any) -> dict[str, Any]:
+    status = {"name": "c", "ready": False, "restartCount": count, "image": "i", "imageID": "", "state": state}
+    return {"containerStatuses": [status | fields]}
+
+
+def waiting(delay: str) -> dict[str, Any]:
+    text = f"back-off {delay} restarting failed container=c pod=p_default(uid)"
+    return {"waiting": {"reason": "CrashLoopBackOff", "message": text}}
+
+
+TERMINATED = {"terminated": {"exitCode": 1, "reason": "Error"}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "state", "expected"),
+    [
+        ("Always", 0, waiting("10s"), ("restarts", "restarts")),
+        ("OnFailure", 1, waiting("10s"), ("restarts", "restarts")),
+        ("Never", 1, TERMINATED, ("stays ended", "stays ended")),
+        ("OnFailure", 0, waiting("10s"), ("stays ended", "restarts")),
+        ("Always", 1, TERMINATED, ("restarts", "stays ended")),
+    ],
+)
+def test_whether_a_container_restarts(
+    policy: str, code: int, state: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    one = pod("p", {"restartPolicy": policy}, **told(state, 1))
+    found = by_kind(list(RestartComparer().compare(look([one], [record(one, ran(1, code=code))]))))
+    assert found["restart default/p/c attempt 1"] == expected
+
+
+def test_a_container_that_ran_again_was_restarted() -> None:
+    one = pod("p", {"restartPolicy": "Never"}, **told({"running": {}}, 1))
+    held = record(one, ran(1, at=20), ran(0, code=1))
+    found = by_kind(list(RestartComparer().compare(look([one], [held]))))
+    assert found["restart default/p/c attempt 0"] == ("stays ended", "restarts")
+
+
+def test_delays_grow_as_restarts_are_seen() -> None:
+    comparer = RestartComparer()
+    ends = [ran(0, code=1, at=0), ran(1, code=1, at=10), ran(2, code=1, at=40)]
+    for attempt, delay in ((0, ""), (1, "10s"), (2, "20s")):
+        one = pod("p", **told(waiting(delay) if delay else TERMINATED, attempt))
+        newest, *before = ends[attempt::-1]
+        found = by_kind(list(comparer.compare(look([one], [record(one, newest, *before[:1])]))))
+    assert found["back-off default/p/c attempt 2"] == ("20 s", "20 s")
+    wrong = pod("p", **told(waiting("5m0s"), 2))
+    found = by_kind(list(comparer.compare(look([wrong], [record(wrong, ends[2], ends[1])]))))
+    assert found["back-off default/p/c attempt 2"] == ("20 s", "300 s")
+
+
+def test_delays_before_the_first_look_are_taken_from_the_kubelet() -> None:
+    comparer = RestartComparer()
+    one = pod("p", **told(waiting("40s"), 3))
+    found = list(comparer.compare(look([one], [record(one, ran(3, code=1, at=100))])))
+    assert reasons(found) == ["earlier restarts were not seen"]
+    later = pod("p", **told(waiting("1m20s"), 4))
+    held = record(later, ran(4, code=1, at=150), ran(3, code=1, at=100))
+    found = list(comparer.compare(look([later], [held])))
+    assert by_kind(found)["back-off default/p/c attempt 4"] == ("80 s", "80 s")
+
+
+@pytest.mark.parametrize(
+    ("message", "seconds"),
+    [
+        ("back-off 10s restarting failed container=c pod=p", 10),
+        ("back-off 2m40s restarting failed container=c pod=p", 160),
+        ("back-off 5m0s restarting failed container=c pod=p", 300),
+        ("Back-off pulling image", None),
+        ("", None),
+    ],
+)
+def test_delays_in_messages(message: str, seconds: float | None) -> None:
+    assert kubelets_delay(message) == seconds
+
+
+# Status
+
+
+def test_a_status_that_follows_from_the_runtime_agrees() -> None:
+    conditions = [
+        {"type": name, "status": "True"}
+        for name in ("PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
+    ]
+    shown = told({"running": {}}, ready=True, started=True, containerID="containerd://c-0")
+    one = pod("p", **shown, conditions=conditions)
+    found = list(compare_status(one, look([one], [record(one, ran(0))])))
+    assert len(found) == 2
+    assert all(f.agrees for f in found)
+
+
+def test_a_pod_that_is_shown_ready_while_its_container_has_ended_differs() -> None:
+    shown = told({"running": {}}, ready=True, started=True, containerID="containerd://c-0")
+    one = pod("p", {"restartPolicy": "Never"}, **shown)
+    found = by_kind(list(compare_status(one, look([one], [record(one, ran(0, code=2))]))))
+    assert found["status default/p"][0].startswith("Failed")
+    assert found["status default/p/c"][0] == "terminated with 2 (Error), not ready, restarts 0"
+
+
+# Eviction
+
+LOW = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. "
+
+
+def evicted_after(use: dict[str, int], gone: str) -> dict[str, tuple[str, str]]:
+    """Find what is said of an eviction among pods that each request 10 bytes of memory."""
+    comparer = EvictionComparer()
+    pods = {name: pod(name, requesting(memory="10")) for name in use}
+    measured = NodeUse(pods={f"uid-{name}": PodUse(memory=amount) for name, amount in use.items()})
+    list(comparer.compare(look(pods.values(), use=measured)))
+    ended = pod(
+        gone, requesting(memory="10"), phase="Failed", reason="Evicted", message=LOW, **told(TERMINATED)
+    )
+    after = [ended if name == gone else one for name, one in pods.items()]
+    return by_kind(list(comparer.compare(look(after, use=measured))))
+
+
+def test_the_pod_that_the_ranking_puts_first_agrees() -> None:
+    found = evicted_after({"little": 5, "much": 500, "some": 50}, "much")
+    assert found["eviction default/much"] == ("default/much", "default/much")
+
+
+def test_another_pod_than_the_first_is_a_difference() -> None:
+    found = evicted_after({"little": 5, "much": 500, "some": 50}, "some")
+    assert found["eviction default/some"] == ("default/much", "default/some")
+
+
+def test_conditions_follow_from_thresholds_and_statistics() -> None:
+    config = KubeletConfiguration(eviction_hard={"memory.available": "100"})
+    short = NodeUse(memory_available=50, memory_working_set=950)
+    found = by_kind(
+        list(EvictionComparer().compare(look([], use=short, config=config, node_known=True, of=node())))
+    )
+    assert found["pressure node"] == ("MemoryPressure", "none")
