@@ -231,6 +231,16 @@ class DecisionsSection(Struct, forbid_unknown_fields=True):
     max_files: int = 3
 
 
+class RecordSection(Struct, forbid_unknown_fields=True):
+    """`directory`: where decisions and events are kept for `kubengine why`; nowhere if empty. The oldest are
+    removed beyond `max_size` and after `max_age`.
+    """
+
+    directory: str = ""
+    max_size: Quantity = Quantity.parse("64Mi")
+    max_age: Duration = Duration(7 * 24 * 3600)
+
+
 class KubengineConfiguration(Struct, forbid_unknown_fields=True):
     """`node_labels`: labels of the node. `runtime_classes`: runtime handlers by class, for a node without an
     API server; a handler that the runtime lists needs no entry.
@@ -251,3 +261,4 @@ class KubengineConfiguration(Struct, forbid_unknown_fields=True):
     cpus: CpusSection = msgspec.field(default_factory=CpusSection)
     server: ServerSection = msgspec.field(default_factory=ServerSection)
     decisions: DecisionsSection = msgspec.field(default_factory=DecisionsSection)
+    record: RecordSection = msgspec.field(default_factory=RecordSection)

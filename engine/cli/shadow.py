@@ -12,6 +12,8 @@ import click
 
 from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
+from engine.api.kubengine_config import RecordSection
+from engine.api.quantity import Quantity
 from engine.cli.agent.client import print_json
 from engine.cli.agent.places import ROOT_DIR
 
@@ -59,6 +61,9 @@ PAGE_RELOAD = 10
 @click.option("--interval", default="10s", show_default=True, metavar="DURATION", help="From look to look.")
 @click.option("--for", "span", default="", metavar="DURATION", help="End after this time, instead of Ctrl-C.")
 @click.option("--with", "following", type=_FILE, help="Let this configuration decide next to the live one.")
+@click.option("--record", default="", metavar="DIR", help="Keep what happens there, for `kubengine why`.")
+@click.option("--record-size", default="64Mi", show_default=True, metavar="SIZE", help="Its largest size.")
+@click.option("--record-age", default="168h", show_default=True, metavar="DURATION", help="Its oldest entry.")
 @click.option("--listen", default="", metavar="HOST:PORT", help="Serve the page, /report.json and /metrics.")
 @click.option(
     "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page at the end."
@@ -78,6 +83,9 @@ def command(
     interval: str,
     span: str,
     following: Path | None,
+    record: str,
+    record_size: str,
+    record_age: str,
     listen: str,
     page: Path | None,
     as_json: bool,
@@ -103,6 +111,7 @@ def command(
             runtime,
             kubeconfig,
             following,
+            RecordSection(record, _size(record_size), Duration(_seconds(record_age, "--record-age"))),
         )
     )
     asyncio.run(_run(shadow, _seconds(interval, "--interval"), _seconds(span, "--for"), listen, as_json))
@@ -125,6 +134,13 @@ def command(
         raise click.exceptions.Exit(DIFFERS)
     if report.get("next", {}).get("changes"):
         raise click.exceptions.Exit(NEXT_DIFFERS)
+
+
+def _size(text: str) -> Quantity:
+    try:
+        return Quantity.parse(text)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, subject="--record-size") from None
 
 
 def _seconds(text: str, option: str) -> float:

@@ -34,7 +34,7 @@ from engine.host.selinux import read_selinux
 from engine.host.stopping import stop_all
 from engine.node.controlplane.control_plane import Api, ControlPlane, NoControlPlane
 from engine.node.decisions.endpoint import DecisionsEndpoint
-from engine.node.decisions.file import DecisionFile
+from engine.node.decisions.keepers import decision_keepers
 from engine.node.images.access import ImageAccess
 from engine.node.images.docker_config import NodeCredentials
 from engine.node.images.pull import ImagePuller
@@ -111,10 +111,7 @@ class RunningNode:
         self._events = NodeEvents(context.recorder, context.name, context.root / "boot_id")
         self._reconciler = context.tasks.task("cgroup-reconcile")
         self._pod_cidr = PodCidr(runtime, context.tasks, context.config.pod_cidr)
-        section = context.kubengine_config.decisions
-        self._decision_file = (
-            DecisionFile(section, context.decisions, context.tasks) if section.file else None
-        )
+        self._decision_keepers = decision_keepers(context)
         self._addresses = HostAddresses(
             context.name,
             options.node_ips,
@@ -325,8 +322,8 @@ class RunningNode:
         self.managers.devices.claim()
         if (ids := await subordinate_ids()) is not None:
             self._users.take_from(ids, self._context.config.max_pods)
-        if self._decision_file is not None:
-            await self._decision_file.start()
+        for keeper in self._decision_keepers:
+            await keeper.start()
         self._cgroups.start()
         self._pod_cidr.start()
         self._control_plane.start()
@@ -372,7 +369,7 @@ class RunningNode:
                 self.managers.stop,
                 self._leave_cgroups,
                 self._runtime.close,
-                *([self._decision_file.stop] if self._decision_file is not None else []),
+                *(keeper.stop for keeper in self._decision_keepers),
             ]
         )
 

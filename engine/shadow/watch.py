@@ -19,6 +19,7 @@ import msgspec
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import CONTAINERD, load_config
 from engine.api.errors import InvalidInput, KubengineError, Unavailable
+from engine.api.kubengine_config import RecordSection
 from engine.api.node import Node
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
@@ -28,12 +29,14 @@ from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.node.cgroup_driver import DRIVERS
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
+from engine.record.writer import RecordWriter, record_writer
 from engine.shadow.judge import Judge
 from engine.shadow.kinds.cgroups import CgroupRules
 from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
 from engine.shadow.ledger import Difference, Ledger
 from engine.shadow.machine_reader import MachineReader, exclusive_containers
 from engine.shadow.observation import NodeUse, Observation
+from engine.shadow.recording import LookRecorder
 from engine.shadow.second import NextNode, SecondConfiguration
 
 CONFIG_EVERY: Final = 6
@@ -47,7 +50,8 @@ class ShadowOptions:
     """What to look at. `config` is read where the kubelet's port does not show its configuration.
 
     `runtime` '' is the configuration's endpoint. With `kubeconfig`, the Node comes from the API server.
-    `following` is a second configuration that decides next to the live one.
+    `following` is a second configuration that decides next to the live one; with `record`, what is seen is
+    kept there.
     """
 
     kubelet: KubeletAccess
@@ -56,6 +60,7 @@ class ShadowOptions:
     runtime: str = ""
     kubeconfig: Path | None = None
     following: Path | None = None
+    record: RecordSection = field(default_factory=RecordSection)
 
 
 @dataclass(slots=True)
@@ -94,6 +99,8 @@ class Shadow:
     began: float = 0.0
     last: Observation | None = None
     second: SecondConfiguration = field(default_factory=SecondConfiguration)
+    _recorder: LookRecorder = field(default_factory=LookRecorder)
+    _writer: RecordWriter | None = None
     _judge: Judge = field(default_factory=Judge)
     _sources: _Sources | None = None
     _runtime: RuntimeClient | None = None
@@ -113,7 +120,13 @@ class Shadow:
                 config, Credentials(config, clock=self.clock), user_agent="kubengine-shadow"
             )
 
+        if self.options.record.directory:
+            self._writer = record_writer(self.options.record, self.clock)
+            self._writer.open()
+
     async def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
         self._kubelet.close()
         if self._runtime is not None:
             await self._runtime.close()
@@ -135,17 +148,23 @@ class Shadow:
         assert self._sources is not None
         config, rules = self._sources.config, self._sources.rules
         exclusive = exclusive_containers(self._machine.cpus())
-        findings = self._judge.judge(
-            seen,
-            rules if config.cgroups_per_qos else None,
-            exclusive,
-            self._machine.group,
-            self.ledger.unsettled(),
+        findings = list(
+            self._judge.judge(
+                seen,
+                rules if config.cgroups_per_qos else None,
+                exclusive,
+                self._machine.group,
+                self.ledger.unsettled(),
+            )
         )
         self.last, self.pods = seen, len(seen.pods)
         new = self.ledger.look(findings, now=seen.now, wall=seen.at)
         if self._sources.following is not None:
             self.second.look(seen, rules, self._sources.following)
+        if self._writer is not None:
+            for row in self._recorder.rows(seen, findings):
+                self._writer.add(row)
+            await asyncio.to_thread(self._writer.flush)
         return new
 
     def fault(self, source: str, text: str) -> None:

@@ -154,7 +154,7 @@ def test_it_survives_a_restart_of_the_kubelet(running: Kubelet, tmp_path: Path) 
             state.write_bytes(state.read_bytes()[:-20])
             wait_until(lambda: report.shows(lambda r: str(state) in r["faults"]))
             looks = report.last["looks"]
-            wait_until(lambda: report.shows(lambda r: r["looks"] > looks + 25))
+            wait_until(lambda: report.shows(lambda r: r["looks"] > looks + 5))
         finally:
             shadow.terminate()
     assert report.last["kubeletRestarts"] == 1

@@ -25,7 +25,8 @@ from engine.shadow.kinds.admission import is_refused
 from engine.shadow.kinds.status import statuses
 from engine.shadow.observation import ENDED, Observation
 
-SETTLE: Final = 30.0
+SETTLE: Final = 130.0
+"""Seconds; a kubelet that missed the end of a container syncs its pod once a minute."""
 RESTARTS, STAYS = "restarts", "stays ended"
 _DELAY = re.compile(r"^back-off (?:(\d+)m)?(?:(\d+)s)? restarting failed container")
 _MOST_FAILURES: Final = 12

@@ -1,0 +1,192 @@
+"""Append rows to a record, once a second. A process that is killed loses at most the last second.
+
+A record is a directory of segments, `<Unix milliseconds>.krec`. A segment that is full, or a day old, is
+closed, and the oldest are removed while the directory is larger or older than allowed. Rows that cannot be
+written, as on a full disk, are kept for a while and then dropped; the record itself says how many, from when
+to when, and why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import InvalidInput, Refused
+from engine.api.kubengine_config import RecordSection
+from engine.record.blocks import Row, encode_block
+
+SUFFIX: Final = ".krec"
+STREAM: Final = "record"
+BEGAN, ENDED, LOST = "began", "ended", "lost"
+FLUSH_SECONDS: Final = 1.0
+MOST_WAITING: Final = 20_000
+"""Rows that wait for a disk that takes none."""
+SEGMENTS: Final = 8
+SEGMENT_SECONDS: Final = 86_400.0
+LEAST_BYTES: Final = 64 * 1024
+_OPEN: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+log = logging.getLogger("kubengine.record")
+
+
+class RecordWriter:
+    """Write to `directory`; call `add` from one thread and `flush` from any. `clock` returns Unix seconds.
+
+    Raise `InvalidInput` for limits that limit nothing.
+    """
+
+    def __init__(
+        self, directory: Path, *, max_bytes: int, max_age: float, clock: Callable[[], float]
+    ) -> None:
+        if max_bytes < LEAST_BYTES:
+            raise InvalidInput(f"expected at least {LEAST_BYTES} bytes", subject="record.maxSize")
+        if max_age <= 0:
+            raise InvalidInput("expected more than 0s", subject="record.maxAge")
+        self.directory = directory
+        self._most_bytes, self._most_age, self._clock = max_bytes, max_age, clock
+        self._waiting: list[Row] = []
+        self._dropped = 0
+        self._dropped_from = 0.0
+        self._trouble = ""
+        self._writing = threading.Lock()
+        self._segment: Path | None = None
+        self._segment_began = 0.0
+        self.add(Row(time=clock(), stream=STREAM, name=BEGAN, inputs={"pid": os.getpid()}))
+
+    def open(self) -> None:
+        """Make the directory. Raise `Refused` if it cannot be made."""
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            text = f"cannot be made: {error.strerror}"
+            raise Refused(text, subject=str(self.directory), errno=error.errno) from None
+
+    def add(self, row: Row) -> None:
+        """Take a row. It is on disk after the next `flush`."""
+        if len(self._waiting) >= MOST_WAITING:
+            self._dropped_from = self._dropped_from or row.time
+            self._dropped += 1
+            return
+        self._waiting.append(row)
+
+    def flush(self) -> None:
+        """Append the rows that wait as one block. What cannot be written waits for the next call."""
+        with self._writing:
+            rows = self._waiting
+            if not rows:
+                return
+            self._waiting = []
+            if self._dropped:
+                rows.append(self._gap())
+            try:
+                self._append(encode_block(rows))
+            except OSError as error:
+                self._failed(error)
+                rows = rows[:-1] if rows[-1].name == LOST and rows[-1].stream == STREAM else rows
+                self._waiting = rows + self._waiting
+                return
+            self._dropped, self._dropped_from = 0, 0.0
+            if self._trouble:
+                log.info("%s: recording succeeds again", self.directory)
+            self._trouble = ""
+
+    def close(self) -> None:
+        """Say that the recorder ends, and write what waits."""
+        self.add(Row(time=self._clock(), stream=STREAM, name=ENDED))
+        self.flush()
+
+    def _gap(self) -> Row:
+        text = f"{self._dropped} rows were lost: {self._trouble}"
+        inputs = {"rows": self._dropped, "from": self._dropped_from, "to": self._clock()}
+        return Row(time=self._clock(), stream=STREAM, name=LOST, text=text, inputs=inputs)
+
+    def _failed(self, error: OSError) -> None:
+        trouble = error.strerror or str(error)
+        if trouble != self._trouble:
+            log.warning("%s: the record cannot be written: %s", self.directory, trouble)
+        self._trouble = trouble
+        self._segment = None
+
+    def _append(self, block: bytes) -> None:
+        now = self._clock()
+        segment = self._current(now, len(block))
+        descriptor = os.open(segment, _OPEN, 0o600)
+        try:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise OSError(None, "not a regular file", str(segment))
+            left = memoryview(block)
+            try:
+                while left:
+                    left = left[os.write(descriptor, left) :]
+                os.fdatasync(descriptor)
+            except OSError:
+                # Half a block would hide every later one from readers.
+                with suppress(OSError):
+                    os.ftruncate(descriptor, about.st_size)
+                raise
+        finally:
+            os.close(descriptor)
+
+    def _current(self, now: float, size: int) -> Path:
+        """Return the segment for a block, a new one if the last is full or old, and remove old ones."""
+        segment = self._segment
+        if segment is not None:
+            full = _size(segment) + size > self._most_bytes // SEGMENTS
+            # A clock that was set back makes a new segment too, so that their names stay in order of writing.
+            old = not 0 <= now - self._segment_began < min(SEGMENT_SECONDS, self._most_age)
+            if not (full or old):
+                return segment
+        latest = max((began_at(path) for path in segments(self.directory)), default=0.0)
+        name = max(round(now * 1000), round(latest * 1000) + 1)
+        self._segment = self.directory / f"{name:015d}{SUFFIX}"
+        self._segment_began = now
+        self._remove_old(now)
+        return self._segment
+
+    def _remove_old(self, now: float) -> None:
+        kept = segments(self.directory)
+        sizes = {path: _size(path) for path in kept}
+        total = sum(sizes.values())
+        # The last segment stays: one large block would otherwise leave an empty record.
+        for path, following in pairwise(kept):
+            ended = began_at(following)
+            if total <= self._most_bytes * (SEGMENTS - 1) // SEGMENTS and now - ended < self._most_age:
+                break
+            with suppress(OSError):
+                path.unlink()
+            total -= sizes[path]
+
+
+def record_writer(section: RecordSection, clock: Callable[[], float]) -> RecordWriter:
+    """Return the writer of a configured record. Raise `InvalidInput` for limits that limit nothing."""
+    return RecordWriter(
+        Path(section.directory),
+        max_bytes=section.max_size.value,
+        max_age=float(section.max_age),
+        clock=clock,
+    )
+
+
+def segments(directory: Path) -> list[Path]:
+    """Return the segments of a record, oldest first."""
+    return sorted(path for path in directory.glob(f"*{SUFFIX}") if path.stem.isdigit())
+
+
+def began_at(segment: Path) -> float:
+    """Return when a segment began, in Unix seconds."""
+    return int(segment.stem) / 1000
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,156 @@
+"""Turn looks into rows of a record: what happened to pods, what they used, and what was decided. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from engine.api.pod import Pod
+from engine.api.status import ContainerStatus
+from engine.cri.records import EXITED, PodRecord
+from engine.node.sync.actions import policy_of
+from engine.record.blocks import Row
+from engine.shadow.comparison import Comparison, Finding
+from engine.shadow.kinds.admission import PREEMPTED, is_refused
+from engine.shadow.kinds.eviction import EVICTED, observations
+from engine.shadow.kinds.status import statuses
+from engine.shadow.observation import Observation
+
+Compared = dict[tuple[str, str], Comparison]
+"""The comparisons of a look by kind and subject."""
+
+
+class LookRecorder:
+    """Compare each look with the one before, and yield the rows that say what changed."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, tuple[str, str, str]] = {}
+        self._names: dict[str, str] = {}
+        self._newest: dict[tuple[str, str], str] = {}
+        self._first = True
+
+    def rows(self, seen: Observation, findings: Iterable[Finding]) -> Iterator[Row]:
+        """Yield the rows of one look."""
+        compared: Compared = {(one.kind, one.subject): one for one in findings if isinstance(one, Comparison)}
+        yield from self._pods(seen, compared)
+        yield from self._restarts(seen, compared)
+        yield from _use(seen)
+        self._first = False
+
+    def _pods(self, seen: Observation, compared: Compared) -> Iterator[Row]:
+        shown = {uid: _standing(pod) for uid, pod in seen.pods.items()}
+        for uid, pod in seen.pods.items():
+            if self._shown.get(uid) == shown[uid]:
+                continue
+            phase, reason, message = shown[uid]
+            text = f"{reason}: {message}" if reason else message
+            yield _row(
+                seen, pod, "pod", phase, text, {"spec": _requests(pod)} if uid not in self._shown else {}
+            )
+            decision = _decision(pod)
+            if decision:
+                yield _row(seen, pod, "decision", decision, text, _both(compared, decision, pod))
+        for uid in self._shown.keys() - shown.keys():
+            phase, reason, message = self._shown[uid]
+            last = f"last seen {phase} {reason}".rstrip()
+            yield Row(time=seen.at, stream="pod", name="gone", text=last, uid=uid, pod=self._names[uid])
+        self._shown = shown
+        self._names = {uid: pod.full_name for uid, pod in seen.pods.items()}
+
+    def _restarts(self, seen: Observation, compared: Compared) -> Iterator[Row]:
+        newest: dict[tuple[str, str], str] = {}
+        for uid, pod in seen.pods.items():
+            record, told = seen.record(uid), statuses(pod.status)
+            for container in pod.all_containers:
+                last = record.container(container.name)
+                if last is None:
+                    continue
+                key = uid, container.name
+                newest[key] = last.id
+                if not self._first and self._newest.get(key) not in (None, last.id):
+                    yield _restarted(seen, pod, record, container.name, told.get(container.name), compared)
+        self._newest = newest
+
+
+def _restarted(
+    seen: Observation, pod: Pod, record: PodRecord, name: str, told: ContainerStatus | None,
+    compared: Compared,
+) -> Row:  # fmt: skip
+    """Say which end came before a new container."""
+    before = record.previous(name)
+    container = next(one for one in pod.all_containers if one.name == name)
+    inputs: dict[str, Any] = {"restartPolicy": policy_of(pod, container)}
+    text = "its previous container is gone"
+    if before is not None and before.state == EXITED:
+        text = f"{before.reason or 'it ended'} with exit code {before.exit_code}"
+        inputs |= {
+            "attempt": before.attempt,
+            "startedAt": before.started_at,
+            "finishedAt": before.finished_at,
+        }
+        if before.message:
+            inputs["message"] = before.message
+        found = compared.get(("restart", f"{pod.full_name}/{name} attempt {before.attempt}"))
+        if found is not None:
+            inputs["byTheseRules"] = f"{found.ours} ({found.our_reason})"
+    if told is not None:
+        inputs["restartCount"] = told.restart_count
+    return _row(seen, pod, "decision", "restart restarted", text, inputs, container=name)
+
+
+def _decision(pod: Pod) -> str:
+    """Return the decision of the kubelet that a pod's status shows."""
+    reason = pod.status.reason
+    if is_refused(pod):
+        return "admission refused"
+    return {EVICTED: "eviction evicted", PREEMPTED: "preemption preempted"}.get(reason, "")
+
+
+def _both(compared: Compared, decision: str, pod: Pod) -> dict[str, Any]:
+    """Return what the rules say about a decision of the kubelet."""
+    kind = decision.partition(" ")[0]
+    found = compared.get((kind, pod.full_name))
+    inputs: dict[str, Any] = {"requests": _requests(pod)}
+    if found is not None:
+        inputs |= {"byTheseRules": found.ours, "reason": found.our_reason}
+    if kind == "preemption":
+        inputs["for"] = [one.subject for one in compared.values() if one.kind == "preemption"]
+    return inputs
+
+
+def _requests(pod: Pod) -> dict[str, str]:
+    return {
+        container.name: " ".join(f"{name}={amount}" for name, amount in container.requests.items())
+        or "nothing"
+        for container in pod.all_containers
+    }
+
+
+def _standing(pod: Pod) -> tuple[str, str, str]:
+    status = pod.status
+    return status.phase, status.reason, status.message
+
+
+def _use(seen: Observation) -> Iterator[Row]:
+    if seen.use is None:
+        return
+    signals = {name: [one.available, one.capacity] for name, one in observations(seen.use, seen.now).items()}
+    yield Row(time=seen.at, stream="pressure", name="signals", inputs=signals)
+    pods = {uid: [use.memory, use.storage, use.processes] for uid, use in seen.use.pods.items()}
+    yield Row(time=seen.at, stream="use", name="pods", inputs=pods)
+
+
+def _row(
+    seen: Observation, pod: Pod, stream: str, name: str, text: str, inputs: dict[str, Any], *,
+    container: str = "",
+) -> Row:  # fmt: skip
+    return Row(
+        time=seen.at,
+        stream=stream,
+        name=name,
+        text=text,
+        pod=pod.full_name,
+        uid=pod.uid,
+        container=container,
+        inputs=inputs,
+    )

@@ -1,0 +1,210 @@
+"""A record loses at most its last block, stays within its bounds, and says what it lacks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.api.errors import InvalidInput, Refused
+from engine.record.blocks import Row, TornRecord, decode_blocks, encode_block
+from engine.record.reader import Record
+from engine.record.writer import LEAST_BYTES, MOST_WAITING, RecordWriter, segments
+
+ROOT = Path(__file__).parents[2]
+texts = st.text(max_size=8)
+rows = st.builds(
+    Row,
+    time=st.integers(0, 2**42).map(lambda ms: ms / 1000),
+    stream=texts, name=texts, text=texts, pod=texts, uid=texts, container=texts,
+    inputs=st.dictionaries(texts, st.integers(-5, 5) | texts | st.none(), max_size=2),
+)  # fmt: skip
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def writer(directory: Path, clock: Clock, **limits: float) -> RecordWriter:
+    options = {"max_bytes": LEAST_BYTES, "max_age": 3600.0, **limits}
+    opened = RecordWriter(directory, clock=clock, **options)
+    opened.open()
+    return opened
+
+
+def row(text: str, at: float = 1_000_000.0) -> Row:
+    return Row(time=at, stream="event", name="Said", text=text)
+
+
+def said(record: Record) -> list[str]:
+    return [one.text for one in record.rows(lambda one: one.stream == "event")]
+
+
+@given(st.lists(st.lists(rows, min_size=1, max_size=5), max_size=4))
+def test_blocks_hold_what_was_put_in(written: list[list[Row]]) -> None:
+    data = b"".join(map(encode_block, written))
+    assert list(decode_blocks(data)) == written
+
+
+@given(st.lists(rows, min_size=1, max_size=3), st.data())
+def test_every_cut_yields_whole_blocks_only(one: list[Row], data: st.DataObject) -> None:
+    block = encode_block(one)
+    cut = data.draw(st.integers(len(block) + 1, 2 * len(block) - 1))
+    read = []
+    with pytest.raises(TornRecord) as torn:
+        read.extend(decode_blocks((block + block)[:cut]))
+    assert (torn.value.at, torn.value.size) == (len(block), cut - len(block))
+
+
+def test_a_changed_byte_is_noticed() -> None:
+    block = bytearray(encode_block([row("a")]))
+    block[-1] ^= 1
+    with pytest.raises(TornRecord):
+        list(decode_blocks(bytes(block)))
+
+
+def test_what_is_flushed_can_be_read_while_the_recorder_runs(tmp_path: Path, clock: Clock) -> None:
+    recorder = writer(tmp_path, clock)
+    recorder.add(row("one"))
+    recorder.flush()
+    recorder.add(row("two"))
+    record = Record(tmp_path)
+    assert (said(record), record.gaps) == (["one"], [])
+    recorder.close()
+    assert (said(record), record.gaps) == (["one", "two"], [])
+
+
+def test_a_killed_recorder_loses_what_was_not_flushed_and_it_is_said(tmp_path: Path, clock: Clock) -> None:
+    program = (
+        "import os, sys, time; from pathlib import Path\n"
+        "from engine.record.blocks import Row; from engine.record.writer import RecordWriter\n"
+        "w = RecordWriter(Path(sys.argv[1]), max_bytes=1 << 20, max_age=1e9, clock=time.time); w.open()\n"
+        "w.add(Row(time=time.time(), stream='event', name='Said', text='kept')); w.flush()\n"
+        "w.add(Row(time=time.time(), stream='event', name='Said', text='lost')); os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=False)
+    recorder = writer(tmp_path, clock)
+    recorder.add(row("later"))
+    recorder.close()
+    record = Record(tmp_path)
+    assert sorted(said(record)) == ["kept", "later"]
+    assert len(record.gaps) == 1
+    assert "ended without closing" in record.gaps[0]
+
+
+def test_a_torn_end_costs_only_itself(tmp_path: Path, clock: Clock) -> None:
+    recorder = writer(tmp_path, clock)
+    for text in ("one", "two"):
+        recorder.add(row(text))
+        recorder.flush()
+    (segment,) = segments(tmp_path)
+    os.truncate(segment, segment.stat().st_size - 3)
+    again = writer(tmp_path, clock)
+    again.add(row("three"))
+    again.close()
+    record = Record(tmp_path)
+    assert said(record) == ["one", "three"]
+    assert any("not a whole block" in gap for gap in record.gaps)
+
+
+def test_a_full_disk_costs_rows_only_when_too_many_wait(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = writer(tmp_path, clock, max_bytes=1 << 24)
+    recorder.add(row("before"))
+    recorder.flush()
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.record.writer.os.write", full)
+        for number in range(MOST_WAITING + 7):
+            recorder.add(row(f"row {number}"))
+        recorder.flush()
+    recorder.flush()
+    recorder.close()
+    record = Record(tmp_path)
+    assert said(record) == ["before", *(f"row {number}" for number in range(MOST_WAITING))]
+    assert len(record.gaps) == 1
+    assert "7 rows were lost" in record.gaps[0]
+
+
+def test_half_a_block_is_taken_back(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = writer(tmp_path, clock)
+    recorder.add(row("before"))
+    recorder.flush()
+    write = os.write
+
+    def fills_up(descriptor: int, data: bytes) -> int:
+        if len(data) > 9:
+            return write(descriptor, data[:9])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.record.writer.os.write", fills_up)
+        patch.setattr("engine.record.writer._size", lambda path: 0)
+        recorder.add(row("a longer text"))
+        recorder.flush()
+    recorder.close()
+    record = Record(tmp_path)
+    assert (said(record), record.gaps) == (["before", "a longer text"], [])
+
+
+def test_the_oldest_segments_go(tmp_path: Path, clock: Clock) -> None:
+    recorder = writer(tmp_path, clock)
+    for number in range(400):
+        clock.now += 1
+        recorder.add(row(f"{number} {os.urandom(512).hex()}", clock.now))
+        recorder.flush()
+        assert sum(path.stat().st_size for path in segments(tmp_path)) <= LEAST_BYTES
+    kept = [int(text.split()[0]) for text in said(Record(tmp_path))]
+    assert kept == list(range(kept[0], 400))
+    assert len(kept) > 30
+
+
+def test_what_is_too_old_goes(tmp_path: Path, clock: Clock) -> None:
+    recorder = writer(tmp_path, clock, max_age=100.0)
+    for text in ("old", "middle", "new"):
+        recorder.add(row(text, clock.now))
+        recorder.flush()
+        clock.now += 150
+    recorder.add(row("last", clock.now))
+    recorder.flush()
+    assert "old" not in said(Record(tmp_path))
+    assert "last" in said(Record(tmp_path))
+
+
+def test_a_clock_that_is_set_back_keeps_the_order(tmp_path: Path, clock: Clock) -> None:
+    recorder = writer(tmp_path, clock)
+    for text, step in (("one", 0.0), ("two", -5000.0), ("three", 1.0)):
+        clock.now += step
+        recorder.add(row(text, clock.now))
+        recorder.flush()
+    assert said(Record(tmp_path)) == ["one", "two", "three"]
+
+
+def test_limits_and_places_that_cannot_be_used(tmp_path: Path, clock: Clock) -> None:
+    with pytest.raises(InvalidInput, match=r"record\.maxSize"):
+        RecordWriter(tmp_path, max_bytes=5, max_age=1.0, clock=clock)
+    with pytest.raises(InvalidInput, match=r"record\.maxAge"):
+        RecordWriter(tmp_path, max_bytes=LEAST_BYTES, max_age=0.0, clock=clock)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match="cannot be made"):
+        writer(tmp_path / "file" / "below", clock)
+    with pytest.raises(InvalidInput, match="has no record"):
+        list(Record(tmp_path).rows())
