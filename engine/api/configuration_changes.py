@@ -12,9 +12,13 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from engine.api.config import KubeletConfiguration
+from engine.api.encoding.json_text import json_encoder
 from engine.api.struct import Struct
 
 Effect = Literal["restarts", "refuses to start", "changes"]
+
+
+_encode = json_encoder(str)
 
 
 class ConfigurationChange(NamedTuple):
@@ -70,4 +74,4 @@ def _differing(before: Struct, after: Struct, path: str = "") -> Iterator[tuple[
 
 def _plain(value: Any) -> Any:
     """Return a value ready for JSON."""
-    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))
+    return msgspec.json.decode(_encode(value))

@@ -194,8 +194,7 @@ async def _run(shadow: Shadow, interval: float, span: float, listen: str, quiet:
 
 
 def _server(shadow: Shadow, address: str) -> Any:
-    import msgspec
-
+    from engine.api.encoding.json_text import encode_json
     from engine.metrics import Registry
     from engine.server.metrics_text import CONTENT_TYPE, exposition
     from engine.shadow.page_server import PageServer
@@ -210,7 +209,7 @@ def _server(shadow: Shadow, address: str) -> Any:
                 "text/html; charset=utf-8",
                 html(shadow.describe(), refresh=PAGE_RELOAD).encode(),
             ),
-            "/report.json": lambda: ("application/json", msgspec.json.encode(shadow.describe())),
+            "/report.json": lambda: ("application/json", encode_json(shadow.describe())),
             "/metrics": lambda: (CONTENT_TYPE, "".join(exposition(registry)).encode()),
         },
     )

@@ -16,11 +16,16 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.api.encoding.json_text import json_encoder
+
 MAGIC: Final = b"KREC"
 _HEAD: Final = struct.Struct("<4sII")
 _LEVEL: Final = 6
 MOST_BYTES: Final = 64 * 1024 * 1024
 """The largest body that is read; a larger length means damage."""
+
+
+_encode = json_encoder(str)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,4 +101,4 @@ def _rows(body: bytes) -> Iterator[Row]:
 
 
 def _json(inputs: Mapping[str, Any]) -> str:
-    return msgspec.json.encode(inputs, enc_hook=str).decode() if inputs else ""
+    return _encode(inputs).decode() if inputs else ""

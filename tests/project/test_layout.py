@@ -56,7 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"api", "metrics", "host", "wire", "cri", "transport"},
     "node": BASE
     | DECISION_PACKAGES
-    | {"host", "hostsetup", "shutdown", "wire", "cri", "cluster", "plugins", "csi", "dra", "intree", "record"},
+    | {"host", "hostsetup", "shutdown", "wire", "cri", "cluster", "plugins", "csi", "dra", "intree"}
+    | {"record"},
     "record": {"api"},
     "shadow": BASE | DECISION_PACKAGES | {"host", "wire", "cri", "cluster", "node", "record"},
     "bench": {"api", "host", "wire", "cri", "cluster"},
