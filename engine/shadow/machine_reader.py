@@ -22,7 +22,7 @@ from engine.cgroups.files import FileRules, kernel_form
 from engine.cgroups.formulas.allocatable import PID
 from engine.cgroups.formulas.runtime_formula import choose_formula
 from engine.cgroups.formulas.settings import CgroupSettings
-from engine.cgroups.machine import huge_page_sizes, swap_capacity, swap_controller
+from engine.cgroups.manager import huge_page_sizes, swap_capacity, swap_controller
 from engine.cpumanager import checkpoint as cpu_checkpoint
 from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.devices import checkpoint as device_checkpoint
@@ -30,7 +30,7 @@ from engine.devices.checkpoint import Checkpoint
 from engine.host.cgroupfs.mounts import Mounts, find_mounts
 from engine.host.checksummed_file import read_again
 from engine.node.nodeinfo import machine
-from engine.node.nodeinfo.node_resources import without_huge_pages
+from engine.node.nodeinfo.description import without_huge_pages
 from engine.shadow.kinds.cgroups import CgroupRules, GroupReading, WantedGroup
 
 CPU_STATE: Final = "cpu_manager_state"

@@ -27,7 +27,6 @@ from engine.cluster.kubeconfig import load_kubeconfig
 from engine.cri.client import RuntimeClient
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
-from engine.node.cgroup_driver import DRIVERS
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.record.writer import RecordWriter, record_writer
 from engine.shadow.judge import Judge
@@ -38,6 +37,7 @@ from engine.shadow.machine_reader import MachineReader, exclusive_containers
 from engine.shadow.observation import NodeUse, Observation
 from engine.shadow.recording import LookRecorder
 from engine.shadow.second import NextNode, SecondConfiguration
+from engine.wire import cri_v1_pb2 as cri
 
 CONFIG_EVERY: Final = 6
 """Looks until the configuration and the Node are read again."""
@@ -137,7 +137,7 @@ class Shadow:
         """Look once; return the differences that begin to count."""
         self.looks += 1
         try:
-            seen = await self._observe()
+            seen = await self.observe()
         except KubengineError as error:
             self.skipped += 1
             self.fault(error.subject or "node", error.message)
@@ -199,7 +199,8 @@ class Shadow:
             **following,
         }
 
-    async def _observe(self) -> Observation:
+    async def observe(self) -> Observation:
+        """Read the node once. Raise `Unavailable` if the kubelet or the runtime does not answer."""
         pods = await asyncio.to_thread(self._kubelet.pods)
         series = await asyncio.to_thread(self._kubelet.series)
         self._note_start(series.get("process_start_time_seconds", 0.0))
@@ -302,4 +303,4 @@ class Shadow:
         answer = await self._runtime.runtime_config()
         if answer is None or not answer.HasField("linux"):
             return configured
-        return DRIVERS.get(answer.linux.cgroup_driver, configured)
+        return "systemd" if answer.linux.cgroup_driver == cri.SYSTEMD else "cgroupfs"

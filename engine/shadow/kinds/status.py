@@ -13,7 +13,7 @@ from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, Pod
 from engine.api.status import ContainerState, ContainerStatus, PodStatus
 from engine.cri.records import EXITED, ContainerRecord, PodRecord
-from engine.node.pod.state import Waiting
+from engine.node.pod.life import Waiting
 from engine.node.sync.actions import should_restart
 from engine.node.sync.status import StatusInputs, pod_status
 from engine.shadow.comparison import Comparison, Finding, NotJudged
