@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from engine.shadow.comparison import Finding
 from engine.shadow.kinds.admission import AdmissionComparer
 from engine.shadow.kinds.cgroups import (
     CgroupRules,
@@ -16,10 +15,11 @@ from engine.shadow.kinds.cgroups import (
     wanted_levels,
     wanted_of_pod,
 )
+from engine.shadow.kinds.comparison import Finding
 from engine.shadow.kinds.eviction import EvictionComparer
+from engine.shadow.kinds.observation import Observation
 from engine.shadow.kinds.restarts import RestartComparer
 from engine.shadow.kinds.status import compare_status
-from engine.shadow.observation import Observation
 
 ReadGroup = Callable[[WantedGroup], GroupReading | None]
 

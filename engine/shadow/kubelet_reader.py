@@ -17,7 +17,7 @@ from engine.api.config import KubeletConfiguration, keep_zeros
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput, Unavailable
 from engine.api.pod import Pod
-from engine.shadow.observation import FileSystem, NodeUse, PodUse
+from engine.shadow.kinds.observation import FileSystem, NodeUse, PodUse
 
 TIMEOUT: Final = 10.0
 MOST_BYTES: Final = 256 * 1024 * 1024

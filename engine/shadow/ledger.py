@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from engine.shadow.comparison import KINDS, Comparison, Finding, NotJudged, ShadowKind
+from engine.shadow.kinds.comparison import KINDS, Comparison, Finding, NotJudged, ShadowKind
 
 MOST_DIFFERENCES: Final = 1000
 MOST_REASONS: Final = 50

@@ -10,11 +10,11 @@ from engine.api.status import ContainerStatus
 from engine.cri.records import EXITED, PodRecord
 from engine.node.sync.actions import policy_of
 from engine.record.blocks import Row
-from engine.shadow.comparison import Comparison, Finding
 from engine.shadow.kinds.admission import PREEMPTED, is_refused
+from engine.shadow.kinds.comparison import Comparison, Finding
 from engine.shadow.kinds.eviction import EVICTED, observations
+from engine.shadow.kinds.observation import Observation
 from engine.shadow.kinds.status import statuses
-from engine.shadow.observation import Observation
 
 Compared = dict[tuple[str, str], Comparison]
 """The comparisons of a look by kind and subject."""

@@ -25,9 +25,9 @@ from engine.images.policy import ImageGCPolicy
 from engine.shadow.kinds.admission import ADMITTED, arrival, is_refused
 from engine.shadow.kinds.cgroups import CgroupRules, WantedGroup, wanted_levels, wanted_of_pod
 from engine.shadow.kinds.eviction import eviction_order, observations
+from engine.shadow.kinds.observation import NodeUse, Observation
 from engine.shadow.kinds.restarts import delay_at_most, kubelets_delay
 from engine.shadow.kinds.status import statuses
-from engine.shadow.observation import NodeUse, Observation
 
 MOST_CHANGES: Final = 2000
 _QUOTAS: Final = ("cpu.cfs_quota_us", "cpu.max", "memory.high")

@@ -31,10 +31,10 @@ from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.record.writer import RecordWriter, record_writer
 from engine.shadow.judge import Judge
 from engine.shadow.kinds.cgroups import CgroupRules
+from engine.shadow.kinds.observation import NodeUse, Observation
 from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
 from engine.shadow.ledger import Difference, Ledger
 from engine.shadow.machine_reader import MachineReader, exclusive_containers
-from engine.shadow.observation import NodeUse, Observation
 from engine.shadow.recording import LookRecorder
 from engine.shadow.second import NextNode, SecondConfiguration
 from engine.wire import cri_v1_pb2 as cri

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from engine.record.blocks import Row
 from engine.record.why import causes
-from engine.shadow.comparison import Comparison
-from engine.shadow.observation import NodeUse, PodUse
+from engine.shadow.kinds.comparison import Comparison
+from engine.shadow.kinds.observation import NodeUse, PodUse
 from engine.shadow.recording import LookRecorder
 from tests.shadow.looks import look, pod, ran, record, requesting
 

@@ -12,7 +12,7 @@ from engine.api.duration import Duration
 from engine.cgroups.files import FileRules
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.shadow.kinds.cgroups import CgroupRules
-from engine.shadow.observation import FileSystem, NodeUse, Observation, PodUse
+from engine.shadow.kinds.observation import FileSystem, NodeUse, Observation, PodUse
 from engine.shadow.second import Change, NextNode, SecondConfiguration
 from tests.shadow.looks import look, node, pod, ran, record, requesting
 

@@ -8,12 +8,12 @@ import pytest
 
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Pod
-from engine.shadow.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.admission import AdmissionComparer
+from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.eviction import EvictionComparer
+from engine.shadow.kinds.observation import NodeUse, PodUse
 from engine.shadow.kinds.restarts import RestartComparer, kubelets_delay
 from engine.shadow.kinds.status import compare_status
-from engine.shadow.observation import NodeUse, PodUse
 from tests.shadow.looks import look, node, pod, ran, record, requesting
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.shadow.comparison import Comparison, NotJudged
+from engine.shadow.kinds.comparison import Comparison, NotJudged
 from engine.shadow.ledger import Ledger
 
 

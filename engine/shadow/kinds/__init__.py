@@ -1,1 +1,4 @@
-"""Compares one kind of decision each: pure modules over observations, some with memory of earlier looks."""
+"""Compares decisions: one pure module for each kind, over `observation`s, with `comparison`s as result.
+
+Some remember earlier looks.
+"""

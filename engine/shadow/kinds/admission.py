@@ -15,8 +15,8 @@ from engine.admission.failures import NODE_AFFINITY, NODE_NAME, NODE_PORTS, TAIN
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import SEEN_ANNOTATION
-from engine.shadow.comparison import Comparison, Finding, NotJudged
-from engine.shadow.observation import ENDED, Observation
+from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
+from engine.shadow.kinds.observation import ENDED, Observation
 
 PREEMPTED: Final = "Preempting"
 ADMITTED: Final = "admitted"

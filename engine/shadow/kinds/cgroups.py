@@ -20,8 +20,8 @@ from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.formulas.values import pod_values
 from engine.cgroups.plan import container_values, plan_levels
 from engine.cri.records import PodRecord
-from engine.shadow.comparison import Comparison, Finding, NotJudged
-from engine.shadow.observation import Observation
+from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
+from engine.shadow.kinds.observation import Observation
 
 LEVEL_SETTLE: Final = 130.0
 """Seconds; the kubelet updates the QoS levels once a minute, and its own values with the next look."""

@@ -20,8 +20,8 @@ from engine.eviction.pressure import CONDITIONS, PressureTracker
 from engine.eviction.signals import Observations, SignalObservation
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage, rank
-from engine.shadow.comparison import Comparison, Finding, NotJudged
-from engine.shadow.observation import NodeUse, Observation, PodUse
+from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
+from engine.shadow.kinds.observation import NodeUse, Observation, PodUse
 from engine.tables.pods import PodTable
 
 EVICTED: Final = "Evicted"

@@ -20,10 +20,10 @@ from engine.node.sync.actions import (
     policy_of,
     should_restart,
 )
-from engine.shadow.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.admission import is_refused
+from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
+from engine.shadow.kinds.observation import ENDED, Observation
 from engine.shadow.kinds.status import statuses
-from engine.shadow.observation import ENDED, Observation
 
 SETTLE: Final = 130.0
 """Seconds; a kubelet that missed the end of a container syncs its pod once a minute."""

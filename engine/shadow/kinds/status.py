@@ -16,9 +16,9 @@ from engine.cri.records import EXITED, ContainerRecord, PodRecord
 from engine.node.pod.life import Waiting
 from engine.node.sync.actions import should_restart
 from engine.node.sync.status import StatusInputs, pod_status
-from engine.shadow.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.admission import is_refused
-from engine.shadow.observation import Observation
+from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
+from engine.shadow.kinds.observation import Observation
 
 SETTLE: Final = 20.0
 CRASH_LOOP: Final = "CrashLoopBackOff"
