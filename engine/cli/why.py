@@ -11,7 +11,7 @@ import click
 from engine.cli.agent.client import AgentClient, agent_option, print_json
 
 if TYPE_CHECKING:
-    from engine.record.blocks import Row
+    from engine.record.blocks import RecordRow
 
 NOTHING = 3
 
@@ -70,11 +70,11 @@ def command(agent: AgentClient, pod: str, directory: Path | None, everything: bo
         raise click.exceptions.Exit(NOTHING)
 
 
-def _of_agent(agent: AgentClient, pod: str) -> Iterator[Row]:
-    from engine.record.blocks import Row
+def _of_agent(agent: AgentClient, pod: str) -> Iterator[RecordRow]:
+    from engine.record.blocks import RecordRow
 
     for one in agent.get_json("/kubengine/decisions", pod=pod)["decisions"]:
-        yield Row(
+        yield RecordRow(
             time=one["time"],
             stream="decision",
             name=f"{one['kind']} {one['outcome']}",
@@ -86,7 +86,7 @@ def _of_agent(agent: AgentClient, pod: str) -> Iterator[Row]:
         )
 
 
-def _print_rows(rows: list[Row]) -> None:
+def _print_rows(rows: list[RecordRow]) -> None:
     from engine.record.reader import moment
 
     click.echo("everything:")
@@ -97,7 +97,7 @@ def _print_rows(rows: list[Row]) -> None:
         )
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: RecordRow) -> dict[str, Any]:
     import msgspec
 
     plain: dict[str, Any] = msgspec.to_builtins(row)

@@ -28,7 +28,7 @@ MOST_BYTES: Final = 64 * 1024 * 1024
 _encode = json_encoder(str)
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened at `time` (Unix seconds, to the millisecond).
 
     `stream` is decision, event, pod, use, pressure, or record for what the recorder says about itself.
@@ -55,7 +55,7 @@ class _Body(msgspec.Struct, array_like=True):
     columns: list[list[int]]
 
 
-def encode_block(rows: Sequence[Row]) -> bytes:
+def encode_block(rows: Sequence[RecordRow]) -> bytes:
     """Return the block of some rows, at least one."""
     index: dict[str, int] = {}
     columns = [[index.setdefault(getattr(row, name), len(index)) for row in rows] for name in _TEXTS]
@@ -67,7 +67,7 @@ def encode_block(rows: Sequence[Row]) -> bytes:
     return _HEAD.pack(MAGIC, len(body), zlib.crc32(body)) + body
 
 
-def decode_blocks(data: bytes) -> Iterator[list[Row]]:
+def decode_blocks(data: bytes) -> Iterator[list[RecordRow]]:
     """Yield the rows of each whole block. Raise `TornRecord` at the first byte that belongs to none."""
     at = 0
     while at < len(data):
@@ -90,14 +90,14 @@ class TornRecord(ValueError):
         super().__init__(f"{size} bytes from byte {at} on are not a whole block")
 
 
-def _rows(body: bytes) -> Iterator[Row]:
+def _rows(body: bytes) -> Iterator[RecordRow]:
     decoded = msgspec.msgpack.decode(zlib.decompress(body), type=_Body)
     texts, at = decoded.texts, 0
     *columns, inputs = decoded.columns
     for place, step in enumerate(decoded.times):
         at += step
         values = {name: texts[column[place]] for name, column in zip(_TEXTS, columns, strict=True)}
-        yield Row(time=at / 1000, inputs=msgspec.json.decode(texts[inputs[place]] or "{}"), **values)
+        yield RecordRow(time=at / 1000, inputs=msgspec.json.decode(texts[inputs[place]] or "{}"), **values)
 
 
 def _json(inputs: Mapping[str, Any]) -> str:

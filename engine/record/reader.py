@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from engine.api.errors import InvalidInput
-from engine.record.blocks import Row, TornRecord, decode_blocks
+from engine.record.blocks import RecordRow, TornRecord, decode_blocks
 from engine.record.writer import BEGAN, ENDED, LOST, STREAM, segments
 
 
@@ -19,7 +19,7 @@ class Record:
     directory: Path
     gaps: list[str] = field(default_factory=list)
 
-    def rows(self, wanted: Callable[[Row], bool] = lambda row: True) -> Iterator[Row]:
+    def rows(self, wanted: Callable[[RecordRow], bool] = lambda row: True) -> Iterator[RecordRow]:
         """Yield the wanted rows in the order of writing. Raise `InvalidInput` if this is no record."""
         self.gaps.clear()
         found = segments(self.directory) if self.directory.is_dir() else []
@@ -37,7 +37,7 @@ class Record:
                 if wanted(row):
                     yield row
 
-    def _segment(self, segment: Path) -> Iterator[Row]:
+    def _segment(self, segment: Path) -> Iterator[RecordRow]:
         try:
             data = segment.read_bytes()
         except OSError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.record.blocks import Row
+from engine.record.blocks import RecordRow
 from engine.record.reader import moment
 
 _ENDINGS: Final[Mapping[str, str]] = {
@@ -51,13 +51,13 @@ class Cause:
         }
 
 
-def is_about(pod: str, row: Row) -> bool:
+def is_about(pod: str, row: RecordRow) -> bool:
     """Tell whether a row is about a pod: `namespace/name`, a name (namespace `default`) or a uid."""
     name = pod if "/" in pod else f"default/{pod}"
     return bool(row.pod) and (row.pod == name or row.uid == pod)
 
 
-def causes(rows: Iterable[Row]) -> Iterator[Cause]:
+def causes(rows: Iterable[RecordRow]) -> Iterator[Cause]:
     """Yield the decisions that ended or changed pods, in the order of the rows."""
     for row in rows:
         what = _ENDINGS.get(row.name)

@@ -20,7 +20,7 @@ from typing import Final
 
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import RecordSection
-from engine.record.blocks import Row, encode_block
+from engine.record.blocks import RecordRow, encode_block
 
 SUFFIX: Final = ".krec"
 STREAM: Final = "record"
@@ -51,14 +51,14 @@ class RecordWriter:
             raise InvalidInput("expected more than 0s", subject="record.maxAge")
         self.directory = directory
         self._most_bytes, self._most_age, self._clock = max_bytes, max_age, clock
-        self._waiting: list[Row] = []
+        self._waiting: list[RecordRow] = []
         self._dropped = 0
         self._dropped_from = 0.0
         self._trouble = ""
         self._writing = threading.Lock()
         self._segment: Path | None = None
         self._segment_began = 0.0
-        self.add(Row(time=clock(), stream=STREAM, name=BEGAN, inputs={"pid": os.getpid()}))
+        self.add(RecordRow(time=clock(), stream=STREAM, name=BEGAN, inputs={"pid": os.getpid()}))
 
     def open(self) -> None:
         """Make the directory. Raise `Refused` if it cannot be made."""
@@ -68,7 +68,7 @@ class RecordWriter:
             text = f"cannot be made: {error.strerror}"
             raise Refused(text, subject=str(self.directory), errno=error.errno) from None
 
-    def add(self, row: Row) -> None:
+    def add(self, row: RecordRow) -> None:
         """Take a row. It is on disk after the next `flush`."""
         if len(self._waiting) >= MOST_WAITING:
             self._dropped_from = self._dropped_from or row.time
@@ -99,13 +99,13 @@ class RecordWriter:
 
     def close(self) -> None:
         """Say that the recorder ends, and write what waits."""
-        self.add(Row(time=self._clock(), stream=STREAM, name=ENDED))
+        self.add(RecordRow(time=self._clock(), stream=STREAM, name=ENDED))
         self.flush()
 
-    def _gap(self) -> Row:
+    def _gap(self) -> RecordRow:
         text = f"{self._dropped} rows were lost: {self._trouble}"
         inputs = {"rows": self._dropped, "from": self._dropped_from, "to": self._clock()}
-        return Row(time=self._clock(), stream=STREAM, name=LOST, text=text, inputs=inputs)
+        return RecordRow(time=self._clock(), stream=STREAM, name=LOST, text=text, inputs=inputs)
 
     def _failed(self, error: OSError) -> None:
         trouble = error.strerror or str(error)

@@ -17,7 +17,7 @@ from engine.api.config import KubeletConfiguration, keep_zeros
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput, Unavailable
 from engine.api.pod import Pod
-from engine.shadow.kinds.observation import FileSystem, NodeUse, PodUse
+from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod
 
 TIMEOUT: Final = 10.0
 MOST_BYTES: Final = 256 * 1024 * 1024
@@ -92,7 +92,7 @@ class KubeletReader:
             raise Unavailable(f"/configz is not a configuration: {error}", subject=self._access.url) from None
         return config
 
-    def use(self) -> NodeUse | None:
+    def use(self) -> MeasuredNode | None:
         """Return the statistics; None if the kubelet has none. Raise `Unavailable`."""
         data = self._get("/stats/summary?only_cpu_and_memory=false")
         if data is None:
@@ -225,10 +225,10 @@ class _Summary(msgspec.Struct):
     pods: list[_PodStats] | None = None
 
 
-def _node_use(summary: _Summary) -> NodeUse:
+def _node_use(summary: _Summary) -> MeasuredNode:
     node, memory = summary.node, summary.node.memory or _Memory()
     rlimit = node.rlimit or _Rlimit()
-    return NodeUse(
+    return MeasuredNode(
         memory_available=memory.available_bytes,
         memory_working_set=memory.working_set_bytes,
         nodefs=_file_system(node.fs),
@@ -244,8 +244,8 @@ def _file_system(fs: _Fs | None) -> FileSystem:
     return FileSystem(fs.capacity_bytes, fs.available_bytes, fs.inodes, fs.inodes_free)
 
 
-def _pod_use(pod: _PodStats) -> PodUse:
-    return PodUse(
+def _pod_use(pod: _PodStats) -> MeasuredPod:
+    return MeasuredPod(
         memory=pod.memory.working_set_bytes if pod.memory is not None else None,
         storage=pod.storage.used_bytes if pod.storage is not None else None,
         processes=pod.process_stats.process_count if pod.process_stats is not None else None,

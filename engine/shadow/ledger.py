@@ -65,7 +65,7 @@ class _Open:
     counted: bool
 
 
-class Ledger:
+class AgreementLedger:
     """Take the findings of one look after another."""
 
     def __init__(self, most: int = MOST_DIFFERENCES) -> None:

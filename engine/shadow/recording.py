@@ -9,7 +9,7 @@ from engine.api.pod import Pod
 from engine.api.status import ContainerStatus
 from engine.cri.records import EXITED, PodRecord
 from engine.node.sync.actions import policy_of
-from engine.record.blocks import Row
+from engine.record.blocks import RecordRow
 from engine.shadow.kinds.admission import PREEMPTED, is_refused
 from engine.shadow.kinds.comparison import Comparison, Finding
 from engine.shadow.kinds.eviction import EVICTED, observations
@@ -29,7 +29,7 @@ class LookRecorder:
         self._newest: dict[tuple[str, str], str] = {}
         self._first = True
 
-    def rows(self, seen: Observation, findings: Iterable[Finding]) -> Iterator[Row]:
+    def rows(self, seen: Observation, findings: Iterable[Finding]) -> Iterator[RecordRow]:
         """Yield the rows of one look."""
         compared: Compared = {(one.kind, one.subject): one for one in findings if isinstance(one, Comparison)}
         yield from self._pods(seen, compared)
@@ -37,7 +37,7 @@ class LookRecorder:
         yield from _use(seen)
         self._first = False
 
-    def _pods(self, seen: Observation, compared: Compared) -> Iterator[Row]:
+    def _pods(self, seen: Observation, compared: Compared) -> Iterator[RecordRow]:
         shown = {uid: _standing(pod) for uid, pod in seen.pods.items()}
         for uid, pod in seen.pods.items():
             if self._shown.get(uid) == shown[uid]:
@@ -53,11 +53,11 @@ class LookRecorder:
         for uid in self._shown.keys() - shown.keys():
             phase, reason, message = self._shown[uid]
             last = f"last seen {phase} {reason}".rstrip()
-            yield Row(time=seen.at, stream="pod", name="gone", text=last, uid=uid, pod=self._names[uid])
+            yield RecordRow(time=seen.at, stream="pod", name="gone", text=last, uid=uid, pod=self._names[uid])
         self._shown = shown
         self._names = {uid: pod.full_name for uid, pod in seen.pods.items()}
 
-    def _restarts(self, seen: Observation, compared: Compared) -> Iterator[Row]:
+    def _restarts(self, seen: Observation, compared: Compared) -> Iterator[RecordRow]:
         newest: dict[tuple[str, str], str] = {}
         for uid, pod in seen.pods.items():
             record, told = seen.record(uid), statuses(pod.status)
@@ -75,7 +75,7 @@ class LookRecorder:
 def _restarted(
     seen: Observation, pod: Pod, record: PodRecord, name: str, told: ContainerStatus | None,
     compared: Compared,
-) -> Row:  # fmt: skip
+) -> RecordRow:  # fmt: skip
     """Say which end came before a new container."""
     before = record.previous(name)
     container = next(one for one in pod.all_containers if one.name == name)
@@ -131,20 +131,20 @@ def _standing(pod: Pod) -> tuple[str, str, str]:
     return status.phase, status.reason, status.message
 
 
-def _use(seen: Observation) -> Iterator[Row]:
+def _use(seen: Observation) -> Iterator[RecordRow]:
     if seen.use is None:
         return
     signals = {name: [one.available, one.capacity] for name, one in observations(seen.use, seen.now).items()}
-    yield Row(time=seen.at, stream="pressure", name="signals", inputs=signals)
+    yield RecordRow(time=seen.at, stream="pressure", name="signals", inputs=signals)
     pods = {uid: [use.memory, use.storage, use.processes] for uid, use in seen.use.pods.items()}
-    yield Row(time=seen.at, stream="use", name="pods", inputs=pods)
+    yield RecordRow(time=seen.at, stream="use", name="pods", inputs=pods)
 
 
 def _row(
     seen: Observation, pod: Pod, stream: str, name: str, text: str, inputs: dict[str, Any], *,
     container: str = "",
-) -> Row:  # fmt: skip
-    return Row(
+) -> RecordRow:  # fmt: skip
+    return RecordRow(
         time=seen.at,
         stream=stream,
         name=name,

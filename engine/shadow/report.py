@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, Final
 
 from engine.metrics import Registry
-from engine.shadow.ledger import Ledger
+from engine.shadow.ledger import AgreementLedger
 
 MOST_SHOWN: Final = 500
 _STYLE: Final = """
@@ -125,7 +125,7 @@ def _span(seconds: float) -> str:
     return " ".join(part for part in parts if part) or "0 s"
 
 
-def register(registry: Registry, ledger: Ledger) -> None:
+def register(registry: Registry, ledger: AgreementLedger) -> None:
     """Expose a ledger's counts as metrics of `registry`."""
     registry.collected(
         "counter",

@@ -25,7 +25,7 @@ from engine.images.policy import ImageGCPolicy
 from engine.shadow.kinds.admission import ADMITTED, arrival, is_refused
 from engine.shadow.kinds.cgroups import CgroupRules, WantedGroup, wanted_levels, wanted_of_pod
 from engine.shadow.kinds.eviction import eviction_order, observations
-from engine.shadow.kinds.observation import NodeUse, Observation
+from engine.shadow.kinds.observation import MeasuredNode, Observation
 from engine.shadow.kinds.restarts import delay_at_most, kubelets_delay
 from engine.shadow.kinds.status import statuses
 
@@ -34,7 +34,7 @@ _QUOTAS: Final = ("cpu.cfs_quota_us", "cpu.max", "memory.high")
 _LIMITS: Final = ("memory.limit_in_bytes", "memory.max")
 
 
-class Change(NamedTuple):
+class NextChange(NamedTuple):
     """One decision that the second configuration takes otherwise: `now` is the live one, `next` its own.
 
     `decision` is admit, refuse, preempt, evict, pressure, resize, throttle, limit, collect, restart, start or
@@ -65,15 +65,15 @@ class SecondConfiguration:
     A change is listed once while it stays the same. `counts` is by decision.
     """
 
-    changes: deque[Change] = field(default_factory=lambda: deque(maxlen=MOST_CHANGES))
+    changes: deque[NextChange] = field(default_factory=lambda: deque(maxlen=MOST_CHANGES))
     counts: dict[str, int] = field(default_factory=dict)
     _standing: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     _trackers: dict[str, PressureTracker] = field(default_factory=dict)
     _evicted: dict[str, str] = field(default_factory=dict)
 
-    def look(self, seen: Observation, live: CgroupRules, following: NextNode) -> list[Change]:
+    def look(self, seen: Observation, live: CgroupRules, following: NextNode) -> list[NextChange]:
         """Compare both configurations over one look; return the changes that are new."""
-        found: dict[tuple[str, str], Change] = {}
+        found: dict[tuple[str, str], NextChange] = {}
         for change in (
             *_fields(seen, following),
             *_admission(seen, following),
@@ -96,7 +96,7 @@ class SecondConfiguration:
         """Return what is known, ready for JSON."""
         return {"counts": dict(self.counts), "changes": [change._asdict() for change in self.changes]}
 
-    def _pressure(self, seen: Observation, following: NextNode) -> Iterator[Change]:
+    def _pressure(self, seen: Observation, following: NextNode) -> Iterator[NextChange]:
         """Yield evictions and conditions, which need the course of time under either configuration."""
         if seen.use is None:
             return
@@ -111,7 +111,7 @@ class SecondConfiguration:
                 ", ".join(f"{t.signal} below {t.value}" for t in coming.act_on or now.act_on)
                 or "after the transition period"
             )
-            yield Change(
+            yield NextChange(
                 seen.at, "pressure", "node", " ".join(now.conditions) or "none",
                 " ".join(coming.conditions) or "none", low,
             )  # fmt: skip
@@ -121,9 +121,11 @@ class SecondConfiguration:
         for uid, why in self._evicted.items():
             pod = seen.pods[uid]
             if pod.status.reason != "Evicted":
-                yield Change(seen.at, "evict", pod.full_name, "stays", "evicted", why)
+                yield NextChange(seen.at, "evict", pod.full_name, "stays", "evicted", why)
 
-    def _evict_first(self, seen: Observation, use: NodeUse, threshold: Threshold, left: Observations) -> None:
+    def _evict_first(
+        self, seen: Observation, use: MeasuredNode, threshold: Threshold, left: Observations
+    ) -> None:
         there = [pod for pod in seen.active() if pod.uid not in self._evicted]
         resource = RESOURCE_OF[threshold.signal]
         first = next(eviction_order(there, use, resource), None)
@@ -144,14 +146,14 @@ class SecondConfiguration:
         return known
 
 
-def _fields(seen: Observation, following: NextNode) -> Iterator[Change]:
+def _fields(seen: Observation, following: NextNode) -> Iterator[NextChange]:
     """Yield what the change itself does when the kubelet starts with it."""
     for change in configuration_changes(seen.config, following.config):
         if change.effect == "changes":
             continue
         restarts = change.effect == "restarts"
         decision, whose = ("restart", "every pod") if restarts else ("start", "kubelet")
-        yield Change(
+        yield NextChange(
             at=seen.at,
             decision=decision,
             subject=f"{whose} ({change.field})",
@@ -161,7 +163,7 @@ def _fields(seen: Observation, following: NextNode) -> Iterator[Change]:
         )
 
 
-def _admission(seen: Observation, following: NextNode) -> Iterator[Change]:
+def _admission(seen: Observation, following: NextNode) -> Iterator[NextChange]:
     """Judge all pods in the order of their arrival, as a kubelet that starts with the configuration does."""
     now, coming = _Arrivals(seen.node), _Arrivals(following.node)
     refused = [pod for pod in seen.pods.values() if is_refused(pod)]
@@ -170,11 +172,13 @@ def _admission(seen: Observation, following: NextNode) -> Iterator[Change]:
         if before == after or (is_refused(pod) and before == ADMITTED):
             continue  # what the live one refused for another reason says nothing about its configuration
         decision = "admit" if after == ADMITTED else "refuse"
-        yield Change(seen.at, decision, pod.full_name, before, after, why)
+        yield NextChange(seen.at, decision, pod.full_name, before, after, why)
     for victim, preemptor in coming.victims.items():
         if victim not in now.victims:
             name = seen.pods[victim].full_name
-            yield Change(seen.at, "preempt", name, "stays", "preempted", f"for the critical pod {preemptor}")
+            yield NextChange(
+                seen.at, "preempt", name, "stays", "preempted", f"for the critical pod {preemptor}"
+            )
 
 
 class _Arrivals:
@@ -199,7 +203,7 @@ class _Arrivals:
         return ADMITTED, ""
 
 
-def _values(seen: Observation, live: CgroupRules, following: CgroupRules) -> Iterator[Change]:
+def _values(seen: Observation, live: CgroupRules, following: CgroupRules) -> Iterator[NextChange]:
     """Yield cgroup values that change, and say which of them throttle or limit."""
     after = {group.subject: group for group in _groups(seen, following)}
     for group in _groups(seen, live):
@@ -209,7 +213,7 @@ def _values(seen: Observation, live: CgroupRules, following: CgroupRules) -> Ite
         files = [file for file, text in group.files.items() if other.files.get(file) != text]
         files += [file for file in other.files if file not in group.files]
         if files:
-            yield Change(
+            yield NextChange(
                 seen.at, _meaning(group.files, other.files, files), group.subject,
                 _shown(group.files, files), _shown(other.files, files), group.reason,
             )  # fmt: skip
@@ -239,7 +243,7 @@ def _amount(text: str | None) -> float:
     return float(first) if first.isdigit() else float("inf")
 
 
-def _images(seen: Observation, config: KubeletConfiguration) -> Iterator[Change]:
+def _images(seen: Observation, config: KubeletConfiguration) -> Iterator[NextChange]:
     use = seen.use
     if use is None or not use.imagefs.capacity or use.imagefs.available is None:
         return
@@ -250,12 +254,12 @@ def _images(seen: Observation, config: KubeletConfiguration) -> Iterator[Change]
     if freed[0] != freed[1]:
         used = ImageGCPolicy.used_percent(capacity, available)
         said = ["nothing" if amount is None else f"{max(amount, 0)} bytes" for amount in freed]
-        yield Change(
+        yield NextChange(
             seen.at, "collect", "images", said[0], said[1], f"the image file system is {used} % full"
         )
 
 
-def _delays(seen: Observation, config: KubeletConfiguration) -> Iterator[Change]:
+def _delays(seen: Observation, config: KubeletConfiguration) -> Iterator[NextChange]:
     for pod in seen.active():
         for name, status in statuses(pod.status).items():
             waiting = status.state.waiting
@@ -264,13 +268,13 @@ def _delays(seen: Observation, config: KubeletConfiguration) -> Iterator[Change]
                 continue
             other = delay_at_most(config, delay)
             if other != delay:
-                yield Change(
+                yield NextChange(
                     seen.at, "back-off", f"{pod.full_name}/{name}", f"{delay:g} s", f"{other:g} s",
                     "crashLoopBackOff.maxContainerRestartPeriod",
                 )  # fmt: skip
 
 
-def _without(told: Observations, use: NodeUse, evicted: Mapping[str, str]) -> Observations:
+def _without(told: Observations, use: MeasuredNode, evicted: Mapping[str, str]) -> Observations:
     """Return the signals as if some pods no longer ran."""
     measured = [use.pods[uid] for uid in evicted if uid in use.pods]
     freed = {

@@ -31,9 +31,9 @@ from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.record.writer import RecordWriter, record_writer
 from engine.shadow.judge import Judge
 from engine.shadow.kinds.cgroups import CgroupRules
-from engine.shadow.kinds.observation import NodeUse, Observation
+from engine.shadow.kinds.observation import MeasuredNode, Observation
 from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
-from engine.shadow.ledger import Difference, Ledger
+from engine.shadow.ledger import AgreementLedger, Difference
 from engine.shadow.machine_reader import MachineReader, exclusive_containers
 from engine.shadow.recording import LookRecorder
 from engine.shadow.second import NextNode, SecondConfiguration
@@ -90,7 +90,7 @@ class Shadow:
     options: ShadowOptions
     clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: AgreementLedger = field(default_factory=AgreementLedger)
     faults: dict[str, Fault] = field(default_factory=dict)
     looks: int = 0
     skipped: int = 0
@@ -220,7 +220,7 @@ class Shadow:
             series=series,
         )
 
-    def _statistics(self) -> NodeUse | None:
+    def _statistics(self) -> MeasuredNode | None:
         try:
             return self._kubelet.use()
         except Unavailable as error:

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.errors import InvalidInput, Refused
-from engine.record.blocks import Row, TornRecord, decode_blocks, encode_block
+from engine.record.blocks import RecordRow, TornRecord, decode_blocks, encode_block
 from engine.record.reader import Record
 from engine.record.writer import LEAST_BYTES, MOST_WAITING, RecordWriter, segments
 
 ROOT = Path(__file__).parents[2]
 texts = st.text(max_size=8)
 rows = st.builds(
-    Row,
+    RecordRow,
     time=st.integers(0, 2**42).map(lambda ms: ms / 1000),
     stream=texts, name=texts, text=texts, pod=texts, uid=texts, container=texts,
     inputs=st.dictionaries(texts, st.integers(-5, 5) | texts | st.none(), max_size=2),
@@ -46,8 +46,8 @@ def writer(directory: Path, clock: Clock, **limits: float) -> RecordWriter:
     return opened
 
 
-def row(text: str, at: float = 1_000_000.0) -> Row:
-    return Row(time=at, stream="event", name="Said", text=text)
+def row(text: str, at: float = 1_000_000.0) -> RecordRow:
+    return RecordRow(time=at, stream="event", name="Said", text=text)
 
 
 def said(record: Record) -> list[str]:
@@ -55,13 +55,13 @@ def said(record: Record) -> list[str]:
 
 
 @given(st.lists(st.lists(rows, min_size=1, max_size=5), max_size=4))
-def test_blocks_hold_what_was_put_in(written: list[list[Row]]) -> None:
+def test_blocks_hold_what_was_put_in(written: list[list[RecordRow]]) -> None:
     data = b"".join(map(encode_block, written))
     assert list(decode_blocks(data)) == written
 
 
 @given(st.lists(rows, min_size=1, max_size=3), st.data())
-def test_every_cut_yields_whole_blocks_only(one: list[Row], data: st.DataObject) -> None:
+def test_every_cut_yields_whole_blocks_only(one: list[RecordRow], data: st.DataObject) -> None:
     block = encode_block(one)
     cut = data.draw(st.integers(len(block) + 1, 2 * len(block) - 1))
     read = []
@@ -91,10 +91,11 @@ def test_what_is_flushed_can_be_read_while_the_recorder_runs(tmp_path: Path, clo
 def test_a_killed_recorder_loses_what_was_not_flushed_and_it_is_said(tmp_path: Path, clock: Clock) -> None:
     program = (
         "import os, sys, time; from pathlib import Path\n"
-        "from engine.record.blocks import Row; from engine.record.writer import RecordWriter\n"
+        "from engine.record.blocks import RecordRow; from engine.record.writer import RecordWriter\n"
         "w = RecordWriter(Path(sys.argv[1]), max_bytes=1 << 20, max_age=1e9, clock=time.time); w.open()\n"
-        "w.add(Row(time=time.time(), stream='event', name='Said', text='kept')); w.flush()\n"
-        "w.add(Row(time=time.time(), stream='event', name='Said', text='lost')); os.kill(os.getpid(), 9)\n"
+        "w.add(RecordRow(time=time.time(), stream='event', name='Said', text='kept')); w.flush()\n"
+        "w.add(RecordRow(time=time.time(), stream='event', name='Said', text='lost'))\n"
+        "os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=False)
     recorder = writer(tmp_path, clock)

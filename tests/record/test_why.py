@@ -15,7 +15,7 @@ from engine.api.kubengine_config import RecordSection
 from engine.cli import _kubengine
 from engine.host.tasks import Tasks
 from engine.node.decisions.recorder import NodeRecorder
-from engine.record.blocks import Row
+from engine.record.blocks import RecordRow
 from engine.record.reader import Record
 from engine.record.why import causes, inputs_in_words, is_about
 from tests.shadow.looks import pod
@@ -24,8 +24,8 @@ from tests.waiting import eventually
 LOW = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. "
 
 
-def row(name: str, *, of: str = "default/p", **fields: object) -> Row:
-    return Row(time=1_700_000_000.0, stream="decision", name=name, pod=of, uid=f"uid-{of}", **fields)
+def row(name: str, *, of: str = "default/p", **fields: object) -> RecordRow:
+    return RecordRow(time=1_700_000_000.0, stream="decision", name=name, pod=of, uid=f"uid-{of}", **fields)
 
 
 @pytest.mark.parametrize(

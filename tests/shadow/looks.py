@@ -10,7 +10,7 @@ from engine.api.documents import convert
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.shadow.kinds.observation import NodeUse, Observation
+from engine.shadow.kinds.observation import MeasuredNode, Observation
 
 BEGAN = "2026-01-01T00:00:0{}Z"
 
@@ -66,7 +66,7 @@ def look(
     at: float = 1000.0,
     of: Node | None = None,
     config: KubeletConfiguration | None = None,
-    use: NodeUse | None = None,
+    use: MeasuredNode | None = None,
     node_known: bool = False,
 ) -> Observation:
     return Observation(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.record.blocks import Row
+from engine.record.blocks import RecordRow
 from engine.record.why import causes
 from engine.shadow.kinds.comparison import Comparison
-from engine.shadow.kinds.observation import NodeUse, PodUse
+from engine.shadow.kinds.observation import MeasuredNode, MeasuredPod
 from engine.shadow.recording import LookRecorder
 from tests.shadow.looks import look, pod, ran, record, requesting
 
@@ -44,7 +44,7 @@ def test_restarts_before_the_first_look_are_not_news() -> None:
 
 def test_only_changes_are_recorded_and_use_with_every_look() -> None:
     recorder = LookRecorder()
-    use = NodeUse(memory_available=5, memory_working_set=5, pods={"uid-p": PodUse(memory=7)})
+    use = MeasuredNode(memory_available=5, memory_working_set=5, pods={"uid-p": MeasuredPod(memory=7)})
     first = list(recorder.rows(look([pod("p")], use=use), []))
     second = list(recorder.rows(look([pod("p")], use=use), []))
     assert streams(first) == ["pod", "pressure", "use"]
@@ -53,5 +53,5 @@ def test_only_changes_are_recorded_and_use_with_every_look() -> None:
     assert [row.name for row in recorder.rows(look([]), [])] == ["gone"]
 
 
-def streams(rows: list[Row]) -> list[str]:
+def streams(rows: list[RecordRow]) -> list[str]:
     return [row.stream for row in rows]

@@ -12,8 +12,8 @@ from engine.api.duration import Duration
 from engine.cgroups.files import FileRules
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.shadow.kinds.cgroups import CgroupRules
-from engine.shadow.kinds.observation import FileSystem, NodeUse, Observation, PodUse
-from engine.shadow.second import Change, NextNode, SecondConfiguration
+from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod, Observation
+from engine.shadow.second import NextChange, NextNode, SecondConfiguration
 from tests.shadow.looks import look, node, pod, ran, record, requesting
 
 NODE = {"cpu": 2000, "memory": 1 << 30, "pid": 1000}
@@ -30,17 +30,17 @@ def changes(
     *,
     following: Any = None,
     by: SecondConfiguration | None = None,
-) -> dict[tuple[str, str], Change]:
+) -> dict[tuple[str, str], NextChange]:
     """What one look finds, by decision and subject."""
     by = by or SecondConfiguration()
     found = by.look(seen, rules(seen.config), NextNode(after, rules(after), following or seen.node))
     return {(change.decision, change.subject): change for change in found}
 
 
-def short(available: int, **memory: int) -> NodeUse:
+def short(available: int, **memory: int) -> MeasuredNode:
     """Statistics with so much memory left, and what pods use."""
-    pods = {f"uid-{name}": PodUse(memory=amount) for name, amount in memory.items()}
-    return NodeUse(memory_available=available, memory_working_set=1000 - available, pods=pods)
+    pods = {f"uid-{name}": MeasuredPod(memory=amount) for name, amount in memory.items()}
+    return MeasuredNode(memory_available=available, memory_working_set=1000 - available, pods=pods)
 
 
 def config(available: str = "100", **more: Any) -> KubeletConfiguration:
@@ -106,7 +106,7 @@ def test_values_that_throttle_or_limit_are_named_so() -> None:
 
 
 def test_images_would_be_collected() -> None:
-    use = NodeUse(imagefs=FileSystem(capacity=1000, available=200))
+    use = MeasuredNode(imagefs=FileSystem(capacity=1000, available=200))
     after = KubeletConfiguration(image_gc_high_threshold_percent=75, image_gc_low_threshold_percent=70)
     found = changes(look([], use=use), after)
     assert found["collect", "images"].next == "100 bytes"

@@ -11,7 +11,7 @@ from engine.api.pod import Pod
 from engine.shadow.kinds.admission import AdmissionComparer
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.eviction import EvictionComparer
-from engine.shadow.kinds.observation import NodeUse, PodUse
+from engine.shadow.kinds.observation import MeasuredNode, MeasuredPod
 from engine.shadow.kinds.restarts import RestartComparer, kubelets_delay
 from engine.shadow.kinds.status import compare_status
 from tests.shadow.looks import look, node, pod, ran, record, requesting
@@ -201,7 +201,7 @@ def evicted_after(use: dict[str, int], gone: str) -> dict[str, tuple[str, str]]:
     """Find what is said of an eviction among pods that each request 10 bytes of memory."""
     comparer = EvictionComparer()
     pods = {name: pod(name, requesting(memory="10")) for name in use}
-    measured = NodeUse(pods={f"uid-{name}": PodUse(memory=amount) for name, amount in use.items()})
+    measured = MeasuredNode(pods={f"uid-{name}": MeasuredPod(memory=amount) for name, amount in use.items()})
     list(comparer.compare(look(pods.values(), use=measured)))
     ended = pod(
         gone, requesting(memory="10"), phase="Failed", reason="Evicted", message=LOW, **told(TERMINATED)
@@ -222,7 +222,7 @@ def test_another_pod_than_the_first_is_a_difference() -> None:
 
 def test_conditions_follow_from_thresholds_and_statistics() -> None:
     config = KubeletConfiguration(eviction_hard={"memory.available": "100"})
-    short = NodeUse(memory_available=50, memory_working_set=950)
+    short = MeasuredNode(memory_available=50, memory_working_set=950)
     found = by_kind(
         list(EvictionComparer().compare(look([], use=short, config=config, node_known=True, of=node())))
     )

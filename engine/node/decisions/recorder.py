@@ -9,7 +9,7 @@ from engine.api.decisions import Decision, Decisions
 from engine.api.events import Event, EventRecorder
 from engine.api.kubengine_config import RecordSection
 from engine.host.tasks import Tasks
-from engine.record.blocks import Row
+from engine.record.blocks import RecordRow
 from engine.record.writer import FLUSH_SECONDS, record_writer
 
 
@@ -47,7 +47,7 @@ class NodeRecorder:
 
     def _event(self, event: Event) -> None:
         self._writer.add(
-            Row(
+            RecordRow(
                 time=event.at,
                 stream="event",
                 name=event.reason,
@@ -80,9 +80,9 @@ class NodeRecorder:
             self._seen = decision.number
 
 
-def row_of(decision: Decision) -> Row:
+def row_of(decision: Decision) -> RecordRow:
     """Return the row of a decision."""
-    return Row(
+    return RecordRow(
         time=decision.time,
         stream="decision",
         name=f"{decision.kind} {decision.outcome}",

@@ -21,7 +21,7 @@ from engine.eviction.signals import Observations, SignalObservation
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage, rank
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
-from engine.shadow.kinds.observation import NodeUse, Observation, PodUse
+from engine.shadow.kinds.observation import MeasuredNode, MeasuredPod, Observation
 from engine.tables.pods import PodTable
 
 EVICTED: Final = "Evicted"
@@ -84,7 +84,7 @@ class EvictionComparer:
             said(observations(seen.use, seen.now)), "conditions of the Node object", SETTLE,
         )  # fmt: skip
 
-    def _conditions(self, seen: Observation, use: NodeUse) -> Sequence[str]:
+    def _conditions(self, seen: Observation, use: MeasuredNode) -> Sequence[str]:
         if self._tracker is None or seen.config is not self._config:
             period = float(seen.config.eviction_pressure_transition_period)
             self._tracker = PressureTracker(thresholds_from_config(seen.config), period)
@@ -98,7 +98,7 @@ def node_conditions(node: Node) -> list[str]:
     return [name for name in CONDITIONS if name in true]
 
 
-def observations(use: NodeUse, at: float) -> Observations:
+def observations(use: MeasuredNode, at: float) -> Observations:
     """Return the signals that the statistics tell."""
     pids = None if use.max_pids is None or use.processes is None else use.max_pids - use.processes
     told = {
@@ -119,7 +119,7 @@ def observations(use: NodeUse, at: float) -> Observations:
     }
 
 
-def eviction_order(pods: Sequence[Pod], use: NodeUse, resource: str) -> Iterator[tuple[Pod, str]]:
+def eviction_order(pods: Sequence[Pod], use: MeasuredNode, resource: str) -> Iterator[tuple[Pod, str]]:
     """Yield pods in the order of eviction for a starved resource, each with the reason for its place."""
     listed = [pod for pod in pods if not is_critical(pod)]
     usage = {uid: _usage(one) for uid, one in use.pods.items()}
@@ -128,7 +128,7 @@ def eviction_order(pods: Sequence[Pod], use: NodeUse, resource: str) -> Iterator
         yield pod, _reason(pod, amount, resource)
 
 
-def _usage(use: PodUse) -> PodUsage:
+def _usage(use: MeasuredPod) -> PodUsage:
     return PodUsage(
         memory=use.memory,
         processes=use.processes,

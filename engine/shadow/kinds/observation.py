@@ -15,7 +15,7 @@ ENDED: Final = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
-class PodUse:
+class MeasuredPod:
     """What the kubelet measured of one pod: bytes of memory and of local storage, and processes; None: not
     told."""
 
@@ -35,7 +35,7 @@ class FileSystem:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeUse:
+class MeasuredNode:
     """The kubelet's statistics of the node and its pods by uid."""
 
     memory_available: int | None = None
@@ -44,7 +44,7 @@ class NodeUse:
     imagefs: FileSystem = FileSystem()
     max_pids: int | None = None
     processes: int | None = None
-    pods: Mapping[str, PodUse] = field(default_factory=dict)
+    pods: Mapping[str, MeasuredPod] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Observation:
     records: Mapping[str, PodRecord]
     node: Node
     node_known: bool = False
-    use: NodeUse | None = None
+    use: MeasuredNode | None = None
     series: Mapping[str, float] = field(default_factory=dict)
 
     def active(self) -> Sequence[Pod]:
