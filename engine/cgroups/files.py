@@ -110,35 +110,41 @@ class FileRules:
         } | {self._huge_page_file(size): limit for size, limit in values.huge_pages.items()}
         return {file: text for file, text in self.files(values).items() if given.get(file) is not None}
 
+    def _cpu_weight(self, values: GroupValues) -> dict[str, str]:
+        """Return `cpu.weight`, or `cpu.shares` on v1, or nothing if shares are not set."""
+        if values.cpu_shares is None:
+            return {}
+        if self.version == 1:
+            return {"cpu.shares": str(values.cpu_shares)}
+        return {"cpu.weight": str(shares_to_weight(values.cpu_shares, self.formula))}
+
     def _v1(self, values: GroupValues) -> dict[str, str]:
-        wanted = {} if values.cpu_shares is None else {"cpu.shares": str(values.cpu_shares)}
+        wanted = self._cpu_weight(values)
         if values.cpu_period is not None:
             wanted["cpu.cfs_period_us"] = str(values.cpu_period)
         wanted["cpu.cfs_quota_us"] = str(values.cpu_quota or -1)
-        wanted["memory.limit_in_bytes"] = self._memory(values)
-        wanted["pids.max"] = self._pids(values)
+        wanted["memory.limit_in_bytes"] = self._memory_max(values)
+        wanted["pids.max"] = self._pids_max(values)
         return wanted | ({} if values.cpuset is None else {"cpuset.cpus": values.cpuset})
 
     def _v2(self, values: GroupValues) -> dict[str, str]:
-        wanted = {}
-        if values.cpu_shares is not None:
-            wanted["cpu.weight"] = str(shares_to_weight(values.cpu_shares, self.formula))
+        wanted = self._cpu_weight(values)
         quota = values.cpu_quota or -1
         wanted["cpu.max"] = f"{quota if quota > 0 else 'max'} {values.cpu_period or 100_000}"
-        wanted["memory.max"] = self._memory(values)
+        wanted["memory.max"] = self._memory_max(values)
         for name, unset in (("memory.min", "0"), ("memory.low", "0"), ("memory.high", "max")):
             wanted[name] = kernel_form(name, values.unified.get(name, unset))
-        wanted["pids.max"] = self._pids(values)
+        wanted["pids.max"] = self._pids_max(values)
         if values.cpuset is not None:
             wanted["cpuset.cpus"] = values.cpuset
         return {name: kernel_form(name, text) for name, text in values.unified.items()} | wanted
 
-    def _memory(self, values: GroupValues) -> str:
+    def _memory_max(self, values: GroupValues) -> str:
         if values.memory is None:
             return UNLIMITED[self.version]
         return kernel_form(MEMORY_LIMIT[self.version], str(max(values.memory, 0)))
 
-    def _pids(self, values: GroupValues) -> str:
+    def _pids_max(self, values: GroupValues) -> str:
         return "max" if values.pids is None or values.pids < 0 else str(values.pids)
 
     def _huge_page_file(self, size: int) -> str:

@@ -1,7 +1,8 @@
 """Compute the values of pods, containers and QoS levels under another version, formula or configuration.
 
 `cgroup_columns` computes the values of the whole snapshot with the kernel of `engine.cgroups.formulas.bulk`;
-`engine.cgroups.files` turns each distinct set of values into files; `cgroup_lint` finds faults among them.
+`engine.cgroups.files` turns each distinct set of values into files; `cgroup_lint` finds faults
+among them.
 """
 
 from __future__ import annotations
