@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -358,3 +359,25 @@ async def test_calls_are_held_to_the_rate_but_for_heartbeats_and_events(server: 
 )
 def test_how_long_a_busy_server_is_waited_for(header: str, in_details: float, seconds: float) -> None:
     assert _seconds(header, in_details) == seconds
+
+
+@pytest.mark.parametrize("body", [b'{"details":' * 3000, b'{"message": "\xff"}', b"[", b"\x00" * 400])
+async def test_an_odd_error_is_an_api_error(server: ApiServer, client: ApiClient, body: bytes) -> None:
+    """Whatever stands in the body of a refusal, a caller gets the status and at most a few hundred bytes."""
+
+    async def read(limit: int) -> bytes:
+        return body
+
+    exchange: Any = SimpleNamespace(status=503, headers={"retry-after": "7"}, read=read)
+    error = await client._error(exchange, "GET", "/x")
+    assert (error.code, error.retry_after) == (503, 7)
+    assert len(error.message) <= 300
+
+
+@pytest.mark.parametrize("status", ["\u00b2\u00b20", "20", "2000", "+20", " 20", ""])
+async def test_an_answer_with_an_odd_status_is_unavailable(status: str) -> None:
+    """Digits of other scripts are digits to Python, too: they are no number."""
+    exchange = Exchange("server")
+    exchange.fields([(b":status", status.encode("latin-1"))])
+    with pytest.raises(Unavailable, match="has no status"):
+        await exchange.wait_for_head()

@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,28 @@ async def test_a_directory_that_is_made_again_is_watched_again(
     await eventually(lambda: marker in watched._tasks)
     bind(top / "driver" / "s.sock")
     await eventually(lambda: top / "driver" / "s.sock" in watched._tasks)
+
+
+async def test_a_directory_that_goes_while_it_is_read_costs_no_other_event(
+    watched: PluginWatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read of inotify has the events of both: what is wrong with the first must not lose the second."""
+    top = tmp_path / "r"
+    top.mkdir()
+    await watched.start()
+    watch: Any = watched._watch
+    add = watch.add
+
+    def gone_before(path: Path, mask: int) -> None:
+        if path.name == "gone":
+            path.rmdir()
+        add(path, mask)
+
+    monkeypatch.setattr(watch, "add", gone_before)
+    (top / "gone").mkdir()
+    bind(top / "s.sock")
+    await eventually(lambda: top / "s.sock" in watched._tasks)
+    assert not (top / "gone").exists()
 
 
 async def test_a_wide_directory_is_read_to_its_bound(

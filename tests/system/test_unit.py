@@ -39,6 +39,12 @@ def values(name: str) -> list[str]:
     return [word for key, text in settings() if key == name for word in text.split()]
 
 
+def test_memory_is_reclaimed_before_pods_pay() -> None:
+    """The agent is the last that the kernel kills (OOMScoreAdjust), so what it wastes others would lose."""
+    assert values("OOMScoreAdjust") == ["-999"]
+    assert values("MemoryHigh") == ["2G"]
+
+
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     """One boot for every test."""
