@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.cli.plan import opened, source_options
-from engine.host.files import replacing_file
+from engine.host.files import replace_file, replacing_file
 from engine.plan.placement.place import place as place_pods
 from engine.plan.reading.mapping import load_mapped
 from engine.plan.snapshot.columnar_file import SUFFIX, write_snapshot, write_stream
@@ -64,14 +66,28 @@ def output_options(function: Any) -> Any:
     default=None,
     help="Place pods without a node, in order of time.",
 )
+@click.option(
+    "--anonymize",
+    default="",
+    metavar="TABLE",
+    help="Replace names, labels and images; write what stands for what to this JSON file, to keep.",
+)
 @output_options
 @source_options
 def snapshot(
-    mapping: str, nodes: str, pods: str, rule: Any, output: str, format_: str | None, **options: Any
+    mapping: str,
+    nodes: str,
+    pods: str,
+    rule: Any,
+    anonymize: str,
+    output: str,
+    format_: str | None,
+    **options: Any,
 ) -> None:
     """Convert to a columnar snapshot, which loads many times faster than JSON.
 
-    With --kubeconfig or --context, take it of a running cluster.
+    With --kubeconfig or --context, take it of a running cluster. With --anonymize, structure and numbers
+    stay, so questions answer alike, and the names stay with you.
     """
     if mapping:
         loaded, odd = load_mapped(Path(mapping), nodes, pods)
@@ -82,7 +98,19 @@ def snapshot(
     if rule:
         loaded, missed = place_pods(loaded, rule=rule)
         click.echo(f"{missed:,} pods fit nowhere", err=True)
+    if anonymize:
+        loaded = _anonymous(loaded, Path(anonymize))
     deliver(loaded, output, format_)
+
+
+def _anonymous(loaded: Snapshot, table: Path) -> Snapshot:
+    from engine.plan.snapshot.anonymous import anonymous
+
+    if table.suffix != ".json":
+        raise InvalidInput("name the file for the table of names: names.json", subject="--anonymize")
+    made, names = anonymous(loaded)
+    replace_file(table, msgspec.json.format(encode_json(names), indent=2).decode() + "\n", mode=0o600)
+    return made
 
 
 @click.command()

@@ -209,7 +209,7 @@ def test_prices_say_what_is_saved(tmp_path: Path) -> None:
     web = cluster.pods("Deployment shop/web", NODES * 2, {"cpu": "1", "memory": "4Gi"})
     cluster.use(web, 500 * MI, 0.2)
     answer = ask(cluster, tmp_path, prices={"m5.xlarge": 140.5})
-    assert "They cost 140.50" in answer.headline
+    assert "The nodes cost 140.50 less" in answer.headline
     answer = ask(cluster, tmp_path, prices={"m5.large": 70})
     assert "instance types without a price: m5.xlarge" in answer.notes
 

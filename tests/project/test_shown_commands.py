@@ -16,7 +16,12 @@ from tests.project.documented_nodes import STAY, Outcome
 from tests.project.shown import DOCUMENTS, IDS, ROOT, command_lines
 
 HERE = Path(__file__).parent
-WALKED = {"docs/tutorial/first-node.md", "docs/tutorial/first-plan.md", "docs/plan.md"}
+WALKED = {
+    "docs/tutorial/first-node.md",
+    "docs/tutorial/first-plan.md",
+    "docs/plan.md",
+    "docs/how-to/rightsize.md",
+}
 """By `test_samples.py`, from the first block to the last."""
 
 HELD = {

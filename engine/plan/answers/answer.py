@@ -58,6 +58,27 @@ class Answer:
     def note_lines(self) -> list[str]:
         return [f"{text}: {count:,}" if count else text for text, count in self.notes.items()]
 
+    def to_pandas(self) -> Any:
+        """Return the rows as a pandas DataFrame; texts that repeat are categories. Raise `InvalidInput`
+        without pandas.
+        """
+        from engine.plan.answers.notebook import optional_module
+
+        optional_module("pandas")
+        return self.table.to_pandas()
+
+    def to_polars(self) -> Any:
+        """Return the rows as a polars DataFrame. Raise `InvalidInput` without polars."""
+        from engine.plan.answers.notebook import optional_module
+
+        return optional_module("polars").from_arrow(self.table)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the headline, the first rows, the notes."""
+        from engine.plan.answers.notebook import notebook_html
+
+        return notebook_html(self)
+
     def named(self, scenario: str) -> Answer:
         """Return the same answer with another scenario name in every row."""
         names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(self), np.int32)), pa.array([scenario]))

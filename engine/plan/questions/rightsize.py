@@ -184,7 +184,7 @@ class _Study:
                 f"the record ends {days:.1f} days {'before' if times.end < taken else 'after'} the snapshot"
             )
         for text, count in dict(history.meta.get("faults", {})).items():
-            rows.note(f"series of the record of which one {text}", int(count))
+            rows.note(f"faults of the record ({text})", int(count))
 
     def _new_requests(self) -> list[SizedContainer]:
         parameters, rows = self._parameters, self._rows
@@ -396,16 +396,19 @@ class _Study:
         return ". ".join(parts) + "."
 
     def _saved(self) -> str:
-        """Return what the nodes cost that only the new requests make removable."""
+        """Return how much less the nodes cost that the new requests need."""
         prices = self._parameters.prices
         if not prices:
             return ""
         types = instance_types(self._snapshot)
-        extra = [node for node in self._then.removable if node not in set(self._now.removable)]
-        unknown = sorted({types[node] or "without a type" for node in extra} - prices.keys())
+        unknown = sorted({types[node] or "without a type" for node in self._then.removable} - prices.keys())
         if unknown:
             self._rows.note(f"instance types without a price: {', '.join(unknown)}")
-        return f"They cost {sum(prices.get(types[node], 0.0) for node in extra):,.2f}"
+
+        def cost(nodes: Sequence[int]) -> float:
+            return sum(prices.get(types[node], 0.0) for node in nodes)
+
+        return f"The nodes cost {cost(self._then.removable) - cost(self._now.removable):,.2f} less"
 
 
 def _amount(value: int | None, name: str) -> str:

@@ -1,0 +1,41 @@
+"""Show answers in notebooks: data frames, and a table that a browser draws."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib import import_module
+from types import ModuleType
+
+from engine.api.errors import InvalidInput
+from engine.plan.answers.answer import COLUMNS, Answer
+from engine.plan.answers.output import readable
+
+ROWS = 20
+"""Rows of a table in a notebook."""
+_STYLE = "text-align:left"
+
+
+def optional_module(name: str) -> ModuleType:
+    """Import a library that the planner does not require. Raise `InvalidInput` with the command that installs
+    it.
+    """
+    try:
+        return import_module(name)
+    except ImportError:
+        raise InvalidInput(f"is not installed: pip install {name}", subject=name) from None
+
+
+def notebook_html(answer: Answer) -> str:
+    """Return the headline, the first rows and the notes of an answer."""
+    names = [name for name in COLUMNS if name not in ("scenario", "unit")]
+    head = "".join(f'<th style="{_STYLE}">{escape(name)}</th>' for name in names)
+    rows = []
+    for row in answer.table.slice(0, ROWS).to_pylist():
+        row["amount"] = readable(row["amount"], row["unit"])
+        cells = "".join(f'<td style="{_STYLE}">{escape(str(row[name]))}</td>' for name in names)
+        rows.append(f"<tr>{cells}</tr>")
+    headline = f"<p><b>{escape(answer.headline)}</b></p>" if answer.headline else ""
+    more = f"<p>{len(answer):,} rows</p>" if len(answer) > ROWS else ""
+    notes = "".join(f"<li>{escape(line)}</li>" for line in answer.note_lines)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f"<div>{headline}{table}{more}{f'<ul>{notes}</ul>' if notes else ''}</div>"
