@@ -16,7 +16,7 @@ from engine.plan.answers.answer import Answer
 from engine.plan.cluster import Cluster, ask
 from engine.plan.questions import QUESTIONS
 from engine.plan.snapshot.anonymous import anonymous
-from tests.plan.sized_cluster import SizedCluster
+from tests.plan.use.sized_cluster import SizedCluster
 
 SECRETS = (
     "shop",

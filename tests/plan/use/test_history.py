@@ -26,8 +26,8 @@ from engine.plan.history.history import History, HistoryBuilder, Times
 from engine.plan.history.history_file import read_history, write_history
 from engine.plan.history.prometheus import Prometheus, ServerAccess
 from engine.plan.history.usage_tables import history_from_tables
-from tests.plan import recorded
-from tests.plan.recorded import MEMORY, SCRAPE, Recording, prometheus
+from tests.plan.use import recorded
+from tests.plan.use.recorded import MEMORY, SCRAPE, Recording, prometheus
 
 END = 1_800_000_000
 HOURS = 6

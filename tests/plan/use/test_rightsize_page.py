@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.plan import recorded
-from tests.plan.recorded import Recording, prometheus
-from tests.plan.sized_cluster import MI, SizedCluster
+from tests.plan.use import recorded
+from tests.plan.use.recorded import Recording, prometheus
+from tests.plan.use.sized_cluster import MI, SizedCluster
 
-PAGE = (Path(__file__).parents[2] / "docs/how-to/rightsize.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/how-to/rightsize.md").read_text()
 COMMANDS = re.findall(r"^kubengine plan (.*)$", PAGE, re.MULTILINE)
 SIZES = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]
 HOURS = 26

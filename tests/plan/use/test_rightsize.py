@@ -17,7 +17,7 @@ from engine.plan.questions.rightsize import RightsizeParameters, rightsize
 from engine.plan.rightsizing.pressure import shared_out
 from engine.plan.rightsizing.recommended import ContainerAmounts, read_recommended
 from engine.plan.rightsizing.workloads import Workload, Workloads
-from tests.plan.sized_cluster import GI, MI, TIMES, SizedCluster, at_peak
+from tests.plan.use.sized_cluster import GI, MI, TIMES, SizedCluster, at_peak
 
 NODES = ["n1", "n2", "n3", "n4"]
 
