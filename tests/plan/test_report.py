@@ -19,7 +19,8 @@ from rich.console import Console
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import COLUMNS, Answer, Rows, joined
 from engine.plan.answers.explain import SENTENCES, explain
-from engine.plan.answers.output import format_for, print_table, provenance, readable, write_answer
+from engine.plan.answers.output import format_for, print_table, provenance, write_answer
+from engine.plan.answers.readable import readable
 from engine.plan.questions import QUESTIONS
 from engine.plan.questions.evict import EvictParameters
 from engine.plan.questions.image_gc import ImageGCParameters

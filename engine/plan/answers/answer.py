@@ -77,7 +77,7 @@ class Answer:
         """Return what a notebook shows: the headline, the first rows, the notes."""
         from engine.plan.answers.notebook import notebook_html
 
-        return notebook_html(self)
+        return notebook_html(self.table, self.headline, self.note_lines)
 
     def named(self, scenario: str) -> Answer:
         """Return the same answer with another scenario name in every row."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.plan.answers.answer import Answer
-from engine.plan.answers.output import readable
+from engine.plan.answers.readable import readable
 
 SENTENCES = {
     "fits": "{object} fits on {node} without preemption",

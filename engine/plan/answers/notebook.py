@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from importlib import import_module
 from types import ModuleType
 
+import pyarrow as pa
+
 from engine.api.errors import InvalidInput
-from engine.plan.answers.answer import COLUMNS, Answer
-from engine.plan.answers.output import readable
+from engine.plan.answers.readable import readable
 
 ROWS = 20
 """Rows of a table in a notebook."""
@@ -25,17 +27,17 @@ def optional_module(name: str) -> ModuleType:
         raise InvalidInput(f"is not installed: pip install {name}", subject=name) from None
 
 
-def notebook_html(answer: Answer) -> str:
+def notebook_html(table: pa.Table, headline: str, notes: Sequence[str]) -> str:
     """Return the headline, the first rows and the notes of an answer."""
-    names = [name for name in COLUMNS if name not in ("scenario", "unit")]
+    names = [name for name in table.column_names if name not in ("scenario", "unit")]
     head = "".join(f'<th style="{_STYLE}">{escape(name)}</th>' for name in names)
     rows = []
-    for row in answer.table.slice(0, ROWS).to_pylist():
+    for row in table.slice(0, ROWS).to_pylist():
         row["amount"] = readable(row["amount"], row["unit"])
         cells = "".join(f'<td style="{_STYLE}">{escape(str(row[name]))}</td>' for name in names)
         rows.append(f"<tr>{cells}</tr>")
-    headline = f"<p><b>{escape(answer.headline)}</b></p>" if answer.headline else ""
-    more = f"<p>{len(answer):,} rows</p>" if len(answer) > ROWS else ""
-    notes = "".join(f"<li>{escape(line)}</li>" for line in answer.note_lines)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f"<div>{headline}{table}{more}{f'<ul>{notes}</ul>' if notes else ''}</div>"
+    above = f"<p><b>{escape(headline)}</b></p>" if headline else ""
+    more = f"<p>{table.num_rows:,} rows</p>" if table.num_rows > ROWS else ""
+    below = "".join(f"<li>{escape(line)}</li>" for line in notes)
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f"<div>{above}{body}{more}{f'<ul>{below}</ul>' if below else ''}</div>"

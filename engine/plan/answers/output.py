@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engine.api.amounts.sizes import binary_size
 from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.version import engine_version
 from engine.host.files import replace_file, replacing_file
 from engine.plan.answers.answer import COLUMNS, Answer
+from engine.plan.answers.readable import readable
 
 WIDTH = 160
 """Columns of a table in a file or a pipe."""
@@ -32,10 +32,6 @@ FORMATS = ("table", "json", "csv", "parquet", "html")
 _BY_SUFFIX = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".html": "html", ".htm": "html"}
 _JSON_BATCH = 65_536
 _NUMERIC = "amount"
-SINGULAR = {
-    "pods": "pod", "nodes": "node", "pieces": "piece", "devices": "device", "processes": "process",
-    "inodes": "inode", "times": "time", "shares": "share", "questions": "question",
-}  # fmt: skip
 
 
 def provenance(meta: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,10 +162,3 @@ def print_table(answer: Answer, console: Console, limit: int) -> None:
         console.print(Text(f"… {len(answer) - limit:,} more rows: --limit, or -o FILE.csv"))
     for line in answer.note_lines:
         console.print(Text(f"note: {line}"))
-
-
-def readable(amount: int, unit: str) -> str:
-    """Format an amount: `3.2 GiB`, `1,250 milli-CPU`, `12 pods`, `1 pod`."""
-    if unit != "bytes":
-        return f"{amount:,} {SINGULAR.get(unit, unit) if amount == 1 else unit}".strip()
-    return binary_size(amount) if amount >= 0 else f"-{binary_size(-amount)}"

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from engine.host.files import replace_file
 from engine.plan.answers.answer import COLUMNS, USED_AFTER, USED_BEFORE, Answer
-from engine.plan.answers.output import readable, summary
+from engine.plan.answers.output import summary
+from engine.plan.answers.readable import readable
 from engine.plan.report.plots import plots
 from engine.plan.report.sentence import sentence
 

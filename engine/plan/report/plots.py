@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from engine.plan.answers.answer import COLUMNS, USED_AFTER, USED_BEFORE
-from engine.plan.answers.output import readable, summary
+from engine.plan.answers.output import summary
+from engine.plan.answers.readable import readable
 from engine.plan.report import svg
 
 TOP = 15

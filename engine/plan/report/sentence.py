@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from engine.plan.answers.output import readable
+from engine.plan.answers.readable import readable
 
 PHRASES: Final[Mapping[str, str]] = {
     "fits": "it fits on {nodes}",

@@ -1,0 +1,17 @@
+"""Format amounts of answers for people."""
+
+from __future__ import annotations
+
+from engine.api.amounts.sizes import binary_size
+
+SINGULAR = {
+    "pods": "pod", "nodes": "node", "pieces": "piece", "devices": "device", "processes": "process",
+    "inodes": "inode", "times": "time", "shares": "share", "questions": "question",
+}  # fmt: skip
+
+
+def readable(amount: int, unit: str) -> str:
+    """Format an amount: `3.2 GiB`, `1,250 milli-CPU`, `12 pods`, `1 pod`."""
+    if unit != "bytes":
+        return f"{amount:,} {SINGULAR.get(unit, unit) if amount == 1 else unit}".strip()
+    return binary_size(amount) if amount >= 0 else f"-{binary_size(-amount)}"
