@@ -26,14 +26,18 @@ from engine.host.inotify import InotifyWatch
 from engine.host.loop_share import LoopShare
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
+from engine.node.logs.container_access import ContainerStreams
 from engine.server.http.connection import READ, Connection
 from engine.server.http.exchange import Answer, Request, plain
 from engine.server.port.streams import PIECE as SESSION_PIECE
 from engine.server.port.streams import _Session
+from engine.server.port.websocket_streams import PIECE as MESSAGES_PIECE
+from engine.server.port.websocket_streams import Translation
 from engine.testing.apiserver import ApiServer
-from engine.transport import grpc_channel
+from engine.transport import grpc_channel, spdy, websocket
 from engine.transport.grpc_channel import CallFailed, Channel
 from engine.transport.http2 import Exchange, Http2Connection
+from engine.transport.stream_protocols import CHANNELS, V4
 from tests.cluster.conftest import Connect, connect
 from tests.endless import EndlessPeer, from_listener, listening_at
 from tests.server.test_endless_peers import HTTP, HTTP2
@@ -93,7 +97,7 @@ class Sink:
 def full(data: bytes, size: int = MEGABYTE) -> asyncio.StreamReader:
     """Return a reader in which `size` bytes of repeated `data` wait."""
     reader = asyncio.StreamReader()
-    reader.feed_data(data * (size // len(data)))
+    reader.feed_data(data * (size // len(data or b"x")))
     reader.feed_eof()
     return reader
 
@@ -166,6 +170,52 @@ async def test_a_session(meter: TurnMeter) -> None:
         await asyncio.gather(*(session._pass_on(full(b"x"), sink, patience) for _ in range(2)))
     assert meter.total == 2 * MEGABYTE
     assert meter.most <= 2 * SESSION_PIECE
+
+
+MASKED = b"\x80\0\0\0\0"
+"""An empty frame's length, and its mask."""
+FRAMES = {"pings": b"\x89", "unknown channel": b"\x82", "one message without end": b"\x00"}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+async def test_messages_of_a_websocket(meter: TurnMeter, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames of six bytes, of which a client of exec or attach may send any number.
+
+    None may stop the session either: a message for no stream was once waited for until the end.
+    """
+    take = websocket.Framing._take
+
+    def metered(self: websocket.Framing, frame: Any) -> Any:
+        meter.add()
+        return take(self, frame)
+
+    monkeypatch.setattr(websocket.Framing, "_take", metered)
+    begun = b"\x02" + MASKED if kind == "one message without end" else b""
+    reader = full(FRAMES[kind] + MASKED, 6 * 5_000)
+    wanted = ContainerStreams(stdin=True, stdout=True, stderr=True, tty=False)
+    translation = Translation(begun, reader, cast("Any", Sink()), wanted, V4)
+    while await translation.read(MESSAGES_PIECE):
+        """The runtime takes everything at once."""
+    await translation.finish()
+    assert meter.total == 5_000 + bool(begun)
+    assert meter.most <= MESSAGES_PIECE // 6 + 2
+
+
+async def test_bytes_that_a_container_writes_one_by_one() -> None:
+    """They are one message of a WebSocket, and so one TLS record, not one each."""
+    written: list[bytes] = []
+    sink: Any = Sink()
+    sink.write = written.append
+    wanted = ContainerStreams(stdin=False, stdout=True, stderr=False, tty=False)
+    translation = Translation(b"", full(b"", 0), sink, wanted, V4)
+    frames = spdy.FrameWriter()
+    (stdout,) = (stream for stream, channel in translation._channels.items() if channel == CHANNELS["stdout"])
+    translation.write(b"".join(frames.encode(spdy.Data(stdout, b"x", False)) for _ in range(1000)))
+    assert len(written) == 1
+    assert written[0].endswith(b"x" * 1000)
+    translation.write(frames.encode(spdy.Data(stdout, b"y", True)))
+    assert written[1].endswith(b"y")
+    await translation.finish()
 
 
 @pytest.mark.parametrize("kind", HTTP2)
