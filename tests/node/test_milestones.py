@@ -22,7 +22,7 @@ STATUS = ("engine/node/sync/status.py", "pod_status")
 CALLS, FILES, STATUSES = 1_470, 80, 2
 """The budget of one more static pod: Python calls, the files that they are in, and computed statuses.
 
-Background tasks of the node that run meanwhile add up to 40 calls in three files.
+Two starts are traced, because background tasks of the node run meanwhile: what only one has does not count.
 """
 
 Entrance = tuple[str, str]
@@ -87,11 +87,14 @@ async def test_a_second_pod_stays_within_its_budget(rig: Rig):
     await rig.start()
     rig.write("first", {"containers": [container()]})
     await eventually(lambda: rig.phase("first") == "Running")
-    with entrances() as seen:
-        rig.write("second", {"containers": [container()]})
-        await eventually(unseen(lambda: rig.phase("second") == "Running"))
-    agent = [(file, function) for file, function in seen if not file.startswith(NOT_THE_AGENT)]
-    files = {file for file, _ in agent}
-    assert len(agent) <= CALLS
-    assert len(files) <= FILES
-    assert agent.count(STATUS) <= STATUSES
+    calls, files = [], []
+    for name in ("second", "third"):
+        with entrances() as seen:
+            rig.write(name, {"containers": [container()]})
+            await eventually(unseen(lambda name=name: rig.phase(name) == "Running"))
+        agent = [entrance for entrance in seen if not entrance[0].startswith(NOT_THE_AGENT)]
+        calls.append(len(agent))
+        files.append({file for file, _ in agent})
+        assert agent.count(STATUS) <= STATUSES
+    assert min(calls) <= CALLS
+    assert len(files[0] & files[1]) <= FILES
