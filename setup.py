@@ -75,7 +75,8 @@ class BuildKernels(build_ext):
     def is_stale(self, ext: Extension) -> bool:
         # An editable installation builds in a temporary directory; what it uses is in the source tree.
         target = self.get_ext_filename(ext.name) if self.editable_mode else self.get_ext_fullpath(ext.name)
-        sources = [source for source in ext.sources if source.endswith(".pyx")]
+        # A kernel that has been translated has its C as a source, which does not exist before.
+        sources = [source for source in ext.sources if Path(source).exists()]
         return bool(self.force) or newer_group([*sources, *ext.depends], target)
 
     def copy_extensions_to_source(self) -> None:
