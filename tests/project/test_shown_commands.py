@@ -37,6 +37,7 @@ HELD = {
     "systemctl restart kubelet": "needs systemd and kubeadm's unit",
     "systemctl disable ": "needs systemd and a kubelet; `test_unit.py` has both agents' units under systemd",
     "kubengine bench node ": "measures for minutes, beside a kubelet; tests/bench runs it on few pods",
+    "kubengine bench density ": "needs a cluster; tests/bench plays it on the test API server",
     "kubengine bench scale": "measures for minutes; tests/bench runs it on few pods",
     "PATH=$PWD/shims:$PATH ginkgo ": "needs the kubelet's own test suite, and hours",
     "ginkgo --procs=4 ": "needs a cluster, Kubernetes' cluster suite, and an hour",
