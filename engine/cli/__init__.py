@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "run": "Run the node agent on a directory of Pod manifests.",
     "shadow": "Take a live kubelet's decisions a second time, and compare.",
     "status": "Show the pods of a running agent.",
+    "takeover": "Say what a take-over of a kubelet's node would do.",
     "why": "Say why a pod was evicted, preempted, refused or restarted.",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,14 @@ from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import RecordSection
 from engine.api.quantity import Quantity
 from engine.cli.agent.client import print_json
-from engine.cli.agent.places import ROOT_DIR
+from engine.cli.agent.kubelet_options import kubelet_options
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    from engine.shadow.watch import Shadow
+    from engine.shadow.watch import Shadow, ShadowOptions
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 DIFFERS, NEXT_DIFFERS = 3, 4
@@ -31,33 +32,7 @@ PAGE_RELOAD = 10
 
 
 @click.command()
-@click.option(
-    "--kubelet",
-    "url",
-    default="https://127.0.0.1:10250",
-    show_default=True,
-    metavar="URL",
-    help="The kubelet's port, or http://127.0.0.1:10255 for its read-only port.",
-)
-@click.option("--client-certificate", "certificate", type=_FILE, help="Certificate for the kubelet's port.")
-@click.option("--client-key", "key", type=_FILE, help="Its key.")
-@click.option("--token-file", type=_FILE, help="A bearer token instead of a certificate.")
-@click.option(
-    "--certificate-authority", "authority", type=_FILE, help="What signed the kubelet's certificate."
-)
-@click.option("--insecure-skip-tls-verify", "unverified", is_flag=True, help="Trust any certificate.")
-@click.option("--config", type=_FILE, help="The kubelet's configuration, if its port does not show it.")
-@click.option(
-    "--root-dir",
-    "root",
-    default=ROOT_DIR,
-    show_default=True,
-    metavar="DIR",
-    help="The kubelet's root directory.",
-    type=click.Path(file_okay=False, path_type=Path),
-)
-@click.option("--runtime-endpoint", "runtime", default="", metavar="SOCKET", help="By default as configured.")
-@click.option("--kubeconfig", type=_FILE, help="Read labels, taints and conditions of the Node from the API.")
+@kubelet_options
 @click.option("--interval", default="10s", show_default=True, metavar="DURATION", help="From look to look.")
 @click.option("--for", "span", default="", metavar="DURATION", help="End after this time, instead of Ctrl-C.")
 @click.option("--with", "following", type=_FILE, help="Let this configuration decide next to the live one.")
@@ -70,16 +45,7 @@ PAGE_RELOAD = 10
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON at the end.")
 def command(
-    url: str,
-    certificate: Path | None,
-    key: Path | None,
-    token_file: Path | None,
-    authority: Path | None,
-    unverified: bool,
-    config: Path | None,
-    root: Path,
-    runtime: str,
-    kubeconfig: Path | None,
+    options: ShadowOptions,
     interval: str,
     span: str,
     following: Path | None,
@@ -100,20 +66,10 @@ def command(
     Exit status: 0 all decisions agree, 3 some differ, 4 none does, but the second configuration decides
     otherwise than the live one.
     """
-    from engine.shadow.kubelet_reader import KubeletAccess
-    from engine.shadow.watch import Shadow, ShadowOptions
+    from engine.shadow.watch import Shadow
 
-    shadow = Shadow(
-        ShadowOptions(
-            KubeletAccess(url, certificate, key, token_file, authority, unverified),
-            root,
-            config,
-            runtime,
-            kubeconfig,
-            following,
-            RecordSection(record, _size(record_size), Duration(_seconds(record_age, "--record-age"))),
-        )
-    )
+    kept = RecordSection(record, _size(record_size), Duration(_seconds(record_age, "--record-age")))
+    shadow = Shadow(replace(options, following=following, record=kept))
     asyncio.run(_run(shadow, _seconds(interval, "--interval"), _seconds(span, "--for"), listen, as_json))
     report = shadow.describe()
     if page is not None:

@@ -42,6 +42,9 @@ HELD = {
     "PATH=$PWD/shims:$PATH ginkgo ": "needs the kubelet's own test suite, and hours",
     "ginkgo --procs=4 ": "needs a cluster, Kubernetes' cluster suite, and an hour",
     "kubengine probes bench ": "a thousand probes a second, all in time; tests/probes sends it fewer",
+    "kubengine shadow ": "needs a kubelet; tests/shadow runs it next to one",
+    "kubengine why ": "needs a pod that was restarted or evicted; tests/record ask about such pods",
+    "kubengine takeover --check": "needs a kubelet; tests/shadow runs it next to one",
     "crictl ": "Debian has none; tests/containers make its calls",
     "export CONTAINER_RUNTIME_ENDPOINT=": "for crictl",
 }

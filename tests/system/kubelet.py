@@ -40,11 +40,11 @@ class Kubelet:
     ) -> None:
         self.log = directory / "kubelet.log"
         self._port = free_port()
-        self._config = directory / "kubelet.yaml"
+        self.config = directory / "kubelet.yaml"
         self._root = root
         self._plugins = root / "device-plugins"
         self._cgroup_root = cgroup_root.lstrip("/")
-        self._command = [str(BINARIES / "kubelet"), "--config", str(self._config), "--root-dir", str(root)]
+        self._command = [str(BINARIES / "kubelet"), "--config", str(self.config), "--root-dir", str(root)]
         self._command += ["--cert-dir", str(directory / "pki"), "--hostname-override", "n1", "--v=2"]
         self._process: subprocess.Popen[bytes] | None = None
         fields = {
@@ -72,7 +72,7 @@ class Kubelet:
             "imageGCHighThresholdPercent": 100,
             **(more or {}),
         }
-        self._config.write_text(yaml.safe_dump(fields))
+        self.config.write_text(yaml.safe_dump(fields))
 
     @property
     def url(self) -> str:

@@ -12,6 +12,9 @@ import pytest
 
 from engine.cri import labels
 from engine.cri.client import RuntimeClient
+from engine.shadow.kubelet_reader import KubeletAccess
+from engine.shadow.takeover_survey import TakeoverSurvey, survey
+from engine.shadow.watch import Shadow, ShadowOptions
 from engine.testing.containerd import Containerd
 from engine.testing.device_plugin import SampleDevicePlugin
 from engine.wire import cri_v1_pb2 as cri
@@ -95,6 +98,15 @@ class Both:
         statuses = self.kubelet.pods()["probed"]["status"]["containerStatuses"]
         return all(status["ready"] for status in statuses)
 
+    async def foretold(self) -> TakeoverSurvey:
+        """What `kubengine takeover --check` says while the kubelet runs."""
+        access = KubeletAccess(self.kubelet.url)
+        shadow = Shadow(ShadowOptions(access, self.rig.root, self.kubelet.config))
+        try:
+            return await survey(shadow)
+        finally:
+            await shadow.close()
+
     async def with_us(self) -> None:
         await self.rig.start()
         await eventually(lambda: {name: self.rig.phase(name) for name in PODS} == EXPECTED)
@@ -159,6 +171,13 @@ async def test_kubelet_then_us_then_kubelet(both: Both) -> None:
     before = await both.held()
     assert len(before["devices"]) == 1
     assert set(before["files"].values()) == {"first\n"}
+    found = await both.foretold()
+    assert not found.changes
+    assert {one.pod: one.fate for one in found.fates} == {
+        f"default/{name}-n1": "ended" if name == "job" else "kept" for name in PODS
+    }
+    (with_devices,) = [one for one in found.fates if one.pod == "default/device-n1"]
+    assert with_devices.holds[0].startswith(f"c: {GPU} ")
     both.kubelet.stop()
     await both.with_us()
     assert await both.held() == before

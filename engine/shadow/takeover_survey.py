@@ -1,0 +1,171 @@
+"""Read a node once and foretell a take-over. Read-only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from engine.api import cpu_set
+from engine.api.config import POD_LEVEL_MANAGERS_GATE, KubeletConfiguration
+from engine.api.documents import parse_pods
+from engine.api.errors import InvalidInput, KubengineError
+from engine.api.quantity import Quantity
+from engine.api.resources import CPU
+from engine.cpumanager import checkpoint as cpu_checkpoint
+from engine.cpumanager import restoring as cpu_restoring
+from engine.cpumanager.machine import read_topology
+from engine.cpumanager.options import StaticOptions
+from engine.cpumanager.static_policy import reserved_cpus
+from engine.devices import checkpoint as device_checkpoint
+from engine.devices.checkpoint import Checkpoint
+from engine.dra import checkpoint as claim_checkpoint
+from engine.host.checksummed_file import read_again
+from engine.memorymanager import checkpoint as memory_checkpoint
+from engine.memorymanager import restoring as memory_restoring
+from engine.memorymanager.machine import read_nodes
+from engine.memorymanager.reservation import reserved_memory
+from engine.memorymanager.state import unused
+from engine.node.sources.static_pods import static_pod
+from engine.shadow.machine_reader import CPU_STATE, DEVICE_STATE, MachineReader
+from engine.shadow.takeover import Holdings, NodeFinding, PodFate, pod_fates, summary
+from engine.shadow.watch import Shadow
+from engine.topologymanager.policy import Numa
+
+MEMORY_STATE: Final = "memory_manager_state"
+CPU_STATIC, MEMORY_STATIC = "static", "Static"
+_STATES: Final[dict[str, Callable[[bytes], Any]]] = {
+    CPU_STATE: cpu_checkpoint.decode,
+    MEMORY_STATE: memory_checkpoint.decode,
+    str(DEVICE_STATE): device_checkpoint.decode,
+    "dra_manager_state": claim_checkpoint.decode,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TakeoverSurvey:
+    """What a take-over would do to the pods, and what has to be known about the node."""
+
+    node: str
+    fates: list[PodFate]
+    findings: list[NodeFinding]
+
+    @property
+    def changes(self) -> bool:
+        """Whether some pod is not simply kept, or something has to be dealt with before."""
+        counts = summary(self.fates)
+        changed = any(counts[fate] for fate in ("restarts", "moves", "refused"))
+        return changed or any(finding.stops for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "node": self.node,
+            "counts": dict(summary(self.fates)),
+            "pods": [fate.as_dict() for fate in self.fates],
+            "findings": [finding._asdict() for finding in self.findings],
+        }
+
+
+async def survey(shadow: Shadow) -> TakeoverSurvey:
+    """Read the node once. Raise `Unavailable` if kubelet or runtime do not answer."""
+    seen = await shadow.observe()
+    machine = MachineReader(shadow.options.root, shadow.fault)
+    name = seen.node.metadata.name
+    holdings, findings = await asyncio.to_thread(_read, machine, seen.config, name)
+    return TakeoverSurvey(name, pod_fates(seen, holdings), findings)
+
+
+def _read(
+    machine: MachineReader, config: KubeletConfiguration, node: str
+) -> tuple[Holdings, list[NodeFinding]]:
+    findings, states = _states(machine.root)
+    holdings = Holdings()
+    try:
+        if config.cpu_manager_policy == CPU_STATIC:
+            holdings.add_cpus(_cpus(machine, config, states.get(CPU_STATE)))
+        if config.memory_manager_policy == MEMORY_STATIC:
+            holdings.add_memory(_memory(machine, config, states.get(MEMORY_STATE)))
+    except KubengineError as error:
+        # The agent does not start with this configuration.
+        findings.append(NodeFinding(error.subject or "configuration", error.message, stops=True))
+    devices = states.get(str(DEVICE_STATE)) or Checkpoint()
+    holdings.add_devices(devices)
+    findings += rejected_manifests(config.static_pod_path, node)
+    return holdings, [*findings, *_plugins(devices)]
+
+
+def _cpus(
+    machine: MachineReader, config: KubeletConfiguration, state: cpu_checkpoint.CpuCheckpoint | None
+) -> cpu_restoring.Restored:
+    """Return the CPU assignments that stay valid. Raise `InvalidInput`."""
+    topology, options = read_topology(), StaticOptions.from_config(config)
+    options.check(topology, config.topology_manager_policy)
+    named = cpu_set.parse(config.reserved_system_cpus, "reservedSystemCPUs")
+    reserved = reserved_cpus(topology, options, _reservation(machine, config).get(CPU), named)
+    return cpu_restoring.restore(
+        state or cpu_checkpoint.CpuCheckpoint(),
+        online=topology.cpus,
+        reserved=reserved,
+        pool=topology.cpus & ~(reserved if options.strict_reservation else 0),
+        pod_level=config.gate(POD_LEVEL_MANAGERS_GATE, False),
+    )
+
+
+def _memory(
+    machine: MachineReader, config: KubeletConfiguration, state: memory_checkpoint.MemoryCheckpoint | None
+) -> memory_restoring.RestoredMemory:
+    """Return the memory reservations that stay valid. Raise `InvalidInput`."""
+    kept = reserved_memory(
+        Numa.of_machine().nodes, _reservation(machine, config), config.reserved_memory or ()
+    )
+    return memory_restoring.restore(
+        state or memory_checkpoint.MemoryCheckpoint(),
+        unused(read_nodes(), kept),
+        pod_level=config.gate(POD_LEVEL_MANAGERS_GATE, False),
+    )
+
+
+def _reservation(machine: MachineReader, config: KubeletConfiguration) -> dict[str, Quantity]:
+    return machine.settings(config).node.reservation()
+
+
+def _states(root: Path) -> tuple[list[NodeFinding], dict[str, Any]]:
+    """Return what makes a state file unusable, and the content of the usable ones by name."""
+    findings, states = [], {}
+    for name, decode in _STATES.items():
+        try:
+            states[name] = decode(read_again(root / name))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            text = f"cannot be used ({error}): it is set aside, and its assignments are chosen again"
+            findings.append(NodeFinding(str(root / name), text, stops=True))
+    return findings, states
+
+
+def rejected_manifests(path: str, node: str) -> Iterator[NodeFinding]:
+    """Yield the manifests of a directory or file that the agent rejects: it ends what runs of their pods."""
+    place = Path(path)
+    if not path or not place.exists():
+        return
+    for file in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if file.name.startswith(".") or not file.is_file():
+            continue
+        try:
+            manifests, _ = parse_pods(file.read_bytes(), str(file))
+            for manifest in manifests:
+                static_pod(manifest, node_name=node, origin=str(file), seen_at=0.0)
+        except InvalidInput as error:
+            text = f"is rejected, and what runs of it is ended: {error.message}"
+            yield NodeFinding(str(file), text, stops=True)
+        except OSError as error:
+            yield NodeFinding(str(file), f"cannot be read: {error.strerror}", stops=True)
+
+
+def _plugins(devices: Checkpoint) -> list[NodeFinding]:
+    """Say which device plugins have to register with the new agent."""
+    held = {entry.resource_name for entry in devices.pod_device_entries or ()}
+    text = "its device plugin registers again with the new agent; running pods keep their devices meanwhile"
+    return [NodeFinding(resource, text) for resource in sorted(held)]
