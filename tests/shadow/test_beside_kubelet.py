@@ -70,23 +70,30 @@ def running(kubelet: Kubelet, tmp_path: Path) -> Kubelet:
     return kubelet
 
 
-def command(kubelet: Kubelet, tmp_path: Path, *options: str) -> list[str]:
+def command(kubelet: Kubelet, tmp_path: Path, *options: str, name: str = "shadow") -> list[str]:
     return [
-        sys.executable, "-m", "engine.cli", "shadow", "--kubelet", kubelet.url, "--config",
+        sys.executable, "-m", "engine.cli", name, "--kubelet", kubelet.url, "--config",
         str(tmp_path / "kubelet.yaml"), "--root-dir", str(tmp_path / "root"), "--json", *options,
     ]  # fmt: skip
 
 
-def test_it_agrees_with_the_kubelet_and_writes_nothing(running: Kubelet, tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
+def traced(line: list[str], trace: Path) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run a command; return also its system calls that write or change something."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("needs strace")
     done = subprocess.run(
-        [strace, "-f", "-qq", "-o", str(trace), "-e", "trace=%file,%desc,%process,%network,kill",
-         *command(running, tmp_path, "--for", "40s", "--interval", "2s")],
+        [strace, "-f", "-qq", "-o", str(trace), "-e", "trace=%file,%desc,%process,%network,kill", *line],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
+    calls = trace.read_text(errors="replace").splitlines()
+    assert any("openat(" in call for call in calls)
+    return done, [call for call in calls if WRITES.search(call) and not OWN.search(call)]
+
+
+def test_it_agrees_with_the_kubelet_and_writes_nothing(running: Kubelet, tmp_path: Path) -> None:
+    line = command(running, tmp_path, "--for", "40s", "--interval", "2s")
+    done, written = traced(line, tmp_path / "trace")
     report = json.loads(done.stdout)
     assert (done.returncode, report["differences"]) == (0, []), done.stderr
     assert not report["faults"]
@@ -94,9 +101,13 @@ def test_it_agrees_with_the_kubelet_and_writes_nothing(running: Kubelet, tmp_pat
         assert report["kinds"][kind]["agreed"], kind
     # One of the pods is refused; the job ended before the first look.
     assert report["kinds"]["admission"]["agreed"] == len(PODS) - 1
-    lines = trace.read_text(errors="replace").splitlines()
-    assert any("openat(" in line for line in lines)
-    written = [line for line in lines if WRITES.search(line) and not OWN.search(line)]
+    assert written == []
+
+
+def test_the_check_of_a_takeover_writes_nothing(running: Kubelet, tmp_path: Path) -> None:
+    done, written = traced(command(running, tmp_path, "--check", name="takeover"), tmp_path / "trace")
+    counts = json.loads(done.stdout)["counts"]
+    assert (counts["kept"], counts["ended"], done.returncode) == (5, 2, 0), done.stdout
     assert written == []
 
 
