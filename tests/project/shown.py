@@ -16,8 +16,13 @@ KUBECTL = "#!/bin/sh\nexec kubengine plan synth --nodes 5 --pods-per-node 30 --j
 
 
 def blocks(document: Path, language: str) -> list[str]:
-    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", document.read_text(), re.MULTILINE | re.DOTALL)
-    return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+    """Return the blocks of a language; all blocks are matched, so that no end is taken for a beginning."""
+    found = re.findall(r"^( *)```([^\n`]*)\n(.*?)^ *```$", document.read_text(), re.MULTILINE | re.DOTALL)
+    return [
+        re.sub(rf"^{indent}", "", text, flags=re.MULTILINE)
+        for indent, named, text in found
+        if named == language
+    ]
 
 
 def command_lines(document: Path) -> list[str]:

@@ -59,7 +59,12 @@ REACHABLE = (
 AGENTS_OWN = "a directory of the agent's above the volumes, which no container sees"
 VERIFIED = "inside a directory that is held by descriptor"
 MAY_TOUCH = {
-    ("node/volumes/pod_volumes.py", "mkdir"): AGENTS_OWN,
+    ("node/volumes/pod_volumes.py", "mkdir"): f"{AGENTS_OWN}; a hostPath, which the host's owner names",
+    (
+        "node/volumes/pod_volumes.py",
+        "open",
+    ): "a hostPath: the host's owner names it; trusted as the kubelet does",
+    ("node/volumes/pod_volumes.py", "stat"): "the same",
     ("node/volumes/pod_volumes.py", "is_dir"): AGENTS_OWN,
     ("node/volumes/pod_volumes.py", "iterdir"): AGENTS_OWN,
     ("node/volumes/container_files.py", "mkdir"): AGENTS_OWN,
@@ -103,9 +108,6 @@ MAY_TOUCH = {
     ("csi/file_systems.py", "rmdir"): AGENTS_OWN,
     ("csi/file_systems.py", "unlink"): VERIFIED,
     ("csi/on_disk.py", "iterdir"): AGENTS_OWN,
-    ("node/volumes/host_path.py", "mkdir"): "the host's owner names this path; trusted as the kubelet does",
-    ("node/volumes/host_path.py", "open"): "the same",
-    ("node/volumes/host_path.py", "stat"): "the same",
     ("node/volumes/local.py", "open"): "the host's owner names this path; trusted as the kubelet does",
     ("node/volumes/local.py", "mkdir"): AGENTS_OWN,
     ("node/volumes/local.py", "glob"): AGENTS_OWN,
