@@ -127,7 +127,7 @@ chaos: build
 	  $(PYTEST) --timeout 0 tests/node/sources/test_manifest_operations.py tests/node/test_fault_walk.py \
 	  tests/node/test_member_fault_walk.py tests/node/test_call_walk.py tests/node/test_request_walk.py tests/devices/test_crash_campaign.py tests/dra/test_kill_campaign.py \
 	  tests/devices/test_runtime_crash_campaign.py tests/node/test_restarts_with_devices.py \
-	  tests/project/test_kept_files.py tests/eviction/test_memory_hogs.py \
+	  tests/project/test_kept_files.py tests/host/test_records.py tests/eviction/test_memory_hogs.py \
 	  tests/eviction/test_disk_pressures.py tests/probes/test_soak.py tests/system/test_connection_churn.py tests/chaos
 
 protos: build

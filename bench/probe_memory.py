@@ -25,7 +25,7 @@ from engine.api.pod import Pod
 from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord
 from engine.host.node_context import NodeContext
-from engine.host.tasks import Tasks
+from engine.host.records.store import RecordStore
 from engine.node.pod.records import ReadinessRecords
 from engine.node.sync.probing import Probing
 from engine.probes.manager import ProbeManager
@@ -80,28 +80,30 @@ def resident() -> int:
 
 async def measure(pods: int, probes: int, directory: Path) -> dict[str, float]:
     known = [pod(number, probes) for number in range(pods)]
-    for made, _ in known:
-        (directory / made.uid).mkdir()
     manager = ProbeManager(
         NodeContext.create(KubeletConfiguration()),
         on_result=lambda result: None,
         runtime_socket=Path("/nowhere.sock"),
         jitter=lambda: 1.0,
     )
-    probing = Probing(manager, ReadinessRecords(lambda uid: directory / uid, Tasks()))
+    records = RecordStore(directory / "records")
+    records.open()
+    records.start()
+    probing = Probing(manager, ReadinessRecords(records))
     for made, record in known[:1]:
         probing.accepted(made)
         probing.observed(made, record)
         probing.remember(made)
-    await probing.stop()
+    await records.flush()
     before = resident()
     for made, record in known[1:]:
         probing.accepted(made)
         probing.observed(made, record)
         probing.remember(made)
-    await probing.stop()
+    await records.flush()
     after = resident()
     registered = (pods - 1) * probes
+    await records.stop()
     assert manager.describe(pod=known[-1][0].uid)["loop"]["registered"] == pods * probes
     return {"probes": registered, "bytes_per_probe": (after - before) / registered}
 

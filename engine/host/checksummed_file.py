@@ -64,12 +64,15 @@ def unsealed(data: bytes) -> bytes:
     return content
 
 
-def set_aside(path: Path) -> str:
-    """Rename the file, or whatever has its name; return in words where it went."""
+def set_aside(path: Path, *, move: bool = True) -> str:
+    """Rename the file, or whatever has its name; return in words where it went.
+
+    Without `move` the file also stays, for a caller that replaces it next.
+    """
     try:
         stamp = f"{path.lstat().st_mtime_ns:x}-{os.urandom(2).hex()}"
         aside = path.with_name(f"{path.name}.bad-{stamp}")
-        path.rename(aside)
+        path.rename(aside) if move else aside.hardlink_to(path)
         earlier = sorted(
             path.parent.glob(f"{_literally(path.name)}.bad-*"), key=lambda p: p.lstat().st_ctime_ns
         )

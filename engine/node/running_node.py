@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from engine.dra.drivers import DRA_PLUGIN
 from engine.dra.locator import ClaimLocator
 from engine.dra.manager import ClaimManager
 from engine.host.node_context import NodeContext
+from engine.host.records.store import RecordStore
 from engine.host.selinux import read_selinux
 from engine.host.stopping import stop_all
 from engine.node.controlplane.control_plane import Api, ControlPlane, NoControlPlane
@@ -51,6 +52,7 @@ from engine.node.nodeinfo.node_metrics import count_node, count_pods
 from engine.node.nodeinfo.options import NodeOptions
 from engine.node.nodeinfo.pod_cidr import PodCidr
 from engine.node.pod.backoff import restart_backoff
+from engine.node.pod.record_names import PodRecordNames, forget, take_over
 from engine.node.pod.records import AcceptedSpecs, ReadinessRecords, TerminationRecords
 from engine.node.pod_admission import HostSupport, PodAdmission, app_armor_enabled
 from engine.node.pods import PodManager
@@ -84,6 +86,7 @@ from engine.plugins.watcher import PluginHandler, PluginWatcher
 from engine.wire import cri_v1_pb2 as cri
 
 PLUGINS_REGISTRY = "plugins_registry"
+RECORDS = "kubengine_records"
 STARTS_AT_ONCE = 8
 RECONCILE_SECONDS = 60.0
 
@@ -206,7 +209,10 @@ class RunningNode:
     def _create_volumes(self) -> None:
         context, plane, managers = self._context, self._control_plane, self.managers
         self._volumes = _pod_volumes(context)
-        self._accepted = AcceptedSpecs(self._volumes.pod_directory)
+        self._records = RecordStore(
+            context.root / RECORDS, context.tasks, names=PodRecordNames(pods_directory(context.root))
+        )
+        self._accepted = AcceptedSpecs(self._records)
         self._csi = CsiStorage(
             context,
             plane.objects,
@@ -244,7 +250,7 @@ class RunningNode:
 
     def _create_pods(self) -> None:
         context, managers, volumes = self._context, self.managers, self._volumes
-        self._probing = Probing(managers.probes, ReadinessRecords(volumes.pod_directory, context.tasks))
+        self._probing = Probing(managers.probes, ReadinessRecords(self._records))
         lease = managers.images.lease
         self._puller = ImagePuller(
             self._runtime,
@@ -268,7 +274,9 @@ class RunningNode:
             ),
             images=self._puller,
             volumes=VolumeServices(volumes, self._volume_manager),
-            records=PodRecords(self._accepted, TerminationRecords(volumes.pod_directory)),
+            records=PodRecords(
+                self._accepted, TerminationRecords(self._records), partial(forget, self._records)
+            ),
             admission=self._admission,
             probes=self._probing,
             allocations=Allocations(
@@ -319,6 +327,9 @@ class RunningNode:
 
     async def start(self) -> None:
         """Start all parts. If it raises, call `stop` to end the parts that have started."""
+        await wait_for_runtime(self._open_records)
+        self._records.start()
+        await wait_for_runtime(self._take_over_records)
         self.managers.devices.claim()
         if (ids := await subordinate_ids()) is not None:
             self._users.take_from(ids, self._context.config.max_pods)
@@ -346,6 +357,12 @@ class RunningNode:
         await self.managers.start_beside_pods()
         self._reconciler.start(self._reconcile_cgroups)
 
+    async def _open_records(self) -> None:
+        self._records.open()
+
+    async def _take_over_records(self) -> None:
+        await take_over(pods_directory(self._context.root), self._records)
+
     async def stop(self) -> None:
         """Stop, and leave pods running. Every part is stopped even if one fails; then the failures are
         raised.
@@ -363,10 +380,10 @@ class RunningNode:
                 self._control_plane.stop,
                 self._volume_manager.stop,
                 self._claims.stop,
-                self._probing.stop,
                 self.runtime_health.stop,
                 self.watch.stop,
                 self.managers.stop,
+                self._records.stop,
                 self._leave_cgroups,
                 self._runtime.close,
                 *(keeper.stop for keeper in self._decision_keepers),

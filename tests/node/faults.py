@@ -26,6 +26,7 @@ import pytest
 from engine.api.errors import Refused, Unavailable
 from engine.host import files, inotify, mounts, trees
 from engine.host import safe_open as beneath
+from engine.host.records import store as record_store
 from engine.runtime.objects.failures import NoSuchObject, TimedOut
 
 ENGINE = str(Path(files.__file__).parents[1]) + os.sep
@@ -105,7 +106,7 @@ def _place() -> str:
 
 
 class SyncingOs:
-    """`os` for the file writer: its syncs, which no audit hook hears of, may fail as well."""
+    """`os` for the writers of files: their syncs, which no audit hook hears of, may fail as well."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(os, name)
@@ -120,6 +121,12 @@ class SyncingOs:
                     os.truncate(descriptor, os.fstat(descriptor).st_size // 2)
                 raise
         os.fsync(descriptor)
+
+    def fdatasync(self, descriptor: int) -> None:
+        fault = current.get()
+        if fault is not None:
+            fault.meet("fdatasync")
+        os.fdatasync(descriptor)
 
 
 class FailingLibc:
@@ -155,7 +162,8 @@ def file_faults() -> Iterator[None]:
     """While this lasts, contexts with a `current` fault meet it."""
     _listen()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "os", SyncingOs())
+        for writer in (files, record_store):
+            patch.setattr(writer, "os", SyncingOs())
         for module in (beneath, inotify, mounts, trees):
             patch.setattr(module, "_libc", FailingLibc(module._libc))
         yield

@@ -29,12 +29,14 @@ from engine.devices.checkpoint import decode
 from engine.devices.manager import DeviceManager
 from engine.host.inotify import InotifyWatch
 from engine.node import Node
+from engine.node.pod.record_names import ACCEPTED
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.image_service import ImageService
 from engine.runtime.objects.records import EXITED, NOT_READY, RUNNING, RuntimeContainer
 from engine.runtime.server import snake_case
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
+from tests import records
 
 GPU = "example.com/gpu"
 CPUS, MEMORY = 4, 8 << 30
@@ -276,8 +278,7 @@ class World:
 
     def forget_what_was_accepted(self) -> None:
         """As if a kubelet had left the pods."""
-        for kept in (self.directory / "root/pods").glob("*/accepted.json"):
-            kept.unlink()
+        records.remove(self.directory / "root", ACCEPTED)
 
     # Agents
 

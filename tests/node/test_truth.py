@@ -15,8 +15,12 @@ from engine.api.duration import Duration
 from engine.api.lifecycle import PodEnd
 from engine.devices.checkpoint import decode
 from engine.devices.checkpoint_file import FILE_NAME
+from engine.host.records import lines
+from engine.node.pod.record_names import ACCEPTED, END, LINK
+from engine.node.running_node import RECORDS
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import DevicePluginFault
+from tests import records
 from tests.devices.device_rig import GPU, DeviceRig
 from tests.node_rig import container
 from tests.waiting import eventually
@@ -97,7 +101,7 @@ async def test_devices_stay_allocated_until_a_pod_without_manifest_has_stopped(r
     uid, held = rig.runtime_uid("old"), rig.gpus("old", "c")
     await rig.node.stop()
     if not measured:
-        (rig.root / "pods" / uid / "accepted.json").unlink()
+        records.remove(rig.root, ACCEPTED, uid)
     old.unlink()
     rig.write("a", DEVICES)
     seen: list[list[str]] = []
@@ -237,8 +241,10 @@ async def test_a_pod_that_has_ended_stays_ended(rig, how, forgotten):
         await eventually(lambda: rig.running("job"))
         await rig.node.kill_pod(rig.pod("job"), end)
     await eventually(lambda: rig.phase("job") == phase and not rig.node.active_pods())
-    kept = rig.root / "pods" / rig.pod("job").uid / "end.json"
-    await eventually(lambda: kept.exists() and rig.pod("job").status.phase.encode() in kept.read_bytes())
+    uid = rig.pod("job").uid
+    await eventually(
+        lambda: rig.pod("job").status.phase.encode() in (records.recorded(rig.root, uid, END) or b"")
+    )
     status = rig.pod("job").status
     await rig.node.stop()
     calls = rig.runtime.counts()["StartContainer"]["calls"]
@@ -275,11 +281,13 @@ async def test_an_invalid_termination_record_is_reported_and_delays_no_pod(rig, 
     rig.write("job", {"containers": [container()], "restartPolicy": "Never"})
     await eventually(lambda: rig.running("job"))
     await rig.node.stop()
-    kept = rig.root / "pods" / rig.runtime_uid("job") / "end.json"
-    kept.write_bytes(b"\xff{")
+    uid = rig.runtime_uid("job")
+    accepted = lines.line(f"{uid}/{(rig.root / 'pods' / uid / LINK).readlink()}/{END}", b"\xff{")
+    with (rig.root / RECORDS).open("ab") as file:
+        file.write(accepted)
     await rig.start()
     await eventually(lambda: rig.running("job"))
-    assert str(kept) in caplog.text
+    assert f"{uid}/{END}" in caplog.text
 
 
 async def test_a_start_that_failed_is_not_tried_again_by_the_next_agent_where_nothing_restarts(rig):

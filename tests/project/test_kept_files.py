@@ -21,10 +21,8 @@ from typing import Any
 import pytest
 
 from engine.api.events import EventRecorder
-from engine.api.lifecycle import PodEnd
 from engine.api.meta import ObjectMeta
-from engine.api.pod import Container, Pod, PodSpec
-from engine.api.status import PodStatus
+from engine.api.pod import Pod, PodSpec
 from engine.cpumanager import baselines as cpu_baselines
 from engine.cpumanager import manager as cpu_manager
 from engine.cpumanager.checkpoint import CpuCheckpoint
@@ -39,7 +37,6 @@ from engine.dra.table import ClaimState, PreparedDevice
 from engine.host.checksummed_file import keep, unsealed
 from engine.host.project_quota import keep_project, kept_project
 from engine.host.state_file import StateFile
-from engine.host.tasks import Tasks
 from engine.images import records_file
 from engine.images.records import ImageRecords
 from engine.memorymanager import manager as memory_manager
@@ -48,7 +45,6 @@ from engine.memorymanager.checkpoint import decode as decode_memory
 from engine.memorymanager.checkpoint import encode as encode_memory
 from engine.memorymanager.state import Block, MemoryTable, NodeState
 from engine.node.nodeinfo.node_events import NodeEvents
-from engine.node.pod.records import AcceptedSpecs, ReadinessRecords, TerminationRecord, TerminationRecords
 from engine.node.runtime_view.runtime_health import HandlerFeatures, RuntimeFeatures
 from engine.node.spec.user_namespaces import UserNamespaceAllocator
 from engine.runtime.addresses import PodNetwork
@@ -82,6 +78,8 @@ WRITERS = {
     "shadow/takeover_survey.py": "the same",
     "shutdown/logind.py": "a drop-in of logind, which the agent never reads",
     "shutdown/manager.py": "a kubelet's file; an unreadable one counts as none",
+    "host/records/store.py": "lines under checksums: tests/host/test_records.py",
+    "node/pod/record_names.py": "files of earlier versions, which it removes",
     "host/safe_open.py": "how volumes' files are written",
     "host/files.py": "how files are written",
     "host/checksummed_file.py": "how files are kept",
@@ -113,11 +111,6 @@ class Kept:
     read: Callable[[Path], Any]
 
 
-POD = Pod(
-    metadata=ObjectMeta(name="a", namespace="d", uid="u", annotations={"k": "v"}),
-    spec=PodSpec(containers=[Container(name="c", image="i")]),
-)
-END = TerminationRecord(PodEnd("Evicted", "low"), PodStatus(phase="Failed"))
 SANDBOX = Sandbox("s", cri.PodSandboxConfig(hostname="h"), 17)
 CONTAINER = RuntimeContainer("c", SANDBOX, cri.ContainerConfig(image=cri.ImageSpec(image="i")), 17)
 ENTRY = CheckpointEntry(
@@ -138,17 +131,6 @@ MEMORY = MemoryCheckpoint(
 
 def state_file(path: Path) -> StateFile:
     return StateFile(path, bytes, name="state")
-
-
-def beneath(directory: Path) -> Callable[[str], Path]:
-    return lambda uid: directory / uid
-
-
-async def _readiness(directory: Path) -> None:
-    (directory / "u").mkdir()
-    kept = ReadinessRecords(beneath(directory), Tasks())
-    kept.write("u", {"c": ("id", True, False)})
-    await kept.stop()
 
 
 def _image_records(directory: Path) -> None:
@@ -196,24 +178,6 @@ CLAIM = ClaimState("u", "c", "default", {"p"}, {"example.com": (DEVICE,)})
 
 
 KEPT = [
-    Kept(
-        "node/pod/records.py",
-        "u/accepted.json",
-        lambda d: AcceptedSpecs(beneath(d)).keep(POD),
-        lambda d: AcceptedSpecs(beneath(d)).read("u"),
-    ),
-    Kept(
-        "node/pod/records.py",
-        "u/end.json",
-        lambda d: TerminationRecords(beneath(d)).write("u", END),
-        lambda d: TerminationRecords(beneath(d)).read("u"),
-    ),
-    Kept(
-        "node/pod/records.py",
-        "u/readiness.json",
-        _readiness,
-        lambda d: ReadinessRecords(beneath(d), Tasks()).read("u"),
-    ),
     Kept(
         "node/spec/user_namespaces.py",
         "u/userns",

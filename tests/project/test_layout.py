@@ -311,6 +311,7 @@ HOST_FILES = {
     "notify": "talks to the service manager",
     "otlp": "sends spans to a collector",
     "project_quota": "reads and sets project quotas",
+    "records": "keeps small records in one file, and syncs them in groups",
     "safe_open": "opens and replaces files below a directory without following links",
     "selinux": "reads the state of SELinux",
     "shared_trees": "gives a tree of files to a group",

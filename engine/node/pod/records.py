@@ -1,48 +1,35 @@
-"""Stores what a restarted agent must know about a pod, in the pod's directory.
+"""Records what a restarted agent must know about a pod.
 
-`accepted.json` is the pod as admitted here, and the manifest it came from. It tells which amounts, ports and
-devices a running pod has when its source is gone or has not been read yet. It is written before anything of
-the pod is created, and again when the pod changes (a resize, a new image).
+The accepted spec is the pod as admitted here, and the manifest it came from. It tells which amounts, ports
+and devices a running pod has when its source is gone or has not been read yet. It is recorded before anything
+of the pod is created, and again when the pod changes (a resize, a new image).
 
-`end.json` tells that the pod has ended for good, and how: the runtime forgets dead containers and never knew
-why the node ended a pod. It is written before the pod is stopped, and again with its last status.
+A termination record tells that the pod has ended for good, and how: the runtime forgets dead containers and
+never knew why the node ended a pod. It is written before the pod is stopped, and again with its last status.
 
-`readiness.json` tells which containers were ready and started. A background task writes only the newest
-record of each pod, without fsync: a power cut ends the described containers as well.
+A readiness record tells which containers were ready and started. The newest is written soon, and not synced
+by itself: a power cut ends the described containers as well.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from engine.api.encoding.json_text import encode_json
-from engine.api.errors import Refused, Unavailable
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Pod
 from engine.api.status import PodStatus
 from engine.api.struct import decode_hook, to_json
-from engine.host.checksummed_file import keep, kept
-from engine.host.tasks import Tasks
+from engine.host.records.store import RecordStore
 from engine.node.pod.life import LifeState, PodLife
-
-ACCEPTED_FILE = "accepted.json"
-TERMINATION_FILE = "end.json"
-READINESS_FILE = "readiness.json"
-GATHER_SECONDS = 0.1
-"""Changes within this many seconds are written together, because many pods become ready at the same time."""
-WITHOUT_READINESS = "what was ready counts as not ready"
+from engine.node.pod.record_names import ACCEPTED, END, READINESS, key
 
 Known = dict[str, tuple[str, bool, bool]]
 """Container name → its id, whether it was ready, whether it had started."""
-
-log = logging.getLogger("kubengine.pods")
 
 _T = TypeVar("_T")
 
@@ -55,10 +42,10 @@ class _Accepted(msgspec.Struct, frozen=True):
 
 
 class AcceptedSpecs:
-    """Store accepted pods; `pod_directory(uid)` returns the directory of a pod."""
+    """The accepted pods in a record file."""
 
-    def __init__(self, pod_directory: Callable[[str], Path]) -> None:
-        self._pod_directory = pod_directory
+    def __init__(self, store: RecordStore) -> None:
+        self._store = store
         self._manifests: dict[str, str] = {}
 
     @cached_property
@@ -78,19 +65,14 @@ class AcceptedSpecs:
         """Return the digest of the manifest that a pod came from, or an empty text."""
         return self._manifests.get(uid) or self._read(uid, _decode_manifest) or ""
 
-    def keep(self, pod: Pod) -> None:
-        """Write the record. Call it in a thread. Raises `Refused` with the path."""
+    async def keep(self, pod: Pod) -> None:
+        """Return when the record is on disk. Raises `Refused` with the path."""
+        await self._store.put(key(pod.uid, ACCEPTED), self.record(pod))
+
+    def record(self, pod: Pod) -> bytes:
+        """Return the content of the record."""
         stripped = Pod(metadata=pod.metadata, spec=pod.spec)
-        accepted = _Accepted(self._manifests.get(pod.uid, ""), msgspec.Raw(to_json(stripped)))
-        content = to_json(accepted)
-        path = self._pod_directory(pod.uid) / ACCEPTED_FILE
-        try:
-            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        except OSError as error:
-            text = f"cannot create: {error.strerror}"
-            raise Refused(text, subject=str(path.parent), errno=error.errno) from error
-        if self._read(pod.uid, bytes) != content:
-            keep(path, content)
+        return to_json(_Accepted(self._manifests.get(pod.uid, ""), msgspec.Raw(to_json(stripped))))
 
     def read(self, uid: str) -> Pod | None:
         """Return the pod without its status, or None if no such pod was accepted."""
@@ -100,11 +82,8 @@ class AcceptedSpecs:
         return self._pods.decode(msgspec.json.decode(content, type=_Accepted).pod)
 
     def _read(self, uid: str, decode: Callable[[bytes], _T]) -> _T | None:
-        return kept(
-            self._pod_directory(uid) / ACCEPTED_FILE,
-            decode,
-            without="the accepted resources of pods are unknown",
-        )
+        without = "the accepted resources of the pod are unknown"
+        return self._store.read(key(uid, ACCEPTED), decode, without=without)
 
 
 def _decode_manifest(content: bytes) -> str:
@@ -126,86 +105,39 @@ class TerminationRecord(msgspec.Struct, frozen=True):
 
 
 class TerminationRecords:
-    """Store termination records; `pod_directory(uid)` returns the directory of a pod."""
+    """The termination records in a record file."""
 
-    def __init__(self, pod_directory: Callable[[str], Path]) -> None:
-        self._pod_directory = pod_directory
+    def __init__(self, store: RecordStore) -> None:
+        self._store = store
         self._decoder = msgspec.json.Decoder(TerminationRecord, dec_hook=decode_hook)
 
-    def write(self, uid: str, end: TerminationRecord) -> None:
-        """Write the record. Call it in a thread. Raises `OSError` or `Refused`."""
-        directory = self._pod_directory(uid)
-        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        keep(directory / TERMINATION_FILE, to_json(end))
+    async def write(self, uid: str, end: TerminationRecord) -> None:
+        """Return when the record is on disk. Raises `Refused`."""
+        await self._store.put(key(uid, END), to_json(end))
 
     def read(self, uid: str) -> TerminationRecord | None:
         """Return the record, or None if the pod is not known to have ended."""
-        path = self._pod_directory(uid) / TERMINATION_FILE
-        end = kept(path, self._decoder.decode, without="it is unknown whether the pod has ended")
+        without = "it is unknown whether the pod has ended"
+        end = self._store.read(key(uid, END), self._decoder.decode, without=without)
         return end if end is not None and (end.end is not None or end.status is not None) else None
 
 
 class ReadinessRecords:
-    """Store readiness; `pod_directory(uid)` returns the directory of a pod."""
+    """The readiness of pods in a record file."""
 
-    def __init__(self, pod_directory: Callable[[str], Path], tasks: Tasks) -> None:
-        self._pod_directory = pod_directory
-        self._writing = tasks.passing("readiness")
-        self._wanted: dict[str, bytes] = {}
-        self._busy = False
-        self._said: dict[str, int] = {}
-        """The hash of the last record, so that a node with many pods keeps no second copy of each."""
-
-    async def stop(self) -> None:
-        """Stop, after pending records are written."""
-        await self._writing.wait()
+    def __init__(self, store: RecordStore) -> None:
+        self._store = store
 
     def write(self, uid: str, known: Known) -> None:
         """Schedule a write, if the record changed."""
         content = encode_json(known)
-        said = hash(content)
-        if self._said.get(uid) == said:
-            return
-        self._said[uid] = said
-        self._wanted[uid] = content
-        if not self._busy:
-            self._busy = True
-            self._writing.start(self._write())
-
-    def forget(self, uid: str) -> None:
-        """Forget a pod that has ended."""
-        self._said.pop(uid, None)
-        self._wanted.pop(uid, None)
+        if self._store.get(key(uid, READINESS)) != content:
+            self._store.put_soon(key(uid, READINESS), content)
 
     def read(self, uid: str) -> Known:
         """Return what an earlier agent recorded about a pod."""
-        path = self._pod_directory(uid) / READINESS_FILE
-        try:
-            return kept(path, _decode_readiness, without=WITHOUT_READINESS) or {}
-        except Unavailable as error:
-            log.error("%s; %s", error, WITHOUT_READINESS)
-            return {}
-
-    async def _write(self) -> None:
-        try:
-            while self._wanted:
-                await asyncio.sleep(GATHER_SECONDS)
-                batch, self._wanted = self._wanted, {}
-                for uid in await asyncio.to_thread(self._replace, batch):
-                    self._said.pop(uid, None)
-        finally:
-            self._busy = False
-
-    def _replace(self, batch: Mapping[str, bytes]) -> list[str]:
-        """Write pending records and return those that failed; they are written again when they change."""
-        failed = []
-        for uid, content in batch.items():
-            try:
-                keep(self._pod_directory(uid) / READINESS_FILE, content, durable=False)
-            except Refused as error:
-                log.warning("%s", error)
-                failed.append(uid)
-        return failed
+        without = "what was ready counts as not ready"
+        return self._store.read(key(uid, READINESS), _decode_readiness, without=without) or {}
 
 
 def _decode_readiness(content: bytes) -> Known:

@@ -37,10 +37,6 @@ class Probing:
         self._recorded: set[str] = set()
         """Uids of those whose readiness is recorded."""
 
-    async def stop(self) -> None:
-        """Stop, after pending readiness records are written."""
-        await self._kept.stop()
-
     def accepted(self, pod: Pod) -> None:
         """Start probing the pod."""
         if not has_probes(pod):
@@ -76,7 +72,6 @@ class Probing:
         self.probes.remove_pod(uid)
         self._probed.discard(uid)
         self._recorded.discard(uid)
-        self._kept.forget(uid)
 
     def health(self, uid: str, container: ContainerRecord) -> ContainerHealth:
         if uid not in self._probed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -129,10 +129,14 @@ class VolumeServices:
 
 @dataclass(frozen=True, slots=True)
 class PodRecords:
-    """What the agent keeps of a pod on disk: its accepted spec, and that it terminates."""
+    """What the agent records of pods: the accepted spec, and that a pod terminates.
+
+    `forget` forgets all records of a pod, whose directory is gone.
+    """
 
     accepted: AcceptedSpecs
     terminations: TerminationRecords
+    forget: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ class PodSync:
     async def _accept(self, pod: Pod) -> None:
         """Record the accepted pod before anything of it is created."""
         if self._accepted is not pod:
-            await asyncio.to_thread(self._services.records.accepted.keep, pod)
+            await self._services.records.accepted.keep(pod)
             self._accepted = pod
 
     async def _finish(self, actions: PodActions) -> None:
@@ -354,9 +354,9 @@ class PodSync:
             return
         record = TerminationRecord(life.end, pod.status if life.final else None)
         try:
-            await asyncio.to_thread(self._services.records.terminations.write, pod.uid, record)
+            await self._services.records.terminations.write(pod.uid, record)
             self.recorded = life.final
-        except (Refused, OSError) as error:
+        except Refused as error:
             log.error("pod %s: cannot record its termination: %s", pod.full_name, error)
 
     async def sync_terminating(self) -> None:
@@ -410,6 +410,7 @@ class PodSync:
             await self.sync_terminating()
         services.allocations.cgroups.remove_pod(uid)
         await services.volumes.manager.tear_down(uid)
+        services.records.forget(uid)
         self.left_volumes.set()
 
     async def sync_terminated(self) -> None:

@@ -18,9 +18,12 @@ from engine.api.pod import Pod
 from engine.api.status import PodStatus
 from engine.node import Node
 from engine.node.nodeinfo.options import NodeOptions
-from engine.node.pod.records import ACCEPTED_FILE, AcceptedSpecs
+from engine.node.pod.record_names import ACCEPTED, key
+from engine.node.pod.records import AcceptedSpecs
+from engine.node.running_node import RECORDS
 from engine.node.sources.static_pods import static_pod
 from engine.runtime.hollow import HollowRuntime
+from tests import records
 from tests.devices.device_rig import DeviceRig
 from tests.node.test_truth import KINDS, LARGE, MOST_CPUS
 from tests.node_rig import container
@@ -59,9 +62,6 @@ class Stubborn(DeviceRig):
             await stop(stopped, grace)
 
         runtime.backend.stop_container = perhaps  # type: ignore[method-assign]
-
-    def kept(self, name: str) -> Path:
-        return self.root / "pods" / self.runtime_uid(name) / ACCEPTED_FILE
 
     def runs(self) -> list[str]:
         """Whose containers run, whatever the agent says."""
@@ -109,13 +109,16 @@ async def test_a_pod_without_a_source_holds_what_it_has_until_it_has_stopped(rig
     assert reason not in rig.reasons()
 
 
-@pytest.mark.parametrize("content", [b"", b"{"], ids=["empty", "damaged"])
+@pytest.mark.parametrize("content", [b"", b"{", None], ids=["empty", "strange", "damaged"])
 async def test_unaccounted_resources_are_waited_for_however_often_stopping_fails(rig, content):
     rig.write("old", LARGE)
     await eventually(lambda: rig.running("old"))
-    kept = rig.kept("old")
+    uid = rig.runtime_uid("old")
     await rig.restart_without("old")
-    kept.write_bytes(content)
+    if content is None:
+        records.damage(rig.root, uid, ACCEPTED)
+    else:
+        records.replace(rig.root, uid, ACCEPTED, content)
     rig.write("new", LARGE)
     await rig.start()
     await rig.refuses_again()
@@ -172,19 +175,28 @@ async def test_running_pods_count_before_their_source_is_read(rig, tmp_path):
 async def test_it_is_kept_for_the_agent_alone_and_goes_with_the_pod(rig):
     path = rig.write("a", {"containers": [container(env=[{"name": "PASSWORD", "value": "x"}])]})
     await eventually(lambda: rig.running("a"))
-    kept = rig.kept("a")
+    uid, kept = rig.runtime_uid("a"), rig.root / RECORDS
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert records.recorded(rig.root, uid, ACCEPTED) is not None
     path.unlink()
     await eventually(lambda: not rig.node.pods())
-    assert not kept.parent.exists()
+    assert not (rig.root / "pods" / uid).exists()
+    await rig.restart()
+    await rig.stop()
+    with records.store_at(rig.root) as store:
+        assert store.get(key(uid, ACCEPTED)) is None
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest["metadata"]["name"])
-def test_it_is_read_back_as_it_was(tmp_path, manifest):
+async def test_it_is_read_back_as_it_was(tmp_path, manifest):
     """So that nothing looks edited that is not."""
     (parsed,), _ = parse_pods(json.dumps(manifest).encode(), "m.json")
     pod = static_pod(parsed, node_name="n1", origin="m.json", seen_at=1e9)
     pod.status.phase = "Running"
-    AcceptedSpecs(lambda uid: tmp_path / uid).keep(pod)
-    read = AcceptedSpecs(lambda uid: tmp_path / uid).read(pod.uid)
+    with records.store_at(tmp_path) as store:
+        store.start()
+        await AcceptedSpecs(store).keep(pod)
+        await store.stop()
+    with records.store_at(tmp_path) as store:
+        read = AcceptedSpecs(store).read(pod.uid)
     assert read == Pod(metadata=pod.metadata, spec=pod.spec, status=PodStatus())

@@ -23,6 +23,8 @@ import pytest
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
+from engine.host.records.store import RecordStore
+from engine.node.pod.record_names import ACCEPTED, key
 from engine.node.pod.records import AcceptedSpecs
 from engine.node.sources import manifests as sources
 from engine.node.sources.manifests import ManifestDirectory
@@ -51,12 +53,15 @@ class Agent:
     """A manifest directory with what a node would run because of it."""
 
     manifests: Path
-    accepted: AcceptedSpecs
+    store: RecordStore
     running: dict[str, PodRecord] = field(default_factory=dict)
     desired: dict[str, Pod] = field(default_factory=dict)
     faults: list[InvalidInput] = field(default_factory=list)
     directory: ManifestDirectory | None = None
     period: float = 60.0
+
+    def __post_init__(self) -> None:
+        self.accepted = AcceptedSpecs(self.store)
 
     async def start(self) -> None:
         self.directory = ManifestDirectory(
@@ -83,7 +88,7 @@ class Agent:
         for uid in self.running.keys() - set(uids):
             del self.running[uid]
         for pod in pods:
-            self.accepted.keep(pod)
+            self.store.put_soon(key(pod.uid, ACCEPTED), self.accepted.record(pod))
             if pod.uid not in self.running:
                 self.running[pod.uid] = record(pod)
 
@@ -231,7 +236,7 @@ async def test_pods_are_what_the_files_say_when_all_is_quiet(memory: Path, seed:
     manifests.mkdir()
     (memory / "kept").mkdir()
     files = Directory(manifests, chance)
-    agent = Agent(manifests, AcceptedSpecs(lambda uid: memory / "pods" / uid))
+    agent = Agent(manifests, RecordStore(memory / "records"))
     await agent.start()
     left = OPERATIONS // 4
     uids: dict[str, str] = {}
@@ -267,7 +272,7 @@ async def test_pods_are_what_the_files_say_when_all_is_quiet(memory: Path, seed:
 async def test_a_file_written_twice_in_one_tick_of_its_clock_is_read_twice(memory: Path) -> None:
     manifests = memory / "manifests"
     manifests.mkdir()
-    agent = Agent(manifests, AcceptedSpecs(lambda uid: memory / "pods" / uid))
+    agent = Agent(manifests, RecordStore(memory / "records"))
     await agent.start()
 
     def wanted(version: int) -> bool:
@@ -315,7 +320,7 @@ async def test_a_file_that_was_another_while_it_was_read_is_read_again(
     for path, version in zip(paths, (1, 2), strict=True):
         path.write_bytes(text("p", version))
         os.utime(path, ns=(10**9 * version,) * 2)
-    agent = Agent(manifests, AcceptedSpecs(lambda uid: memory / "pods" / uid), period=0.02)
+    agent = Agent(manifests, RecordStore(memory / "records"), period=0.02)
     await agent.start()
     await eventually(lambda: len(looks) > 1 and shown(agent) == {f"p-{NODE}": (1, 1)})
     await agent.stop()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.api.pod import Pod
+from engine.host.records.store import RecordStore
 from engine.node.pod.records import AcceptedSpecs
 from engine.node.sources import manifests as sources
 from engine.node.sources.manifests import ManifestDirectory
@@ -48,7 +49,7 @@ class World:
             node_name="n1",
             period=3600,
             clock=time.time,
-            uids=StaticUids(list, AcceptedSpecs(lambda uid: self.staging / uid)),
+            uids=StaticUids(list, AcceptedSpecs(RecordStore(self.staging / "records"))),
             on_change=self.hear,
             on_fault=lambda error: self.faults.append(str(error)),
         )

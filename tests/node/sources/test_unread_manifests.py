@@ -13,6 +13,7 @@ from engine.api.documents import read_with_status
 from engine.api.errors import InvalidInput
 from engine.api.lifecycle import PodEnd
 from engine.host import checksummed_file as kept
+from engine.node.running_node import RECORDS
 from engine.node.sources import manifests as sources
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
@@ -108,9 +109,8 @@ async def test_a_pod_stays_while_its_changed_manifest_cannot_be_read(
     await eventually(is_new)
 
 
-@pytest.mark.parametrize("name", ["end.json", "accepted.json"])
-async def test_pods_of_an_earlier_agent_keep_running_while_their_manifests_are_unread(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, name: str
+async def test_pods_of_an_earlier_agent_keep_running_while_their_records_are_unread(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod that was ended is not begun again, and one that runs not ended, where descriptors are short."""
     rig.write("a", {"containers": [container()]})
@@ -129,7 +129,7 @@ async def test_pods_of_an_earlier_agent_keep_running_while_their_manifests_are_u
     short, read = True, kept._read
 
     def failing_read(path: Path) -> bytes:
-        if short and path.name == name:
+        if short and path.name == RECORDS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         return read(path)
 
