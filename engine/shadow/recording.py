@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from engine.api.moments import rfc3339
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus
 from engine.cri.records import EXITED, PodRecord
@@ -85,8 +86,8 @@ def _restarted(
         text = f"{before.reason or 'it ended'} with exit code {before.exit_code}"
         inputs |= {
             "attempt": before.attempt,
-            "startedAt": before.started_at,
-            "finishedAt": before.finished_at,
+            "startedAt": rfc3339(before.started_at),
+            "finishedAt": rfc3339(before.finished_at),
         }
         if before.message:
             inputs["message"] = before.message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from engine.record.blocks import RecordRow
 from engine.record.why import causes
 from engine.shadow.kinds.comparison import Comparison
@@ -34,6 +36,7 @@ def test_a_restart_is_recorded_with_the_end_before_it() -> None:
     (cause,) = causes(recorder.rows(look([one], [record(one, ran(1), ran(0, code=3))]), []))
     assert (cause.container, cause.what, cause.why) == ("c", "was restarted", "Error with exit code 3")
     assert cause.inputs["restartPolicy"] == "Always"
+    assert re.fullmatch(r"[\d-]{10}T[\d:]{8}Z", cause.inputs["finishedAt"])
 
 
 def test_restarts_before_the_first_look_are_not_news() -> None:
