@@ -461,6 +461,7 @@ async def test_a_quiet_node_only_relists(rig: Rig, hollow: HollowRuntime, beyond
     assert len(node.decisions.after(0)) == decided
     assert tasks == {
         "cgroup-reconcile",
+        "records",
         "container-gc",
         "cpu-manager-state",
         "device-checkpoint",
