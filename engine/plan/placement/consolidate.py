@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from engine.plan.placement.constraints import Constraints, knows_constraints
 from engine.plan.placement.moves import Mover
+from engine.plan.placement.owners import of_daemon_sets, without_controller
 from engine.plan.placement.room import Room, Rule, largest_first, request_matrix
 from engine.plan.placement.topology import Undecidable
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
@@ -34,20 +35,6 @@ class Consolidation:
     needed: dict[int, str] = field(default_factory=dict)
 
 
-def stays_with_node(snapshot: Snapshot) -> NDArray[np.bool_]:
-    """Return bool[placed]: pods of daemons, and static pods."""
-    owner = snapshot.pods["owner"].slice(0, snapshot.placed).to_pylist()
-    daemon = np.fromiter((text.startswith("DaemonSet/") for text in owner), bool, len(owner))
-    static: NDArray[np.bool_] = daemon | ((snapshot.column("flags") & (STATIC | MIRROR)) != 0)
-    return static
-
-
-def alone(snapshot: Snapshot) -> NDArray[np.bool_]:
-    """Return bool[placed]: pods without a controller, which nothing creates again."""
-    owner = snapshot.pods["owner"].slice(0, snapshot.placed).to_pylist()
-    return np.fromiter((not text for text in owner), bool, len(owner))
-
-
 def consolidate(snapshot: Snapshot, held: NDArray[np.bool_], *, rule: Rule = "pack") -> Consolidation:
     """Empty nodes while their pods fit elsewhere; `held`, bool[placed], are pods that may not be moved."""
     found = Consolidation(snapshot.column("node").astype(np.int64))
@@ -55,7 +42,8 @@ def consolidate(snapshot: Snapshot, held: NDArray[np.bool_], *, rule: Rule = "pa
     room = Room(snapshot)
     room.open &= snapshot.nodes["ready"].fill_null(True).to_numpy(zero_copy_only=False)
     mover = Mover(snapshot, room, constraints, rule)
-    staying, single = stays_with_node(snapshot), alone(snapshot)
+    staying = of_daemon_sets(snapshot) | ((snapshot.column("flags") & (STATIC | MIRROR)) != 0)
+    single = without_controller(snapshot)
     requests = request_matrix(snapshot, np.arange(snapshot.placed))
     total = np.maximum(room.total[:2], 1)
     requested = ((room.total[:2] - room.free[:2]) / total).max(axis=0)

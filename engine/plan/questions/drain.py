@@ -20,6 +20,7 @@ from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.placement.constraints import Constraints, knows_constraints
 from engine.plan.placement.moves import Mover
+from engine.plan.placement.owners import of_daemon_sets, without_controller
 from engine.plan.placement.room import Room, Rule, largest_first, request_matrix
 from engine.plan.placement.topology import Undecidable
 from engine.plan.questions.budgets import Budgets
@@ -109,17 +110,16 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
 def _moving(snapshot: Snapshot, candidates: NDArray[np.int64], rows: Rows) -> NDArray[np.int64]:
     """Return the pods that must leave; add rows for those that stay."""
     node, flags = snapshot.column("node"), snapshot.column("flags")
-    owner = snapshot.pods["owner"].slice(0, snapshot.placed).to_numpy(zero_copy_only=False)
+    daemons, single = of_daemon_sets(snapshot), without_controller(snapshot)
     moving = []
     for row in candidates.tolist():
-        daemon = owner[row].startswith("DaemonSet/")
         # A static pod's mirror is owned by its Node.
-        if daemon or flags[row] & (STATIC | MIRROR):
-            kind = "a daemon's pod" if daemon else "a static pod"
+        if daemons[row] or flags[row] & (STATIC | MIRROR):
+            kind = "a daemon's pod" if daemons[row] else "a static pod"
             rows.add(int(node[row]), "stays", snapshot.pod_label(row), kind, 1, "pods")
         else:
             moving.append(row)
-    alone = sum(1 for row in moving if not owner[row])
+    alone = int(single[moving].sum())
     if alone:
         rows.note("pods without a controller: kubectl drain refuses them, nothing creates them again", alone)
     return np.array(moving, np.int64)

@@ -58,10 +58,6 @@ class PodUse:
                 found[place, left] = own.mean() if len(own) else self._request(pod, measure)
         return found
 
-    def is_recorded(self, measure: str) -> NDArray[np.bool_]:
-        """Return bool[placed]: which pods have any value."""
-        return np.diff(self._series[measure][1]) > 0
-
     def _recorded(self, pods: NDArray[np.int64], measure: str) -> Series:
         """Return the sums of the pods' containers, NaN where none has a value."""
         rows, offsets = self._series[measure]
