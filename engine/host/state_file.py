@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,45 @@ def no_fault(step: str) -> None:
     """Do nothing; the fault point outside of tests."""
 
 
+class WriteSchedule:
+    """Decide when a background writer writes.
+
+    A write that somebody waits for is due at once; another one may wait `COALESCE_SECONDS` for more changes.
+    """
+
+    def __init__(self) -> None:
+        self._wanted = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def want(self) -> None:
+        """Ask for a write; nobody waits for it."""
+        self._wanted.set()
+
+    def hurry(self) -> None:
+        """Ask for a write that somebody waits for."""
+        self._hurry.set()
+        self._wanted.set()
+
+    async def due(self) -> None:
+        """Return when a write is due, and begin with the next one."""
+        await self._wanted.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(COALESCE_SECONDS):
+                await self._hurry.wait()
+        self._wanted.clear()
+        self._hurry.clear()
+
+
+def settle(waiter: asyncio.Future[None], failure: KubengineError | None) -> None:
+    """End the wait of a caller, unless it was cancelled."""
+    if waiter.done():
+        return
+    if failure is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(failure)
+
+
 class StateFile:
     """One state file and its writer, the background task `name`.
 
@@ -53,8 +93,7 @@ class StateFile:
         self.last: bytes | None = None
         self._content = snapshot
         self._fault = fault
-        self._wanted = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._schedule = WriteSchedule()
         self._waiters: list[asyncio.Future[None]] = []
         self._writer = (tasks or Tasks()).task(name)
 
@@ -89,11 +128,12 @@ class StateFile:
             await self.flush()
         finally:
             await self._writer.stop()
-            _tell(self._waiters, Refused("its writer has stopped", subject=str(self.path)))
+            for waiter in self._waiters:
+                settle(waiter, Refused("its writer has stopped", subject=str(self.path)))
 
     def changed(self) -> None:
         """Note that the content has changed; nobody waits for the write."""
-        self._wanted.set()
+        self._schedule.want()
 
     async def flush(self) -> None:
         """Wait until the present state is on disk. Raises `Refused` if it cannot be written."""
@@ -101,21 +141,12 @@ class StateFile:
             raise Refused("its writer has stopped", subject=str(self.path))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        self._hurry.set()
-        self._wanted.set()
+        self._schedule.hurry()
         await waiter
 
     async def _write_when_wanted(self) -> None:
         while True:
-            await self._wanted.wait()
-            if not self._waiters:
-                try:
-                    async with asyncio.timeout(COALESCE_SECONDS):
-                        await self._hurry.wait()
-                except TimeoutError:
-                    pass
-            self._wanted.clear()
-            self._hurry.clear()
+            await self._schedule.due()
             waiters, self._waiters = self._waiters, []
             failure: KubengineError | None = None
             try:
@@ -124,8 +155,9 @@ class StateFile:
             except Exception as error:
                 self._writer.failed(error)
                 failure = error if isinstance(error, Refused) else _unexpected(error, self.path)
-                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._wanted.set)
-            _tell(waiters, failure)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._schedule.want)
+            for waiter in waiters:
+                settle(waiter, failure)
 
     async def _write(self) -> None:
         text = self._content()
@@ -145,12 +177,3 @@ class StateFile:
 
 def _unexpected(error: Exception, path: Path) -> Bug:
     return Bug(f"cannot write: {type(error).__name__}: {error}", subject=str(path))
-
-
-def _tell(waiters: list[asyncio.Future[None]], failure: KubengineError | None) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            if failure is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(failure)

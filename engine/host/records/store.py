@@ -12,7 +12,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -21,7 +20,7 @@ from engine.host.checksummed_file import SHORTAGES, read_again, set_aside
 from engine.host.files import remove_unfinished, replace_file
 from engine.host.records import lines
 from engine.host.records.lines import Place
-from engine.host.state_file import COALESCE_SECONDS, STEP_SECONDS, FaultPoint, no_fault
+from engine.host.state_file import STEP_SECONDS, FaultPoint, WriteSchedule, no_fault, settle
 from engine.host.tasks import Tasks
 
 OUTDATED_BYTES: Final = 1 << 18
@@ -85,8 +84,7 @@ class RecordStore:
         self._unwritten: dict[str, bytes] = {}
         self._under_way: dict[str, bytes] = {}
         self._waiters: list[tuple[str, asyncio.Future[None]]] = []
-        self._wanted = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._schedule = WriteSchedule()
         self._writer = (tasks or Tasks()).task("records")
 
     # Life cycle
@@ -148,7 +146,7 @@ class RecordStore:
         finally:
             await self._writer.stop()
             for _, waiter in self._waiters:
-                _tell(waiter, Refused("its writer has stopped", subject=str(self.path)))
+                settle(waiter, Refused("its writer has stopped", subject=str(self.path)))
             with self._lock:
                 file, self._file = self._file, -1
             if file >= 0:
@@ -191,7 +189,7 @@ class RecordStore:
     def put_soon(self, key: str, value: bytes) -> None:
         """Store a record; nobody waits for it."""
         self._unwritten[key] = value
-        self._wanted.set()
+        self._schedule.want()
 
     async def flush(self) -> None:
         """Return when every record is on disk. Raises `Refused` if one cannot be written."""
@@ -211,19 +209,12 @@ class RecordStore:
         if not self._writer.wanted:
             raise Refused("its writer has stopped", subject=str(self.path))
         self._waiters.append((key, waiter))
-        self._hurry.set()
-        self._wanted.set()
+        self._schedule.hurry()
         await waiter
 
     async def _write_when_wanted(self) -> None:
         while True:
-            await self._wanted.wait()
-            if not self._waiters:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(COALESCE_SECONDS):
-                        await self._hurry.wait()
-            self._wanted.clear()
-            self._hurry.clear()
+            await self._schedule.due()
             waiters, self._waiters = self._waiters, []
             self._under_way, self._unwritten = self._unwritten, {}
             group, failures = dict(self._under_way), dict[str, KubengineError]()
@@ -239,7 +230,7 @@ class RecordStore:
             self._under_way = {}
             for key, waiter in waiters:
                 failure = next(iter(failures.values()), None) if key == _ALL else failures.get(key)
-                _tell(waiter, failure)
+                settle(waiter, failure)
 
     def _append(self, group: Mapping[str, bytes], *, sync: bool) -> dict[str, KubengineError]:
         """Write records; return those that failed alone, because they have no names.
@@ -353,12 +344,3 @@ def _as_failure(error: Exception, path: Path) -> KubengineError:
     if isinstance(error, KubengineError):
         return error
     return Bug(f"cannot write: {type(error).__name__}: {error}", subject=str(path))
-
-
-def _tell(waiter: asyncio.Future[None], failure: KubengineError | None) -> None:
-    if waiter.done():
-        return
-    if failure is None:
-        waiter.set_result(None)
-    else:
-        waiter.set_exception(failure)
