@@ -22,8 +22,8 @@ from engine.api.errors import Refused, Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.token_bucket import TokenBucket
 from engine.bench.burner_jobs import BurnerJob, pods_of, read_jobs
+from engine.bench.followed_pods import followed
 from engine.bench.procfs import ProcessUsage, usage
-from engine.cluster import watching
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
@@ -68,20 +68,6 @@ class DensityRow:
     left_out: tuple[str, ...]
 
 
-class _Condition(msgspec.Struct):
-    type: str
-    status: str
-
-
-class _Status(msgspec.Struct):
-    conditions: list[_Condition] | None = None
-
-
-class _Pod(msgspec.Struct):
-    metadata: ObjectMeta
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
 class _Resource(msgspec.Struct):
     name: str
     kind: str
@@ -90,49 +76,6 @@ class _Resource(msgspec.Struct):
 
 class _Resources(msgspec.Struct):
     resources: list[_Resource]
-
-
-@dataclass(slots=True)
-class PodLatencies:
-    """Time each pod of some namespaces from its first event to its first Ready, by any monotonic clock."""
-
-    namespaces: frozenset[str]
-    clock: Callable[[], float] = time.monotonic
-    created: dict[str, float] = field(default_factory=dict)
-    ready: dict[str, float] = field(default_factory=dict)
-    present: set[str] = field(default_factory=set)
-    changes: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def replaced(self, pods: Sequence[_Pod]) -> None:
-        self.present.clear()
-        for pod in pods:
-            self.changed(pod)
-
-    def changed(self, pod: _Pod) -> None:
-        if pod.metadata.namespace not in self.namespaces:
-            return
-        uid, now = pod.metadata.uid, self.clock()
-        self.present.add(uid)
-        self.created.setdefault(uid, now)
-        if any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ()):
-            self.ready.setdefault(uid, now)
-        self.changes.set()
-
-    def deleted(self, pod: _Pod) -> None:
-        self.present.discard(pod.metadata.uid)
-        self.changes.set()
-
-    def seconds(self) -> list[float]:
-        return sorted(at - self.created[uid] for uid, at in self.ready.items())
-
-    async def until(self, condition: Callable[[], bool], limit: float, otherwise: Callable[[], str]) -> None:
-        try:
-            async with asyncio.timeout(limit):
-                while not condition():
-                    self.changes.clear()
-                    await self.changes.wait()
-        except TimeoutError:
-            raise Unavailable(otherwise(), subject="density") from None
 
 
 def run_density(options: DensityOptions, say: Callable[[str], None]) -> list[DensityRow]:
@@ -194,12 +137,13 @@ class _Density:
         self._job = job
         self._options = options
         self._say = say
+        self._of_the_job = frozenset(job.namespaces())
         self._paths: dict[tuple[str, str], str | None] = {}
         self._left_out: dict[str, None] = {}
 
     async def measured(self) -> DensityRow:
         options, job = self._options, self._job
-        async with self._namespaces(), self._followed() as pods:
+        async with self._namespaces(), followed(self._client, "/api/v1/pods", self._key) as pods:
             before, load = self._agent(), os.getloadavg()[0]
             began = time.monotonic()
             expected = await self._create_all()
@@ -207,6 +151,7 @@ class _Density:
                 lambda: len(pods.ready) >= expected,
                 options.limit,
                 lambda: f"{len(pods.ready)} of {expected} pods are Ready",
+                "density",
             )
             wall, cpu = time.monotonic() - began, self._agent().cpu - before.cpu
             self._say(f"  {expected} pods are Ready after {wall:.1f} s")
@@ -221,12 +166,18 @@ class _Density:
                 lambda: not pods.present,
                 options.limit,
                 lambda: f"{len(pods.present)} of {expected} pods are not gone",
+                "density",
             )
+            ready = sorted(at - pods.created[uid] for uid, at in pods.ready.items())
             return DensityRow(
-                job.name, options.label, expected, quantiles(pods.seconds()), wall, cpu, idle,
+                job.name, options.label, expected, quantiles(ready), wall, cpu, idle,
                 after.rss / 1e6, time.monotonic() - began, self._agent().cpu - after.cpu,
                 (load, os.getloadavg()[0]), tuple(self._left_out),
             )  # fmt: skip
+
+    def _key(self, pod: ObjectMeta) -> str:
+        """Tell pods of the same name apart by their uid; those of other namespaces are not measured."""
+        return pod.uid if pod.namespace in self._of_the_job else ""
 
     def _agent(self) -> ProcessUsage:
         return _usage_of(self._options.agent)
@@ -316,18 +267,6 @@ class _Density:
     async def _delete_namespaces(self) -> None:
         for name in self._job.namespaces():
             await self._client.delete(f"/api/v1/namespaces/{name}", {})
-
-    @asynccontextmanager
-    async def _followed(self) -> AsyncIterator[PodLatencies]:
-        pods = PodLatencies(frozenset(self._job.namespaces()))
-        handler = watching.WatchHandler(pods.replaced, pods.changed, pods.deleted)
-        watch = watching.ResourceWatch(self._client, watching.WatchedResource("/api/v1/pods", _Pod), handler)
-        following = asyncio.create_task(watch.run())
-        try:
-            await watch.synced.wait()
-            yield pods
-        finally:
-            following.cancel()
 
 
 def quantiles(ordered: Sequence[float]) -> tuple[float, ...]:

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from engine.api.errors import Unavailable
-from engine.api.meta import ObjectMeta
 from engine.bench import workload
 from engine.bench.agents import NODE_NAME
 from engine.bench.decisions import Lacking
+from engine.bench.followed_pods import FollowedPods, SeenObject, followed
 from engine.bench.parts import http_get
 from engine.bench.phases import BenchSession, BenchWatch, Figures, percentiles
-from engine.cluster import watching
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
@@ -31,59 +29,6 @@ NODE: Final = f"/api/v1/nodes/{NODE_NAME}"
 AT_ONCE: Final = 50
 """Number of the observer's concurrent requests."""
 SETTLING_SECONDS: Final = 10.0
-
-
-class _Condition(msgspec.Struct):
-    type: str
-    status: str
-
-
-class _Status(msgspec.Struct):
-    conditions: list[_Condition] | None = None
-
-    @property
-    def ready(self) -> bool:
-        return any(each.type == "Ready" and each.status == "True" for each in self.conditions or ())
-
-
-class _Seen(msgspec.Struct):
-    """Decode the observed fields of a node or a pod."""
-
-    metadata: ObjectMeta
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-@dataclass(slots=True)
-class _Pods:
-    """Track the API server's reports: when each pod was first Ready (monotonic), and which pods exist."""
-
-    ready: dict[str, float] = field(default_factory=dict)
-    there: set[str] = field(default_factory=set)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def replaced(self, pods: Iterable[_Seen]) -> None:
-        self.there.clear()
-        for pod in pods:
-            self.changed(pod)
-
-    def changed(self, pod: _Seen) -> None:
-        self.there.add(pod.metadata.name)
-        if pod.status.ready:
-            self.ready.setdefault(pod.metadata.name, time.monotonic())
-        self.news.set()
-
-    def deleted(self, pod: _Seen) -> None:
-        self.there.discard(pod.metadata.name)
-        self.news.set()
-
-    async def until(self, condition: Callable[[], bool], limit: float, otherwise: Callable[[], str]) -> None:
-        try:
-            async with asyncio.timeout(limit):
-                while not condition():
-                    self.news.clear()
-                    await self.news.wait()
-        except TimeoutError:
-            raise Unavailable(otherwise(), subject="api") from None
 
 
 def joined(session: BenchSession) -> Figures:
@@ -104,7 +49,7 @@ async def _measured(session: BenchSession, kubeconfig: Path) -> Figures:
         agent = session.start_agent(kubeconfig=kubeconfig)
         await _node_ready(client, session)
         figures = {"node_ready_s": time.monotonic() - agent.began}
-        async with _namespace(client) as pods, _followed(client, pods) as seen:
+        async with _namespace(client) as pods, followed(client, pods, lambda pod: pod.name) as seen:
             return {**figures, **await _life_of_pods(session, client, pods, seen)}
     finally:
         with suppress(ApiError, Unavailable):
@@ -112,7 +57,7 @@ async def _measured(session: BenchSession, kubeconfig: Path) -> Figures:
         client.close()
 
 
-async def _life_of_pods(session: BenchSession, client: ApiClient, path: str, seen: _Pods) -> Figures:
+async def _life_of_pods(session: BenchSession, client: ApiClient, path: str, seen: FollowedPods) -> Figures:
     count = session.pods
     created: dict[str, float] = {}
 
@@ -130,6 +75,7 @@ async def _life_of_pods(session: BenchSession, client: ApiClient, path: str, see
         lambda: len(seen.ready) == count,
         session.limit,
         lambda: f"{len(seen.ready)} of {count} pods are Ready",
+        "api",
     )
     starting = {**watch.figures(), "requests": _requests(session) - requests}
     await asyncio.sleep(SETTLING_SECONDS)
@@ -141,7 +87,10 @@ async def _life_of_pods(session: BenchSession, client: ApiClient, path: str, see
     watch, requests = BenchWatch.begin(session), _requests(session)
     await _together(map(delete, created))
     await seen.until(
-        lambda: not seen.there, session.limit, lambda: f"{len(seen.there)} of {count} pods were not removed"
+        lambda: not seen.present,
+        session.limit,
+        lambda: f"{len(seen.present)} of {count} pods were not removed",
+        "api",
     )
     ending = {**watch.figures(), "requests": _requests(session) - requests}
 
@@ -176,7 +125,7 @@ async def _node_ready(client: ApiClient, session: BenchSession) -> None:
     deadline = time.monotonic() + session.limit
     while True:
         with suppress(ApiError, Unavailable):
-            if (await client.get(NODE, _Seen)).status.ready:
+            if (await client.get(NODE, SeenObject)).status.ready:
                 return
         session.running.part.check()
         if time.monotonic() > deadline:
@@ -197,19 +146,6 @@ async def _namespace(client: ApiClient) -> AsyncIterator[str]:
     finally:
         with suppress(ApiError, Unavailable):
             await client.delete(path, {})
-
-
-@asynccontextmanager
-async def _followed(client: ApiClient, path: str) -> AsyncIterator[_Pods]:
-    seen = _Pods()
-    heard = watching.WatchHandler(seen.replaced, seen.changed, seen.deleted)
-    watch = watching.ResourceWatch(client, watching.WatchedResource(path, _Seen), heard)
-    following = asyncio.create_task(watch.run())
-    try:
-        await watch.synced.wait()
-        yield seen
-    finally:
-        following.cancel()
 
 
 async def _together(requests: Iterable[Any]) -> None:
