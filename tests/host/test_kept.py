@@ -14,6 +14,7 @@ import pytest
 from engine.api.errors import Unavailable
 from engine.host import checksummed_file as kept_files
 from engine.host.checksummed_file import MAX_SET_ASIDE, keep, kept, sealed
+from tests.no_files import NO_FILES, make_no_file
 
 CONTENT = json.dumps({"kept": [1, 2, 3]}).encode()
 
@@ -64,22 +65,12 @@ def test_every_damage_is_named_and_set_aside(tmp_path: Path, caplog: pytest.LogC
         assert newest.name.startswith("file.bad-")
 
 
-@pytest.mark.parametrize("kind", ["directory", "full directory", "fifo", "dangling link", "link to itself"])
+@pytest.mark.parametrize("kind", NO_FILES)
 def test_a_record_that_is_no_file_is_set_aside_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     path = tmp_path / "file"
-    match kind:
-        case "directory":
-            path.mkdir()
-        case "full directory":
-            (path / "below").mkdir(parents=True)
-        case "fifo":
-            os.mkfifo(path)
-        case "dangling link":
-            path.symlink_to("nowhere")
-        case "link to itself":
-            path.symlink_to("file")
+    make_no_file(path, kind)
     assert read(path) is None
     assert kind == "dangling link" or str(path) in caplog.text
     keep(path, CONTENT)

@@ -25,6 +25,7 @@ from engine.host.records import lines, store
 from engine.host.records.store import RecordStore, StoredNames
 from engine.node.pod.record_names import KINDS, key
 from engine.node.pod.records import AcceptedSpecs, ReadinessRecords, TerminationRecord, TerminationRecords
+from tests.no_files import NO_FILES, make_no_file
 from tests.waiting import eventually
 
 DAMAGES = int(os.environ.get("KUBENGINE_KEPT_DAMAGES", "600"))
@@ -200,22 +201,12 @@ async def test_a_record_that_is_damaged_later_is_not_believed(
     assert str(path) in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["directory", "full directory", "fifo", "dangling link", "link to itself"])
+@pytest.mark.parametrize("kind", NO_FILES)
 async def test_what_is_no_file_is_set_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     path = tmp_path / "records"
-    match kind:
-        case "directory":
-            path.mkdir()
-        case "full directory":
-            (path / "below").mkdir(parents=True)
-        case "fifo":
-            os.mkfifo(path)
-        case "dangling link":
-            path.symlink_to("nowhere")
-        case "link to itself":
-            path.symlink_to("records")
+    make_no_file(path, kind)
     async with at_work(path) as opened:
         await opened.put("a", b"1")
     assert read(path) == {"a": b"1"}

@@ -20,16 +20,14 @@ import yaml
 from engine.host.cgroupfs.mounts import find_mounts
 from tests.ports import free_port
 from tests.system.busybox import container
-from tests.system.kubelet import BINARIES, Kubelet
+from tests.system.kubelet import Kubelet, needs_kubelet
 from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.containerd,
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not (BINARIES / "kubelet").exists(), reason="needs KUBE_BIN: a folder with a kubelet v1.36"
-    ),
+    needs_kubelet,
 ]
 
 SMALL = {"requests": {"cpu": "10m", "memory": "8Mi"}, "limits": {"cpu": "100m", "memory": "32Mi"}}

@@ -26,7 +26,7 @@ from engine.shadow.takeover import Holdings, NodeFinding, PodFate, pod_fates, su
 from engine.shadow.takeover_survey import TakeoverSurvey, rejected_manifests
 from tests.shadow.looks import look, pod, ran, record
 from tests.system.busybox import container
-from tests.system.kubelet import BINARIES, Kubelet
+from tests.system.kubelet import Kubelet, needs_kubelet
 from tests.waiting import wait_until
 
 PINNING: dict[str, Any] = {
@@ -175,9 +175,7 @@ def test_it_is_never_done_without_check() -> None:
 @pytest.mark.containerd
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (BINARIES / "kubelet").exists(), reason="needs KUBE_BIN: a folder with a kubelet v1.36"
-)
+@needs_kubelet
 @pytest.mark.skipif((os.cpu_count() or 0) < 2, reason="exclusive CPUs need two CPUs")
 def test_the_check_of_a_real_kubelets_node(kubelet: Kubelet, tmp_path: Path) -> None:
     data = {"name": "data", "emptyDir": {}}

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from engine.host.mounts import unmount_below
@@ -19,6 +20,10 @@ from tests.ports import free_port
 
 BINARIES = Path(os.environ.get("KUBE_BIN", "/nonexistent"))
 """The folder with a kubelet's binary, where there is one."""
+
+needs_kubelet = pytest.mark.skipif(
+    not (BINARIES / "kubelet").exists(), reason="needs KUBE_BIN: a folder with a kubelet v1.36"
+)
 
 PLUGIN_DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 """Fixed in the kubelet; it gets a mount namespace in which the test's own directory is there."""

@@ -13,16 +13,14 @@ from engine.api.quantity import Quantity
 from engine.testing.containerd import Containerd
 from tests.node_rig import Rig
 from tests.system.busybox import container
-from tests.system.kubelet import BINARIES, Kubelet
+from tests.system.kubelet import Kubelet, needs_kubelet
 from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.containerd,
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not (BINARIES / "kubelet").exists(), reason="needs KUBE_BIN: a folder with a kubelet v1.36"
-    ),
+    needs_kubelet,
     pytest.mark.skipif((os.cpu_count() or 0) < 2, reason="exclusive CPUs need two CPUs"),
     pytest.mark.skipif(not Path("/sys/fs/cgroup/cpuset").is_dir(), reason="reads cgroup v1's cpuset files"),
 ]

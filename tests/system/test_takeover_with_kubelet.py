@@ -20,16 +20,14 @@ from engine.testing.device_plugin import SampleDevicePlugin
 from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container
-from tests.system.kubelet import BINARIES, Kubelet
+from tests.system.kubelet import Kubelet, needs_kubelet
 from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.containerd,
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not (BINARIES / "kubelet").exists(), reason="needs KUBE_BIN: a folder with a kubelet v1.36"
-    ),
+    needs_kubelet,
 ]
 
 GPU = "example.com/gpu"
