@@ -24,6 +24,7 @@ import engine.testing
 from engine.api.documents import as_written
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
+from tests.programs import printed
 
 ROOT = Path(__file__).parents[2]
 SECTION = (ROOT / "README.md").read_text().partition("## As a library")[2].partition("\n## ")[0]
@@ -39,19 +40,13 @@ def test_importing_it_loads_nothing_of_weight() -> None:
         "import importlib, typing, sys; before = {*sys.modules}; import engine, engine.testing\n"
         "print(sorted({*sys.modules} - before))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "['engine', 'engine.testing']"
+    assert printed(program) == "['engine', 'engine.testing']"
 
 
 def test_decisions_load_neither_the_agent_nor_a_client_of_the_runtime() -> None:
     names = ("AdmittedPods", "decide", "preempt", "rank", "cgroup_tree", "pod_values", "container_resources")
     program = f"import sys, engine; [getattr(engine, name) for name in {names}]; print(sorted(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    loaded = eval(done.stdout)
+    loaded = eval(printed(program))
     parts = ("engine.node", "engine.transport", "engine.cri", "engine.plan", "grpc", "pyarrow", "asyncio")
     assert [name for name in loaded if name.startswith(parts)] == []
 
@@ -194,10 +189,7 @@ def test_the_planner_says_what_to_install() -> None:
         "engine.pod_values({'spec': {'containers': []}})\n"
         "try: engine.ask\nexcept ImportError as error: print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "engine.ask needs pyarrow: pip install 'kubengine[plan]'"
+    assert printed(program) == "engine.ask needs pyarrow: pip install 'kubengine[plan]'"
 
 
 def signatures() -> str:

@@ -21,7 +21,8 @@ log = logging.getLogger("kubengine.node")
 async def wait_for_runtime(call: Callable[[], Awaitable[T]]) -> T:
     """Repeat `call` until the runtime answers, and return its result.
 
-    Raises `Unavailable` if the runtime does not answer within 30 s; other errors are raised at once.
+    The agent's records are opened in the same way: the machine may lack descriptors for a moment.
+    Raises `Unavailable` if `call` still does after 30 s; other errors are raised at once.
     """
     deadline = time.monotonic() + RUNTIME_WAIT_SECONDS
     said = False

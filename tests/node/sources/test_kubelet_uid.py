@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from engine.api.defaults import apply_defaults
 from engine.api.documents import parse_pods
 from engine.node.sources.kubelet_uid import kubelet_uid
 from engine.node.sources.static_pods import static_pod
+from tests.programs import printed
 
 RECORDED = [
     json.loads(line)
@@ -81,7 +80,4 @@ def test_the_first_uid_of_a_process_costs_few_calls() -> None:
         "sys.setprofile(None)\n"
         "print(calls)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) <= CALLS_OF_THE_FIRST
+    assert int(printed(program)) <= CALLS_OF_THE_FIRST

@@ -1,0 +1,17 @@
+"""Programs that a test runs in a new interpreter, where nothing is loaded yet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def printed(program: str) -> str:
+    """Return what a program prints, without the space around it."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
