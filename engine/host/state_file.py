@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from engine.api.errors import Bug, KubengineError, Refused, Unavailable
 from engine.host.checksummed_file import SHORTAGES, read_again, set_aside
 from engine.host.files import replacing_file
-from engine.host.tasks import Tasks
+from engine.host.tasks import Tasks, WriteSchedule, settle
 
 STEP_SECONDS = 30.0
 """Seconds after which a write counts as stuck."""
 RETRY_SECONDS = 5.0
 """Seconds until a failed write is tried again."""
-COALESCE_SECONDS = 0.05
-"""Seconds for which a change that nobody waits for may wait for others."""
 
 T = TypeVar("T")
 FaultPoint = Callable[[str], None]
@@ -30,45 +27,6 @@ FaultPoint = Callable[[str], None]
 
 def no_fault(step: str) -> None:
     """Do nothing; the fault point outside of tests."""
-
-
-class WriteSchedule:
-    """Decide when a background writer writes.
-
-    A write that somebody waits for is due at once; another one may wait `COALESCE_SECONDS` for more changes.
-    """
-
-    def __init__(self) -> None:
-        self._wanted = asyncio.Event()
-        self._hurry = asyncio.Event()
-
-    def want(self) -> None:
-        """Ask for a write; nobody waits for it."""
-        self._wanted.set()
-
-    def hurry(self) -> None:
-        """Ask for a write that somebody waits for."""
-        self._hurry.set()
-        self._wanted.set()
-
-    async def due(self) -> None:
-        """Return when a write is due, and begin with the next one."""
-        await self._wanted.wait()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(COALESCE_SECONDS):
-                await self._hurry.wait()
-        self._wanted.clear()
-        self._hurry.clear()
-
-
-def settle(waiter: asyncio.Future[None], failure: KubengineError | None) -> None:
-    """End the wait of a caller, unless it was cancelled."""
-    if waiter.done():
-        return
-    if failure is None:
-        waiter.set_result(None)
-    else:
-        waiter.set_exception(failure)
 
 
 class StateFile:

@@ -12,14 +12,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from engine.api.duration import RetryDelays
+from engine.api.errors import KubengineError
 from engine.metrics import Registry
 
 PAUSES = RetryDelays(0.1, 30.0)
 PATIENCE = 1.0
+COALESCE_SECONDS = 0.05
+"""Seconds for which a change that nobody waits for may wait for others."""
 
 log = logging.getLogger("kubengine.tasks")
 
@@ -184,3 +187,42 @@ class BackgroundTask:
                 self.failed(error)
             failures = 1 if self._fresh else failures + 1
             await asyncio.sleep(PAUSES.after(failures))
+
+
+class WriteSchedule:
+    """Decide when a background writer writes.
+
+    A write that somebody waits for is due at once; another one may wait `COALESCE_SECONDS` for more changes.
+    """
+
+    def __init__(self) -> None:
+        self._wanted = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def want(self) -> None:
+        """Ask for a write; nobody waits for it."""
+        self._wanted.set()
+
+    def hurry(self) -> None:
+        """Ask for a write that somebody waits for."""
+        self._hurry.set()
+        self._wanted.set()
+
+    async def due(self) -> None:
+        """Return when a write is due, and begin with the next one."""
+        await self._wanted.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(COALESCE_SECONDS):
+                await self._hurry.wait()
+        self._wanted.clear()
+        self._hurry.clear()
+
+
+def settle(waiter: asyncio.Future[None], failure: KubengineError | None) -> None:
+    """End the wait of a caller, unless it was cancelled."""
+    if waiter.done():
+        return
+    if failure is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(failure)

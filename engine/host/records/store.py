@@ -20,8 +20,8 @@ from engine.host.checksummed_file import SHORTAGES, read_again, set_aside
 from engine.host.files import remove_unfinished, replace_file
 from engine.host.records import lines
 from engine.host.records.lines import Place
-from engine.host.state_file import STEP_SECONDS, FaultPoint, WriteSchedule, no_fault, settle
-from engine.host.tasks import Tasks
+from engine.host.state_file import STEP_SECONDS, FaultPoint, no_fault
+from engine.host.tasks import Tasks, WriteSchedule, settle
 
 OUTDATED_BYTES: Final = 1 << 18
 """Bytes of outdated lines that are always left in the file."""
