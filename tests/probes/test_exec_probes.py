@@ -13,13 +13,14 @@ import grpc
 import pytest
 
 from engine._fast.probing import _grpc_c as compiled
-from engine._fast.probing import _grpc_py as twin
+from engine._fast.probing import grpc as rule
 from engine._fast.probing._loop_c import ProbeLoop
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import ProbesSection
 from engine.probes.request import MAX_COMMAND, exec_request
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire import cri_v1_pb2_grpc
+from tests.fast.probing import grpc_twin as twin
 from tests.probes.probed_pods import Rig, pod_with
 from tests.waiting import eventually
 
@@ -246,7 +247,7 @@ def answered(message: bytes, status: bytes = b"0") -> bytes:
     ],
 )
 def test_answers(form, message, expected):
-    assert form.parse(answered(message), twin.EXEC) == expected
+    assert form.parse(answered(message), rule.EXEC) == expected
 
 
 @FORMS
@@ -255,4 +256,4 @@ def test_the_runtimes_message_is_kept(form):
         b"\0\0\0\4\0\0\0\0\0" + (1 + 15 + 18).to_bytes(3, "big") + b"\1\5\0\0\0\1\x88"
         b"\x00\x0bgrpc-status\x015\x00\x0cgrpc-message\x03a%2"
     )
-    assert form.parse(said, twin.EXEC) == (twin.STATUS, 5, b"a%2")
+    assert form.parse(said, rule.EXEC) == (rule.STATUS, 5, b"a%2")

@@ -1,4 +1,4 @@
-"""The compiled reader of gRPC responses to a health check, an exec or a GET; `_grpc_py` states its rule."""
+"""Read responses over HTTP/2 to a health check, an exec or a GET; `grpc` names the verdicts."""
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 
@@ -18,7 +18,7 @@ cdef extern from "grpc.h" nogil:
 
 
 cdef class GrpcAnswer:
-    """Reads one response piece by piece. `feed` and `eof` return the verdict so far."""
+    """Read one response piece by piece. `feed` and `eof` return the verdict so far."""
 
     cdef grpc_answer _answer
     cdef grpc_room _room
@@ -51,7 +51,7 @@ cdef class GrpcAnswer:
 
 
 def parse(bytes data, int call=0):
-    """Read everything that a server sent, as the twin does."""
+    """Return verdict, detail and text of everything that a server sent."""
     reader = GrpcAnswer(call)
     reader.feed(data)
     reader.eof()

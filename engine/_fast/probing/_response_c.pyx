@@ -1,8 +1,6 @@
-"""The compiled response reader and redirect resolver; `_response_py` states their rules."""
+"""Read HTTP responses and resolve redirects; `response` states the rules."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
-
-from engine._fast.probing._response_py import ProbeResponse
 
 cdef extern from "response.h" nogil:
     enum:
@@ -32,7 +30,7 @@ cdef extern from "location.h" nogil:
 
 
 cdef class HttpResponse:
-    """Reads one response piece by piece. `feed` and `eof` return the verdict so far."""
+    """Read one response piece by piece. `feed` and `eof` return the verdict so far."""
 
     cdef http_response _response
 
@@ -54,9 +52,10 @@ cdef class HttpResponse:
         return http_eof(&self._response, reset)
 
     def result(self):
+        """Return verdict, status, location and excerpt; only DONE fills the last three."""
         if self._response.verdict != HTTP_DONE:
-            return ProbeResponse(self._response.verdict)
-        return ProbeResponse(HTTP_DONE, self._response.status, self.location, self.excerpt)
+            return self._response.verdict, 0, b"", b""
+        return HTTP_DONE, self._response.status, self.location, self.excerpt
 
     @property
     def status(self):
@@ -77,7 +76,7 @@ cdef class HttpResponse:
 
 
 def parse(bytes data, *, bint reset=False):
-    """Read a whole response, as the twin does."""
+    """Read a whole response, whose connection was closed or reset after `data`."""
     reader = HttpResponse()
     if reader.feed(data) < HTTP_DONE:
         reader.eof(reset=reset)

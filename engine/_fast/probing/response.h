@@ -1,7 +1,7 @@
 /* An HTTP/1.x response as a probe reads it: bytes in, verdict out; no socket, no allocation, the same
  * few hundred bytes however large the response.  Leniency is that of Go's net/http, which the kubelet
  * uses: bare LF ends a line, folded headers are joined, up to five interim responses are skipped.
- * _response_py.py states the rule for a whole response. */
+ * response.py states the rules. */
 #ifndef KUBENGINE_PROBING_RESPONSE_H
 #define KUBENGINE_PROBING_RESPONSE_H
 

@@ -1,3 +1,11 @@
-from engine._fast.reading._descriptors_py import count_descriptors
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["count_descriptors"]
+def count_descriptors(
+    proc: str,
+    top: str,
+    cgroups: list[bytes | None],
+    rows: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    nanoseconds: int,
+) -> int: ...

@@ -1,4 +1,4 @@
-"""The compiled counter of open descriptors; `_descriptors_py` states its rules."""
+"""Count the open descriptors of cgroups; `descriptors` states the rules."""
 
 import os
 
@@ -21,7 +21,14 @@ cdef extern from "descriptors.h" nogil:
 
 def count_descriptors(proc, top, list cgroups, const int64_t[::1] rows, int64_t[:, ::1] counts,
                       int64_t nanoseconds):
-    """Count as the twin does, without the interpreter's lock."""
+    """Write `DESCRIPTOR_COLUMNS` of the groups `rows` to `counts`, and return how many rows were counted.
+
+    `cgroups` are paths as for `refresh_groups`, below `top`, the directory of the memory controller. A group
+    that is gone has a row of `ABSENT`; a limit is -1 if there is none, `ABSENT` without a process. Rows are
+    counted in their order, and at least one. The GIL is released meanwhile.
+
+    Raise ValueError if columns differ in length or a row does not exist.
+    """
     cdef bytes processes = os.fsencode(proc)
     cdef bytes directory = os.fsencode(top)
     cdef Py_ssize_t n = rows.shape[0]

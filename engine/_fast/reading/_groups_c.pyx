@@ -1,4 +1,4 @@
-"""The compiled reader of cgroups; `_groups_py` states its rules."""
+"""Read the files of many cgroups; `groups` states the rules."""
 
 import os
 
@@ -36,7 +36,18 @@ assert sizeof(g_io) == IO_WIDTH * sizeof(int64_t)
 
 def refresh_groups(tops, list cgroups, const int64_t[::1] parents, const uint8_t[::1] due,
                    int64_t[:, ::1] numbers):
-    """Read as the twin does, without the GIL."""
+    """Bring `numbers` up to date: a row for each of `cgroups`, `ABSENT` where it was never read.
+
+    `tops` are the directories of `V1_CONTROLLERS`, or the one of v2. `cgroups` are paths below each of them,
+    without a slash at either end; None is a row without a group. Such a row, and that of a group that is
+    gone, is `ABSENT`. `parents` has the row of each group's parent, -1 for none; the parent comes first.
+
+    Return 1 for each group that was read and 0 for an idle one, of which at most the due part was read; and
+    a row of `IO_COLUMNS` for each device of the groups that were read. The GIL is released meanwhile.
+
+    Raise ValueError if columns differ in length, a group comes before its parent, or `tops` has another
+    length.
+    """
     cdef list directories = [os.fsencode(top) for top in tops]
     cdef int controllers = len(directories)
     cdef bint v1 = controllers != 1

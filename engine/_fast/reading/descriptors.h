@@ -1,4 +1,4 @@
-/* Counts the open descriptors of the processes of a cgroup. `_descriptors_py` states the rules. */
+/* Counts the open descriptors of the processes of a cgroup. descriptors.py states the rules. */
 #pragma once
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

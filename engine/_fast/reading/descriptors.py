@@ -1,11 +1,20 @@
-"""Count the open descriptors of cgroups: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+"""Count the open descriptors and sockets of the processes of cgroups, and read their limit of open files.
 
-from engine._fast._select import PURE
-from engine._fast.reading._descriptors_py import ABSENT, DESCRIPTOR_COLUMNS, MOST_DESCRIPTORS
+The counts are cAdvisor's (`processStatsFromProcs`): those of the group's own processes, not of the groups
+within it. The limit is the soft one of the first process. Files: proc(5).
 
-if PURE:
-    from engine._fast.reading._descriptors_py import count_descriptors
-else:
-    from engine._fast.reading._descriptors_c import count_descriptors
+The number of descriptors is the containers' choice, so the work is bounded: 64 KiB of cgroup.procs and
+`MOST_DESCRIPTORS` descriptors count per group, and no group is begun after the time is used up.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine._fast.reading._descriptors_c import count_descriptors
 
 __all__ = ["ABSENT", "DESCRIPTOR_COLUMNS", "MOST_DESCRIPTORS", "count_descriptors"]
+
+ABSENT: Final = -(1 << 63)
+DESCRIPTOR_COLUMNS: Final = ("descriptors", "sockets", "open_files_limit")
+MOST_DESCRIPTORS: Final = 1 << 16

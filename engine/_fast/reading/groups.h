@@ -1,4 +1,4 @@
-/* Reads the files of cgroups. `_groups_py` states the rules. */
+/* Reads the files of cgroups. groups.py states the rules. */
 #pragma once
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

@@ -13,3 +13,6 @@ cdef extern from "exposition.h" nogil:
         const char *at
         size_t length
     int64_t e_longest(const int64_t *, int64_t, int64_t)
+
+cdef enum:
+    PIECE = 1 << 17  # bytes that a writer yields at a time

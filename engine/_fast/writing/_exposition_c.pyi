@@ -1,3 +1,5 @@
-from engine._fast.writing._exposition_py import exposition
+from collections.abc import Iterator, Sequence
 
-__all__ = ["exposition"]
+from engine._fast.writing.exposition import Series
+
+def exposition(series: Sequence[Series], piece: int = ...) -> Iterator[bytes]: ...

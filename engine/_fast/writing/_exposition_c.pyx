@@ -1,4 +1,4 @@
-"""The compiled text of many series; `_exposition_py` states its rules."""
+"""Write the text of many series; `exposition` describes the format."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ from cpython.ref cimport Py_DECREF, PyObject
 from libc.stdint cimport int64_t
 
 from engine._fast.writing._bytes cimport (
+    PIECE,
     PyBytes_FromStringAndSize,
     _PyBytes_Resize,
     e_longest,
     e_text,
     raw_bytes,
 )
-from engine._fast.writing._exposition_py import PIECE
 
 cdef extern from "exposition.h" nogil:
     ctypedef struct e_series:
@@ -75,7 +75,12 @@ cdef class _Run:
 
 
 def exposition(series, Py_ssize_t piece=PIECE):
-    """Write as the twin does."""
+    """Yield the text in pieces of whole lines, each of `piece` bytes or a little more; the last may be
+    shorter.
+
+    Raise `ValueError` if labels and values differ in number, labels do not end one after another, a picked
+    label is out of range, or the point is out of range.
+    """
     return _pieces([_Run(*one) for one in series], piece)
 
 

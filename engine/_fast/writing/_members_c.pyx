@@ -1,4 +1,4 @@
-"""The compiled text of many objects; `_members_py` states its rules."""
+"""Write the text of many objects; `members` describes the steps."""
 
 import numpy as np
 
@@ -8,13 +8,13 @@ from libc.stdint cimport INT64_MAX, int64_t
 from libc.string cimport memcpy
 
 from engine._fast.writing._bytes cimport (
+    PIECE,
     PyBytes_FromStringAndSize,
     _PyBytes_Resize,
     e_longest,
     e_text,
     raw_bytes,
 )
-from engine._fast.writing._exposition_py import PIECE
 
 cdef extern from "members.h" nogil:
     enum:
@@ -130,7 +130,14 @@ cdef class _Page:
 
 
 def filled(texts, forms, which, rows, Py_ssize_t piece=PIECE):
-    """Write as the twin does."""
+    """Yield the text in pieces of `piece` bytes or a little more; the last may be shorter.
+
+    The text is each of `texts`, followed by the members of its form (`which`, -1 for none) with the values
+    of its row (`rows`). A comma comes before a member unless a brace does.
+
+    Raise ValueError if columns differ in length, the ends of texts decrease, a form or row does not exist, or
+    a form does not close each object that it opens.
+    """
     return _pieces(_Page(texts, forms, which, rows), piece)
 
 

@@ -1,4 +1,4 @@
-/* Lines of Prometheus' text format. `_exposition_py` states the rules. */
+/* Lines of Prometheus' text format. exposition.py describes them. */
 #pragma once
 
 #include <stddef.h>

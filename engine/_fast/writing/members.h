@@ -1,4 +1,4 @@
-/* Members of JSON objects. `_members_py` states the rules. */
+/* Members of JSON objects. members.py describes them. */
 #pragma once
 
 #include "exposition.h"

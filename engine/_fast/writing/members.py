@@ -1,11 +1,30 @@
-"""Write JSON of many objects at once: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+"""Write numbers into the objects of a JSON text in which only numbers change: exact, as integers with a
+point.
+"""
 
-from engine._fast._select import PURE
-from engine._fast.writing._members_py import CLOSE, MOMENT, OPEN, MemberStep
+from __future__ import annotations
 
-if PURE:
-    from engine._fast.writing._members_py import filled
-else:
-    from engine._fast.writing._members_c import filled
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast.writing._members_c import filled
 
 __all__ = ["CLOSE", "MOMENT", "OPEN", "MemberStep", "filled"]
+
+OPEN: Final = -1
+CLOSE: Final = -2
+MOMENT: Final = -3
+
+
+class MemberStep(NamedTuple):
+    """A number `values[row] / 10**form` under a name, `text` being `"name":`, for a form of 0 to 18.
+
+    `OPEN` begins an object, `text` being `"name":{` or what else it begins with, and `CLOSE` ends it. It is
+    there only with a number in it: a `MOMENT`, Unix seconds shown as RFC 3339 from 1970 to 9999, is none, and
+    an `ABSENT` value is not there."""
+
+    text: bytes
+    values: NDArray[np.int64] | None
+    form: int

@@ -11,9 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine._fast.probing import _grpc_c as compiled
-from engine._fast.probing import _grpc_py as twin
+from engine._fast.probing import grpc as rule
 from engine.probes.measure import first_bytes
 from engine.wire import grpc_health_v1_pb2, grpc_health_v1_pb2_grpc
+from tests.fast.probing import grpc_twin as twin
 
 FORMS = pytest.mark.parametrize("form", [twin, compiled], ids=["twin", "compiled"])
 EXIT_3 = b"\x00\x00\x00\x00\x09\x0a\x02ab\x12\x01c\x18\x03"
@@ -50,10 +51,10 @@ def server():
 @pytest.mark.parametrize(
     ("service", "expected"),
     [
-        ("", (twin.ANSWERED, 1)),
-        ("x" * 300, (twin.ANSWERED, 1)),
-        ("down", (twin.ANSWERED, 2)),
-        ("unknown", (twin.STATUS, 5)),
+        ("", (rule.ANSWERED, 1)),
+        ("x" * 300, (rule.ANSWERED, 1)),
+        ("down", (rule.ANSWERED, 2)),
+        ("unknown", (rule.STATUS, 5)),
     ],
     ids=["serving", "long-name", "not-serving", "unknown-service"],
 )
@@ -63,7 +64,7 @@ def test_real_server(server, service, expected):
     seen = b""
     with socket.create_connection(("127.0.0.1", server), timeout=10) as connection:
         connection.sendall(first_bytes(f"grpc://127.0.0.1:{server}/{service}"))
-        while reader.result()[0] == twin.MORE:
+        while reader.result()[0] == rule.MORE:
             data = connection.recv(65536)
             if not data:
                 reader.eof()
@@ -80,27 +81,27 @@ def test_real_server(server, service, expected):
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (SETTINGS + STATUS_200 + frame(0, 0, SERVING) + TRAILERS_OK, (twin.ANSWERED, 1)),
+        (SETTINGS + STATUS_200 + frame(0, 0, SERVING) + TRAILERS_OK, (rule.ANSWERED, 1)),
         (
             SETTINGS + frame(1, 12, b"\x02\x88ab") + frame(0, 8, b"\x01" + SERVING + b"z") + TRAILERS_OK,
-            (twin.ANSWERED, 1),
+            (rule.ANSWERED, 1),
         ),
         (
             SETTINGS
             + frame(1, 0, b"\x88\x40\x0bgrpc-")
             + frame(9, 4, b"status\x0212")
             + frame(1, 5, b"\xbe"),
-            (twin.STATUS, 12),
+            (rule.STATUS, 12),
         ),
-        (SETTINGS + frame(1, 5, b"\x8c"), (twin.HTTP, 400)),
-        (SETTINGS + STATUS_200 + frame(0, 1, SERVING), (twin.STATUS, 13)),
-        (SETTINGS + STATUS_200 + frame(0, 0, b"\x00\x00\x01\x00\x00"), (twin.PROTOCOL, 0)),
-        (SETTINGS + frame(3, 0, b"\x00\x00\x00\x08"), (twin.CLOSED, 8)),
-        (SETTINGS + frame(7, 0, bytes(8), 0) + STATUS_200, (twin.CLOSED, 0)),
-        (SETTINGS + frame(1, 4, b"\xff\xff\xff\xff\xff"), (twin.PROTOCOL, 0)),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", (twin.PROTOCOL, 0)),
-        (STATUS_200, (twin.PROTOCOL, 0)),
-        (b"", (twin.CLOSED, 0)),
+        (SETTINGS + frame(1, 5, b"\x8c"), (rule.HTTP, 400)),
+        (SETTINGS + STATUS_200 + frame(0, 1, SERVING), (rule.STATUS, 13)),
+        (SETTINGS + STATUS_200 + frame(0, 0, b"\x00\x00\x01\x00\x00"), (rule.PROTOCOL, 0)),
+        (SETTINGS + frame(3, 0, b"\x00\x00\x00\x08"), (rule.CLOSED, 8)),
+        (SETTINGS + frame(7, 0, bytes(8), 0) + STATUS_200, (rule.CLOSED, 0)),
+        (SETTINGS + frame(1, 4, b"\xff\xff\xff\xff\xff"), (rule.PROTOCOL, 0)),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", (rule.PROTOCOL, 0)),
+        (STATUS_200, (rule.PROTOCOL, 0)),
+        (b"", (rule.CLOSED, 0)),
     ],
 )
 def test_verdicts(form, data, expected):
@@ -166,14 +167,14 @@ conversation = st.builds(
 
 
 @settings(max_examples=600, deadline=None)
-@given(conversation, st.sampled_from([twin.HEALTH, twin.EXEC, twin.GET]))
-@example(SETTINGS + frame(1, 4, b"\x88" + b"\x40\x01a\x01b" * 200 + b"\xbf"), twin.HEALTH)
+@given(conversation, st.sampled_from([rule.HEALTH, rule.EXEC, rule.GET]))
+@example(SETTINGS + frame(1, 4, b"\x88" + b"\x40\x01a\x01b" * 200 + b"\xbf"), rule.HEALTH)
 def test_compiled_agrees_with_twin(data, call):
     assert compiled.parse(data, call) == twin.parse(data, call)
 
 
 @settings(max_examples=100, deadline=None)
-@given(conversation, st.integers(1, 5), st.sampled_from([twin.HEALTH, twin.EXEC, twin.GET]))
+@given(conversation, st.integers(1, 5), st.sampled_from([rule.HEALTH, rule.EXEC, rule.GET]))
 def test_cutting_the_input_changes_nothing(data, size, call):
     reader = compiled.GrpcAnswer(call)
     for at in range(0, len(data), size):
@@ -195,7 +196,7 @@ def test_the_dynamic_table_follows_rfc_7541(form, index):
             else bytes((0x80 | 62 + reference,))
         )
         verdict, *_ = form.parse(SETTINGS + frame(1, 4, entry * (held + 3) + indexed))
-        assert (verdict == twin.CLOSED) is right, (held, reference)
+        assert (verdict == rule.CLOSED) is right, (held, reference)
 
 
 def test_settings_and_pings_are_answered_in_bounds():

@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine._fast.probing import _response_c as compiled
-from engine._fast.probing import _response_py as twin
-from engine._fast.probing._response_py import BROKEN, DONE, MALFORMED
+from engine._fast.probing.response import BAD, BROKEN, DONE, FOREIGN, MALFORMED, SAME_HOST, TLS
+from tests.fast.probing import response_twin as twin
 
 FORMS = pytest.mark.parametrize("form", [twin, compiled], ids=["twin", "compiled"])
 PIECES = [
@@ -124,15 +124,15 @@ def test_redirects_agree(value, base):
 @FORMS
 def test_redirects(form):
     for value, expected in {
-        "/login": (twin.SAME_HOST, 0, "/login"),
-        "http://10.0.0.1:8080/x?y": (twin.SAME_HOST, 8080, "/x?y"),
-        "http://10.0.0.1": (twin.SAME_HOST, 80, "/"),
-        "http://10.0.0.10/": (twin.FOREIGN, 0, ""),
-        "http://0.0.0.0/": (twin.FOREIGN, 0, ""),
-        "//10.0.0.1/z": (twin.SAME_HOST, 80, "/z"),
-        "https://10.0.0.1/": (twin.TLS, 0, ""),
-        "../c": (twin.SAME_HOST, 0, "/c"),
-        "http://10.0.0.1:99999/": (twin.BAD, 0, ""),
-        "mailto:root": (twin.FOREIGN, 0, ""),
+        "/login": (SAME_HOST, 0, "/login"),
+        "http://10.0.0.1:8080/x?y": (SAME_HOST, 8080, "/x?y"),
+        "http://10.0.0.1": (SAME_HOST, 80, "/"),
+        "http://10.0.0.10/": (FOREIGN, 0, ""),
+        "http://0.0.0.0/": (FOREIGN, 0, ""),
+        "//10.0.0.1/z": (SAME_HOST, 80, "/z"),
+        "https://10.0.0.1/": (TLS, 0, ""),
+        "../c": (SAME_HOST, 0, "/c"),
+        "http://10.0.0.1:99999/": (BAD, 0, ""),
+        "mailto:root": (FOREIGN, 0, ""),
     }.items():
         assert form.resolve(value, "10.0.0.1", "/a/b") == expected, value

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine._fast.reading import _descriptors_c, _descriptors_py
+from engine._fast.reading import _descriptors_c
 from engine._fast.reading.descriptors import ABSENT, DESCRIPTOR_COLUMNS, MOST_DESCRIPTORS
+from tests.fast.reading import descriptors_twin
 
 LIMITS = "Limit                     Soft Limit           Hard Limit           Units\n"
 OPEN_FILES = "Max open files            {}                 524288               files\n"
 LONG = 10**12
-FORMS = pytest.mark.parametrize("form", [_descriptors_c, _descriptors_py], ids=["compiled", "twin"])
+FORMS = pytest.mark.parametrize("form", [_descriptors_c, descriptors_twin], ids=["compiled", "twin"])
 
 
 def counted(
@@ -115,7 +116,9 @@ def test_both_forms_count_the_same_of_torn_trees(tmp_path: Path) -> None:
         words = [chance.choice([str(chance.randrange(60)), "x", "", " 3", "1" * 12]) for _ in range(6)]
         if chance.random() < 0.9:
             (tmp_path / f"g{group}" / "cgroup.procs").write_text("\n".join(words))
-    found, expected = (counted(form, tmp_path, tmp_path, names) for form in (_descriptors_c, _descriptors_py))
+    found, expected = (
+        counted(form, tmp_path, tmp_path, names) for form in (_descriptors_c, descriptors_twin)
+    )
     assert found == expected
     assert len({tuple(row) for row in found[0]}) > 20
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine._fast.reading import _groups_c, _groups_py
+from engine._fast.reading import _groups_c
 from engine._fast.reading.groups import ABSENT, COLUMNS, IO_COLUMNS, PRESSURE
+from tests.fast.reading import groups_twin
 
 NUMBERS = ["0", "7", "-1", "max", "", " 3", "3 ", "1x", "-", "é", "9" * 30, "-" + "9" * 30, "0" * 30 + "12"]
 NUMBERS += [str(value) for value in (2**62 - 1, 2**62, 2**63 - 4096, 2**63 - 1)]
@@ -89,7 +90,7 @@ def test_both_forms_read_the_same(tmp_path: Path, v1: bool) -> None:
                 if (directory / name).is_file() and chance.random() < 0.6:
                     (directory / name).write_text(CALM.get(name, "7\n"))
     numbers, moved, io = read(_groups_c, tmp_path, cgroups, v1, parents=parents)
-    expected, moved_too, expected_io = read(_groups_py, tmp_path, cgroups, v1, parents=parents)
+    expected, moved_too, expected_io = read(groups_twin, tmp_path, cgroups, v1, parents=parents)
     rested = 0
     for _ in range(12):
         for row, cgroup in enumerate(cgroups):
@@ -101,7 +102,7 @@ def test_both_forms_read_the_same(tmp_path: Path, v1: bool) -> None:
             file.write_text(CALM.get(file.name, "").replace("7", "9") or some_text(chance))
         columns = {"parents": parents, "due": [chance.random() < 0.05 for _ in cgroups]}
         numbers, moved, io = read(_groups_c, tmp_path, cgroups, v1, numbers, **columns)
-        expected, moved_too, expected_io = read(_groups_py, tmp_path, cgroups, v1, expected, **columns)
+        expected, moved_too, expected_io = read(groups_twin, tmp_path, cgroups, v1, expected, **columns)
     assert rested
     assert len(expected_io)
     wanted = set(range(len(COLUMNS) if v1 else WIDTH))
@@ -128,7 +129,7 @@ STEADY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", [_groups_c, _groups_py])
+@pytest.mark.parametrize("form", [_groups_c, groups_twin])
 @pytest.mark.parametrize(
     ("changed", "due", "moves"),
     [
@@ -169,7 +170,7 @@ def test_resting_groups_are_not_read_again(
     assert again[:, COLUMNS.index("memory_limit")].tolist() == [limited] * 2
 
 
-@pytest.mark.parametrize("form", [_groups_c, _groups_py])
+@pytest.mark.parametrize("form", [_groups_c, groups_twin])
 @pytest.mark.parametrize(
     "unsettled",
     [{"memory.stat": "anon 5\nfile_dirty 4096\n"}, {"memory.stat": "file_writeback 1\n"},
@@ -190,14 +191,14 @@ def test_counters_that_advance_on_their_own_are_read(
     assert read(form, tmp_path, ["/"], False, settled)[1].tolist() == [0]
 
 
-@pytest.mark.parametrize("form", [_groups_c, _groups_py])
+@pytest.mark.parametrize("form", [_groups_c, groups_twin])
 def test_columns_that_do_not_fit_are_refused(tmp_path: Path, form: Any) -> None:
     for columns in ({"parents": [0]}, {"parents": [-1, -1]}, {"due": [0, 0]}):
         with pytest.raises(ValueError, match="group"):
             read(form, tmp_path, ["a"], False, **columns)
 
 
-@pytest.mark.parametrize("form", [_groups_c, _groups_py])
+@pytest.mark.parametrize("form", [_groups_c, groups_twin])
 def test_processes_are_counted_to_the_end(tmp_path: Path, form) -> None:
     (tmp_path / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in range(7, 50_007)))
     (tmp_path / "memory.stat").write_text("x 1\n" * 20_000 + "anon 5\n")
@@ -210,13 +211,13 @@ def test_processes_are_counted_to_the_end(tmp_path: Path, form) -> None:
     assert numbers.dtype == np.int64
 
 
-@pytest.mark.parametrize("form", [_groups_c, _groups_py])
+@pytest.mark.parametrize("form", [_groups_c, groups_twin])
 def test_no_groups(tmp_path: Path, form) -> None:
     numbers, _, io = read(form, tmp_path, [], True)
     assert (numbers.shape[0], io.shape) == (0, (0, len(IO_COLUMNS)))
 
 
-@pytest.mark.parametrize("form", [_groups_c, _groups_py])
+@pytest.mark.parametrize("form", [_groups_c, groups_twin])
 def test_nobodys_row_has_nothing(tmp_path: Path, form: Any) -> None:
     for name, text in STEADY.items():
         (tmp_path / name).write_text(text)

@@ -8,10 +8,11 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from engine._fast.writing import _exposition_c, _exposition_py
+from engine._fast.writing import _exposition_c
 from engine._fast.writing.exposition import ABSENT, Series, Texts, joined
+from tests.fast.writing import exposition_twin
 
-FORMS = pytest.mark.parametrize("form", [_exposition_c, _exposition_py])
+FORMS = pytest.mark.parametrize("form", [_exposition_c, exposition_twin])
 LARGEST = (1 << 63) - 1
 
 
@@ -72,7 +73,7 @@ def test_both_forms_cut_the_same_pieces(seed):
         picked = chosen[:, 0] if chosen is not None and chance.random() < 0.5 else None
         series.append(Series(heading, b"n{", labels, table[:, 1], chance.randrange(19), ending, picked))
     for piece in (1, 50, 1000, 1 << 17):
-        pieces = list(_exposition_py.exposition(series, piece))
+        pieces = list(exposition_twin.exposition(series, piece))
         assert list(_exposition_c.exposition(series, piece)) == pieces
         assert all(each.endswith(b"\n") for each in pieces)
         assert all(len(each) >= piece for each in pieces[:-1])

@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from engine._fast.writing import _members_c, _members_py
+from engine._fast.writing import _members_c
 from engine._fast.writing.exposition import ABSENT, Texts, joined
 from engine._fast.writing.members import CLOSE, MOMENT, OPEN, MemberStep
+from tests.fast.writing import members_twin
 
-FORMS = pytest.mark.parametrize("form", [_members_c, _members_py])
+FORMS = pytest.mark.parametrize("form", [_members_c, members_twin])
 LARGEST = (1 << 63) - 1
 
 
@@ -112,7 +113,7 @@ def test_both_forms_cut_the_same_pieces(seed):
     which = np.array([chance.randrange(-1, 3) for _ in range(count)])
     picked = np.array([chance.randrange(rows) for _ in range(count)])
     for piece in (1, 40, 1 << 17):
-        pieces = list(_members_py.filled(texts, forms, which, picked, piece))
+        pieces = list(members_twin.filled(texts, forms, which, picked, piece))
         assert list(_members_c.filled(texts, forms, which, picked, piece)) == pieces
         assert all(len(each) >= piece for each in pieces[:-1])
 

@@ -1,35 +1,20 @@
-"""Write numbers into the objects of a JSON text in which only numbers change: exact, as integers
-with a point.
-"""
+"""Write JSON of many objects in plain Python; tests compare the kernel with it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast.writing._exposition_py import ABSENT, PIECE, Texts, number
+from engine._fast.writing.exposition import ABSENT, Texts
+from engine._fast.writing.members import CLOSE, MOMENT, OPEN, MemberStep
+from tests.fast.writing.exposition_twin import PIECE, number
 
-OPEN: Final = -1
-CLOSE: Final = -2
-MOMENT: Final = -3
 MOST_STEPS: Final = 128
 LAST_SECOND: Final = 253402300799
-
-
-class MemberStep(NamedTuple):
-    """A number `values[row] / 10**form` under a name, `text` being `"name":`, for a form of 0 to 18.
-
-    `OPEN` begins an object, `text` being `"name":{` or what else it begins with, and `CLOSE` ends it. It is
-    there only with a number in it: a `MOMENT`, Unix seconds shown as RFC 3339 from 1970 to 9999, is none, and
-    an `ABSENT` value is not there."""
-
-    text: bytes
-    values: NDArray[np.int64] | None
-    form: int
 
 
 def filled(
@@ -39,14 +24,7 @@ def filled(
     rows: NDArray[np.int64],
     piece: int = PIECE,
 ) -> Iterator[bytes]:
-    """Return the text in pieces of `piece` bytes or a little more, the last perhaps shorter.
-
-    The text is each of `texts`, followed by the members of its form (-1 for none) with the values of its
-    row. A comma precedes a member unless a brace does.
-
-    Raises `ValueError` where columns differ in length, the ends of texts decrease, a form or row is
-    asked for that is not there, or a form is no sequence of objects that are opened and closed.
-    """
+    """Do what `engine._fast.writing.members.filled` does, object by object."""
     text, ends = texts
     if not len(ends) == len(which) == len(rows):
         raise ValueError(f"{len(ends)} texts, {len(which)} forms, {len(rows)} rows")

@@ -1,16 +1,15 @@
-"""Read a probe's answer to a grpc.health.v1 Check, a CRI ExecSync or a GET over HTTP/2.
+"""Read a probe's answer over HTTP/2 in plain Python; tests compare the kernel with it.
 
-Works on everything that the server sent before it closed; the compiled form reads it in pieces, stops at the
-first verdict and must reach the same one. Only the parts of RFC 9113 and RFC 7541 that such an answer needs
-are supported; anything out of order is a protocol error.
+`parse` works on everything that the server sent before it closed. The kernel reads it in pieces, stops at the
+first verdict and must reach the same one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-MORE, ANSWERED, STATUS, HTTP, PROTOCOL, CLOSED = range(6)
-HEALTH, EXEC, GET = range(3)
+from engine._fast.probing.grpc import ANSWERED, CLOSED, EXEC, GET, HEALTH, HTTP, PROTOCOL, STATUS
+
 RESOURCE_EXHAUSTED, INTERNAL = 8, 13
 FRAME_LIMIT = 16384
 FRAMES_LIMIT = 4096

@@ -1,8 +1,6 @@
-"""How a probe reads an HTTP/1.x response (Go's net/http as the kubelet uses it), for reading.
+"""Read an HTTP/1.x response of a probe in plain Python; tests compare the kernel with it.
 
-`parse` works on a whole response; the compiled form takes it in pieces and must come to the same verdict.
-Failing before the headers end is a failed probe. Breaking off inside the body is an error, which the
-prober retries and then drops. 10 KiB of body are enough.
+`parse` works on a whole response. The kernel takes it in pieces and must reach the same verdict.
 """
 
 from __future__ import annotations
@@ -10,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-MORE, HEADERS, DONE, MALFORMED, BROKEN = range(5)
-SAME_HOST, FOREIGN, TLS, BAD = range(4)
+from engine._fast.probing.response import BAD, BROKEN, DONE, FOREIGN, MALFORMED, SAME_HOST, TLS
+
 BODY_ENOUGH = 10240
 EXCERPT = 512
 HEADER_LIMIT = 10 << 20
@@ -52,48 +50,6 @@ def parse(data: bytes, *, reset: bool = False) -> ProbeResponse:
         if verdict == DONE
         else ProbeResponse(verdict)
     )
-
-
-class HttpResponse:
-    """Read one response piece by piece, keeping all bytes and reading them from the beginning each time.
-
-    `feed` and `eof` return the verdict so far. Only `eof` reports a head that is not HTTP; the compiled form
-    reports it at the first invalid byte.
-    """
-
-    def __init__(self) -> None:
-        self._data = b""
-        self._result = ProbeResponse(MORE)
-        self.status = 0
-        self.location = b""
-        self.in_body = False
-
-    def feed(self, data: bytes) -> int:
-        if self._result.verdict != MORE:
-            return self._result.verdict
-        self._data += bytes(data)
-        try:
-            self.status, headers, _ = _headers(self._data)
-        except _Refused:
-            return MORE
-        self.in_body = True
-        self.location = _location(headers)
-        unfinished = parse(self._data, reset=True)
-        if unfinished.verdict != BROKEN:
-            self._result = unfinished
-        return self._result.verdict
-
-    def eof(self, *, reset: bool = False) -> int:
-        if self._result.verdict == MORE:
-            self._result = parse(self._data, reset=reset)
-        return self._result.verdict
-
-    def result(self) -> ProbeResponse:
-        return self._result
-
-    @property
-    def excerpt(self) -> bytes:
-        return self._result.excerpt
 
 
 def _location(headers: list[tuple[bytes, bytes]]) -> bytes:

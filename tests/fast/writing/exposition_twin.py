@@ -1,55 +1,19 @@
-"""Write many series in Prometheus' text format 0.0.4, exact to the last digit: values are integers with a
-point.
-"""
+"""Write Prometheus' text in plain Python; tests compare the kernel with it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-ABSENT: Final = -(1 << 63)
+from engine._fast.writing.exposition import ABSENT, Series
+
 PIECE: Final = 1 << 17
 
 
-class Texts(NamedTuple):
-    """Hold many short texts as one: each ends at its place in `ends`, where the next begins."""
-
-    text: bytes
-    ends: NDArray[np.int64]
-
-
-class Series(NamedTuple):
-    """`values[i] / 10**point` with the i-th of `labels`, or, where they are `picked`, the one of that place.
-
-    `opening` is a name, `{` and what labels all have; `heading` comes before the first line. An `ABSENT`
-    value has no line, and without any line there is no heading. `point` is 0 to 18; `ending` comes after the
-    value: a blank and a time, or nothing."""
-
-    heading: bytes
-    opening: bytes
-    labels: Texts
-    values: NDArray[np.int64]
-    point: int = 0
-    ending: bytes = b""
-    picked: NDArray[np.int64] | None = None
-
-
-def joined(pieces: Sequence[bytes]) -> Texts:
-    """Join the texts of a list, in its order."""
-    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    return Texts(b"".join(pieces), np.cumsum(lengths))
-
-
 def exposition(series: Sequence[Series], piece: int = PIECE) -> Iterator[bytes]:
-    """Yield the text in pieces of whole lines, each of `piece` bytes or a little more; the last may be
-    shorter.
-
-    Raise `ValueError` if labels and values differ in number, labels do not end one after another, a picked
-    label is out of range, or the point is out of range.
-    """
+    """Do what `engine._fast.writing.exposition.exposition` does, line by line."""
     for one in series:
         text, ends = one.labels
         count = len(ends if one.picked is None else one.picked)

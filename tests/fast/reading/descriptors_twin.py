@@ -1,11 +1,4 @@
-"""Count the open descriptors and sockets of the processes of cgroups, and read their limit of open files.
-
-The counts are cAdvisor's (`processStatsFromProcs`): those of the group's own processes, not of the groups
-within it. The limit is the soft one of the first process. Files: proc(5).
-
-The number of descriptors is the containers' choice, so the work is bounded: 64 KiB of cgroup.procs and
-`MOST_DESCRIPTORS` descriptors count per group, and no group is begun after the time is used up.
-"""
+"""Count the open descriptors of cgroups in plain Python; tests compare the kernel with it."""
 
 from __future__ import annotations
 
@@ -17,9 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-ABSENT: Final = -(1 << 63)
-DESCRIPTOR_COLUMNS: Final = ("descriptors", "sockets", "open_files_limit")
-MOST_DESCRIPTORS: Final = 1 << 16
+from engine._fast.reading.descriptors import ABSENT, DESCRIPTOR_COLUMNS, MOST_DESCRIPTORS
+
 _MOST: Final = 1 << 16
 _LARGEST_PID: Final = 1 << 22
 _LIMIT: Final = b"Max open files"
@@ -33,14 +25,7 @@ def count_descriptors(
     counts: NDArray[np.int64],
     nanoseconds: int,
 ) -> int:
-    """Write `DESCRIPTOR_COLUMNS` of the groups `rows` to `counts`, and return how many rows were counted.
-
-    `cgroups` are paths as for `refresh_groups`, below `top`, the directory of the memory controller. A group
-    that is gone has a row of `ABSENT`; a limit is -1 if there is none, `ABSENT` without a process. Rows are
-    counted in their order, and at least one.
-
-    Raises ValueError if columns differ in length or a row does not exist.
-    """
+    """Do what `engine._fast.reading.descriptors.count_descriptors` does, process by process."""
     if counts.shape != (len(cgroups), len(DESCRIPTOR_COLUMNS)):
         raise ValueError(f"{len(cgroups)} groups, but other columns")
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(cgroups)):

@@ -1,13 +1,4 @@
-"""Read the numbers of many cgroups, v1 or v2. A number that the kernel does not provide is `ABSENT`.
-
-Files: the kernel's documents cgroup-v1/{cpuacct,memory,blkio,pids} and cgroup-v2. Times are nanoseconds,
-amounts bytes; a file's first 64 KiB count, of cgroup.procs all.
-
-A group rests if it has used no CPU time and holds as much memory as before, none of its data waits to be
-written and its pressure has faded: nothing ran in it or in groups below it, so its other files are
-unchanged. Settings made from outside (limits, weights) may still have changed, and the kernel may have aged
-its pages: `due` selects the groups whose settings and memory.stat are read anyway.
-"""
+"""Read the numbers of many cgroups in plain Python; tests compare the kernel with it."""
 
 from __future__ import annotations
 
@@ -19,42 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-ABSENT: Final = -(1 << 63)
-COLUMNS: Final = (
-    "cpu",
-    "cpu_user",
-    "cpu_system",
-    "periods",
-    "throttled_periods",
-    "throttled",
-    "bursts",
-    "burst",
-    "shares",
-    "quota",
-    "period",
-    "memory",
-    "memory_limit",
-    "memory_peak",
-    "memory_failures",
-    "swap_limit",
-    "inactive_file",
-    "active_file",
-    "rss",
-    "cache",
-    "mapped",
-    "swap",
-    "faults",
-    "major_faults",
-    "oom_kills",
-    "threads",
-    "threads_limit",
-    "processes",
-    "first_process",
-    "dirty",
-    "writeback",
-)
-PRESSURE: Final = tuple((name, kind) for name in ("cpu", "memory", "io") for kind in ("some", "full"))
-"""After the columns, four for each: total microseconds, and the averages in hundredths of a percent."""
+from engine._fast.reading.groups import ABSENT, COLUMNS, IO_COLUMNS, PRESSURE, V1_CONTROLLERS
 
 _WIDTH: Final = len(COLUMNS) + 4 * len(PRESSURE)
 _TICK: Final = 10**9 // os.sysconf("SC_CLK_TCK")
@@ -67,12 +23,6 @@ _DIGITS: Final = 19
 Row = dict[str, int | None]
 
 
-V1_CONTROLLERS: Final = ("cpuacct", "cpu", "memory", "pids", "blkio")
-"""The controllers of v1 whose files are read."""
-IO_COLUMNS: Final = ("row", "major", "minor", "read_bytes", "written_bytes", "reads", "writes")
-"""One group's transfers to and from one block device; `row` is the group's."""
-
-
 def refresh_groups(
     tops: Sequence[str],
     cgroups: list[bytes | None],
@@ -80,18 +30,7 @@ def refresh_groups(
     due: NDArray[np.uint8],
     numbers: NDArray[np.int64],
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Bring `numbers` up to date: a row for each of `cgroups`, `ABSENT` where it was never read.
-
-    `tops` are the directories of `V1_CONTROLLERS`, or the one of v2. `cgroups` are paths below each of them,
-    without a slash at either end; None is a row without a group. Such a row, and that of a group that is
-    gone, is `ABSENT`. `parents` has the row of the group that one is in, -1 for none; the parent comes first.
-
-    Returns 1 for each group that was read, 0 for an idle one, of which at most the due part was read; and a
-    row of `IO_COLUMNS` for each device of the groups that were read.
-
-    Raises ValueError where columns differ in length, a group comes before its parent, or for another number
-    of `tops`.
-    """
+    """Do what `engine._fast.reading.groups.refresh_groups` does, group by group."""
     if not len(parents) == len(due) == len(cgroups) or numbers.shape != (len(cgroups), _WIDTH):
         raise ValueError(f"{len(cgroups)} groups, but columns of another length")
     if (parents >= np.arange(len(cgroups))).any():
