@@ -18,6 +18,7 @@ from engine.api.documents import convert
 from engine.api.kubengine_config import CpusSection
 from engine.api.pod import Pod
 from engine.cpumanager.options import StaticOptions
+from engine.cpumanager.recent_use import RecentCpuUse
 from engine.cpumanager.shared_cpus import SharedCpus, SharingPod
 from engine.cpumanager.state import CpuState
 from engine.cpumanager.static_policy import StaticCpuPolicy, take
@@ -112,7 +113,7 @@ def test_division_of_shared_cpus(benchmark, fields):
     shares = SharedCpus(convert(fields, CpusSection, "cpus"), 0xF0)
     pods = [SharingPod(f"u{i:03}", f"n{i % 8}", {}, 500 + 100 * (i % 30)) for i in range(101)]
     lists = itertools.cycle([pods, pods[:-1]])
-    benchmark(lambda: shares.divide(policy, next(lists)))
+    benchmark(lambda: shares.divide(policy, next(lists), RecentCpuUse()))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups")

@@ -184,6 +184,9 @@ class CgroupsSection(Struct, forbid_unknown_fields=True):
 class CpuPool(Struct, forbid_unknown_fields=True):
     """CPUs for the Burstable pods in `namespaces` (any, if empty) that have all `labels`: as many as these
     request together, but at least `minCPUs` and, unless that is 0, at most `maxCPUs`.
+
+    `sized_by` is `requests`, or `use`: as many CPUs as the pods have used lately, and a fifth of the pool to
+    spare.
     """
 
     name: str
@@ -191,6 +194,7 @@ class CpuPool(Struct, forbid_unknown_fields=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     min_cpus: int = msgspec.field(name="minCPUs", default=0)
     max_cpus: int = msgspec.field(name="maxCPUs", default=0)
+    sized_by: Literal["requests", "use"] = "requests"
 
 
 class CpusSection(Struct, forbid_unknown_fields=True):

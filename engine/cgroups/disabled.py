@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.api.config import KubeletConfiguration
+from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.cgroups.formulas.settings import CgroupSettings
@@ -73,6 +74,9 @@ class NoCgroups(NodeCgroups):
 
     def pod_path(self, uid: str) -> str | None:
         return None
+
+    def pod_cpu_seconds(self, uid: str) -> float:
+        raise Refused("the agent creates no cgroups", subject=uid)
 
     def root_path(self) -> str:
         return self._parent

@@ -208,7 +208,15 @@ class CgroupManager(NodeCgroups):
 
     def cpu_seconds(self, name: CgroupName) -> float:
         """Return the CPU seconds that a cgroup and everything below has used. Raises `Refused`."""
-        path = to_path(name, self.settings.driver)
+        return self._cpu_seconds(to_path(name, self.settings.driver))
+
+    def pod_cpu_seconds(self, uid: str) -> float:
+        path = self.pods.path(uid)
+        if path is None:
+            raise Refused("the pod has no cgroup", subject=uid)
+        return self._cpu_seconds(path)
+
+    def _cpu_seconds(self, path: str) -> float:
         file = CPU_USAGE[self.mounts.version]
         text = self.tree.read_path(path, file)
         if text is None:

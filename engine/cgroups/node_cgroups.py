@@ -177,6 +177,10 @@ class NodeCgroups(ABC):
         """Return the pod's cgroup from the root of the hierarchy (`/kubepods/…`), or None."""
 
     @abstractmethod
+    def pod_cpu_seconds(self, uid: str) -> float:
+        """Return the CPU seconds that a pod has used. Raises `Refused` if it has no cgroup."""
+
+    @abstractmethod
     def root_path(self) -> str:
         """Return the root of all pods' cgroups, from the root of the hierarchy."""
 

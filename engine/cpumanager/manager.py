@@ -23,12 +23,12 @@ from engine.api.quantity import Quantity
 from engine.api.resources import has_pod_level_resources
 from engine.cpumanager import baselines
 from engine.cpumanager.checkpoint import CpuCheckpoint, decode, encode
+from engine.cpumanager.division import Division
 from engine.cpumanager.metrics import CpuMetrics
 from engine.cpumanager.moving import ContainerMover, RunningContainer
 from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.resizing import Align, resized_cpus
 from engine.cpumanager.restoring import Lost, Restored, restore
-from engine.cpumanager.shared_cpus import SharedCpus, SharingPod
 from engine.cpumanager.state import CpuState
 from engine.cpumanager.static_policy import StaticCpuPolicy, check_reserved_amount, reserved_cpus
 from engine.cpumanager.system_processes import SystemProcesses
@@ -124,8 +124,7 @@ class CpuManager:
                 tasks=tasks,
                 fault=fault,
             )
-        self._shares: SharedCpus | None = None
-        self._sharing: Callable[[], Iterable[Pod]] = tuple
+        self._division: Division | None = None
         self._system: SystemProcesses | None = None
         self._registry = registry
         self.policy: StaticCpuPolicy | None = None
@@ -145,30 +144,10 @@ class CpuManager:
             topology, reserved, self._options, self._numa, state, pod_level=self._pod_level
         )
 
-    def divide_shared(self, shares: SharedCpus, active: Callable[[], Iterable[Pod]]) -> None:
+    def divide_shared(self, division: Division) -> None:
         """Divide the CPUs that are not exclusive among the active pods."""
-        self._shares, self._sharing = shares, active
-        self._registry.collected(
-            "gauge",
-            "kubengine_cpu_pool_cpus",
-            "CPUs of a pool of Burstable pods.",
-            ("pool",),
-            lambda: [((name,), float(cpus.bit_count())) for name, cpus in shares.pools.items()],
-        )
-        self._registry.collected(
-            "gauge",
-            "kubengine_cpu_pool_pods",
-            "Pods that share the CPUs of a pool.",
-            ("pool",),
-            lambda: [((name,), float(count)) for name, count in shares.members.items()],
-        )
-        self._registry.collected(
-            "gauge",
-            "kubengine_cpu_pods_kept_together",
-            "Burstable pods that run on one last-level cache or NUMA node.",
-            (),
-            lambda: [((), float(shares.kept_together))],
-        )
+        self._division = division
+        division.register(self._registry)
 
     def keep_off(self, system: SystemProcesses) -> None:
         """Keep system processes off exclusive CPUs."""
@@ -206,9 +185,13 @@ class CpuManager:
         if self.policy is not None:
             self._mover.start()
             self._file.changed()
+        if self._division is not None:
+            self._division.start(self._mover.changed)
 
     async def stop(self) -> None:
         """Write the state. Containers keep their CPUs."""
+        if self._division is not None:
+            await self._division.stop()
         await self._mover.stop()
         if self._system is not None and self.policy is not None:
             self._system.allow(self.policy.topology.cpus)
@@ -484,8 +467,8 @@ class CpuManager:
         held = state.held(pod_uid, container)
         if held is not None:
             return cpu_sets.text(held)
-        if self._shares is not None and state.shared:
-            return cpu_sets.text(self._shares.of(pod_uid))
+        if self._division is not None and state.shared:
+            return cpu_sets.text(self._division.shares.of(pod_uid))
         # With strict-cpu-reservation all CPUs but the reserved ones can become exclusive. A container without
         # a cpuset runs on all CPUs, including exclusive ones, so it gets the reserved CPUs instead.
         return cpu_sets.text(state.shared or self.policy.reserved)
@@ -517,21 +500,8 @@ class CpuManager:
             self._system.allow(self.policy.state.shared or self.policy.reserved)
 
     def _divide(self) -> None:
-        """Divide the CPUs that are not exclusive among the pods of this moment."""
-        if self.policy is None or self._shares is None:
-            return
-        before = dict(self._shares.pools)
-        pods = map(SharingPod.of, self._sharing())
-        self._shares.divide(self.policy, (pod for pod in pods if pod is not None))
-        for name, cpus in self._shares.pools.items():
-            if cpus != before.get(name, 0):
-                inputs = {
-                    "pool": name,
-                    "before": cpu_sets.text(before.get(name, 0)),
-                    "cpus": cpu_sets.text(cpus),
-                    "pods": self._shares.members[name],
-                }
-                self._decisions.record("cpus", "pooled", "", inputs)
+        if self.policy is not None and self._division is not None:
+            self._division.divide(self.policy)
 
     # The machine
 
@@ -578,7 +548,7 @@ class CpuManager:
                 "containers": [],
             }
         state = self.policy.state
-        pools = [] if self._shares is None else self._shares.describe()
+        pools = [] if self._division is None else self._division.shares.describe()
         return {
             **({"pools": pools} if pools else {}),
             "policy": STATIC,

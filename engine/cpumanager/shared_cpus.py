@@ -16,10 +16,10 @@ from engine.api.pod import Pod
 from engine.api.qos import BURSTABLE, qos_class
 from engine.api.resources import CPU, pod_requests
 from engine.cpumanager.nearest import nearest_cpus
+from engine.cpumanager.recent_use import MILLI, RecentCpuUse
 from engine.cpumanager.static_policy import StaticCpuPolicy, take
 from engine.topologymanager.policy import Hint
 
-MILLI = 1000
 ANYWHERE = Hint(None, preferred=False)
 
 
@@ -82,44 +82,74 @@ class SharedCpus:
             for name, cpus in self.pools.items()
         ]
 
-    def divide(self, policy: StaticCpuPolicy, pods: Iterable[SharingPod]) -> None:
+    @property
+    def by_use(self) -> bool:
+        """Return whether any pool is sized by use."""
+        return any(pool.sized_by == "use" for pool in self._section.pools)
+
+    def is_sized_by_use(self, pod: SharingPod) -> bool:
+        """Return whether the pod belongs to a pool that is sized by use."""
+        pool = self._pool_of(pod)
+        return pool is not None and pool.sized_by == "use"
+
+    def divide(self, policy: StaticCpuPolicy, pods: Iterable[SharingPod], use: RecentCpuUse) -> None:
         """Divide the CPUs that `policy` shares now among the Burstable pods.
 
-        A pool has as many CPUs as its pods request together, between its bounds, and keeps those that it has.
-        Reserved CPUs, and at least one, stay outside of all pools.
+        A pool has as many CPUs as its pods request or use together, between its bounds, and keeps those
+        that it has. Reserved CPUs, and at least one, stay outside of all pools.
         """
         shared = policy.state.shared
         usable = shared & ~self._isolated or shared
-        by_pool: dict[str, list[SharingPod]] = {pool.name: [] for pool in self._section.pools}
+        members: dict[str, list[SharingPod]] = {pool.name: [] for pool in self._section.pools}
         others: list[SharingPod] = []
         for pod in sorted(pods):
-            name = self._pool_of(pod)
-            (by_pool[name] if name is not None else others).append(pod)
+            pool = self._pool_of(pod)
+            (members[pool.name] if pool is not None else others).append(pod)
         free = usable & ~policy.reserved
-        left = free.bit_count() - (usable == free)
-        self._of = {}
-        for pool in self._section.pools:
-            members = by_pool[pool.name]
-            wanted = min(_wanted(pool, members), max(left, 0))
-            cpus = _resized(policy, self.pools.get(pool.name, 0) & free, free, wanted)
-            self.pools[pool.name], self.members[pool.name] = cpus, len(members)
-            free &= ~cpus
-            left -= wanted
-            self._of.update(dict.fromkeys((pod.uid for pod in members), cpus) if cpus else {})
-        pooled = 0
-        for cpus in self.pools.values():
-            pooled |= cpus
-        self.rest = usable & ~pooled
+        sizes = self._sizes(members, use, max(free.bit_count() - (usable == free), 0))
+        # Every pool shrinks before any grows, so that none grows onto CPUs that another keeps.
+        pools = {name: _some_of(policy, self.pools.get(name, 0) & free, size) for name, size in sizes.items()}
+        free &= ~_union(pools)
+        for name, size in sizes.items():
+            pools[name] = _grown(policy, pools[name], free, size)
+            free &= ~pools[name]
+        self.pools, self.members = pools, {name: len(pods) for name, pods in members.items()}
+        self._of = {pod.uid: pools[name] for name, pods in members.items() for pod in pods if pools[name]}
+        self.rest = usable & ~_union(pools)
         self._place_together(policy, others)
 
-    def _pool_of(self, pod: SharingPod) -> str | None:
+    def _pool_of(self, pod: SharingPod) -> CpuPool | None:
         """Return the first pool that takes the pod."""
         for pool in self._section.pools:
             if (not pool.namespaces or pod.namespace in pool.namespaces) and (
                 pool.labels.items() <= pod.labels.items()
             ):
-                return pool.name
+                return pool
         return None
+
+    def _sizes(
+        self, members: Mapping[str, Sequence[SharingPod]], use: RecentCpuUse, left: int
+    ) -> dict[str, int]:
+        """Return the number of CPUs of each pool, `left` at most in all.
+
+        What pods request comes before what other pools use beyond their requests.
+        """
+        wanted: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        for pool in self._section.pools:
+            pods = members[pool.name]
+            requested = sum(pod.milli for pod in pods)
+            used = (
+                sum(use.demand(pod.uid, pod.milli) for pod in pods) if pool.sized_by == "use" else requested
+            )
+            wanted[pool.name] = _bounded(pool, used, pods)
+            sizes[pool.name] = min(wanted[pool.name], _bounded(pool, requested, pods), left)
+            left -= sizes[pool.name]
+        for name, size in sizes.items():
+            more = min(wanted[name] - size, left)
+            sizes[name] += more
+            left -= more
+        return sizes
 
     def _place_together(self, policy: StaticCpuPolicy, pods: Sequence[SharingPod]) -> None:
         """Give each pod one cache or NUMA node on which its requests fit beside those of earlier ones.
@@ -141,17 +171,28 @@ class SharedCpus:
             self._of[pod.uid] = groups[group] & self.rest
 
 
-def _wanted(pool: CpuPool, members: Sequence[SharingPod]) -> int:
-    requested = -(-sum(pod.milli for pod in members) // MILLI)
-    wanted = max(requested, pool.min_cpus, 1 if members else 0)
-    return min(wanted, pool.max_cpus) if pool.max_cpus else wanted
+def _bounded(pool: CpuPool, milli: int, members: Sequence[SharingPod]) -> int:
+    """Return the CPUs for `milli`, between the bounds of the pool, and at least one for pods."""
+    cpus = max(-(-milli // MILLI), pool.min_cpus, 1 if members else 0)
+    return min(cpus, pool.max_cpus) if pool.max_cpus else cpus
 
 
-def _resized(policy: StaticCpuPolicy, before: int, free: int, wanted: int) -> int:
-    """Return `wanted` of the free CPUs: some of those before, or those and others near them."""
-    missing = wanted - before.bit_count()
-    if missing <= 0:
-        return take(policy.topology, policy.options, before, wanted)
-    if not before:
-        return take(policy.topology, policy.options, free, wanted)
-    return before | nearest_cpus(policy, before, free & ~before, missing, ANYWHERE)
+def _some_of(policy: StaticCpuPolicy, cpus: int, wanted: int) -> int:
+    return take(policy.topology, policy.options, cpus, wanted) if cpus.bit_count() > wanted else cpus
+
+
+def _grown(policy: StaticCpuPolicy, cpus: int, free: int, wanted: int) -> int:
+    """Return `wanted` CPUs: those in `cpus`, and free ones near them."""
+    missing = wanted - cpus.bit_count()
+    if not missing:
+        return cpus
+    if not cpus:
+        return take(policy.topology, policy.options, free, missing)
+    return cpus | nearest_cpus(policy, cpus, free, missing, ANYWHERE)
+
+
+def _union(pools: Mapping[str, int]) -> int:
+    union = 0
+    for cpus in pools.values():
+        union |= cpus
+    return union

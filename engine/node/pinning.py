@@ -15,6 +15,7 @@ from engine.api.resources import CPU
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cgroups.resize import ResizeDecision
+from engine.cpumanager.division import Division
 from engine.cpumanager.machine import isolated_cpus, offline_cpus, online_cpus, read_topology
 from engine.cpumanager.manager import CpuManager
 from engine.cpumanager.moving import RunningContainer
@@ -45,7 +46,7 @@ class Pinning:
         runtime: RuntimeClient,
         watch: RuntimeWatch,
     ) -> None:
-        self._runtime, self._watch = runtime, watch
+        self._runtime, self._watch, self._cgroups = runtime, watch, cgroups
         self._policy = TopologyPolicy()
         reserved = cgroups.settings.node.reservation()
         self.cpus = CpuManager(
@@ -85,7 +86,18 @@ class Pinning:
         if self.cpus.policy is None:
             raise InvalidInput("needs cpuManagerPolicy: static", subject="cpus")
         if section.pools or section.keep_together or section.respect_isolated:
-            self.cpus.divide_shared(SharedCpus(section, isolated_cpus()), active)
+            shares = SharedCpus(section, isolated_cpus())
+            if shares.by_use and not self._cgroups.enabled:
+                raise InvalidInput("sizedBy: use needs the pods' cgroups", subject="cpus.pools")
+            self.cpus.divide_shared(
+                Division(
+                    shares,
+                    active=active,
+                    cpu_seconds=self._cgroups.pod_cpu_seconds,
+                    decisions=context.decisions,
+                    tasks=context.tasks,
+                )
+            )
         if section.system_cgroups:
             hierarchy = find_mounts().holding("cpuset")
             if hierarchy is None:

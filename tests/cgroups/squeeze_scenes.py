@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from cgroup_scenes import best_effort, end, guaranteed, make_container, spawn, spin
 
 from engine.api.config import KubeletConfiguration
 from engine.api.decisions import Decisions
+from engine.api.errors import Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.qos import BEST_EFFORT
 from engine.cgroups.best_effort_limiter import BestEffortSqueeze
@@ -104,9 +106,12 @@ async def squeezed(root: str) -> dict[str, Any]:
         squeeze.look()
         squeeze.look()
         seen["again"] = quota(manager) != seen["stopped"]
+        seen["pod's use"] = (manager.pod_cpu_seconds("fills"), manager.cpu_seconds(name))
         end(*pids.values())
         manager.remove_pod("fills", wait=5.0)
         squeeze.look()
+        with pytest.raises(Refused, match="fills"):
+            manager.pod_cpu_seconds("fills")
         seen["gone"] = (squeeze.ceiling, quota(manager))
     return seen
 

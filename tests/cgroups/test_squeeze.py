@@ -136,6 +136,7 @@ def test_best_effort_pods_are_held_to_what_others_leave_and_get_it_back(play: Pl
     assert len(set(seen["in force"])) == 1
     (sample,), expected = seen["gauge"]
     assert sample[1] == expected
+    assert 0 < seen["pod's use"][0] <= seen["pod's use"][1]
     rising = [ceiling for ceiling in seen["rising"] if ceiling is not None]
     assert max(rising) > fallen
     assert all(after - before <= 200 for before, after in zip([fallen, *rising], rising, strict=False))

@@ -49,6 +49,12 @@ async def test_a_pool_follows_its_pods(divided: Rig, hollow: HollowRuntime) -> N
     await eventually(lambda: len(cpuset(rig, hollow, "a").split(",")) == 2)
 
 
+async def test_pools_sized_by_use_need_cgroups(divided: Rig) -> None:
+    divided.section.cpus = CpusSection(pools=[CpuPool("web", labels={"pool": "web"}, sized_by="use")])
+    with pytest.raises(InvalidInput, match=r"cpus\.pools: sizedBy: use needs the pods' cgroups"):
+        await divided.start()
+
+
 async def test_pools_need_the_static_policy(divided: Rig) -> None:
     divided.config.cpu_manager_policy = "none"
     with pytest.raises(InvalidInput, match="cpus: needs cpuManagerPolicy: static"):
