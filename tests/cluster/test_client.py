@@ -274,6 +274,20 @@ async def test_cancelled_calls_leave_nothing_behind(server: ApiServer, client: A
     await client.get(SECRETS, Object)
 
 
+async def test_nothing_is_written_to_a_connection_that_is_closing(
+    server: ApiServer, client: ApiClient, caplog: pytest.LogCaptureFixture
+):
+    """asyncio logs a line for each write to a transport whose peer is gone."""
+    await client.get(SECRETS, Object)
+    (connection,) = client._pool._connections
+    assert connection._transport is not None
+    connection._transport.abort()
+    for _ in range(20):
+        connection._core.ping(b"kubengin")
+        connection.flush()
+    assert caplog.text == ""
+
+
 async def test_a_silent_connection_is_given_up(
     server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ):

@@ -54,6 +54,7 @@ def test_a_grid_is_asked_point_by_point(cluster, tmp_path):
     ("old", "new", "line", "words"),
     [
         ("ask: preempt", "ask: conquer", 5, "scenarios[0].ask: expected one of"),
+        ("ask: preempt", "ask: premept", 5, "got 'premept'; did you mean preempt?"),
         ("memory: 1Gi", "memory: [1]", 6, "scenarios[0].with.requests"),
         ("critical: true", "criticl: true", 6, "scenarios[0].with.criticl: unknown field"),
         ("critical: true", "critical: 7", 6, "scenarios[0].with.critical: expected `bool`"),

@@ -21,6 +21,7 @@ from engine.api.struct import decode_hook
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
+from engine.cri.client import Unimplemented
 from engine.server.port.access import needs
 from engine.server.port.server import MAX_STRANGERS, SecurePort
 from engine.server.port.websocket_token import PREFIX
@@ -211,6 +212,19 @@ async def test_a_node_of_no_cluster_shows_its_configuration_there(open_port: Ope
     answer = await port.ask("GET", "/configz")
     assert answer.status == 200
     assert json.loads(answer.body)["kubeletconfig"]["maxPods"] == 110
+
+
+async def test_a_checkpoint_that_the_runtime_refuses_shows_its_own_words(open_port: Open) -> None:
+    """Clients search the answer for the gRPC status, to see whether the runtime can do it at all."""
+    port = await open_port(
+        api=False,
+        authentication={"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        authorization={"mode": "AlwaysAllow"},
+    )
+    words = "rpc error: code = Unimplemented desc = method CheckpointContainer not implemented"
+    port.view.runtime.error = Unimplemented("not implemented", subject="CRI", status_text=words)
+    answer = await port.ask("POST", "/checkpoint/default/p/c")
+    assert (answer.status, answer.body) == (500, f"checkpointing of default/p/c failed ({words})".encode())
 
 
 async def test_anonymous_users_have_one_refusal_for_each_connection(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from engine.host.connection_limiter import ConnectionLimiter
+from engine.host.loop_share import LoopShare
+from engine.server.http.connection import Connection
+from engine.server.http.exchange import Answer, Request, plain
 from engine.server.http.write_timeout import part
 from engine.testing.apiserver import Authority
 from tests.waiting import eventually
@@ -59,3 +64,30 @@ async def test_a_secure_connection_that_is_over_already_is_parted_from(tmp_path:
         await eventually(lambda: writer.get_extra_info("socket") is None)
 
     assert await parted_from(tmp_path, over) == b"all of it"
+
+
+async def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
+    """Its peer is gone, so requests that wait in the buffer are not answered either."""
+    here, peer = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=here)
+    request = b"GET / HTTP/1.1\r\nHost: n\r\n\r\n"
+    requests = asyncio.StreamReader()
+    requests.feed_data(100 * request)
+    requests.feed_eof()
+    answered: list[Request] = []
+    written: list[bytes] = []
+
+    async def answer(asked: Request) -> Answer:
+        answered.append(asked)
+        if len(answered) == 3:
+            writer.transport.abort()
+            writer.write = written.append  # type: ignore[assignment, method-assign]
+        return plain(200, "ok")
+
+    slot = ConnectionLimiter(1).enter(writer.transport.abort)
+    assert slot is not None
+    connection = Connection(requests, writer, handler=answer, trusted=True, place=slot, share=LoopShare(1))
+    await connection.serve()
+    peer.close()
+    assert len(answered) == 3
+    assert written == []
