@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from engine.api.errors import InvalidInput
+from engine.api.quantity import decimal
 
 MAX_CPU = 8191
 """The largest CPU number that Linux can be built for, less one."""
@@ -15,9 +16,10 @@ def parse(text: str, subject: str = "") -> int:
     found = 0
     for part in text.split(",") if text else ():
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        start = decimal(first)
+        end = decimal(last) if dash else start
+        if start is None or end is None:
             raise InvalidInput(f"{part!r} is not a CPU or a range of CPUs like 0-3", subject=subject)
-        start, end = int(first), int(last or first)
         if start > end or end > MAX_CPU:
             raise InvalidInput(f"{part!r} is not a range of CPUs between 0 and {MAX_CPU}", subject=subject)
         found |= (1 << end + 1) - (1 << start)

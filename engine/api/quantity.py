@@ -17,6 +17,9 @@ MILLI_IN_NANO: Final = 10**6
 MAX_BINARY: Final = (2**63 - 1) * NANO
 MAX_EXPONENT: Final = 999
 
+MOST_DIGITS: Final = 18
+"""The maximum number of digits of `decimal`, so that every number fits into 64 bits with its sign."""
+
 _SHAPE = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([eEinumkKMGTP]*[+-]?[0-9]*)")
 _LONGEST = 512
 _EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)")
@@ -28,6 +31,15 @@ _BINARY_NAMES = {exponent: name for name, exponent in _BINARY.items()}
 DECIMAL_SI: Final = "DecimalSI"
 DECIMAL_EXPONENT: Final = "DecimalExponent"
 BINARY_SI: Final = "BinarySI"
+
+
+def decimal(text: str) -> int | None:
+    """Return the number of up to MOST_DIGITS ASCII digits; None for any other text.
+
+    `str.isdigit` accepts digits that `int` does not (`²`), `int` accepts those of other scripts (`٣`), and
+    refuses texts of 5,000 digits.
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
 
 
 class QuantityError(InvalidInput):

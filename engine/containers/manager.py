@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from engine.api.errors import InvalidInput, KubengineError, NotFound
 from engine.api.events import WARNING
+from engine.api.quantity import decimal
 from engine.api.query import expect_known
 from engine.containers.selection import (
     ContainerGCPolicy,
@@ -26,7 +27,6 @@ from engine.containers.selection import (
 from engine.cri import labels
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import CONTAINER_LOGS, container_of_link, links_of, pod_of_log_directory
-from engine.cri.records import decimal
 from engine.host.node_context import NodeContext
 from engine.host.safe_open import opened_parent, same_file
 from engine.host.trees import remove_tree

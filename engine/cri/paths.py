@@ -25,7 +25,7 @@ CONFIG_MAP: Final = "kubernetes.io~configmap"
 LOCAL_VOLUME: Final = "kubernetes.io~local-volume"
 SECRETS: Final = "kubernetes.io~secret"
 
-_LOG = re.compile(r"(\d{1,9})\.log(\..*)?")
+_LOG = re.compile(r"(\d{1,9})\.log(\..*)?", re.ASCII)
 
 
 def pod_log_directory(pod_logs: Path, pod: Pod) -> Path:

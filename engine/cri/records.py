@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from sys import intern
-from typing import Final
 
 from engine.api.qos import SOURCE_ANNOTATION
+from engine.api.quantity import decimal
 from engine.cri import labels
 from engine.wire import cri_v1_pb2 as cri
 
@@ -18,18 +18,6 @@ CREATED = cri.CONTAINER_CREATED
 RUNNING = cri.CONTAINER_RUNNING
 EXITED = cri.CONTAINER_EXITED
 UNKNOWN = cri.CONTAINER_UNKNOWN
-
-MOST_DIGITS: Final = 18
-"""The maximum number of digits, so that every number fits into 64 bits with its sign."""
-
-
-def decimal(text: str) -> int | None:
-    """Return the number of up to MOST_DIGITS ASCII digits; None for any other text.
-
-    `str.isdigit` accepts digits that `int` does not (`²`), and `int` refuses texts of 5,000 digits.
-    """
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
-
 
 NANO = 1e-9
 CANCELED = "context canceled"

@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from engine.api.quantity import decimal
+
 _SHELLS = ("sh", "bash", "ash", "dash")
 _BEYOND_ONE_COMMAND = frozenset("|&;<>()$`*?[]~#\n")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
@@ -97,7 +99,7 @@ def _grpc(arguments: Sequence[str]) -> str:
     host, _, port = given.pop("addr", "").rpartition(":")
     service, tls = given.pop("service", ""), "tls" in given
     known = {"tls", "tls-no-verify", "connect-timeout", "rpc-timeout", "v"}
-    if host.strip("[]") not in _LOOPBACK or not port.isdecimal() or given.keys() - known:
+    if host.strip("[]") not in _LOOPBACK or decimal(port) is None or given.keys() - known:
         return ""
     words = ["grpc", f"port {port}", *([f"service {service}"] if service else []), _INSIDE]
     return ", ".join([*words, *(['"tls": true'] if tls else [])])
@@ -112,4 +114,4 @@ def _connect(arguments: Sequence[str]) -> str:
     ]
     if "z" not in flags or "u" in flags or len(targets) != 2 or targets[0] not in _LOOPBACK:
         return ""
-    return f"tcpSocket, port {targets[1]}, {_INSIDE}" if targets[1].isdecimal() else ""
+    return f"tcpSocket, port {targets[1]}, {_INSIDE}" if decimal(targets[1]) is not None else ""

@@ -14,6 +14,7 @@ from engine._fast.probing.state import LIVENESS, READINESS, STARTUP
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Container, IntOrString, Pod, Probe
+from engine.api.quantity import decimal
 from engine.probes.probe_annotations import ANNOTATION, MIN_PERIOD_MS, Wish, subject, wishes_of
 
 TYPES = {"liveness": LIVENESS, "readiness": READINESS, "startup": STARTUP}
@@ -57,9 +58,10 @@ class ProbeSpec:
         """The port by number or by the container's name for it. Raises `InvalidInput`."""
         port: Any = self.port
         if isinstance(port, str):
-            if self.named_port is None and not port.isdecimal():
+            number = self.named_port if self.named_port is not None else decimal(port)
+            if number is None:
                 raise InvalidInput(f"couldn't find port {port!r} for probe", subject=self.container)
-            port = self.named_port if self.named_port is not None else int(port)
+            port = number
         if not 0 < port < 65536:
             raise InvalidInput(f"invalid port number: {port}", subject=self.container)
         return int(port)

@@ -20,6 +20,7 @@ from typing import Final
 
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import RecordSection
+from engine.api.quantity import decimal
 from engine.record.blocks import RecordRow, encode_block
 
 SUFFIX: Final = ".krec"
@@ -177,7 +178,7 @@ def record_writer(section: RecordSection, clock: Callable[[], float]) -> RecordW
 
 def segments(directory: Path) -> list[Path]:
     """Return the segments of a record, oldest first."""
-    return sorted(path for path in directory.glob(f"*{SUFFIX}") if path.stem.isdigit())
+    return sorted(path for path in directory.glob(f"*{SUFFIX}") if decimal(path.stem) is not None)
 
 
 def began_at(segment: Path) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput
+from engine.api.quantity import decimal
 from engine.runtime import seccomp
 from engine.runtime.images.store import DEFAULT_PATH, StoredImage
 from engine.runtime.objects.failures import Unsupported
@@ -320,8 +321,8 @@ def stop_signal(config: cri.ContainerConfig, image: dict[str, Any]) -> int:
         name = cri.Signal.Name(config.stop_signal)
     else:
         name = str(image.get("StopSignal") or "SIGTERM").upper()
-    if name.isdigit():
-        return int(name)
+    if (known := decimal(name)) is not None:
+        return known
     base, plus, offset = name.replace("PLUS", "+").replace("MINUS", "-").partition("+")
     if not plus:
         base, plus, offset = base.partition("-")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from engine.api.errors import Refused
+from engine.api.quantity import decimal
 
 Document = tuple[str, bytes]
 """A content type and a body."""
@@ -19,9 +20,10 @@ class PageServer:
 
     def __init__(self, address: str, documents: Mapping[str, Callable[[], Document]]) -> None:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
+        number = decimal(port)
+        if not host or number is None:
             raise Refused("expected HOST:PORT, such as 127.0.0.1:10256", subject=address)
-        self._host, self._port = host.strip("[]"), int(port)
+        self._host, self._port = host.strip("[]"), number
         self._documents = documents
         self._server: asyncio.Server | None = None
 

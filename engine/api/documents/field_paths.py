@@ -20,7 +20,7 @@ MAX_KEYS = 1000
 """Larger mappings are not searched for the faulty key."""
 
 _UNNAMED = "[...]"
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]", re.ASCII)
 
 
 def described(document: Any, kind: Any, error: Exception) -> str:

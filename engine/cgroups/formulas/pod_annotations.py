@@ -46,8 +46,8 @@ FILES: Final = {
 DeviceNumber = Callable[[str], str]
 """Converts `/dev/sda` to the kernel's `8:0`."""
 
-_PERCENT = re.compile(r"(\d{1,3})%")
-_NUMBER = re.compile(r"\d{1,7}:\d{1,7}")
+_PERCENT = re.compile(r"(\d{1,3})%", re.ASCII)
+_NUMBER = re.compile(r"\d{1,7}:\d{1,7}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from engine.api.amounts.cpu_weight import WeightFormula
 from engine.api.kubengine_config import CgroupsSection
 
 _SINCE = {"runc": (1, 3, 2), "crun": (1, 23, 0)}
-_VERSION = re.compile(r"\b(runc|crun) version v?(\d+)\.(\d+)(?:\.(\d+))?")
+_VERSION = re.compile(r"\b(runc|crun) version v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
 _DEADLINE = 5.0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from engine.api.errors import InvalidInput
+from engine.api.quantity import decimal
 
 Read = Callable[[str], Any]
 
@@ -66,9 +67,10 @@ def _reserved_memory(text: str) -> list[dict[str, Any]]:
     kept = []
     for part in filter(None, text.split(";")):
         node, found, limits = part.partition(":")
-        if not found or not node.strip().isdigit():
+        number = decimal(node.strip())
+        if not found or number is None:
             raise ValueError(f"expected NUMA-NODE:TYPE=AMOUNT,…, got {part!r}")
-        kept.append({"numaNode": int(node), "limits": pairs(limits)})
+        kept.append({"numaNode": number, "limits": pairs(limits)})
     return kept
 
 

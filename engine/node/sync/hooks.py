@@ -10,6 +10,7 @@ import json
 
 from engine.api.errors import Refused
 from engine.api.pod import Container, ExecAction, HTTPGetAction, LifecycleHandler, Pod
+from engine.api.quantity import decimal
 from engine.cri.client import RuntimeClient
 from engine.cri.records import SandboxRecord
 from engine.node.nodeinfo.addresses import HostAddresses
@@ -130,6 +131,8 @@ def _in_words(reason: object, place: str) -> str:
 
 def _port(port: int | str, container: Container) -> int | None:
     """Resolve a port given as a number or by the container's name for it."""
-    if isinstance(port, str) and not port.isdigit():
-        return next((known.container_port for known in container.ports or [] if known.name == port), None)
-    return int(port)
+    if isinstance(port, int):
+        return port
+    if (number := decimal(port)) is not None:
+        return number
+    return next((known.container_port for known in container.ports or [] if known.name == port), None)

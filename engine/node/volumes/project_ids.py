@@ -13,6 +13,7 @@ from typing import Final
 
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
+from engine.api.quantity import decimal
 from engine.cri.paths import EMPTY_DIR, project_record, volume_path
 from engine.host import project_quota
 from engine.metrics import Registry
@@ -87,7 +88,7 @@ class ProjectIds:
         records = self._pods.glob(str(project_record(volume_path(Path("*"), EMPTY_DIR, "*"))))
         given = {project for path in records if (project := project_quota.kept_project(path)) is not None}
         words = [word for path in self._project_files for word in _text(path).replace(":", " ").split()]
-        return given | {int(word) for word in words if word.isdecimal()}
+        return given | {number for word in words if (number := decimal(word)) is not None}
 
 
 def next_free(taken: set[int], first: int) -> int:

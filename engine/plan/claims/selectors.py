@@ -21,10 +21,11 @@ MAX_LENGTH: Final = 10 * 1024
 QUANTITY, SEMVER = "k8s.quantity", "k8s.semver"
 """Keys under which the two types of Kubernetes stand in a map of one entry."""
 
-_SEMVER = re.compile(
-    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
-    r"(?:-((?:0|[1-9]\d*|\d*[a-zA-Z-][\da-zA-Z-]*)(?:\.(?:0|[1-9]\d*|\d*[a-zA-Z-][\da-zA-Z-]*))*))?"
-    r"(?:\+([\da-zA-Z-]+(?:\.[\da-zA-Z-]+)*))?"
+_SEMVER = re.compile(  # of numbers that fit into 64 bits, as in the scheduler
+    r"(0|[1-9]\d{0,18})\.(0|[1-9]\d{0,18})\.(0|[1-9]\d{0,18})"
+    r"(?:-((?:0|[1-9]\d{0,18}|\d*[a-zA-Z-][\da-zA-Z-]*)(?:\.(?:0|[1-9]\d{0,18}|\d*[a-zA-Z-][\da-zA-Z-]*))*))?"
+    r"(?:\+([\da-zA-Z-]+(?:\.[\da-zA-Z-]+)*))?",
+    re.ASCII,
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

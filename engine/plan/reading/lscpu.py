@@ -52,7 +52,7 @@ def processors_of_lscpu(rows: list[LscpuRow]) -> list[Processor]:
 
 def _last_cache(row: LscpuRow) -> str:
     last = row.caches.rpartition(":")[2]
-    return last if last.isdecimal() and len(last) < 10 else ""
+    return last if last.isascii() and last.isdecimal() and len(last) < 10 else ""
 
 
 def _number(value: Number, default: int = 0) -> int:

@@ -25,6 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.api.errors import InvalidInput, Refused
+from engine.api.quantity import decimal
 from engine.host.checksummed_file import keep, kept
 from engine.host.files import remove_unfinished
 from engine.host.trees import disk_usage, remove_tree
@@ -66,8 +67,8 @@ class StoredImage:
         image = cri.Image(
             id=self.id, repo_tags=self.tags, repo_digests=self.digests, size=self.size, pinned=self.pinned
         )
-        if user.isdigit():
-            image.uid.value = int(user)
+        if (uid := decimal(user)) is not None:
+            image.uid.value = uid
         else:
             image.username = user
         return image
@@ -329,8 +330,8 @@ def host_image() -> StoredImage:
 
 def _is_stale(partial: Path) -> bool:
     """Tell whether the process that was writing it is gone."""
-    pid = partial.name.rsplit(".", 2)[1].partition("-")[0]
-    return not (pid.isdigit() and Path("/proc", pid).exists() and int(pid) != os.getpid())
+    pid = decimal(partial.name.rsplit(".", 2)[1].partition("-")[0])
+    return pid is None or pid == os.getpid() or not Path("/proc", str(pid)).exists()
 
 
 def _counted(content: bytes) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from engine.api.errors import KubengineError
+from engine.api.quantity import decimal
 from engine.runtime.streaming.connections import ChannelConnection, SpdyConnection
 from engine.runtime.streaming.links import READ, Inbox, Link, WebSocketLink
 from engine.runtime.streaming.protocol import PortForwardTicket
@@ -56,14 +57,14 @@ class SpdyForwarder:
 
     def _on_open(self, stream: int, headers: spdy.Headers) -> Inbox | None:
         kind = "".join(headers.get("streamtype", ())).lower()
-        port = "".join(headers.get("port", ()))
-        if kind not in ("data", "error") or not (port.isdigit() and 0 < int(port) < 1 << 16):
+        port = decimal("".join(headers.get("port", ()))) or 0
+        if kind not in ("data", "error") or not 0 < port < 1 << 16:
             return None
         # Without a request's name, a data stream belongs to the error stream before it.
         request = "".join(headers.get("requestid", ())) or str(stream if kind == "error" else stream - 2)
         pair = self._pairs.get(request)
         if pair is None:
-            pair = self._pairs[request] = _Pair(int(port))
+            pair = self._pairs[request] = _Pair(port)
             loop = asyncio.get_running_loop()
             pair.expiry = loop.call_later(CREATION_TIME, self._pairs.pop, request, None)
         inbox = self.connection.inbox(stream)

@@ -28,7 +28,7 @@ from engine.shadow.kinds.status import statuses
 SETTLE: Final = 130.0
 """Seconds; a kubelet that missed the end of a container syncs its pod once a minute."""
 RESTARTS, STAYS = "restarts", "stays ended"
-_DELAY = re.compile(r"^back-off (?:(\d+)m)?(?:(\d+)s)? restarting failed container")
+_DELAY = re.compile(r"^back-off (?:(\d{1,9})m)?(?:(\d{1,9})s)? restarting failed container", re.ASCII)
 _MOST_FAILURES: Final = 12
 """Failures after which every configurable longest delay is reached."""
 
