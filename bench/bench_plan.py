@@ -25,10 +25,10 @@ from engine.cpumanager.topology import Processor
 from engine.memorymanager.state import NodeMemory, unused
 from engine.plan import Snapshot, SnapshotFile, load_snapshot, synthesize, write_snapshot
 from engine.plan.cluster import Cluster, ask
+from engine.plan.placement.fit import fit, node_use
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
 from engine.plan.questions.cpus import CpusParameters, cpus
 from engine.plan.questions.evict import EvictParameters, evict
-from engine.plan.questions.fit import fit, node_use
 from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.questions.requested_pods import requested_pods
 from engine.plan.snapshot.json_writer import write_list

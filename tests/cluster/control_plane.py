@@ -157,13 +157,19 @@ class ControlPlane:
                 refused.pop(about, None)
         return list(refused.values())
 
+    @property
+    def _as_admin(self) -> list[str]:
+        return [f"--kubeconfig={self.admin}", "--leader-elect=false", "--secure-port=0"]
+
+    def start_scheduler(self) -> None:
+        self._start(str(self._binaries / "kube-scheduler"), *self._as_admin)
+
     def start_controllers(self) -> None:
         """The scheduler and the controller-manager, which signs what the authority would."""
-        who = [f"--kubeconfig={self.admin}", "--leader-elect=false", "--secure-port=0"]
-        self._start(str(self._binaries / "kube-scheduler"), *who)
+        self.start_scheduler()
         self._start(
             str(self._binaries / "kube-controller-manager"),
-            *who,
+            *self._as_admin,
             f"--service-account-private-key-file={self._directory}/sa.key",
             f"--root-ca-file={self._authority.certificate}",
             f"--cluster-signing-cert-file={self._authority.certificate}",

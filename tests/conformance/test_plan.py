@@ -19,7 +19,7 @@ from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.api.struct import decode_hook
 from engine.plan import FaultLog, Snapshot
-from engine.plan.questions.fit import fit, node_use
+from engine.plan.placement.fit import fit, node_use
 from engine.plan.reading.reader import SnapshotReader
 from engine.plan.reading.sources import DocumentSource
 from engine.tables.eviction import eviction_order

@@ -210,7 +210,7 @@ def rows_of(*rows: tuple[int, str, int, str]) -> Answer:
          "It fits on 1 node; on 1 node it preempts 2 pods."),
         ([(0, "move", 1, "pods"), (0, "drained", 1, "pods")], "1 pod moves; 1 node can be drained."),
         ([*[(0, "move", 1, "pods")] * 2, (0, "remains", 1, "pods"), (0, "not-drained", 1, "pods")],
-         "2 pods move; 1 pod fits on no other node; 1 node cannot be drained."),
+         "2 pods move; 1 pod remains; 1 node cannot be drained."),
         ([(0, "calm", 5, "bytes"), (1, "calm", 5, "bytes")], "2 nodes stay calm."),
         ([(0, "cpu.weight", 5, "weight")], ""),
     ],

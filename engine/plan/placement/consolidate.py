@@ -90,7 +90,7 @@ def _empty(
     for index in largest_first(snapshot, requests).tolist():
         row = int(pods[index])
         try:
-            target, lacking = mover.place(row, node, requests[index])
+            target, lacking, _ = mover.place(row, node, requests[index])
         except Undecidable as unknown:
             target, lacking = NO_NODE, str(unknown)
         if target == NO_NODE:

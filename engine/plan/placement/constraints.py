@@ -42,7 +42,8 @@ class Constraints:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._topology = PodTopology(snapshot)
+        self.topology = PodTopology(snapshot)
+        self._template: NDArray[np.int32] = snapshot.pods["template"].to_numpy()
         self._pods: dict[int, Pod] = {}
         self._placed: dict[int, tuple[Nodes, Nodes]] = {}
         self._reach: dict[str, Nodes] = {}
@@ -52,16 +53,16 @@ class Constraints:
 
     def leave(self, row: int) -> None:
         """Take the pod off its node while a new node is chosen."""
-        node = self._topology.node_of(row)
-        self._topology.leave(row)
-        pod = self._pod(row)
-        if host_ports(pod):
+        node = self.topology.node_of(row)
+        self.topology.leave(row)
+        pod = self.pod(row)
+        if node != NO_NODE and host_ports(pod):
             self._used_ports[node].remove(pod)
 
     def enter(self, row: int, node: int) -> None:
         """Put the pod on this node."""
-        self._topology.enter(row, node)
-        pod = self._pod(row)
+        self.topology.enter(row, node)
+        pod = self.pod(row)
         if node != NO_NODE and host_ports(pod):
             self._used_ports.setdefault(node, UsedPorts()).add(pod)
 
@@ -69,38 +70,39 @@ class Constraints:
         """Return for every filter (why the other nodes are excluded, the nodes that remain). Raise
         `Undecidable`.
         """
-        tolerated, affine = self._by_template(row)
+        tolerated, affine = self.by_template(row)
         yield "not ready or unknown", self._ready
         yield "a taint", tolerated
         yield "node selector or affinity", affine
         for claim in self._claims(row):
             yield "the topology of a volume", self._reaching(row, claim)
-        pod = self._pod(row)
+        pod = self.pod(row)
         if host_ports(pod):
             free = np.ones(self._snapshot.node_count, bool)
             for node, used in self._used_ports.items():
                 free[node] = not used.conflict(pod)
             yield "a host port", free
-        yield from self._topology.allowed(row, affine, tolerated)
+        yield from self.topology.allowed(row, affine, tolerated)
 
-    def _pod(self, row: int) -> Pod:
-        template = int(self._snapshot.column("template")[row])
+    def pod(self, row: int) -> Pod:
+        """Return the template of a pod: its spec and nothing else."""
+        template = int(self._template[row])
         if template not in self._pods:
             self._pods[template] = decoded_spec(self._snapshot.templates["spec"][template].as_py())
         return self._pods[template]
 
-    def _by_template(self, row: int) -> tuple[Nodes, Nodes]:
+    def by_template(self, row: int) -> tuple[Nodes, Nodes]:
         """Return the nodes whose taints a pod tolerates, and the nodes that its selectors match."""
-        template = int(self._snapshot.column("template")[row])
+        template = int(self._template[row])
         if template not in self._placed:
-            pod = self._pod(row)
+            pod = self.pod(row)
             tolerations = pod.spec.tolerations or ()
             tainted = [all(tolerates(tolerations, taint) for taint in taints) for taints in self._taints]
             tolerated = np.array(tainted, bool)[self._taint_code]
             if pod.spec.node_selector or pod.spec.affinity:
                 names = self._snapshot.node_names
                 matching = (
-                    matches_node(pod, labels, name) for labels, name in zip(self._labels, names, strict=True)
+                    matches_node(pod, labels, name) for labels, name in zip(self.labels, names, strict=True)
                 )
                 affine = np.fromiter(matching, bool, len(names))
             else:
@@ -109,7 +111,7 @@ class Constraints:
         return self._placed[template]
 
     @cached_property
-    def _labels(self) -> list[dict[str, str]]:
+    def labels(self) -> list[dict[str, str]]:
         return [dict(labels) for labels in node_labels(self._snapshot)]
 
     @cached_property
@@ -159,7 +161,7 @@ class Constraints:
             selector = _selector.decode(affinity)
             nodes = np.ones(self._snapshot.node_count, bool)
             if selector is not None:
-                pairs = zip(self._labels, self._snapshot.node_names, strict=True)
+                pairs = zip(self.labels, self._snapshot.node_names, strict=True)
                 nodes = np.array([selects(selector, labels, name) for labels, name in pairs], bool)
             self._reach[affinity] = nodes
         return self._reach[affinity]
@@ -179,5 +181,5 @@ class Constraints:
             rows = np.flatnonzero(np.isin(self._snapshot.column("template"), with_ports)).tolist()
             node = self._snapshot.column("node")
             for row in rows:
-                self._ports.setdefault(int(node[row]), UsedPorts()).add(self._pod(row))
+                self._ports.setdefault(int(node[row]), UsedPorts()).add(self.pod(row))
         return self._ports

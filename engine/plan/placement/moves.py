@@ -1,34 +1,54 @@
-"""Move pods one at a time: the scheduler's filters choose the nodes, requests decide among them."""
+"""Move pods one at a time: the scheduler's filters leave some nodes, its scores or requests choose one."""
 
 from __future__ import annotations
+
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.plan.placement.constraints import Constraints
 from engine.plan.placement.room import Room, Rule
+from engine.plan.placement.scores import NodeScores
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
+
+Choice = Literal["scheduler", "spread", "pack"]
+
+
+class Placement(NamedTuple):
+    """Hold the `node` that a pod got, and how many others were equally good; or -1 and the `reason` why
+    there is none.
+    """
+
+    node: int
+    reason: str = ""
+    equal: int = 0
 
 
 class Mover:
     """Place pods of a snapshot on `room.open` nodes, and take moves back.
 
-    Without `constraints` requests alone decide.
+    Without `constraints` requests alone decide, and the scheduler's choice is the emptiest node.
     """
 
-    def __init__(self, snapshot: Snapshot, room: Room, constraints: Constraints | None, rule: Rule) -> None:
-        self._snapshot, self.room, self._constraints, self._rule = snapshot, room, constraints, rule
+    def __init__(
+        self, snapshot: Snapshot, room: Room, constraints: Constraints | None, choice: Choice
+    ) -> None:
+        self._snapshot, self.room, self._constraints = snapshot, room, constraints
+        self._rule: Rule = "spread" if choice == "scheduler" else choice
+        scored = constraints is not None and choice == "scheduler"
+        self._scores = NodeScores(snapshot, room, constraints) if scored and constraints is not None else None
 
-    def place(self, row: int, source: int, request: NDArray[np.int64]) -> tuple[int, str]:
-        """Move a pod from its node `source` and return its new one, or -1 and the reason why there is none.
+    def place(self, row: int, source: int, request: NDArray[np.int64]) -> Placement:
+        """Move a pod from its node `source`, -1 for none, whose amounts stay booked.
 
         Raise `Undecidable`.
         """
         room, constraints = self.room, self._constraints
         allowed, out = room.open, list[tuple[str, int]]()
-        target = NO_NODE
+        found = Placement(NO_NODE)
         if constraints is None:
-            target = room.choose(request, self._rule)
+            found = Placement(room.choose(request, self._rule))
         else:
             constraints.leave(row)
             allowed = room.open.copy()
@@ -38,20 +58,54 @@ class Mover:
                     allowed &= nodes
                     if int(allowed.sum()) < before:
                         out.append((why, before - int(allowed.sum())))
-                target = room.choose(request, self._rule, allowed)
+                found = self._chosen(row, request, allowed)
             finally:
-                constraints.enter(row, target if target != NO_NODE else source)
-        if target == NO_NODE:
-            return target, self._lacking(request, allowed, out)
-        room.take(target, request)
-        return target, ""
+                constraints.enter(row, found.node if found.node != NO_NODE else source)
+        if found.node == NO_NODE:
+            return Placement(NO_NODE, self._lacking(request, allowed, out))
+        self._take(row, found.node, request)
+        return found
+
+    def _chosen(self, row: int, request: NDArray[np.int64], allowed: NDArray[np.bool_]) -> Placement:
+        if self._scores is None:
+            return Placement(self.room.choose(request, self._rule, allowed))
+        nodes = self.room.fitting(request, allowed)
+        if not len(nodes):
+            return Placement(NO_NODE)
+        best = self._scores.best(row, request, nodes)
+        return Placement(int(best[0]), equal=len(best) - 1)
 
     def undo(self, row: int, source: int, target: int, request: NDArray[np.int64]) -> None:
         """Take back a move from `source` to `target`."""
-        self.room.take(target, request, -1)
+        self._take(row, target, request, -1)
         if self._constraints is not None:
             self._constraints.leave(row)
             self._constraints.enter(row, source)
+
+    def leave(self, row: int, node: int, request: NDArray[np.int64]) -> None:
+        """Take a pod and its amounts off its node."""
+        self._take(row, node, request, -1)
+        if self._constraints is not None:
+            self._constraints.leave(row)
+
+    def enter(self, row: int, node: int, request: NDArray[np.int64]) -> None:
+        """Put a pod on a node, whether it fits or not."""
+        self._take(row, node, request)
+        if self._constraints is not None:
+            self._constraints.enter(row, node)
+
+    def fits(self, row: int, node: int, request: NDArray[np.int64]) -> bool:
+        """Tell whether a pod that is on no node fits on this one. Raise `Undecidable`."""
+        room = self.room
+        if room.slots[node] < 1 or (room.free[:, node] < request)[request > 0].any():
+            return False
+        filters = self._constraints.allowed(row) if self._constraints is not None else ()
+        return all(nodes[node] for _, nodes in filters)
+
+    def _take(self, row: int, node: int, request: NDArray[np.int64], sign: int = 1) -> None:
+        self.room.take(node, request, sign)
+        if self._scores is not None:
+            self._scores.take(row, node, sign)
 
     def _lacking(
         self, request: NDArray[np.int64], allowed: NDArray[np.bool_], out: list[tuple[str, int]]

@@ -1,7 +1,7 @@
 """Choose a node by requests: the emptiest that fits (spread) or the fullest (pack).
 
-`place` uses only this, because a trace holds nothing else. `drain` applies it to the nodes that
-`constraints` leaves. A scheduler scores nodes by more criteria, so it may choose a different one of them.
+`place` uses only this, because a trace holds nothing else. Elsewhere it applies to the nodes that
+`constraints` leaves, and the scheduler's scores (`scores`) may choose instead.
 """
 
 from __future__ import annotations
@@ -38,18 +38,23 @@ class Room:
         """Return the node for one pod among the `allowed` ones, -1 if it fits nowhere; the first node wins a
         tie.
         """
-        asked = np.flatnonzero(request)
-        fits = self.open & (self.slots > 0)
-        if allowed is not None:
-            fits &= allowed
-        for resource in asked:
-            fits &= self.free[resource] >= request[resource]
-        candidates = np.flatnonzero(fits)
+        candidates = self.fitting(request, allowed)
         if not len(candidates):
             return NO_NODE
         left = ((self.free[:2, candidates] - request[:2, None]) * self._scale[:, candidates]).min(axis=0)
         best = left.argmax() if rule == "spread" else left.argmin()
         return int(candidates[best])
+
+    def fitting(
+        self, request: NDArray[np.int64], allowed: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.int64]:
+        """Return the open nodes, among the `allowed` ones, that have a free slot and these amounts."""
+        fits = self.open & (self.slots > 0)
+        if allowed is not None:
+            fits &= allowed
+        for resource in np.flatnonzero(request):
+            fits &= self.free[resource] >= request[resource]
+        return np.flatnonzero(fits)
 
     def take(self, node: int, request: NDArray[np.int64], sign: int = 1) -> None:
         """Book a request on a node, or release it with `sign` -1."""

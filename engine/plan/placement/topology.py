@@ -44,27 +44,63 @@ class _Rules:
 
 
 class PodTopology:
-    """Compute which nodes the rules between pods allow for one pod, while pods move."""
+    """Compute which nodes the rules between pods allow for one pod, while pods move.
+
+    All pods of the snapshot take part, also those without a node (-1).
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._node = snapshot.column("node").astype(np.int64)
-        self._template = snapshot.column("template")
-        labels = snapshot.pods["labels"].slice(0, snapshot.placed).combine_chunks()
+        pods = snapshot.pods
+        self._node: NDArray[np.int64] = pods["node"].to_numpy().astype(np.int64)
+        self._node[snapshot.placed :] = NO_NODE
+        self._template: NDArray[np.int32] = pods["template"].to_numpy()
+        labels = pods["labels"].combine_chunks()
         self._labels: list[Mapping[str, str]] = [
             msgspec.json.decode(text) or {} if text else {} for text in labels.dictionary.to_pylist()
         ]
         self._label_code = labels.indices.to_numpy()
-        namespaces = snapshot.pods["namespace"].slice(0, snapshot.placed).combine_chunks()
+        namespaces = pods["namespace"].combine_chunks()
         self._namespaces: list[str] = namespaces.dictionary.to_pylist()
         self._namespace_code = namespaces.indices.to_numpy()
         self._domains: dict[str, tuple[NDArray[np.int64], int]] = {}
         self._rules: dict[int, _Rules] = {}
-        self._matching: dict[tuple[bytes, tuple[str, ...] | None], NDArray[np.bool_]] = {}
+        self._matched: dict[tuple[bytes, tuple[str, ...] | None], NDArray[np.bool_]] = {}
 
     def node_of(self, row: int) -> int:
         """Return the node of a pod, or -1 while a new one is chosen."""
         return int(self._node[row])
+
+    def on_domains(
+        self, key: str, pods: NDArray[np.bool_], counted: Nodes | None = None
+    ) -> NDArray[np.int64]:
+        """Return int64[domains]: how many of these pods each domain of a topology key holds on the `counted`
+        nodes.
+        """
+        domain, count = self.domains_of(key)
+        at = self._node[pods & (self._node != NO_NODE)]
+        if counted is not None:
+            at = at[counted[at]]
+        found = domain[at]
+        return np.bincount(found[found >= 0], minlength=count)
+
+    def on_nodes(self, pods: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return int64[nodes]: how many of these pods each node holds."""
+        at = self._node[pods & (self._node != NO_NODE)]
+        return np.bincount(at, minlength=self._snapshot.node_count)
+
+    def of_template(self, template: int) -> NDArray[np.bool_]:
+        """Return bool[pods]: the pods of a template."""
+        found: NDArray[np.bool_] = self._template == template
+        return found
+
+    def labels_of(self, row: int) -> Mapping[str, str]:
+        labels: Mapping[str, str] = self._labels[self._label_code[row]]
+        return labels
+
+    def namespace_of(self, row: int) -> str:
+        namespace: str = self._namespaces[self._namespace_code[row]]
+        return namespace
 
     def leave(self, row: int) -> None:
         """Take the pod off its node while a new node is chosen."""
@@ -80,13 +116,13 @@ class PodTopology:
         `affine` nodes match its selectors; it tolerates the taints of `tolerated` ones. Raise `Undecidable`.
         """
         rules = self._rules_of(int(self._template[row]))
-        own = (self._namespaces[self._namespace_code[row]],)
-        labels = self._labels[self._label_code[row]]
+        own = (self.namespace_of(row),)
+        labels = self.labels_of(row)
         yield "anti-affinity of a pod on the node", ~self._repelled(own[0], labels)
         if rules.anti_affinity:
             near = np.zeros(self._snapshot.node_count, bool)
             for term in rules.anti_affinity:
-                near |= self._holding(term.topology_key, self._selected(term, own))
+                near |= self._holding(term.topology_key, self.selected(term, own))
             yield "its pod anti-affinity", ~near
         if rules.affinity:
             yield "its pod affinity", self._attracted(rules.affinity, own, labels)
@@ -97,7 +133,7 @@ class PodTopology:
             if spread.node_taints_policy == "Honor":
                 counted &= tolerated
             for other in rules.spread:
-                counted &= self._domains_of(other.topology_key)[0] >= 0
+                counted &= self.domains_of(other.topology_key)[0] >= 0
             yield "its topology spread", self._spread(spread, own, labels, counted)
 
     def _attracted(
@@ -108,12 +144,12 @@ class PodTopology:
         """
         everyone = np.ones(len(self._node), bool)
         for term in terms:
-            everyone &= self._selected(term, own)
+            everyone &= self.selected(term, own)
         keyed = np.ones(self._snapshot.node_count, bool)
         for term in terms:
-            keyed &= self._domains_of(term.topology_key)[0] >= 0
+            keyed &= self.domains_of(term.topology_key)[0] >= 0
         if not (everyone & (self._node != NO_NODE)).any() and all(
-            selects_labels(term.label_selector, labels) and own[0] in (self._spaces(term, own) or own)
+            selects_labels(term.label_selector, labels) and own[0] in (self.spaces(term, own) or own)
             for term in terms
         ):
             return keyed
@@ -130,11 +166,11 @@ class PodTopology:
                 if not selects_labels(term.label_selector, labels):
                     continue
                 pods = self._template == template
-                spaces = self._spaces(term, ())
+                spaces = self.spaces(term, ())
                 if spaces is not None and namespace not in spaces:
                     if spaces:
                         continue
-                    pods = pods & self._in_namespaces((namespace,))
+                    pods = pods & self.in_namespaces((namespace,))
                 near |= self._holding(term.topology_key, pods)
         return near
 
@@ -145,21 +181,9 @@ class PodTopology:
         labels: Mapping[str, str],
         counted: Nodes,
     ) -> Nodes:
-        domain, count = self._domains_of(spread.topology_key)
-        selector = spread.label_selector
-        keys = [key for key in spread.match_label_keys or () if key in labels]
-        if keys and selector is not None:
-            selector = LabelSelector(
-                match_labels=selector.match_labels,
-                match_expressions=[
-                    *(selector.match_expressions or ()),
-                    *(LabelSelectorRequirement(key=key, operator="In", values=[labels[key]]) for key in keys),
-                ],
-            )
-        pods = self._matches(selector, own) & (self._node != NO_NODE)
-        at = self._node[pods]
-        at = at[counted[at]]
-        held = np.bincount(domain[at], minlength=count)
+        domain, _ = self.domains_of(spread.topology_key)
+        selector = spread_selector(spread, labels)
+        held = self.on_domains(spread.topology_key, self.matching(selector, own), counted)
         eligible = np.unique(domain[counted])
         least = int(held[eligible].min()) if len(eligible) else 0
         if spread.min_domains is not None and len(eligible) < spread.min_domains:
@@ -172,7 +196,7 @@ class PodTopology:
 
     def _holding(self, key: str, pods: NDArray[np.bool_]) -> Nodes:
         """Return the nodes whose domain of a topology key holds one of these pods."""
-        domain, count = self._domains_of(key)
+        domain, count = self.domains_of(key)
         at = self._node[pods]
         found = domain[at[at != NO_NODE]]
         holds = np.zeros(count + 1, bool)
@@ -180,7 +204,7 @@ class PodTopology:
         near: Nodes = holds[domain]
         return near
 
-    def _domains_of(self, key: str) -> tuple[NDArray[np.int64], int]:
+    def domains_of(self, key: str) -> tuple[NDArray[np.int64], int]:
         """Return int64[nodes]: the domain of each node, -1 without the label; and the number of domains."""
         found = self._domains.get(key)
         if found is None:
@@ -194,12 +218,12 @@ class PodTopology:
     def _node_labels(self) -> list[Mapping[str, str]]:
         return node_labels(self._snapshot)
 
-    def _selected(self, term: PodAffinityTerm, own: tuple[str, ...]) -> NDArray[np.bool_]:
-        spaces = self._spaces(term, own)
-        return self._matches(term.label_selector, spaces)
+    def selected(self, term: PodAffinityTerm, own: tuple[str, ...]) -> NDArray[np.bool_]:
+        spaces = self.spaces(term, own)
+        return self.matching(term.label_selector, spaces)
 
     @staticmethod
-    def _spaces(term: PodAffinityTerm, own: tuple[str, ...]) -> tuple[str, ...] | None:
+    def spaces(term: PodAffinityTerm, own: tuple[str, ...]) -> tuple[str, ...] | None:
         """Return the namespaces that a term covers, `own` if it names none; None for all."""
         chosen = term.namespace_selector
         if chosen is not None:
@@ -208,21 +232,21 @@ class PodTopology:
             return None
         return tuple(term.namespaces) if term.namespaces else own
 
-    def _matches(
+    def matching(
         self, selector: LabelSelector | None, namespaces: tuple[str, ...] | None
     ) -> NDArray[np.bool_]:
-        """Return bool[placed]: the pods of these namespaces that a selector matches."""
+        """Return bool[pods]: the pods of these namespaces that a selector matches."""
         key = encode_json(selector), namespaces
-        found = self._matching.get(key)
+        found = self._matched.get(key)
         if found is None:
             labelled = np.array([selects_labels(selector, labels) for labels in self._labels], bool)
             found = labelled[self._label_code] if len(labelled) else np.zeros(len(self._node), bool)
             if namespaces is not None:
-                found = found & self._in_namespaces(namespaces)
-            self._matching[key] = found
+                found = found & self.in_namespaces(namespaces)
+            self._matched[key] = found
         return found
 
-    def _in_namespaces(self, namespaces: tuple[str, ...]) -> NDArray[np.bool_]:
+    def in_namespaces(self, namespaces: tuple[str, ...]) -> NDArray[np.bool_]:
         named = np.array([name in namespaces for name in self._namespaces], bool)
         found: NDArray[np.bool_] = named[self._namespace_code]
         return found
@@ -239,6 +263,21 @@ class PodTopology:
         if found is None:
             found = self._rules[template] = _rules(self._snapshot, template)
         return found
+
+
+def spread_selector(spread: TopologySpreadConstraint, labels: Mapping[str, str]) -> LabelSelector | None:
+    """Return the selector of a spread constraint with the pod's own values of its `matchLabelKeys`."""
+    selector = spread.label_selector
+    keys = [key for key in spread.match_label_keys or () if key in labels]
+    if not keys or selector is None:
+        return selector
+    return LabelSelector(
+        match_labels=selector.match_labels,
+        match_expressions=[
+            *(selector.match_expressions or ()),
+            *(LabelSelectorRequirement(key=key, operator="In", values=[labels[key]]) for key in keys),
+        ],
+    )
 
 
 def _rules(snapshot: Snapshot, template: int) -> _Rules:

@@ -8,7 +8,7 @@ from engine.admission.asked_pod import PodParameters
 from engine.admission.predicates import host_ports
 from engine.api.pod import Pod
 from engine.plan.answers.answer import Answer, Rows, coded
-from engine.plan.questions.fit import NodeUse, fit, node_use
+from engine.plan.placement.fit import NodeUse, fit, node_use
 from engine.plan.questions.requested_pods import requested_pods
 from engine.plan.snapshot.columns import Snapshot
 

@@ -28,8 +28,8 @@ from engine.cpumanager.static_policy import StaticCpuPolicy, pod_exclusive_count
 from engine.memorymanager.state import MemoryState, NodeState
 from engine.memorymanager.static_policy import StaticMemoryPolicy, pod_wanted_memory
 from engine.plan.answers.answer import Answer, Rows
+from engine.plan.placement.fit import fit, node_use
 from engine.plan.questions.devices import device_groups, numa_text, taken_devices
-from engine.plan.questions.fit import fit, node_use
 from engine.plan.questions.requested_pods import check_resources, requested_pods
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS, NodeCpus, node_cpus

@@ -1,8 +1,7 @@
-"""Find where the pods of some nodes could go, and what prevents a node from being drained.
+"""Find where the pods of some nodes would go, and what prevents a node from being drained.
 
-Daemon pods and static pods stay with their node. For every other pod the scheduler's filters
-(`engine.plan.placement.constraints`) choose the nodes that may take it, and requests decide among them
-(`engine.plan.placement.room`). Disruption budgets that the drain would exceed are named.
+Daemon pods and static pods stay with their node. The others leave in rounds, as disruption budgets allow
+(`engine.plan.placement.draining`); the scheduler's filters and scores choose their nodes.
 """
 
 from __future__ import annotations
@@ -19,24 +18,28 @@ from numpy.typing import NDArray
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.placement.constraints import Constraints, knows_constraints
-from engine.plan.placement.moves import Mover
+from engine.plan.placement.draining import DrainCourse, Draining, PodMove
+from engine.plan.placement.moves import Choice, Mover
 from engine.plan.placement.owners import of_daemon_sets, without_controller
-from engine.plan.placement.room import Room, Rule, largest_first, request_matrix
-from engine.plan.placement.topology import Undecidable
-from engine.plan.questions.budgets import Budgets
-from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.placement.room import Room, largest_first, request_matrix
+from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.selection import select_nodes
 from engine.tables import MIRROR, STATIC
 
 LIMITS = (
-    "not checked: how many volumes a node can attach, dynamic resource claims, scores of the scheduler; "
-    "where pods go is one possible placement"
+    "not checked: how many volumes a node can attach, dynamic resource claims, other profiles of the "
+    "scheduler than the default one; all pods count as healthy for budgets"
 )
+SAMPLED = (
+    "with 100 nodes or more the scheduler scores only some of them, so it may choose another than the best"
+)
+BY_REQUESTS = "where pods go is one possible placement: by requests, not by the scheduler's scores"
 ADD_VOLUMES = "add persistentvolumeclaims,persistentvolumes to kubectl get for the volumes"
 NO_CONSTRAINTS = (
     "the snapshot holds no taints, selectors, affinity or volumes of pods: placed by requests alone, "
     "which does not prove that a node can be drained"
 )
+SINGLE = "has no controller that would create it again: kubectl drain refuses it without --force"
 
 
 class DrainParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -44,13 +47,20 @@ class DrainParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     nodes: Annotated[list[str], Meta(description="nodes to empty: names or patterns such as node-1*")] = []
     selector: Annotated[str, Meta(description="nodes to empty: labels, as kubectl takes them")] = ""
-    rule: Annotated[Rule, Meta(description="spread (emptiest node first) or pack (fullest that fits)")] = (
-        "spread"
-    )
+    rule: Annotated[
+        Choice,
+        Meta(description="the scheduler's scores, spread (emptiest node first) or pack (fullest that fits)"),
+    ] = "scheduler"
+    force: Annotated[
+        bool, Meta(description="delete pods without a controller, as kubectl drain --force does")
+    ] = False
+    preemption: Annotated[
+        bool, Meta(description="whether pods may preempt pods of lower priority, as in the scheduler")
+    ] = True
 
 
 @dataclass
-class _Course:
+class _Fate:
     """Track what happens to the pods of one node."""
 
     moved: int = 0
@@ -59,9 +69,11 @@ class _Course:
 
 def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
     """Return rows `move` (object the pod, reason the new node), `stays` (daemons and static pods), `remains`
-    (no node takes it), `unknown` (the snapshot lacks what the decision needs) and `breaks-budget`. Per node
-    `drained` (amount: pods moved) if all its other pods fit elsewhere, `not-drained` (amount: pods that
-    prevent it), or `unverified` if the snapshot holds no constraints of pods at all.
+    (no node takes it, or a budget keeps it), `lost` (with force: nothing creates it again), `unknown` (the
+    snapshot lacks what the decision needs), `displaced` (a pod of lower priority that is preempted and gets
+    no node), `breaks-budget` (amount: pods that it keeps) and `paces` (amount: rounds, if a budget makes the
+    drain take several). Per node `drained` (amount: pods moved) if all its other pods fit elsewhere,
+    `not-drained` (amount: pods that prevent it), or `unverified` if the snapshot has no constraints of pods.
     """
     if not parameters.nodes and not parameters.selector:
         raise InvalidInput("name nodes or give a selector", subject="nodes")
@@ -70,68 +82,129 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
     leaving = np.zeros(snapshot.node_count, bool)
     leaving[chosen] = True
     node = snapshot.column("node")
-    pods = _moving(snapshot, np.flatnonzero(leaving[node]), rows)
-    constraints = Constraints(snapshot) if knows_constraints(snapshot) else None
-    rows.note(NO_CONSTRAINTS if constraints is None else LIMITS)
-    requests = request_matrix(snapshot, pods)
+    fates = {source: _Fate() for source in chosen.tolist()}
+    known = knows_constraints(snapshot)
+    pods = _moving(snapshot, np.flatnonzero(leaving[node]), rows, fates, parameters, known=known)
+    constraints = Constraints(snapshot) if known else None
+    _note(snapshot, rows, parameters, known=known)
     room = Room(snapshot)
     # With constraints, cordoning is a taint, which a pod may tolerate.
-    room.open = ~leaving if constraints is not None else room.open & ~leaving
+    room.open = ~leaving if known else room.open & ~leaving
     mover = Mover(snapshot, room, constraints, parameters.rule)
-    courses = {source: _Course() for source in chosen.tolist()}
-    for index in largest_first(snapshot, requests).tolist():
-        row = int(pods[index])
-        source = int(node[row])
-        course, label = courses[source], snapshot.pod_label(row)
-        try:
-            target, why = mover.place(row, source, requests[index])
-        except Undecidable as unknown:
-            rows.add(source, "unknown", label, str(unknown), 1, "pods")
-            course.obstacles["about which too little is known"] += 1
-            if "snapshot" in str(unknown):
-                rows.note(ADD_VOLUMES)
-            continue
-        if target == NO_NODE:
-            rows.add(source, "remains", label, why, 1, "pods")
-            course.obstacles["for which no node has room"] += 1
-            continue
-        course.moved += 1
-        rows.add(source, "move", label, f"to {snapshot.node_names[target]}", 1, "pods")
-    for budget, allowed, hit, first in Budgets(snapshot).broken(pods):
-        reason = f"{hit} pods at once, {allowed} allowed"
-        rows.add(int(node[first]), "breaks-budget", budget, reason, hit - allowed, "pods")
-        if not allowed:
-            courses[int(node[first])].obstacles[f"of {budget}, which allows no disruption"] += hit
-    for source, course in courses.items():
-        _conclude(rows, source, course, verified=constraints is not None)
+    if parameters.rule != "scheduler":
+        pods = pods[largest_first(snapshot, request_matrix(snapshot, pods))]
+    course = Draining(snapshot, mover, preempts=parameters.preemption and known).run(pods)
+    _add_course(snapshot, rows, fates, course)
+    for source, fate in fates.items():
+        _conclude(rows, source, fate, verified=known)
     return rows.answer(sort=True)
 
 
-def _moving(snapshot: Snapshot, candidates: NDArray[np.int64], rows: Rows) -> NDArray[np.int64]:
-    """Return the pods that must leave; add rows for those that stay."""
+def _note(snapshot: Snapshot, rows: Rows, parameters: DrainParameters, *, known: bool) -> None:
+    rows.note(LIMITS if known else NO_CONSTRAINTS)
+    if known and parameters.rule != "scheduler":
+        rows.note(BY_REQUESTS)
+    elif known and snapshot.node_count >= 100:
+        rows.note(SAMPLED)
+
+
+def _moving(
+    snapshot: Snapshot,
+    candidates: NDArray[np.int64],
+    rows: Rows,
+    fates: dict[int, _Fate],
+    parameters: DrainParameters,
+    *,
+    known: bool,
+) -> NDArray[np.int64]:
+    """Return the pods that must leave and are created again; add rows for the others."""
     node, flags = snapshot.column("node"), snapshot.column("flags")
     daemons, single = of_daemon_sets(snapshot), without_controller(snapshot)
     moving = []
     for row in candidates.tolist():
+        source, label = int(node[row]), snapshot.pod_label(row)
         # A static pod's mirror is owned by its Node.
         if daemons[row] or flags[row] & (STATIC | MIRROR):
-            kind = "a daemon's pod" if daemons[row] else "a static pod"
-            rows.add(int(node[row]), "stays", snapshot.pod_label(row), kind, 1, "pods")
+            rows.add(source, "stays", label, "a daemon's pod" if daemons[row] else "a static pod", 1, "pods")
+        elif known and single[row] and parameters.force:
+            rows.add(source, "lost", label, "has no controller that would create it again", 1, "pods")
+        elif known and single[row]:
+            rows.add(source, "remains", label, SINGLE, 1, "pods")
+            fates[source].obstacles["without a controller"] += 1
         else:
             moving.append(row)
-    alone = int(single[moving].sum())
-    if alone:
-        rows.note("pods without a controller: kubectl drain refuses them, nothing creates them again", alone)
     return np.array(moving, np.int64)
 
 
-def _conclude(rows: Rows, source: int, course: _Course, *, verified: bool) -> None:
-    if course.obstacles:
+def _add_course(snapshot: Snapshot, rows: Rows, fates: dict[int, _Fate], course: DrainCourse) -> None:
+    """Add a row for each pod of the drain, and for each that it displaces."""
+    node = snapshot.column("node")
+    last = {move.row: move for move in course.moves}
+    for move in course.moves:
+        if last[move.row] is move and move.row not in course.unplaced:
+            rows.add(
+                int(node[move.row]),
+                "move",
+                snapshot.pod_label(move.row),
+                _way(snapshot, move, course),
+                1,
+                "pods",
+            )
+            if int(node[move.row]) in fates:
+                fates[int(node[move.row])].moved += 1
+    for found, obstacle in (
+        (course.unplaced, "for which no node has room"),
+        (course.undecided, "about which too little is known"),
+        (course.blocked, ""),
+    ):
+        for row, why in found.items():
+            source, label = int(node[row]), snapshot.pod_label(row)
+            if source not in fates:
+                rows.add(source, "displaced", label, why, 1, "pods")
+                continue
+            decision = "unknown" if found is course.undecided else "remains"
+            rows.add(source, decision, label, why, 1, "pods")
+            if obstacle:
+                fates[source].obstacles[obstacle] += 1
+            if decision == "unknown" and "snapshot" in why:
+                rows.note(ADD_VOLUMES)
+    _add_budgets(node, rows, fates, course)
+
+
+def _way(snapshot: Snapshot, move: PodMove, course: DrainCourse) -> str:
+    """Say where a pod goes, as `to n2 (equally good: 1 other), in round 2`."""
+    said = f"to {snapshot.node_names[move.target]}"
+    if move.victims:
+        said += f", where it preempts {', '.join(snapshot.pod_label(row) for row in move.victims)}"
+    if move.equal:
+        said += f" (equally good: {move.equal} other{'s' if move.equal > 1 else ''})"
+    return f"{said}, in round {move.round}" if course.rounds > 1 else said
+
+
+def _add_budgets(node: NDArray[np.int32], rows: Rows, fates: dict[int, _Fate], course: DrainCourse) -> None:
+    for budget in course.budgets:
+        first = int(node[min(budget.pods)])
+        if budget.blocked:
+            kept = Counter(int(node[row]) for row in budget.blocked)
+            for source, count in kept.items():
+                said = (
+                    f"allows {budget.allowed} disruptions at once, of {len(budget.pods)} pods that must leave"
+                )
+                rows.add(source, "breaks-budget", budget.name, said, count, "pods")
+                what = "which allows no disruption" if not budget.allowed else "which waits for evicted pods"
+                fates[source].obstacles[f"of {budget.name}, {what}"] += count
+        elif 0 < budget.allowed < len(budget.pods):
+            said = f"{budget.allowed} of {len(budget.pods)} pods at once"
+            rows.add(first, "paces", budget.name, said, -(-len(budget.pods) // budget.allowed), "rounds")
+
+
+def _conclude(rows: Rows, source: int, fate: _Fate, *, verified: bool) -> None:
+    if fate.obstacles:
         said = ", ".join(
-            f"{count} {'pod' if count == 1 else 'pods'} {what}" for what, count in course.obstacles.items()
+            f"{count} {'pod' if count == 1 else 'pods'} {what}" for what, count in fate.obstacles.items()
         )
-        rows.add(source, "not-drained", "", said, sum(course.obstacles.values()), "pods")
+        rows.add(source, "not-drained", "", said, sum(fate.obstacles.values()), "pods")
     elif verified:
-        rows.add(source, "drained", "", "all its other pods fit elsewhere", course.moved, "pods")
+        rows.add(source, "drained", "", "all its other pods fit elsewhere", fate.moved, "pods")
     else:
-        rows.add(source, "unverified", "", "by requests alone", course.moved, "pods")
+        rows.add(source, "unverified", "", "by requests alone", fate.moved, "pods")

@@ -21,7 +21,7 @@ from engine.api.qos import is_critical
 from engine.api.quantity import ZERO
 from engine.api.resources import pod_requests, scaled
 from engine.plan.answers.answer import RESOURCE_UNITS, USED_AFTER, USED_BEFORE, Answer, Rows, coded
-from engine.plan.questions.fit import Fit, NodeUse, fit, node_use
+from engine.plan.placement.fit import Fit, NodeUse, fit, node_use
 from engine.plan.questions.preempt_account import list_account
 from engine.plan.questions.preempt_policy import short_nodes, victims_by_policy
 from engine.plan.questions.requested_pods import requested_pods

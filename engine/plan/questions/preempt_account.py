@@ -16,7 +16,7 @@ from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.plan.answers.answer import RESOURCE_UNITS, Rows
 from engine.plan.answers.readable import readable
-from engine.plan.questions.fit import NodeUse
+from engine.plan.placement.fit import NodeUse
 from engine.plan.questions.preempt_policy import node_table
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.admission import NotEnoughToPreempt, preempt
 from engine.api.pod import Pod
-from engine.plan.questions.fit import Fit, NodeUse
+from engine.plan.placement.fit import Fit, NodeUse
 from engine.tables import PodColumns, PodTable
 
 STEPS = 1_000_000

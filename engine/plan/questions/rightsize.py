@@ -28,9 +28,9 @@ from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.history.history import History
 from engine.plan.history.history_file import read_history
+from engine.plan.placement.budgets import Budgets
 from engine.plan.placement.consolidate import Consolidation, consolidate
 from engine.plan.placement.room import Room, Rule
-from engine.plan.questions.budgets import Budgets
 from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.rightsizing.pressure import (
     CPUContention,

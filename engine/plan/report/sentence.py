@@ -32,8 +32,11 @@ PHRASES: Final[Mapping[str, str]] = {
     "lacks": "{nodes} have too little for {amount}",
     "move": "{rows} pods move",
     "stays": "{rows} pods stay",
-    "remains": "{rows} pods fit on no other node",
-    "breaks-budget": "{rows} disruption budgets are broken",
+    "lost": "{rows} pods are lost",
+    "remains": "{rows} pods remain",
+    "displaced": "{rows} pods of lower priority lose their node",
+    "breaks-budget": "{rows} disruption budgets keep pods",
+    "paces": "{rows} disruption budgets make it take several rounds",
     "drained": "{nodes} can be drained",
     "not-drained": "{nodes} cannot be drained",
     "unverified": "{nodes} cannot be verified",
@@ -47,7 +50,8 @@ PHRASES: Final[Mapping[str, str]] = {
 _ONE: Final = {"pods": "pod", "images": "image", "nodes": "node", "faults": "fault", "budgets": "budget"}
 _VERBS: Final = {
     " admit ": " admits ", " take ": " takes ", " refuse ": " refuses ", " stay ": " stays ", " are ": " is ",
-    " have ": " has ", " move": " moves", " fit ": " fits ", " stay": " stays", " were ": " was ",
+    " have ": " has ", " lose their ": " loses its ", " keep ": " keeps ", " make it ": " makes it ",
+    " remain": " remains", " move": " moves", " fit ": " fits ", " stay": " stays", " were ": " was ",
 }  # fmt: skip
 
 

@@ -1,0 +1,70 @@
+"""Nodes and pods as kubectl prints them, for tests of where pods go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.plan import Snapshot, load_snapshot
+
+ZONE = "topology.kubernetes.io/zone"
+HOST = "kubernetes.io/hostname"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+def node(name: str, zone: str = "a", *, ready: bool = True, cpu: str = "4", **fields: Any) -> dict[str, Any]:
+    """A node; `labels`, `images`, `memory` and `pods` go to their places, other fields to its spec."""
+    labels = {HOST: name, ZONE: zone} | fields.pop("labels", {})
+    amounts = {"cpu": cpu, "memory": fields.pop("memory", "8Gi"), "pods": fields.pop("pods", "110")}
+    images = fields.pop("images", [])
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels},
+        "spec": fields,
+        "status": {
+            "allocatable": amounts,
+            "capacity": amounts,
+            "images": images,
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }
+
+
+def pod(name: str, on: str, *, app: str = "web", owner: str = "ReplicaSet", **spec: Any) -> dict[str, Any]:
+    """A pod of a controller, or of none; `requests` and `container` go to its container."""
+    requests = spec.pop("requests", {"cpu": "100m"})
+    container = {"name": "main", "image": "x", "resources": {"requests": requests}}
+    container |= spec.pop("container", {})
+    owners = [{"kind": owner, "name": app, "uid": "o", "controller": True}] if owner else []
+    placed = {"nodeName": on} if on else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "shop",
+            "uid": name,
+            "labels": {"app": app},
+            "ownerReferences": owners,
+        },
+        "spec": {**placed, "containers": [container], **spec},
+        "status": {"phase": "Running" if on else "Pending"},
+    }
+
+
+def budget(name: str = "web", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"selector": {"matchLabels": {"app": "web"}}, **spec},
+    }
+
+
+def read(tmp_path: Path, *objects: dict[str, Any]) -> Snapshot:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": list(objects)}))
+    return load_snapshot([str(path)])

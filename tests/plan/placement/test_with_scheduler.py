@@ -1,0 +1,275 @@
+"""The planner places pods where a real scheduler binds them: same filters, same scores, same victims.
+
+Nodes are objects without a kubelet. Pods are created one at a time, and the planner repeats each step from
+what the scheduler had before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.credentials import Credentials
+from engine.cluster.kubeconfig import load_kubeconfig
+from engine.plan import FaultLog, Snapshot
+from engine.plan.live.cluster_reader import read_cluster
+from engine.plan.placement.constraints import Constraints
+from engine.plan.placement.moves import Mover
+from engine.plan.placement.preemption import Preemptor
+from engine.plan.placement.room import Room, request_matrix
+from engine.plan.snapshot.columns import NO_NODE
+from tests.cluster.control_plane import ControlPlane, Object, binaries
+from tests.plan.placement.made_cluster import HOST, PREFERRED, REQUIRED, ZONE
+from tests.waiting import PATIENCE
+
+NODES = "/api/v1/nodes"
+NAMESPACE = "/api/v1/namespaces/default"
+PODS = f"{NAMESPACE}/pods"
+SETS = "/apis/apps/v1/namespaces/default/replicasets"
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+APPS = ("web", "cache", "db", "batch")
+IMAGE = "registry.example/app:1"
+NODE_COUNT, POD_COUNT = 12, 100
+
+
+class Site:
+    """A control plane with a scheduler, and no kubelet."""
+
+    def __init__(self, plane: ControlPlane, admin: ApiClient, draw: random.Random) -> None:
+        self.plane, self.admin, self.draw = plane, admin, draw
+        self.sets: dict[str, str] = {}
+
+    async def prepare(self) -> None:
+        with contextlib.suppress(ApiError):
+            await self.admin.create(f"{NAMESPACE}/serviceaccounts", {"metadata": {"name": "default"}}, Object)
+        await self.admin.create(CLASSES, {"metadata": {"name": "high"}, "value": 1000}, Object)
+        for app in APPS:
+            spec = {
+                "replicas": 0,
+                "selector": {"matchLabels": {"app": app}},
+                "template": {
+                    "metadata": {"labels": {"app": app}},
+                    "spec": {"containers": [{"name": "c", "image": "x"}]},
+                },
+            }
+            made = await self.admin.create(SETS, {"metadata": {"name": app}, "spec": spec}, Object)
+            self.sets[app] = made["metadata"]["uid"]
+        for number in range(NODE_COUNT):
+            await self._node(number)
+
+    async def _node(self, number: int) -> None:
+        draw, name = self.draw, f"n{number:02}"
+        taints: list[Object] = []
+        if draw.random() < 0.2:
+            taints.append({"key": "soft", "value": "x", "effect": "PreferNoSchedule"})
+        if draw.random() < 0.15:
+            taints.append({"key": "hard", "value": "x", "effect": "NoSchedule"})
+        labels = {HOST: name, ZONE: f"z{number % 3}", "disk": draw.choice(["ssd", "hdd"])}
+        made = await self.admin.create(NODES, {"metadata": {"name": name, "labels": labels}}, Object)
+        # The server gives a new node the taint of one that is not ready.
+        made["spec"]["taints"] = taints
+        made = await self.admin.update(f"{NODES}/{name}", made, Object)
+        amounts = {"cpu": draw.choice(["2", "4", "8"]), "memory": draw.choice(["4Gi", "16Gi"]), "pods": "20"}
+        made["status"] |= {
+            "capacity": amounts,
+            "allocatable": amounts,
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "images": [{"names": [IMAGE], "sizeBytes": 900_000_000}] if draw.random() < 0.4 else [],
+        }
+        await self.admin.update(f"{NODES}/{name}/status", made, Object)
+
+    def pod(self, name: str, **spec: Any) -> Object:
+        """A pod with some of the rules that decide where it goes."""
+        draw, app = self.draw, self.draw.choice(APPS)
+        alike = {"labelSelector": {"matchLabels": {"app": app}}}
+        near = {"labelSelector": {"matchLabels": {"app": draw.choice(APPS)}}}
+        affinity: dict[str, Any] = {}
+        if draw.random() < 0.2:
+            expression = {"key": "disk", "operator": "In", "values": ["ssd"]}
+            affinity["nodeAffinity"] = {
+                PREFERRED: [{"weight": 50, "preference": {"matchExpressions": [expression]}}]
+            }
+        if draw.random() < 0.2:
+            term = {"topologyKey": draw.choice([HOST, ZONE]), **near}
+            affinity["podAffinity"] = {PREFERRED: [{"weight": 30, "podAffinityTerm": term}]}
+        if draw.random() < 0.15:
+            affinity["podAntiAffinity"] = {REQUIRED: [{"topologyKey": HOST, **alike}]}
+        elif draw.random() < 0.2:
+            term = {"topologyKey": ZONE, **near}
+            affinity["podAntiAffinity"] = {PREFERRED: [{"weight": 10, "podAffinityTerm": term}]}
+        if draw.random() < 0.3:
+            soft = draw.choice(["ScheduleAnyway", "DoNotSchedule"])
+            spread = {"topologyKey": draw.choice([HOST, ZONE]), "maxSkew": 1, "whenUnsatisfiable": soft}
+            spec["topologySpreadConstraints"] = [spread | alike]
+        if draw.random() < 0.15:
+            spec["nodeSelector"] = {"disk": "ssd"}
+        if draw.random() < 0.3:
+            spec["tolerations"] = [{"key": draw.choice(["soft", "hard"]), "operator": "Exists"}]
+        requests = {"cpu": f"{draw.randrange(1, 12)}00m", "memory": f"{draw.randrange(1, 20)}00Mi"}
+        if draw.random() < 0.2:
+            requests.pop(draw.choice(["cpu", "memory"]))
+        image = IMAGE if draw.random() < 0.3 else "registry.example/other:1"
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": self.sets[app]}
+        return {
+            "metadata": {
+                "name": name,
+                "labels": {"app": app},
+                "ownerReferences": [owner | {"controller": True}],
+            },
+            "spec": {
+                "terminationGracePeriodSeconds": 0,
+                "affinity": affinity,
+                "containers": [{"name": "c", "image": image, "resources": {"requests": requests}}],
+                **spec,
+            },
+        }
+
+    async def run(self, pod: Object) -> str:
+        """Create a pod and return its node, empty if it gets none."""
+        await self.admin.create(PODS, pod, Object)
+        return await self.node_of(pod["metadata"]["name"])
+
+    async def node_of(self, name: str, *, gated: bool = False) -> str:
+        """Wait until the scheduler has decided. Of one that was `gated`, wait for a node."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                seen = await self.admin.get(f"{PODS}/{name}", Object)
+                if seen["spec"].get("nodeName"):
+                    return str(seen["spec"]["nodeName"])
+                conditions = seen["status"].get("conditions") or []
+                if conditions and not gated and not seen["status"].get("nominatedNodeName"):
+                    return ""
+                await asyncio.sleep(0.02)
+
+    async def open_gate(self, name: str) -> None:
+        pod = await self.admin.get(f"{PODS}/{name}", Object)
+        pod["spec"].pop("schedulingGates")
+        await self.admin.update(f"{PODS}/{name}", pod, Object)
+
+    async def snapshot(self) -> Snapshot:
+        config = load_kubeconfig(self.plane.admin)
+        return await asyncio.to_thread(read_cluster, config, FaultLog(strict=True), node_documents=False)
+
+
+@pytest.fixture(params=[1, 2, 3])
+async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
+    with ControlPlane(tmp_path, binaries()) as plane:
+        config = load_kubeconfig(plane.admin)
+        admin = ApiClient(config, Credentials(config, clock=time.time), user_agent="test")
+        made = Site(plane, admin, random.Random(request.param))
+        await made.prepare()
+        plane.start_scheduler()
+        yield made
+        admin.close()
+
+
+@dataclass
+class Repeated:
+    """What the planner knows of the cluster, with pods on their nodes one after another."""
+
+    snapshot: Snapshot
+    mover: Mover
+    requests: np.ndarray[Any, np.dtype[np.int64]]
+    rows: dict[str, int]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Repeated:
+        """All pods have left their nodes."""
+        room = Room(snapshot)
+        room.open[:] = True
+        mover = Mover(snapshot, room, Constraints(snapshot), "scheduler")
+        rows = {name: row for row, name in enumerate(snapshot.pods["name"].to_pylist())}
+        requests = request_matrix(snapshot, np.arange(len(rows)))
+        for row in range(snapshot.placed):
+            mover.leave(row, int(snapshot.column("node")[row]), requests[row])
+        return cls(snapshot, mover, requests, rows)
+
+    def enter(self, name: str, node: str) -> None:
+        if node:
+            row = self.rows[name]
+            self.mover.enter(row, self.snapshot.node_names.index(node), self.requests[row])
+
+    def choices(self, name: str) -> set[str]:
+        """The nodes that are equally the best for a pod; the empty name if there is none."""
+        row, room, found = self.rows[name], self.mover.room, set()
+        more = 1
+        while more:
+            placed = self.mover.place(row, NO_NODE, self.requests[row])
+            if placed.node == NO_NODE:
+                break
+            self.mover.undo(row, NO_NODE, placed.node, self.requests[row])
+            room.open[placed.node] = False
+            found.add(self.snapshot.node_names[placed.node])
+            more = placed.equal
+        room.open[:] = True
+        return found or {""}
+
+
+async def test_pods_are_placed_where_the_scheduler_binds_them(site: Site) -> None:
+    bound = {f"p{number:03}": "" for number in range(POD_COUNT)}
+    for name in bound:
+        bound[name] = await site.run(site.pod(name))
+    repeated = Repeated.of(await site.snapshot())
+    different = {}
+    for name, node in bound.items():
+        choices = repeated.choices(name)
+        if node not in choices:
+            different[name] = (node, choices)
+        repeated.enter(name, node)
+    assert not different
+    assert len(set(bound.values())) > 2
+
+
+async def test_the_same_pods_are_preempted(site: Site) -> None:
+    """A pod of higher priority waits behind a gate while the snapshot is taken.
+
+    The scheduler draws between nodes that cost the same, and without a kubelet no pod has a start time that
+    would decide.
+    """
+    for number in range(40):
+        await site.run(plain(f"p{number:03}", f"{site.draw.randrange(5, 15)}00m"))
+    for number in range(5):
+        name = f"large{number}"
+        gates = [{"name": "example.com/wait"}]
+        large = plain(name, "1900m", priorityClassName="high", schedulingGates=gates)
+        await site.admin.create(PODS, large, Object)
+        before = await site.snapshot()
+        await site.open_gate(name)
+        node = await site.node_of(name, gated=True)
+        names = before.pods["name"].to_pylist()
+        gone = set(names) - set((await site.snapshot()).pods["name"].to_pylist())
+        row = names.index(name)
+        best, there = preempted(before, row, ""), preempted(before, row, node)
+        assert {names[victim] for victim in there} == gone
+        assert len(there) == len(best)
+
+
+def preempted(snapshot: Snapshot, row: int, node: str) -> tuple[int, ...]:
+    """The pods that leave for one, on the node that the planner prefers or on this one; none if it fits."""
+    room = Room(snapshot)
+    room.open[:] = [not node or name == node for name in snapshot.node_names]
+    mover = Mover(snapshot, room, Constraints(snapshot), "scheduler")
+    request = request_matrix(snapshot, np.array([row]))[0]
+    if mover.place(row, NO_NODE, request).node != NO_NODE:
+        return ()
+    found = Preemptor(snapshot, mover).find(row, request, snapshot.column("node").astype(np.int64))
+    assert found is not None
+    return found.victims
+
+
+def plain(name: str, cpu: str, **spec: Any) -> Object:
+    requests = {"cpu": cpu, "memory": "100Mi"}
+    containers = [{"name": "c", "image": "x", "resources": {"requests": requests}}]
+    tolerations = [{"operator": "Exists"}]
+    more = {"terminationGracePeriodSeconds": 0, "tolerations": tolerations, "containers": containers}
+    return {"metadata": {"name": name, "labels": {"app": "web"}}, "spec": more | spec}
