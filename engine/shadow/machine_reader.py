@@ -19,7 +19,7 @@ from engine.api.meta import ObjectMeta
 from engine.api.node import Node, NodeStatus
 from engine.api.quantity import Quantity
 from engine.cgroups.files import FileRules, kernel_form
-from engine.cgroups.formulas.allocatable import PID
+from engine.cgroups.formulas.allocatable import PID, without_huge_pages
 from engine.cgroups.formulas.runtime_formula import choose_formula
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.manager import huge_page_sizes, swap_capacity, swap_controller
@@ -30,7 +30,6 @@ from engine.devices.checkpoint import Checkpoint
 from engine.host.cgroupfs.mounts import Mounts, find_mounts
 from engine.host.checksummed_file import read_again
 from engine.node.nodeinfo import machine
-from engine.node.nodeinfo.description import without_huge_pages
 from engine.shadow.kinds.cgroups import CgroupRules, GroupReading, WantedGroup
 
 CPU_STATE: Final = "cpu_manager_state"

@@ -11,18 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from engine.admission import NodeAllocations, decide
+from engine.admission.readmission import ADMITTED, Readmission
 from engine.api.config import KubeletConfiguration
 from engine.api.configuration_changes import configuration_changes
-from engine.api.errors import InvalidInput
 from engine.api.node import Node
-from engine.api.pod import Pod
 from engine.eviction import signals
 from engine.eviction.pressure import PressureTracker
 from engine.eviction.signals import CONDITION_OF, RESOURCE_OF, Observations
 from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.images.policy import ImageGCPolicy
-from engine.shadow.kinds.admission import ADMITTED, arrival, is_refused
+from engine.shadow.kinds.admission import arrival, is_refused
 from engine.shadow.kinds.cgroups import CgroupRules, WantedGroup, wanted_levels, wanted_of_pod
 from engine.shadow.kinds.eviction import eviction_order, observations
 from engine.shadow.kinds.observation import MeasuredNode, Observation
@@ -165,7 +163,7 @@ def _fields(seen: Observation, following: NextNode) -> Iterator[NextChange]:
 
 def _admission(seen: Observation, following: NextNode) -> Iterator[NextChange]:
     """Judge all pods in the order of their arrival, as a kubelet that starts with the configuration does."""
-    now, coming = _Arrivals(seen.node), _Arrivals(following.node)
+    now, coming = Readmission(seen.node), Readmission(following.node)
     refused = [pod for pod in seen.pods.values() if is_refused(pod)]
     for pod in sorted((*seen.active(), *refused), key=arrival):
         before, (after, why) = now.judge(pod)[0], coming.judge(pod)
@@ -179,28 +177,6 @@ def _admission(seen: Observation, following: NextNode) -> Iterator[NextChange]:
             yield NextChange(
                 seen.at, "preempt", name, "stays", "preempted", f"for the critical pod {preemptor}"
             )
-
-
-class _Arrivals:
-    """Pods that arrive one after another on an empty node; `victims` are preempted uids → for which pod."""
-
-    def __init__(self, node: Node) -> None:
-        self.victims: dict[str, str] = {}
-        self._admitted = NodeAllocations(node)
-
-    def judge(self, pod: Pod) -> tuple[str, str]:
-        """Return the verdict and its message, and count the pod if it is admitted."""
-        try:
-            verdict = decide(self._admitted, pod)
-            if not verdict.admit:
-                return verdict.reason, verdict.message
-            for uid in verdict.victims:
-                self.victims[uid] = pod.full_name
-                self._admitted.remove(uid)
-            self._admitted.add(pod)
-        except InvalidInput as error:
-            return "not judged", str(error)
-        return ADMITTED, ""
 
 
 def _values(seen: Observation, live: CgroupRules, following: CgroupRules) -> Iterator[NextChange]:

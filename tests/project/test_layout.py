@@ -142,6 +142,7 @@ PLAN_LAYERS: dict[str, set[str]] = {
     "placement": {"snapshot"},
     "eviction": {"snapshot"},
     "rightsizing": {"eviction", "history", "reading", "snapshot"},
+    "rollout": {"snapshot"},
     "answers": set(),
     "questions": {
         "claims",
@@ -151,6 +152,7 @@ PLAN_LAYERS: dict[str, set[str]] = {
         "placement",
         "eviction",
         "rightsizing",
+        "rollout",
         "answers",
     },
     "report": {"answers"},

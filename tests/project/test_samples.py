@@ -137,6 +137,20 @@ def test_every_question_on_the_planning_page_is_answered(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_the_page_about_a_rollout_is_walked(tmp_path: Path) -> None:
+    page = ROOT / "docs/how-to/rollout.md"
+    (tmp_path / "next.yaml").write_text("".join(blocks(page, "yaml")))
+    shell("kubengine plan synth --nodes 3 --pods-per-node 40 --seed 7 -o cluster.kes", tmp_path)
+    _snapshot, asked, files, pipeline = blocks(page, "sh")
+    said = shell(asked, tmp_path)
+    (shown,) = blocks(page, "text")
+    assert [line for line in shown.splitlines() if line != "…" and line not in said] == []
+    shell(files, tmp_path)
+    assert (tmp_path / "rollout.html").stat().st_size > 1000
+    assert '"affected"' in shell(pipeline, tmp_path, status=1)
+
+
+@pytest.mark.slow
 def test_the_first_node_is_walked(tmp_path: Path) -> None:
     pod, config, start, look, *questions, preempt, another, gone = blocks(TUTORIALS / "first-node.md", "sh")
     shell(pod, tmp_path)

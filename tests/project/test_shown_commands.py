@@ -21,6 +21,7 @@ WALKED = {
     "docs/tutorial/first-plan.md",
     "docs/plan.md",
     "docs/how-to/rightsize.md",
+    "docs/how-to/rollout.md",
 }
 """By `test_samples.py`, from the first block to the last."""
 

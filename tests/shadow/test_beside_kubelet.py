@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -189,3 +190,55 @@ def test_a_second_configuration_says_what_it_would_change(running: Kubelet, tmp_
     assert [(one["decision"], one["now"], one["next"]) for one in pids if "pids.max" in one["now"]] == [
         ("resize", "pids.max=500", "pids.max=99")
     ]
+
+
+def configz(kubelet: Kubelet) -> bytes:
+    """The configuration that the kubelet shows on its authenticated port."""
+    port = yaml.safe_load(kubelet.config.read_text())["port"]
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    address = f"https://127.0.0.1:{port}/configz"
+    with urllib.request.urlopen(address, timeout=10, context=trusting) as answer:
+        return bytes(answer.read())
+
+
+def test_a_rollout_foretells_how_many_pods_a_kubelet_refuses(running: Kubelet, tmp_path: Path) -> None:
+    # A kubelet without an API server does not remember that a pod has ended, and starts the job again.
+    (tmp_path / "manifests" / "job.yaml").unlink()
+    wait_until(lambda: "job" not in running.pods())
+    snapshot, following = tmp_path / "snapshot", tmp_path / "next.yaml"
+    (snapshot / "nodes" / "n1").mkdir(parents=True)
+    amounts = {"cpu": str(os.cpu_count()), "memory": "64Gi", "pods": "110"}
+    status = {"capacity": amounts, "allocatable": amounts}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "status": status}
+    (snapshot / "node.json").write_text(json.dumps(node))
+    (snapshot / "nodes" / "n1" / "configz.json").write_bytes(configz(running))
+    (snapshot / "pods.json").write_bytes(urllib.request.urlopen(f"{running.url}/pods").read())
+    document = yaml.safe_load(running.config.read_text()) | {"maxPods": 3}
+    following.write_text(yaml.safe_dump(document))
+    line = [sys.executable, "-m", "engine.cli", "plan", "rollout", "--config", str(following), "--json"]
+    done = subprocess.run(
+        [*line, "--version", str(find_mounts().version), "--fail-on", "refuse", str(snapshot)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["object"] for row in rows if row["decision"] == "changes"] == ["maxPods"]
+    # The kubelet of the test has its log level from a flag, and made a certificate.
+    fallen = {row["object"] for row in rows if row["decision"] == "falls-back"}
+    assert {"tlsCertFile", "logging.verbosity"} <= fallen
+    foretold = [row["reason"].partition(":")[0] for row in rows if row["decision"] == "refuse"]
+    running.stop()
+    running.config.write_text(following.read_text())
+    running.start()
+
+    def refused() -> list[str]:
+        return [
+            pod["status"]["reason"]
+            for name, pod in running.pods().items()
+            if name != "too-large" and pod["status"].get("reason")
+        ]
+
+    # Two of five: static pods are critical, so that none of them ends for another one.
+    wait_until(lambda: len(refused()) >= 2)
+    assert sorted(refused()) == sorted(foretold)

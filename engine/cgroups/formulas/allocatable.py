@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from engine.api.amounts.eviction_amounts import Amount
 from engine.api.errors import InvalidInput
 from engine.api.pod import ResourceList
-from engine.api.quantity import ZERO, Quantity
-from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY
+from engine.api.quantity import BINARY_SI, ZERO, Quantity
+from engine.api.resources import CPU, EPHEMERAL_STORAGE, HUGEPAGES_PREFIX, MEMORY
 from engine.cgroups.formulas.conversion import huge_page_limits, milli_cpu_to_shares
 from engine.cgroups.formulas.values import GroupValues
 
@@ -96,6 +96,15 @@ class NodeAllocatable:
             if name is not None and threshold.operator == "LessThan":
                 amounts[name] = threshold.amount(self.capacity.get(name, ZERO))
         return amounts
+
+
+def without_huge_pages(allocatable: Mapping[str, Quantity], capacity: Mapping[str, Quantity]) -> ResourceList:
+    """Subtract preallocated huge pages from the memory."""
+    huge = sum(amount.value for name, amount in capacity.items() if name.startswith(HUGEPAGES_PREFIX))
+    if not huge or MEMORY not in allocatable:
+        return dict(allocatable)
+    left = max(allocatable[MEMORY].value - huge, 0)
+    return {**allocatable, MEMORY: Quantity.from_value(left, BINARY_SI)}
 
 
 def reserved_values(

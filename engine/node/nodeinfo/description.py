@@ -21,9 +21,9 @@ from engine.api.node import (
     NodeStatus,
     Taint,
 )
-from engine.api.quantity import BINARY_SI, Quantity
-from engine.api.resources import HUGEPAGES_PREFIX, MEMORY
+from engine.api.quantity import Quantity
 from engine.api.struct import to_builtins
+from engine.cgroups.formulas.allocatable import without_huge_pages
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.devices.manager import DeviceManager
 from engine.host.node_context import NodeContext
@@ -210,17 +210,6 @@ class NodeResources:
     def allocatable(self) -> dict[str, Quantity]:
         _, allocatable, _ = self._devices.capacity()
         return {**self._allocatable, **_quantities(allocatable)} if allocatable else dict(self._allocatable)
-
-
-def without_huge_pages(
-    allocatable: Mapping[str, Quantity], capacity: Mapping[str, Quantity]
-) -> dict[str, Quantity]:
-    """Subtract preallocated huge pages from the memory."""
-    huge = sum(amount.value for name, amount in capacity.items() if name.startswith(HUGEPAGES_PREFIX))
-    if not huge or MEMORY not in allocatable:
-        return dict(allocatable)
-    left = max(allocatable[MEMORY].value - huge, 0)
-    return {**allocatable, MEMORY: Quantity.from_value(left, BINARY_SI)}
 
 
 def _quantities(amounts: Mapping[str, int]) -> dict[str, Quantity]:

@@ -61,6 +61,15 @@ SENTENCES = {
     "drained": "{node} can be drained: {reason} ({amount} move)",
     "not-drained": "{node} cannot be drained as asked: {reason}",
     "unverified": "{node}: {amount} would fit {reason}; other constraints are unknown",
+    "affected": "{node} is affected: {reason}",
+    "unaffected": "the pods of {node} are not affected: {reason}",
+    "changes": "{node} changes {reason}",
+    "falls-back": "{node} may fall back to a default that the file does not replace: {reason}",
+    "refuses-to-start": "the kubelet of {node} does not start ({object}): {reason}",
+    "refuse": "{object} is refused when the kubelet of {node} starts: {reason}",
+    "restart": "every container of {object} on {node} restarts: {reason}",
+    "limit": "{node} changes the {reason}",
+    "resize": "{node} changes {reason} ({amount})",
     "lint": "{node}: {reason} ({object}, {amount})",
 }
 

@@ -7,6 +7,7 @@ from engine.api.amounts.sizes import binary_size
 SINGULAR = {
     "pods": "pod", "nodes": "node", "pieces": "piece", "devices": "device", "processes": "process",
     "inodes": "inode", "times": "time", "shares": "share", "rounds": "round", "questions": "question",
+    "fields": "field", "groups": "group",
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from engine.plan.questions.image_gc import ImageGCParameters, image_gc
 from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.questions.requested_pods import check_resources
 from engine.plan.questions.rightsize import RightsizeParameters, rightsize
+from engine.plan.questions.rollout import RolloutParameters, rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,12 @@ QUESTIONS = {
             rightsize,
             "Which requests follow from recorded use, and what would have happened under them?",
             per_node=False,
+        ),
+        Question(
+            "rollout",
+            RolloutParameters,
+            rollout,
+            "What would a new kubelet configuration change, and which pods would it end?",
         ),
         Question("drain", DrainParameters, drain, "Where would the pods of these nodes go?", per_node=False),
     )

@@ -192,7 +192,7 @@ def _add_files(
         pc.take(objects, repeated),
         reasons if isinstance(reasons, str) else pc.take(reasons, repeated),
         table[source, 1],
-        coded(name, [_unit(n) for n in names]),
+        coded(name, [file_unit(n) for n in names]),
     )
 
 
@@ -201,7 +201,7 @@ def _amount(text: str) -> int:
     return UNLIMITED if first in ("max", "-1") else int(first)
 
 
-def _unit(name: str) -> str:
+def file_unit(name: str) -> str:
     unit = "bytes" if name.startswith("memory.") else "µs" if name.startswith("cpu.") else ""
     return _UNITS.get(name, unit)
 
@@ -249,7 +249,7 @@ def _add_containers(
         pc.take(objects, pa.array(row)),
         coded(reason, reasons),
         np.stack([values for _, values, _ in fields], axis=1)[there],
-        coded(field, [_unit(name) for name in names]),
+        coded(field, [file_unit(name) for name in names]),
     )
 
 

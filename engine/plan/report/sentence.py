@@ -45,6 +45,12 @@ PHRASES: Final[Mapping[str, str]] = {
     "oom-kill": "{rows} pods run out of memory",
     "throttle": "{rows} pods are throttled",
     "squeeze": "{rows} pods lack CPU",
+    "affected": "on {nodes} pods are affected",
+    "unaffected": "on {nodes} no pod is affected",
+    "refuses-to-start": "{nodes} have a kubelet that does not start",
+    "refuse": "{rows} pods are refused",
+    "victim": "{rows} pods are preempted",
+    "restart": "{rows} pods restart",
     "lint": "{rows} faults were found",
 }
 _ONE: Final = {"pods": "pod", "images": "image", "nodes": "node", "faults": "fault", "budgets": "budget"}

@@ -56,15 +56,20 @@ def pinning_text(pinning: PinnedState) -> str:
     return encode_json(pinning).decode()
 
 
+def pinned_state(pinning: str) -> PinnedState:
+    """Decode the column of a node. Raise `InvalidInput`."""
+    try:
+        return msgspec.json.decode(pinning or "{}", type=PinnedState)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidInput(str(error), subject=f"nodes.{PINNING}") from None
+
+
 def node_cpus(processors: str, pinning: str) -> NodeCpus | None:
     """Decode the two columns of a node; None if its CPUs are not known. Raises `InvalidInput`."""
     if not processors:
         return None
     topology = _topology(processors)
-    try:
-        kept = msgspec.json.decode(pinning or "{}", type=PinnedState)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidInput(str(error), subject=f"nodes.{PINNING}") from None
+    kept = pinned_state(pinning)
     return NodeCpus(
         topology,
         None if kept.reserved is None else cpu_sets.parse(kept.reserved, f"nodes.{PINNING}"),

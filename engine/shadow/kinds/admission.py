@@ -12,6 +12,7 @@ from typing import Final
 
 from engine.admission import NodeAllocations, Verdict, decide
 from engine.admission.failures import NODE_AFFINITY, NODE_NAME, NODE_PORTS, TAINT, UNEXPECTED
+from engine.admission.readmission import ADMITTED
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import SEEN_ANNOTATION
@@ -19,7 +20,6 @@ from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.observation import ENDED, Observation
 
 PREEMPTED: Final = "Preempting"
-ADMITTED: Final = "admitted"
 _BY_LABELS: Final = (NODE_AFFINITY.reason, NODE_NAME.reason, TAINT.reason)
 _PREEMPTION: Final = "attempting to recover from admission failure"
 """Part of the message of a critical pod for which not enough can be preempted."""
