@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import repeat
 from typing import Annotated, Any
 
@@ -70,16 +71,30 @@ def forget_empty(value: Any) -> None:
     Fields whose default is not None stay as they are.
     """
     if isinstance(value, msgspec.Struct):
-        for field in msgspec.structs.fields(type(value)):
-            inner = getattr(value, field.name)
-            if isinstance(inner, list | dict) and not inner and field.default is None:
-                setattr(value, field.name, None)
+        for name, optional in _fields(type(value)):
+            inner = getattr(value, name)
+            if inner is None:
+                continue
+            if optional and not inner and isinstance(inner, list | dict):
+                setattr(value, name, None)
             elif isinstance(inner, msgspec.Struct | list):
                 forget_empty(inner)
     elif isinstance(value, list):
         for inner in value:
             if isinstance(inner, msgspec.Struct):
                 forget_empty(inner)
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
+    """Return the fields of a class, and whether the default of each is None.
+
+    `msgspec.structs.fields` would evaluate all annotations of the class for it.
+    """
+    names, defaults = kind.__struct_fields__, kind.__struct_defaults__
+    # Defaults belong to the last fields; the first ones are required.
+    aligned = (*[msgspec.NODEFAULT] * (len(names) - len(defaults)), *defaults)
+    return tuple((name, default is None) for name, default in zip(names, aligned, strict=True))
 
 
 def encode_hook(value: Any) -> Any:
