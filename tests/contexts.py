@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from engine.api.config import ROOT_DIR, KubeletConfiguration
 from engine.api.decisions import Decisions

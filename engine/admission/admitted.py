@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine._fast.preemption.predicates import Ledger
 from engine.admission.failures import NODE_PORTS, Failure, InsufficientResource
@@ -30,8 +31,7 @@ from engine.tables.pods import PodCells
 _LARGEST_SUM: Final = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaving:
+class _Leaving(msgspec.Struct, frozen=True):
     """A terminating pod: `amounts` is what it still holds; `holds` tells whether it had started."""
 
     pod: Pod

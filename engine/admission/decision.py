@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from engine._fast.preemption.preemption import PODS
 from engine.api.errors import Refused
+from engine.api.struct import PartlyShown
 from engine.tables import CRITICAL, HAS_PRIORITY, PROTECTED, QOS_NAMES, PodTable
 
 Requirements = tuple[tuple[str, int], ...]
@@ -27,8 +29,7 @@ class NotEnoughToPreempt(Refused):
         super().__init__(f"no set of running pods found to reclaim resources: [{listed}]")
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionStep:
+class AdmissionStep(msgspec.Struct, frozen=True):
     """One victim: what was missing before, what it frees of that, and the distance that remains (0: none)."""
 
     uid: str
@@ -39,8 +40,7 @@ class AdmissionStep:
     distance: float
 
 
-@dataclass(frozen=True, slots=True)
-class PassedOver:
+class PassedOver(msgspec.Struct, frozen=True):
     """A pod that stays, and why."""
 
     uid: str
@@ -49,8 +49,7 @@ class PassedOver:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Preemption:
+class Preemption(PartlyShown, frozen=True):
     """The pods that end for another one.
 
     `victims` are uids in the order of killing; `requirements` is what had to be freed; `proven` is False if
@@ -58,12 +57,13 @@ class Preemption:
     `passed_over`) is computed on demand from the table: ask before the table changes.
     """
 
+    HIDDEN = frozenset(("rows", "table"))
     policy: str
     preemptor: str
     requirements: Requirements
     victims: tuple[str, ...]
-    rows: tuple[int, ...] = field(repr=False)
-    table: PodTable = field(repr=False)
+    rows: tuple[int, ...]
+    table: PodTable
     critical: bool
     priority: int | None
     proven: bool = True

@@ -5,8 +5,7 @@ The answer for each node is that of the node's own admission.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +21,7 @@ from engine.tables import ABSENT, PODS_ID, ClusterTables, requests_of
 _NATIVE = (CPU, MEMORY, EPHEMERAL_STORAGE)
 
 
-@dataclass(frozen=True)
-class Shortages:
+class Shortages(msgspec.Struct, frozen=True):
     """One pod's amounts against M nodes.
 
     resources  names in the order of the checks: pods, cpu, memory, ephemeral-storage, others by name
@@ -40,8 +38,7 @@ class Shortages:
     missing: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Victims:
+class Victims(msgspec.Struct, frozen=True):
     """Whom a pod preempts on each of M nodes.
 
     offsets  int64[M + 1], victims of node i are `rows[offsets[i]:offsets[i + 1]]`

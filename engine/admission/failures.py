@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 UNEXPECTED: Final = "UnexpectedAdmissionError"
 
@@ -11,8 +12,7 @@ OS_SELECTOR_REASON: Final = "PodOSSelectorNodeLabelDoesNotMatch"
 OS_FIELD_REASON: Final = "PodOSNotSupported"
 
 
-@dataclass(frozen=True, slots=True)
-class InsufficientResource:
+class InsufficientResource(msgspec.Struct, frozen=True):
     """A resource that does not fit. Amounts are milli-CPU for cpu, base units otherwise."""
 
     resource: str
@@ -45,8 +45,7 @@ class InsufficientResource:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class PredicateFailure:
+class PredicateFailure(msgspec.Struct, frozen=True):
     """A failed check that freeing resources would not help: affinity, node name, ports, taints."""
 
     predicate: str
@@ -64,8 +63,7 @@ class PredicateFailure:
         return {"predicate": self.predicate, "reason": self.detail}
 
 
-@dataclass(frozen=True, slots=True)
-class WrongOS:
+class WrongOS(msgspec.Struct, frozen=True):
     """The pod is for another operating system; nothing else is checked."""
 
     reason: str

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from engine._fast.preemption.preempt_fewest import best_of_size
@@ -22,8 +22,7 @@ _LARGEST_TABLE: Final = 1 << 22
 """The largest product of candidates and victims; beyond it, the bounds alone would take too long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A pod that may be preempted: its row, what it frees of each requirement, its priority (0
     without one).
     """
@@ -33,8 +32,7 @@ class Candidate:
     priority: int
 
 
-@dataclass(frozen=True, slots=True)
-class FewestVictims:
+class FewestVictims(msgspec.Struct, frozen=True):
     """`chosen` is in the order of the candidates; `proven` is False if the budget ran out first."""
 
     chosen: tuple[Candidate, ...]

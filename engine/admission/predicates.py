@@ -7,8 +7,9 @@ scheduler's AdmissionCheck.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from engine.admission.failures import (
     NODE_AFFINITY,
@@ -36,14 +37,13 @@ OS_LABEL: Final = "kubernetes.io/os"
 NATIVE: Final = (CPU, MEMORY, EPHEMERAL_STORAGE)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeFacts(msgspec.Struct, frozen=True):
     """What admission needs of a Node, scaled to integers once."""
 
     name: str
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
-    allocatable: Mapping[str, int] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = msgspec.field(default_factory=dict)
     pod_limit: int = 0
 
     @classmethod

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 
@@ -61,8 +62,7 @@ def _trim(number: float) -> str:
     return f"{number:.9f}".rstrip("0").rstrip(".")
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDelays:
+class RetryDelays(msgspec.Struct, frozen=True):
     """Pauses in seconds between attempts that fail: `first`, then each `factor` times the one before, up to
     `most`.
     """

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from sys import intern
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
@@ -21,8 +22,7 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 log = logging.getLogger("kubengine.events")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """One event.
 
     `pod` is `namespace/name`, empty for the node; `at` is a Unix time; `field_path` is the path of the
@@ -37,7 +37,7 @@ class Event:
     pod: str = ""
     pod_uid: str = ""
     container: str = ""
-    annotations: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=lambda: _NOTHING)
     field_path: str = ""
     claim: str = ""
     claim_uid: str = ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from engine.api.defaults import DEFAULT_GRACE_SECONDS
 from engine.api.errors import KubengineError
@@ -27,8 +28,7 @@ class AdmissionRejected(KubengineError):
         super().__init__(message)
 
 
-@dataclass(frozen=True, slots=True)
-class PodEnd:
+class PodEnd(msgspec.Struct, frozen=True):
     """Why and how the node itself ends a pod.
 
     `grace_period_seconds` None means the pod's own. `condition_reason` is the reason of the DisruptionTarget
@@ -43,7 +43,7 @@ class PodEnd:
     message: str
     grace_period_seconds: int | None = None
     condition_reason: str = ""
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     rejected: bool = False
     condition_message: str = ""
     by_exit_codes: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import repeat
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -31,6 +31,18 @@ def json_name(attribute: str) -> str:
 
 class Struct(msgspec.Struct, kw_only=True, omit_defaults=True, rename=json_name):
     """A Kubernetes API object: snake_case attributes, Kubernetes' own JSON names."""
+
+
+class PartlyShown(msgspec.Struct, frozen=True):
+    """A value whose text, which gets into messages and logs, leaves out the fields in `HIDDEN`: secrets,
+    and long ones.
+    """
+
+    HIDDEN: ClassVar[frozenset[str]] = frozenset()
+
+    def __repr__(self) -> str:
+        shown = (name for name in self.__struct_fields__ if name not in self.HIDDEN)
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]

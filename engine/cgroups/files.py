@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from engine.api.amounts.cpu_weight import WeightFormula
 from engine.cgroups.formulas.conversion import huge_page_name, shares_to_weight
@@ -62,8 +63,7 @@ _FRESH: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class FileRules:
+class FileRules(msgspec.Struct, frozen=True):
     """The conversion rules: cgroup version, weight formula, and the node's page sizes."""
 
     version: Literal[1, 2]

@@ -11,7 +11,8 @@ import errno
 import os
 import resource
 from collections import OrderedDict
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.cgroups.files import kernel_form
 from engine.host.cgroupfs.refusals import read_refused, write_refused
@@ -60,8 +61,7 @@ class Descriptors:
             os.close(self._open.popitem()[1])
 
 
-@dataclass(slots=True)
-class Directory:
+class Directory(msgspec.Struct):
     """A cgroup's directory in one hierarchy.
 
     `known` holds the last text of each file as the kernel returns it; `identity` is the device and inode
@@ -69,7 +69,7 @@ class Directory:
     """
 
     path: str
-    known: dict[str, str] = field(default_factory=dict)
+    known: dict[str, str] = msgspec.field(default_factory=dict)
     identity: tuple[int, int] | None = None
 
     def descriptor(self, pool: Descriptors) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from engine.api.amounts.cpu_weight import WeightFormula
 from engine.api.errors import InvalidInput, Refused

@@ -13,10 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from engine.api.amounts.cpu_weight import WeightFormula
 from engine.api.config import KubeletConfiguration

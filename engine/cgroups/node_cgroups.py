@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
+
+from msgspec.structs import replace
 
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, Pod, ResourceList

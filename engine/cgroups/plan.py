@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -25,8 +24,7 @@ from engine.cgroups.formulas.values import GroupValues, pod_values
 PLANNED_CONTROLLERS = frozenset(["cpu", "memory", "pids", "hugetlb", "cpuset", "io"])
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedGroup:
+class PlannedGroup(msgspec.Struct, frozen=True):
     """One planned cgroup: its path, its kind and its files.
 
     A container's path ends in its name, where a runtime uses its id. `oom_score_adj` is set for containers.

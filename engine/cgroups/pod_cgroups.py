@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from engine.api.errors import Refused
 from engine.api.pod import Pod
@@ -22,8 +24,7 @@ from engine.cgroups.tree import CgroupTree
 _CPU_LIMITS = frozenset(["cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", *CPU_BURST.values()])
 
 
-@dataclass(frozen=True, slots=True)
-class PodGroup:
+class PodGroup(msgspec.Struct, frozen=True):
     """A pod cgroup found on the machine: its class and path."""
 
     uid: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.api.errors import Refused
 from engine.api.qos import BEST_EFFORT, GUARANTEED

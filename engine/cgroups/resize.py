@@ -7,7 +7,6 @@ parent grows before its children and shrinks after them; limits grow before requ
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -39,8 +38,7 @@ DEFERRED, INFEASIBLE, FAILED = "Deferred", "Infeasible", "Error"
 Verdict = Literal["Proceed", "Deferred", "Infeasible"]
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerChange:
+class ContainerChange(msgspec.Struct, frozen=True):
     """A container whose CPU or memory changes, or the pod's limit that it inherits; `restart` if its
     resizePolicy asks for that.
     """
@@ -50,16 +48,14 @@ class ContainerChange:
     restart: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PodResize:
+class PodResize(msgspec.Struct, frozen=True):
     """What changes. A pod-level change may leave every container as it is."""
 
     containers: tuple[ContainerChange, ...]
     pod_level: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ResizeDecision:
+class ResizeDecision(msgspec.Struct, frozen=True):
     """Whether a resize goes ahead, waits, or is impossible on this node, and why; `short` is the missing
     resource, `detail` the label of an impossible one in metrics.
     """
@@ -252,8 +248,7 @@ def _number(name: str, amount: Quantity) -> int:
     return amount.milli if name == CPU else amount.value
 
 
-@dataclass(frozen=True, slots=True)
-class PodStep:
+class PodStep(msgspec.Struct, frozen=True):
     """Write one resource's limit or request to the pod's cgroup."""
 
     resource: str
@@ -261,8 +256,7 @@ class PodStep:
     shrinks: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerStep:
+class ContainerStep(msgspec.Struct, frozen=True):
     """Send a container's values to the runtime; `shrinks` if the memory limit falls."""
 
     container: str

@@ -11,7 +11,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.api.errors import Refused
 from engine.cgroups.files import WRITTEN_CONTROLLERS, FileRules, kernel_form
@@ -40,8 +41,7 @@ _TOGETHER = frozenset(["cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.max"])
 _RETRY_DELAY = 0.005
 
 
-@dataclass(slots=True)
-class CgroupNode:
+class CgroupNode(msgspec.Struct):
     """One cgroup in all hierarchies, and what it should have (file → text).
 
     A cgroup that `delegates` passes its controllers on to cgroups that others create in it; under v2 it can
@@ -51,7 +51,7 @@ class CgroupNode:
     name: CgroupName
     path: str
     directories: dict[str, Directory]
-    wanted: dict[str, str] = field(default_factory=dict)
+    wanted: dict[str, str] = msgspec.field(default_factory=dict)
     made: bool = False
     delegates: bool = False
 

@@ -62,7 +62,7 @@ def bench(
     """Probe TARGET (http://127.0.0.1:8080/healthz, tcp://127.0.0.1:6379, grpc://127.0.0.1:9000/service) on
     loopback and measure rate, CPU, duration and lateness.
     """
-    from dataclasses import asdict
+    from msgspec.structs import asdict
 
     from engine.probes.measure import measure
 

@@ -8,8 +8,10 @@ up instead. One object may emit `BURST` events at once and one more each `REFILL
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
 from typing import Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from engine.api.events import Event
 
@@ -24,8 +26,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(msgspec.Struct, frozen=True):
     """What to write. `name` is that of the Event; a `count` above 1 patches the existing one."""
 
     event: Event
@@ -35,14 +36,12 @@ class Said:
     key: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Bucket:
+class _Bucket(msgspec.Struct):
     left: float
     at: float
 
 
-@dataclass(slots=True)
-class _Similar:
+class _Similar(msgspec.Struct):
     messages: set[str]
     last: float
 

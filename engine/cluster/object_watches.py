@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar, cast
+
+import msgspec
 
 from engine.api.errors import NotFound, Unavailable
 from engine.api.meta import ObjectMeta
@@ -30,8 +31,7 @@ _RESOURCES: dict[Kind, str] = {Secret: "secrets", ConfigMap: "configmaps"}
 _WORDS: dict[Kind, str] = {Secret: "secret", ConfigMap: "configmap"}
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(msgspec.Struct, frozen=True):
     """One object by name."""
 
     kind: Kind

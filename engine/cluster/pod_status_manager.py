@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any, Final
@@ -47,8 +46,7 @@ class _Answer(msgspec.Struct):
     status: PodStatus
 
 
-@dataclass(slots=True)
-class _Told:
+class _Told(msgspec.Struct):
     """One pod: the server's side, the node's side, and fields that the server rejects."""
 
     meta: ObjectMeta
@@ -57,7 +55,7 @@ class _Told:
     may_run: bool = True
     left: bool = False
     taken_away: bool = False
-    residue: dict[str, Any] = field(default_factory=dict)
+    residue: dict[str, Any] = msgspec.field(default_factory=dict)
     failures: int = 0
     busy: bool = False
     again: bool = False

@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
+
+from msgspec.structs import replace
 
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.objects.cluster_objects import BoundObjectReference, TokenRequest, TokenRequestSpec
 from engine.api.pod import Pod
+from engine.api.struct import PartlyShown
 from engine.cluster.client import ApiClient
 from engine.cluster.names import object_path
 
@@ -28,13 +30,13 @@ RETRY_SECONDS: Final = 60.0
 log = logging.getLogger("kubengine.cluster")
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(PartlyShown, frozen=True):
     """A token: `renew_at` and `serves_until` are times of the clock of `Tokens`; `expires_at` is the
     server's, in Unix seconds.
     """
 
-    text: str = field(repr=False)
+    HIDDEN = frozenset(("text",))
+    text: str
     renew_at: float
     serves_until: float
     expires_at: float

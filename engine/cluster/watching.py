@@ -17,7 +17,6 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -67,8 +66,7 @@ class _List(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedResource(Generic[T]):
+class WatchedResource(msgspec.Struct, Generic[T], frozen=True):
     """A list: its path, the type of its objects and a field selector."""
 
     path: str
@@ -79,8 +77,7 @@ class WatchedResource(Generic[T]):
         return {"fieldSelector": self.field_selector, **more} if self.field_selector else more
 
 
-@dataclass(slots=True)
-class WatchHandler(Generic[T]):
+class WatchHandler(msgspec.Struct, Generic[T]):
     """The callbacks of a watch: `replaced` gets the whole set (at first and after a gap), the others one
     object.
     """
@@ -90,8 +87,7 @@ class WatchHandler(Generic[T]):
     deleted: Callable[[T], None]
 
 
-@dataclass(slots=True)
-class ResourceWatch(Generic[T]):
+class ResourceWatch(msgspec.Struct, Generic[T]):
     """Follow one resource until cancelled.
 
     `synced` is set once the initial set has been received. One WATCH lasts between `least_seconds` and twice
@@ -104,7 +100,7 @@ class ResourceWatch(Generic[T]):
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     least_seconds: int = LEAST_SECONDS
-    synced: asyncio.Event = field(default_factory=asyncio.Event)
+    synced: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     trouble: str = ""
     _version: str = ""
     _streams: bool = True

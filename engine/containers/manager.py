@@ -7,9 +7,11 @@ import contextlib
 import glob
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import asdict
 
 from engine.api.errors import InvalidInput, KubengineError, NotFound
 from engine.api.events import WARNING
@@ -46,15 +48,14 @@ _STATES = {
 log = logging.getLogger("kubengine.containers")
 
 
-@dataclass(slots=True)
-class ContainerGCReport:
+class ContainerGCReport(msgspec.Struct):
     """One run: removed ids with reasons, failures by id, and deleted log directories and links."""
 
     at: float
-    removed: dict[str, str] = field(default_factory=dict)
-    sandboxes: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    logs: list[str] = field(default_factory=list)
+    removed: dict[str, str] = msgspec.field(default_factory=dict)
+    sandboxes: list[str] = msgspec.field(default_factory=list)
+    failed: dict[str, str] = msgspec.field(default_factory=dict)
+    logs: list[str] = msgspec.field(default_factory=list)
     error: str = ""
 
     def to_json(self) -> dict[str, Any]:

@@ -8,8 +8,9 @@ v1.32 container GC.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from engine.api.kubengine_config import ContainerGCSection
 
@@ -21,8 +22,7 @@ IsRemoved = Callable[[str], bool]
 """Tells whether a pod, by uid, is gone so that what it left may be removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerGCPolicy:
+class ContainerGCPolicy(msgspec.Struct, frozen=True):
     """`min_age` is in seconds since creation; negative numbers mean no limit."""
 
     min_age: float = 0.0
@@ -34,8 +34,7 @@ class ContainerGCPolicy:
         return cls(max(float(section.min_age), 0.0), section.max_per_pod_container, section.max_containers)
 
 
-@dataclass(frozen=True, slots=True)
-class DeadContainer:
+class DeadContainer(msgspec.Struct, frozen=True):
     """A container as the runtime lists it; `created` in Unix seconds, `state` as in CRI, lower case."""
 
     id: str
@@ -47,16 +46,14 @@ class DeadContainer:
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DeadSandbox:
+class DeadSandbox(msgspec.Struct, frozen=True):
     id: str
     pod_uid: str
     state: str
     created: float
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(msgspec.Struct, frozen=True):
     """One container to remove; `stop` because its state is unknown and it may be running."""
 
     container: DeadContainer
@@ -64,11 +61,10 @@ class Removal:
     stop: bool
 
 
-@dataclass(slots=True)
-class _Units:
+class _Units(msgspec.Struct):
     now: float
-    by_name: dict[tuple[str, str], list[DeadContainer]] = field(default_factory=dict)
-    removals: list[Removal] = field(default_factory=list)
+    by_name: dict[tuple[str, str], list[DeadContainer]] = msgspec.field(default_factory=dict)
+    removals: list[Removal] = msgspec.field(default_factory=list)
 
     def count(self) -> int:
         return sum(len(unit) for unit in self.by_name.values())

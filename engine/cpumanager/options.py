@@ -6,7 +6,8 @@ Source: kubelet v1.36 `cpumanager/policy_options.go`, including the error messag
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.encoding.go_bool import parse_bool
@@ -33,8 +34,7 @@ FORBIDDEN = (
 SUBJECT = "cpuManagerPolicyOptions"
 
 
-@dataclass(frozen=True, slots=True)
-class StaticOptions:
+class StaticOptions(msgspec.Struct, frozen=True):
     """Options of the static policy."""
 
     full_pcpus: bool = False

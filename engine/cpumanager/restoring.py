@@ -8,7 +8,8 @@ when their pod is known, or join the shared pool.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.api import cpu_set as cpu_sets
 from engine.api.errors import InvalidInput
@@ -16,8 +17,7 @@ from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.cpumanager.state import CpuState
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """An assignment that is no longer valid, and the reason."""
 
     pod_uid: str
@@ -26,13 +26,12 @@ class Lost:
     reason: str
 
 
-@dataclass(slots=True)
-class Restored:
+class Restored(msgspec.Struct):
     """The initial state, the lost assignments, and other changes since the file was written."""
 
     state: CpuState
-    lost: list[Lost] = field(default_factory=list)
-    changes: list[str] = field(default_factory=list)
+    lost: list[Lost] = msgspec.field(default_factory=list)
+    changes: list[str] = msgspec.field(default_factory=list)
 
 
 def restore(

@@ -6,8 +6,9 @@ Pure: built from CRI messages, compared and merged; nothing here calls the runti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from sys import intern
+
+import msgspec
 
 from engine.api.qos import SOURCE_ANNOTATION
 from engine.api.quantity import decimal
@@ -29,8 +30,7 @@ _STAGES: dict[int, int] = {CREATED: 0, UNKNOWN: 1, RUNNING: 1, EXITED: 2}
 """The states of a container in the order of its life; a report of an earlier state is outdated."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerRecord:
+class ContainerRecord(msgspec.Struct, frozen=True):
     """One container of the runtime. Times are Unix seconds, 0 if they have not come."""
 
     id: str
@@ -65,8 +65,7 @@ class ContainerRecord:
         return _STAGES[EXITED] if self.finished_at else _STAGES[self.state]
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxRecord:
+class SandboxRecord(msgspec.Struct, frozen=True):
     """One pod sandbox. `ips` are its addresses, empty in the host's network."""
 
     id: str
@@ -81,15 +80,14 @@ class SandboxRecord:
     """The runtime handler, '' for the default one."""
 
 
-@dataclass(slots=True)
-class PodRecord:
+class PodRecord(msgspec.Struct):
     """Everything that the runtime holds of one pod; both lists are newest first."""
 
     uid: str
     name: str
     namespace: str
-    sandboxes: list[SandboxRecord] = field(default_factory=list)
-    containers: list[ContainerRecord] = field(default_factory=list)
+    sandboxes: list[SandboxRecord] = msgspec.field(default_factory=list)
+    containers: list[ContainerRecord] = msgspec.field(default_factory=list)
 
     @property
     def full_name(self) -> str:

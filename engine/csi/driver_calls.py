@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from engine.api.errors import Refused
 from engine.csi.volume import CsiVolume
@@ -22,17 +23,15 @@ class CsiDriverFailed(Refused):
         super().__init__(message)
 
 
-@dataclass(frozen=True, slots=True)
-class DriverNodeInfo:
+class DriverNodeInfo(msgspec.Struct, frozen=True):
     """The driver's view of this node: its id, how many volumes it takes (0: any number), and its topology."""
 
     node_id: str
     most_volumes: int = 0
-    topology: Mapping[str, str] = field(default_factory=dict)
+    topology: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class DriverCapabilities:
+class DriverCapabilities(msgspec.Struct, frozen=True):
     """What a driver supports on a node besides publishing."""
 
     stages: bool = False
@@ -43,8 +42,7 @@ class DriverCapabilities:
     gives_to_group: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
+class Amounts(msgspec.Struct, frozen=True):
     """Amounts in bytes or inodes."""
 
     available: int = 0
@@ -52,16 +50,14 @@ class Amounts:
     used: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class VolumeCondition:
+class VolumeCondition(msgspec.Struct, frozen=True):
     """The condition of a volume according to its driver."""
 
     abnormal: bool
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class VolumeUsage:
+class VolumeUsage(msgspec.Struct, frozen=True):
     """The usage of a volume; what the driver does not report is 0, and `condition` None."""
 
     space: Amounts = Amounts()

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.csi.driver_calls import CsiDriver
@@ -27,8 +28,7 @@ _VERSION = re.compile(r"v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?(?:[-+].*)?", re.A
 log = logging.getLogger("kubengine.csi")
 
 
-@dataclass(frozen=True, slots=True)
-class _Registered:
+class _Registered(msgspec.Struct, frozen=True):
     socket: Path
     version: tuple[int, ...]
     client: CsiDriver

@@ -6,8 +6,9 @@ Source: kubelet v1.36 (`NodeExpander`, `checkForRecoveryFromExpansion`). Amounts
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from engine.api.moments import rfc3339
 from engine.api.objects.storage import READ_WRITE_MANY, PersistentVolumeClaim
@@ -20,8 +21,7 @@ _ERROR: Final = "NodeResizeError"
 _OF_RESIZES: Final = frozenset(("FileSystemResizePending", "Resizing", "ControllerResizeError", _ERROR))
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True):
     """The size to request from the driver.
 
     `said`: the claim has it already, because another node was first. `tracked`: the claim records each step

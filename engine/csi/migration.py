@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -42,8 +41,7 @@ _STORAGE_ACCOUNT: Final = re.compile(r"azure-storage-account-(.+)-secret")
 Source = Callable[[Any, PersistentVolume], CSIPersistentVolume]
 
 
-@dataclass(frozen=True, slots=True)
-class _Plugin:
+class _Plugin(msgspec.Struct, frozen=True):
     """The field of an in-tree plugin's source, its translation, and the driver's key of zones (and
     regions)."""
 

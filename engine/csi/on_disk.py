@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
+
+import msgspec
 
 from engine.api.errors import Refused
 from engine.csi.driver_calls import DriverCapabilities
@@ -21,8 +22,7 @@ from engine.host.safe_open import make_directories, opened
 _DIRECTORY_MODE: Final = 0o750
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(msgspec.Struct, frozen=True):
     """One pod's volume: `target` is where its driver has put it, the directory `data` records its owner."""
 
     target: Path
@@ -34,8 +34,7 @@ class Published:
         return self.target.parent.name
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(msgspec.Struct, frozen=True):
     """A staged volume: `path` is for the driver, the directory `data` records its owner."""
 
     driver: str

@@ -9,9 +9,10 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import Refused
 from engine.csi.driver_calls import VolumeUsage
@@ -28,8 +29,7 @@ Key = tuple[str, str]
 """Driver and handle."""
 
 
-@dataclass(frozen=True, slots=True)
-class VolumeMeasurement:
+class VolumeMeasurement(msgspec.Struct, frozen=True):
     """`time`, in Unix seconds, is when the driver was asked; `usage` is None if it did not report any."""
 
     time: float

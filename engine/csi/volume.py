@@ -6,12 +6,14 @@ Source: kubelet v1.36 (`pkg/volume/csi`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import Refused
 from engine.api.objects.storage import READ_WRITE_ONCE, READ_WRITE_ONCE_POD, CSIDriver, CSIDriverSpec
 from engine.api.pod import Pod
+from engine.api.struct import PartlyShown
 
 PERSISTENT, EPHEMERAL = "Persistent", "Ephemeral"
 GROUP_WITH_FILE_SYSTEM: Final = "ReadWriteOnceWithFSType"
@@ -21,8 +23,7 @@ SAYS: Final = "kubernetes.io/csi: "
 """The prefix of a kubelet's own messages about these volumes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CsiVolume:
+class CsiVolume(PartlyShown, frozen=True, kw_only=True):
     """`name` is the persistent volume's name, or the pod's own name for it; `block`: a device, not a file
     system.
 
@@ -30,6 +31,7 @@ class CsiVolume:
     to the driver and never appear in messages.
     """
 
+    HIDDEN = frozenset(("attributes", "attachment", "secrets"))
     driver: str
     handle: str
     name: str
@@ -40,9 +42,9 @@ class CsiVolume:
     access_modes: Sequence[str] = ()
     mount_options: Sequence[str] = ()
     label: str = ""
-    attributes: Mapping[str, str] = field(default_factory=dict, repr=False)
-    attachment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    attributes: Mapping[str, str] = msgspec.field(default_factory=dict)
+    attachment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    secrets: Mapping[str, str] = msgspec.field(default_factory=dict)
     group: int | None = None
     group_policy: str = GROUP_WITH_FILE_SYSTEM
     group_change_policy: str | None = None

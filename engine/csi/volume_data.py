@@ -6,7 +6,6 @@ What another agent, or this one after its death, needs to take the volume away a
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +22,7 @@ MOST_BYTES: Final = 1 << 20
 log = logging.getLogger("kubengine.csi")
 
 
-@dataclass(frozen=True, slots=True)
-class VolumeData:
+class VolumeData(msgspec.Struct, frozen=True):
     """Identify a volume: the driver, the driver's name for it, whether it was made for one pod, and the
     SELinux label that it is mounted with ('' for none).
     """

@@ -11,8 +11,9 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from time import perf_counter
+
+import msgspec
 
 from engine.api.errors import KubengineError, Refused
 from engine.api.pod import Container, Pod
@@ -50,8 +51,7 @@ class TopologyError(Exception):
     """Raised if the topology policy does not admit the pod."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True):
     """Devices that were claimed for a container and not allocated yet."""
 
     container: str
@@ -59,8 +59,7 @@ class Chosen:
     selection: DeviceSelection
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True):
     """Why a container has its devices."""
 
     pod: str
@@ -71,15 +70,14 @@ class Explanation:
     numa: tuple[int, ...] | None
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(msgspec.Struct):
     """What one attempt for one pod has claimed and recorded so far."""
 
     pod: Pod
-    chosen: list[Chosen] = field(default_factory=list)
-    assigned: list[CheckpointEntry] = field(default_factory=list)
-    given: list[Chosen] = field(default_factory=list)
-    reusable: dict[str, set[str]] = field(default_factory=dict)
+    chosen: list[Chosen] = msgspec.field(default_factory=list)
+    assigned: list[CheckpointEntry] = msgspec.field(default_factory=list)
+    given: list[Chosen] = msgspec.field(default_factory=list)
+    reusable: dict[str, set[str]] = msgspec.field(default_factory=dict)
     providers: Sequence[HintProvider] = ()
     """Those of CPUs and memory that the pod asks for."""
     hint: Hint = NO_HINT

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from google.protobuf.message import Message
 
 from engine.api.errors import Refused, Unavailable
@@ -22,8 +22,7 @@ _SERVICE = "/v1beta1.DevicePlugin/"
 log = logging.getLogger("kubengine.devices")
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePluginDeadlines:
+class DevicePluginDeadlines(msgspec.Struct, frozen=True):
     """Seconds that a plugin has for each call. The kubelet limits only `dial` and `pre_start`."""
 
     dial: float = 10

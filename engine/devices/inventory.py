@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,8 +23,7 @@ Bits: TypeAlias = "NDArray[np.uint64]"
 _Number = TypeVar("_Number", "np.uint8", "np.int32")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceGroup:
+class DeviceGroup(msgspec.Struct, frozen=True):
     """Listed devices with the same NUMA nodes; None if they have no topology."""
 
     nodes: NodeIds | None

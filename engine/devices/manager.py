@@ -11,7 +11,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,7 @@ TOPOLOGY_BUCKETS = tuple(0.05 * 2**i for i in range(15))
 log = logging.getLogger("kubengine.devices")
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePods:
+class DevicePods(msgspec.Struct, frozen=True):
     """The pods of a node as the device manager sees them.
 
     `active` returns the pods that the node has accepted and not finished. `sources_ready` tells whether all

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from engine.api.errors import Bug
@@ -22,15 +22,14 @@ _Kept = TypeVar("_Kept")
 log = logging.getLogger("kubengine.devices")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRunOptions:
+class DeviceRunOptions(msgspec.Struct, frozen=True):
     """Environment, mounts, device nodes, annotations and CDI names for one container."""
 
-    envs: Mapping[str, str] = field(default_factory=dict)
-    mounts: list[cri.Mount] = field(default_factory=list)
-    devices: list[cri.Device] = field(default_factory=list)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    cdi_devices: list[cri.CDIDevice] = field(default_factory=list)
+    envs: Mapping[str, str] = msgspec.field(default_factory=dict)
+    mounts: list[cri.Mount] = msgspec.field(default_factory=list)
+    devices: list[cri.Device] = msgspec.field(default_factory=list)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    cdi_devices: list[cri.CDIDevice] = msgspec.field(default_factory=list)
 
 
 def run_options(entries: Iterable[CheckpointEntry]) -> DeviceRunOptions:

@@ -9,8 +9,9 @@ its answer is sent back in.
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from engine._fast.devices import bitset
 from engine.devices.inventory import Inventory
@@ -20,8 +21,7 @@ class SelectionError(Exception):
     """Raised if there are no devices for the container, with the kubelet's message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Preference:
+class Preference(msgspec.Struct, frozen=True):
     """A question to the plugin: which `size` of `available`, including `must_include`?"""
 
     available: list[str]

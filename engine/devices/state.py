@@ -7,7 +7,8 @@ the checkpoint come out. Time is an argument. Rules: kubelet v1.32 `pkg/kubelet/
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine._fast.devices import bitset
 from engine.api.pod import Container, Pod
@@ -22,8 +23,7 @@ STOP_GRACE = 300.0
 """Seconds for which a resource keeps its capacity after its plugin went away."""
 
 
-@dataclass(slots=True)
-class DeviceResource:
+class DeviceResource(msgspec.Struct):
     """One plugin resource.
 
     `listed`: it counts in the node's capacity. `connected`: its plugin is there; `reported`: the plugin has
@@ -32,7 +32,7 @@ class DeviceResource:
     """
 
     name: str
-    inventory: Inventory = field(default_factory=Inventory)
+    inventory: Inventory = msgspec.field(default_factory=Inventory)
     listed: bool = False
     connected: bool = False
     reported: bool = False

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from engine.dra.table import ClaimState, PreparedDevice
 
@@ -25,21 +26,19 @@ _CDI_ID = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimAnswer:
+class ClaimAnswer(msgspec.Struct, frozen=True):
     """A driver's answer for one claim: the devices, or what is wrong."""
 
     devices: tuple[PreparedDevice, ...] = ()
     error: str = ""
 
 
-@dataclass(slots=True)
-class CheckedAnswers:
+class CheckedAnswers(msgspec.Struct):
     """`done` are the claims, by uid, for which the driver did what it was asked; `faults` say why not, by
     claim, and under '' what concerns no claim of the request."""
 
-    done: dict[str, tuple[PreparedDevice, ...]] = field(default_factory=dict)
-    faults: dict[str, str] = field(default_factory=dict)
+    done: dict[str, tuple[PreparedDevice, ...]] = msgspec.field(default_factory=dict)
+    faults: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def fault(self) -> str:

@@ -6,7 +6,6 @@ Rules and messages: kubelet v1.36 (`pkg/kubelet/cm/dra`, `dynamic-resource-alloc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -16,8 +15,7 @@ from engine.api.pod import Container, Pod, PodResourceClaim, ResourceRequirement
 from engine.api.quantity import Quantity
 
 
-@dataclass(frozen=True, slots=True)
-class PodClaim:
+class PodClaim(msgspec.Struct, frozen=True):
     """A ResourceClaim that a pod uses, by its object's `name`.
 
     `entry` is its name in `spec.resourceClaims`, empty for the claim of the pod's extended resources;

@@ -13,9 +13,10 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
+
+import msgspec
 
 from engine.api.duration import RetryDelays
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
@@ -58,8 +59,7 @@ Connect = Callable[[str, Path, str], DraDriver]
 """Makes a client from a driver's name, socket and service, without connecting."""
 
 
-@dataclass(slots=True, eq=False)
-class _Instance:
+class _Instance(msgspec.Struct, eq=False):
     socket: Path
     driver: DraDriver
     connected: bool = False

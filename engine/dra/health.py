@@ -8,11 +8,11 @@ Rules and file format: kubelet v1.36 (`pkg/kubelet/cm/dra/healthinfo.go`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.api.encoding.json_text import encode_json
 
@@ -27,8 +27,7 @@ DeviceKey = tuple[str, str]
 """Pool and device."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceHealth:
+class DeviceHealth(msgspec.Struct, frozen=True):
     """`timeout` in seconds after `at`, when the device was last listed."""
 
     pool: str

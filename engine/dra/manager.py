@@ -23,9 +23,10 @@ from collections.abc import (
     Set,
 )
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from engine.api.errors import KubengineError, Refused, Unavailable
 from engine.api.objects.dynamic_resources import ResourceClaim
@@ -506,8 +507,7 @@ Wanted = Callable[[], bool]
 """Tells whether the caller still waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
+class _Attempt(msgspec.Struct, frozen=True):
     """A claim that is being prepared. Drivers that are asked: all, and those that cannot hold it from before;
     `entered`: the pod did not use it before."""
 
@@ -517,8 +517,7 @@ class _Attempt:
     entered: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(msgspec.Struct, frozen=True):
     """What came of asking a driver about one claim. `begun`: the driver may have done something;
     `answered`: it said what."""
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from engine.api.objects.dynamic_resources import DeviceAttribute, ResourceClaim, ResourceSlice
 from engine.dra.claims import base_request
@@ -39,8 +40,7 @@ class PciNodes(Protocol):
         """Return the node of a PCIe root complex, if all of its devices are at one."""
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePlace:
+class DevicePlace(msgspec.Struct, frozen=True):
     """An allocated device: the claim's name, its request, and its NUMA node with the attribute that says so.
 
     Without a node, the place of the device is unknown.

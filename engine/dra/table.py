@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 ANY_DRIVER: Final = "<any>"
 
@@ -17,8 +18,7 @@ ClaimKey = tuple[str, str]
 """Namespace and name."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedDevice:
+class PreparedDevice(msgspec.Struct, frozen=True):
     """A device as its driver named it. Without `requests` it belongs to every request of its claim."""
 
     pool: str
@@ -31,17 +31,16 @@ class PreparedDevice:
         return not request or not self.requests or request in self.requests
 
 
-@dataclass(slots=True)
-class ClaimState:
+class ClaimState(msgspec.Struct):
     """One claim. `drivers` are those that were asked to prepare it and have not unprepared it since, with the
     devices that they named; of these, `prepared` have answered this agent."""
 
     uid: str
     name: str
     namespace: str
-    pods: set[str] = field(default_factory=set)
-    drivers: dict[str, tuple[PreparedDevice, ...]] = field(default_factory=dict)
-    prepared: set[str] = field(default_factory=set)
+    pods: set[str] = msgspec.field(default_factory=set)
+    drivers: dict[str, tuple[PreparedDevice, ...]] = msgspec.field(default_factory=dict)
+    prepared: set[str] = msgspec.field(default_factory=set)
 
     @property
     def key(self) -> ClaimKey:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from engine.containers.manager import ContainerGC
 from engine.eviction.layout import reclaims
@@ -28,8 +29,7 @@ log = logging.getLogger("kubengine.eviction")
 QUIET_LOOKS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class GarbageCollectors:
+class GarbageCollectors(msgspec.Struct, frozen=True):
     """The collectors that eviction calls before it ends a pod; None for those that a node does not have."""
 
     images: ImageManager | None = None
@@ -115,8 +115,7 @@ class Cleanup:
         return self._tracker.is_relieved(self._reader.read(self._monotonic()))
 
 
-@dataclass(slots=True)
-class Settling:
+class Settling(msgspec.Struct):
     """Watch an available amount in any unit; it has settled after `QUIET_LOOKS` readings in a row without a
     new maximum.
     """

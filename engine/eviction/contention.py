@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import EvictionSection
@@ -33,8 +34,7 @@ MACHINE: Final = Path("/proc/pressure")
 log = logging.getLogger("kubengine.eviction")
 
 
-@dataclass(slots=True)
-class Contention:
+class Contention(msgspec.Struct):
     """One condition: more than `percent` of the time waited, or not, for `period` seconds.
 
     `holding` is None until it is known; times are seconds of one clock.

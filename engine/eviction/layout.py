@@ -7,8 +7,9 @@ their own, writable layers with the node's. Source: kubelet v1.32, KEP-4191.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final, Literal
+
+from msgspec.structs import replace
 
 from engine.eviction import signals
 from engine.eviction.thresholds import Threshold

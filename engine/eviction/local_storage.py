@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine.api.pod import Pod, Volume
 from engine.api.resources import EPHEMERAL_STORAGE, pod_limits
@@ -16,8 +17,7 @@ CONTAINER_LIMIT: Final = "ephemeralcontainerfs.limit"
 _COUNTED: Final[tuple[Part, ...]] = ("root", "logs", "volumes")
 
 
-@dataclass(frozen=True, slots=True)
-class LimitExceeded:
+class LimitExceeded(msgspec.Struct, frozen=True):
     """An exceeded limit; `signal` is the label in the evictions metric."""
 
     signal: str

@@ -12,10 +12,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from engine.api.duration import RetryDelays
 from engine.api.errors import InvalidInput, KubengineError
@@ -66,8 +67,7 @@ UNKILLED: Final = "Container runtime did not kill the pod within specified grace
 log = logging.getLogger("kubengine.eviction")
 
 
-@dataclass(frozen=True, slots=True)
-class EvictablePods:
+class EvictablePods(msgspec.Struct, frozen=True):
     """The pods of a node as eviction reaches them.
 
     `kill` ends a pod for good; `cgroup(uid)` returns the path of its cgroup; `cleaned_up(uid)` tells that

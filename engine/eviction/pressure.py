@@ -8,8 +8,9 @@ Source: kubelet v1.32 eviction manager.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import msgspec
 
 from engine.eviction.signals import (
     CONDITION_OF,
@@ -63,17 +64,16 @@ class Pressure(NamedTuple):
     cleared: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class PressureTracker:
+class PressureTracker(msgspec.Struct):
     """Remember state between two rounds."""
 
     thresholds: Sequence[Threshold]
     transition_period: float
-    first_met: dict[Threshold, float] = field(default_factory=dict)
-    last_seen: dict[str, float] = field(default_factory=dict)
-    acted_on: list[Threshold] = field(default_factory=list)
+    first_met: dict[Threshold, float] = msgspec.field(default_factory=dict)
+    last_seen: dict[str, float] = msgspec.field(default_factory=dict)
+    acted_on: list[Threshold] = msgspec.field(default_factory=list)
     conditions: tuple[str, ...] = ()
-    last: Observations = field(default_factory=dict)
+    last: Observations = msgspec.field(default_factory=dict)
 
     def look(self, observations: Observations, now: float) -> Pressure:
         """Take one set of observations; `now` is in seconds of a monotonic clock."""

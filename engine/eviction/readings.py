@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.eviction import signals
@@ -24,8 +25,7 @@ PROC: Final = Path("/proc")
 log = logging.getLogger("kubengine.eviction")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(msgspec.Struct, frozen=True):
     """What counts as the node; by default the machine.
 
     With a `cgroup`, that cgroup and its content with the given capacities (bytes, process ids), so that an
@@ -37,7 +37,7 @@ class NodeView:
     memory_capacity: int | None = None
     pid_capacity: int | None = None
     pods_cgroup: str | None = None
-    mounts: Mounts = field(default_factory=readable_mounts)
+    mounts: Mounts = msgspec.field(default_factory=readable_mounts)
 
 
 class SignalReader:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from engine.api.amounts.eviction_amounts import OFF, Amount, hard_statements
 from engine.api.config import KubeletConfiguration
@@ -25,8 +27,7 @@ _DURATION_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([^0-9.]*)")
 _DURATION_UNITS = ("ns", "us", "µs", "μs", "ms", "s", "m", "h")
 
 
-@dataclass(frozen=True, slots=True)
-class Threshold:
+class Threshold(msgspec.Struct, frozen=True):
     """`signal` falling below `value`; soft if it has a grace period (seconds)."""
 
     signal: str

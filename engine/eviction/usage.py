@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +31,7 @@ NO_DISK: Final = Disk()
 _RANKED_BY: Final[Mapping[str, Ranked]] = {MEMORY: "memory", PIDS: "processes"}
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerUsage:
+class ContainerUsage(msgspec.Struct, frozen=True):
     """One container; memory is its working set in bytes, None if unknown."""
 
     memory: int | None = None
@@ -40,8 +39,7 @@ class ContainerUsage:
     logs: Disk = NO_DISK
 
 
-@dataclass(slots=True)
-class PodUsage:
+class PodUsage(msgspec.Struct):
     """One pod; None and missing entries are unknown.
 
     `volumes` are its local ephemeral volumes by name, `in_memory` its emptyDirs that use no disk; `hosts` is
@@ -50,11 +48,11 @@ class PodUsage:
 
     memory: int | None = None
     processes: int | None = None
-    containers: dict[str, ContainerUsage] = field(default_factory=dict)
-    volumes: dict[str, Disk] = field(default_factory=dict)
-    in_memory: dict[str, Disk] = field(default_factory=dict)
+    containers: dict[str, ContainerUsage] = msgspec.field(default_factory=dict)
+    volumes: dict[str, Disk] = msgspec.field(default_factory=dict)
+    in_memory: dict[str, Disk] = msgspec.field(default_factory=dict)
     hosts: Disk = NO_DISK
-    by_quota: list[str] = field(default_factory=list)
+    by_quota: list[str] = msgspec.field(default_factory=list)
     disk_known: bool = False
 
     def disk(self, parts: Sequence[Part]) -> Disk:
@@ -114,8 +112,7 @@ def rank(
     return Ranking(pods, amounts, known, order)
 
 
-@dataclass(frozen=True, slots=True)
-class _Amount:
+class _Amount(msgspec.Struct, frozen=True):
     amount: int | None
 
 

@@ -13,7 +13,8 @@ import stat
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.host.safe_open import (
@@ -34,8 +35,7 @@ _GROUP_READS_FILE = 0o440
 _GROUP_READS_DIRECTORY = 0o2550
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedFile:
+class PublishedFile(msgspec.Struct, frozen=True):
     """`uid` is the owner if that is not the agent's user, as for a token of one container."""
 
     data: bytes

@@ -8,8 +8,9 @@ import os
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
+
+import msgspec
 
 from engine.api.errors import Refused, Unavailable
 
@@ -18,8 +19,7 @@ PIECE = 64 * 1024
 STDERR = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Printed:
+class Printed(msgspec.Struct, frozen=True):
     """The output, and the last words on stderr."""
 
     code: int

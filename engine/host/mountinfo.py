@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
+
+import msgspec
 
 MOUNTINFO: Final = "/proc/self/mountinfo"
 Device = tuple[int, int]
@@ -18,8 +19,7 @@ _ESCAPED = re.compile(r"[ \t\n\\]")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
-@dataclass(frozen=True, slots=True)
-class Mounted:
+class Mounted(msgspec.Struct, frozen=True):
     """One mount; `options` are those of the mount and of its file system (`kind`) together, `device` its
     `major:minor`.
     """
@@ -27,7 +27,7 @@ class Mounted:
     point: str
     kind: str
     options: frozenset[str]
-    device: str = field(default="", compare=False)
+    device: str = ""
 
 
 def mounted(mountinfo: str = MOUNTINFO) -> list[Mounted]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from engine.api.config import ROOT_DIR, KubeletConfiguration
 from engine.api.decisions import Decisions
@@ -32,8 +33,7 @@ class SteadyClock:
         return self._offset + self._monotonic()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeContext:
+class NodeContext(msgspec.Struct, frozen=True):
     """The surroundings of all parts of one node, which pass it on whole.
 
     `name` is the node's, `root` the agent's directory, and `clock` returns Unix seconds: what users and the

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.host.mountinfo import covers, mounted
 
@@ -24,8 +25,7 @@ _NO_POLICY: Final = "kernel"
 _MOST_BYTES: Final = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class SELinux:
+class SELinux(msgspec.Struct, frozen=True):
     """`enabled`: whether the kernel has a policy; `container_file` is the label
     `user:role:type:level` of containers' files, '' if the policy names none.
     """

@@ -15,7 +15,8 @@ import stat
 import struct
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.host.safe_open import open_beneath, opened
 
@@ -32,8 +33,7 @@ _libc.getdents64.restype = ctypes.c_ssize_t
 _libc.getdents64.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(msgspec.Struct, frozen=True):
     """One entry of `directory`, an open descriptor until the next visit; a directory comes after
     its content.
     """
@@ -43,15 +43,14 @@ class Visit:
     is_directory: bool
 
 
-@dataclass(slots=True)
-class _Level:
+class _Level(msgspec.Struct):
     """A directory on the way down: its identity, and where in it the walk continues."""
 
     name: str
     device: int
     inode: int
     offset: int = 0
-    ahead: list[tuple[str, int, int]] = field(default_factory=list)
+    ahead: list[tuple[str, int, int]] = msgspec.field(default_factory=list)
     descriptor: int = -1
 
 

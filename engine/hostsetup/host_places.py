@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class HostPlaces:
+
+class HostPlaces(msgspec.Struct, frozen=True):
     """Paths and commands of the machine that the agent uses."""
 
     sysctls: Path = Path("/proc/sys")

@@ -10,9 +10,10 @@ import logging
 import os
 import resource
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import Refused
 
@@ -44,8 +45,7 @@ def set_open_files(most: int) -> None:
         raise Refused(f"maxOpenFiles {most} could not be set: {error}", subject="RLIMIT_NOFILE") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Cgroups:
+class Cgroups(msgspec.Struct, frozen=True):
     """The directories of the mounted hierarchies, or of the cgroups that act as their roots.
 
     The first one lists the processes that are in no cgroup.

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.api.events import WARNING, EventRecorder
 
@@ -85,8 +86,7 @@ class SystemOom:
         self._recorder.node(WARNING, "SystemOOM", text)
 
 
-@dataclass(frozen=True, slots=True)
-class OomKill:
+class OomKill(msgspec.Struct, frozen=True):
     """A kill. `cgroup` is the group whose limit was reached, "/" for the machine's memory."""
 
     process: str

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import Refused
 
@@ -30,8 +31,7 @@ containers.
 log = logging.getLogger("kubengine.hostsetup")
 
 
-@dataclass(frozen=True, slots=True)
-class Differing:
+class Differing(msgspec.Struct, frozen=True):
     """A tunable with a wrong value; `actual` is None if it cannot be read."""
 
     name: str

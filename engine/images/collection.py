@@ -7,9 +7,9 @@ argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,8 +37,7 @@ from engine.tables import ImageColumns
 FOR_SPACE: Final = "for space"
 
 
-@dataclass(frozen=True, slots=True)
-class FilesystemReading:
+class FilesystemReading(msgspec.Struct, frozen=True):
     """The state of the image file system in bytes and inodes; None where unknown."""
 
     capacity: int | None
@@ -94,18 +93,17 @@ class Account(NamedTuple):
     freed: int = 0
 
 
-@dataclass(slots=True)
-class Outcomes:
+class Outcomes(msgspec.Struct):
     """The fate of the images that were to be removed, by row.
 
     `chosen` has all of them in order, as if none `failed`; `gone` are the removed ones. `measured` is what a
     removal gave back where that was measured; otherwise it gave the image's size.
     """
 
-    chosen: dict[int, Judged] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    gone: list[int] = field(default_factory=list)
-    measured: dict[int, int] = field(default_factory=dict)
+    chosen: dict[int, Judged] = msgspec.field(default_factory=dict)
+    failed: dict[int, str] = msgspec.field(default_factory=dict)
+    gone: list[int] = msgspec.field(default_factory=list)
+    measured: dict[int, int] = msgspec.field(default_factory=dict)
 
     def account(self, row: int, image: SeenImage) -> Account:
         judged = self.chosen[row]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from engine.api.errors import Unavailable
 from engine.cri.client import RuntimeClient
@@ -14,8 +15,7 @@ from engine.images.collection import FilesystemReading
 STATVFS_TIMEOUT = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeFilesystems:
+class RuntimeFilesystems(msgspec.Struct, frozen=True):
     """Where the runtime keeps images and writable layers, and what it reports of their use, in bytes."""
 
     images: Path

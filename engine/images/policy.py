@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
@@ -20,8 +21,7 @@ MEASURED: Final = "measured"
 ACCOUNTINGS: Final = (REPORTED, MEASURED)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageGCPolicy:
+class ImageGCPolicy(msgspec.Struct, frozen=True):
     """Thresholds in percent of the image file system, ages in seconds, `max_age` 0 = off.
 
     Raises `InvalidInput` in the kubelet's words for contradictory thresholds.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import asdict
 
 REMOVED: Final = "removed"
 WOULD_REMOVE: Final = "would-remove"
@@ -15,8 +17,7 @@ AGE: Final = "age"
 SPACE: Final = "space"
 
 
-@dataclass(slots=True)
-class ImageVerdict:
+class ImageVerdict(msgspec.Struct):
     """One image: `verdict` is removed, would-remove, failed or kept; `cause` is age or space if a pass chose
     it; `freed` are the bytes that its removal gave back.
     """
@@ -30,8 +31,7 @@ class ImageVerdict:
     cause: str = ""
 
 
-@dataclass(slots=True)
-class ImageGCReport:
+class ImageGCReport(msgspec.Struct):
     """One run; amounts in bytes, times in Unix seconds.
 
     `wanted` is None if usage was below the high threshold, or the run failed before it was known. `error` is
@@ -49,13 +49,13 @@ class ImageGCReport:
     wanted: int | None = None
     freed: int = 0
     freed_by_age: int = 0
-    attempted: list[str] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
-    removed_by: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
+    attempted: list[str] = msgspec.field(default_factory=list)
+    removed: list[str] = msgspec.field(default_factory=list)
+    removed_by: dict[str, int] = msgspec.field(default_factory=dict)
+    failed: dict[str, str] = msgspec.field(default_factory=dict)
     error: str = ""
     kind: str = ""
-    elsewhere: dict[str, int] = field(default_factory=dict)
+    elsewhere: dict[str, int] = msgspec.field(default_factory=dict)
     account: Callable[[], list[ImageVerdict]] = list
     _images: list[ImageVerdict] | None = None
 

@@ -13,13 +13,15 @@ import stat
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError, Refused
+from engine.api.struct import PartlyShown
 from engine.host.formatting import DEFAULT_KIND, format_and_mount
 from engine.host.loop_devices import detach_loop_devices
 from engine.host.mountinfo import device_at, is_mount_point, mounted
@@ -36,12 +38,12 @@ DETACH_RETRIES: Final = RetryDelays(1.0, 122.0)
 log = logging.getLogger("kubengine.volumes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class Access(PartlyShown, frozen=True, kw_only=True):
     """How a pod uses a disk. `label` is the SELinux label to mount it with, '' for none; the secret is
     part of no text.
     """
 
+    HIDDEN = frozenset(("secret",))
     block: bool = False
     fs_type: str = ""
     read_only: bool = False
@@ -49,7 +51,7 @@ class Access:
     label: str = ""
     group: int | None = None
     group_policy: str | None = None
-    secret: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    secret: Mapping[str, bytes] = msgspec.field(default_factory=dict)
     discovery_chap: bool = False
     session_chap: bool = False
 

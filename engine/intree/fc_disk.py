@@ -6,9 +6,10 @@ Source: kubelet v1.36 (`pkg/volume/fc`).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.api.references import FCVolume
@@ -18,8 +19,7 @@ MOST_LUN: Final = 255
 _TARGETS: Final = re.compile(r"(?P<wwns>.+)-lun-(?P<lun>[0-9]{1,3})")
 
 
-@dataclass(frozen=True, slots=True)
-class FcDisk:
+class FcDisk(msgspec.Struct, frozen=True):
     """A LUN of targets (`wwns` and `lun`), or a disk with one of the identifiers `wwids`, in which
     underscores take the place of spaces, as in /dev/disk/by-id.
     """

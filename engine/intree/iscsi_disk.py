@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,8 +33,7 @@ _TARGET: Final = re.compile(r"(?P<portal>[^-]*)-.*?(?P<iqn>(?:iqn|eui|naa)\..*)-
 _TRANSPORT: Final = re.compile(r"^iface\.transport_name = (.*)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class IscsiDisk:
+class IscsiDisk(msgspec.Struct, frozen=True):
     """`name` is the volume's. Sessions go through `interface`, which is a copy of `base_interface` under
     another name if the volume has an `initiator` name of its own.
     """

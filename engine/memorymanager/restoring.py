@@ -7,14 +7,14 @@ keeps the reservations that are still possible and lists the others with the rea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.memorymanager.state import Block, MemoryState, NodeState
 
 
-@dataclass(frozen=True, slots=True)
-class LostMemory:
+class LostMemory(msgspec.Struct, frozen=True):
     """A reservation that is no longer valid, and the reason."""
 
     pod_uid: str
@@ -23,13 +23,12 @@ class LostMemory:
     reason: str
 
 
-@dataclass(slots=True)
-class RestoredMemory:
+class RestoredMemory(msgspec.Struct):
     """The initial state, the lost reservations, and other changes since the file was written."""
 
     state: MemoryState
-    lost: list[LostMemory] = field(default_factory=list)
-    changes: list[str] = field(default_factory=list)
+    lost: list[LostMemory] = msgspec.field(default_factory=list)
+    changes: list[str] = msgspec.field(default_factory=list)
 
 
 def restore(

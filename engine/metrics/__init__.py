@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 Labels = tuple[str, ...]
 Sample = tuple[Labels, float]
 DEFAULT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-@dataclass(slots=True)
-class Metric:
+class Metric(msgspec.Struct):
     """A counter or a gauge with a value per label tuple."""
 
     kind: Literal["counter", "gauge"]
     name: str
     help: str
     labels: Labels
-    values: dict[Labels, float] = field(default_factory=dict)
+    values: dict[Labels, float] = msgspec.field(default_factory=dict)
 
     def inc(self, *labels: str, by: float = 1) -> None:
         self.values[labels] = self.values.get(labels, 0) + by
@@ -36,16 +36,15 @@ class Metric:
         self.values.pop(labels, None)
 
 
-@dataclass(slots=True)
-class Histogram:
+class Histogram(msgspec.Struct):
     """Cumulative buckets and a sum per label tuple; `observe` takes seconds unless the name says not."""
 
     name: str
     help: str
     labels: Labels
     buckets: tuple[float, ...]
-    counts: dict[Labels, list[int]] = field(default_factory=dict)
-    sums: dict[Labels, float] = field(default_factory=dict)
+    counts: dict[Labels, list[int]] = msgspec.field(default_factory=dict)
+    sums: dict[Labels, float] = msgspec.field(default_factory=dict)
 
     def observe(self, value: float, *labels: str) -> None:
         counts = self.counts.get(labels)
@@ -55,8 +54,7 @@ class Histogram:
         self.sums[labels] = self.sums.get(labels, 0.0) + value
 
 
-@dataclass(slots=True)
-class Collected:
+class Collected(msgspec.Struct):
     """A metric whose samples are computed when scraped."""
 
     kind: Literal["counter", "gauge"]

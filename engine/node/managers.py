@@ -6,10 +6,11 @@ Each manager receives what it needs from the node, and knows the others only thr
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from engine.admission.manager import Admission
 from engine.api.errors import Refused
@@ -74,8 +75,7 @@ class NodePods(Protocol):
     def leaves(self, uid: str) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ManagerListeners:
+class ManagerListeners(msgspec.Struct, frozen=True):
     """The functions of a running node that its managers call.
 
     `images_listed` receives the images that are present; `pull_image` pulls one, as in `ImageManager`.

@@ -14,11 +14,12 @@ import logging
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.api.grpc_codes import rpc_error
@@ -40,8 +41,7 @@ _FAILED = "RegisterPlugin error -- "
 log = logging.getLogger("kubengine.plugins")
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationDeadlines:
+class RegistrationDeadlines(msgspec.Struct, frozen=True):
     """Seconds that a plugin has (kubelet v1.36)."""
 
     dial: float = 10

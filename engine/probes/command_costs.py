@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from engine.api.errors import KubengineError, Refused
 from engine.probes.manager import ProbeManager
@@ -26,8 +27,7 @@ _SHIM: Final = "containerd-shim"
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
+class _Process(msgspec.Struct, frozen=True):
     """A process as in `/proc/PID/stat`; `seconds` of CPU include children that it has reaped."""
 
     name: str

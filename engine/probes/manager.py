@@ -9,9 +9,10 @@ import random
 import resource
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from engine._fast.probing import state as rule
 from engine._fast.probing.loop import ProbeLoop
@@ -49,8 +50,7 @@ NEWS_PUBLISHED, NEWS_OUTCOME, NEWS_DUE, NEWS_SLOW = 1, 2, 8, 16
 log = logging.getLogger("kubengine.probes")
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
+class ProbeResult(msgspec.Struct, frozen=True):
     """A transition. `type` is liveness, readiness or startup; `result` is success, failure or unknown."""
 
     pod_uid: str

@@ -12,10 +12,11 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from engine._fast.probing.loop import BOUNDS, LATENESS, ProbeLoop
 from engine._fast.probing.state import RUNNING, ProbeObservation
@@ -26,8 +27,7 @@ from engine.probes.request import grpc_request, http_request
 _KINDS = {"tcp": 0, "http": 1, "grpc": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeMeasurement:
+class ProbeMeasurement(msgspec.Struct, frozen=True):
     """The result of a run; times in seconds; quantiles are upper bounds of the loop's buckets."""
 
     probes: int

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from engine._fast.probing.state import LIVENESS, READINESS, STARTUP
@@ -25,8 +25,7 @@ GETS = ("http", "https", "h2c")
 """Kinds of httpGet."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSpec:
+class ProbeSpec(msgspec.Struct, frozen=True):
     """One probe of one container; times in seconds. Equal specs are one object.
 
     `kind` is exec, http, https, h2c, tcp, grpc or grpcs. `host` is empty where the pod's address is meant,

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.record.blocks import RecordRow, TornRecord, decode_blocks
 from engine.record.writer import BEGAN, ENDED, LOST, STREAM, segments
 
 
-@dataclass(slots=True)
-class Record:
+class Record(msgspec.Struct):
     """A record's rows; `gaps` say in words what it lacks, once `rows` has been read to its end."""
 
     directory: Path
-    gaps: list[str] = field(default_factory=list)
+    gaps: list[str] = msgspec.field(default_factory=list)
 
     def rows(self, wanted: Callable[[RecordRow], bool] = lambda row: True) -> Iterator[RecordRow]:
         """Yield the wanted rows in the order of writing. Raise `InvalidInput` if this is no record."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from engine.record.blocks import RecordRow
 from engine.record.reader import moment
@@ -23,8 +24,7 @@ _ENDINGS: Final[Mapping[str, str]] = {
 """The decisions that end or change a pod against the wish of its owner, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """One thing that was decided about a pod, when, and why; `inputs` are what the decision examined."""
 
     at: float

@@ -6,8 +6,8 @@ The labels of a pod are made once and kept while the pod stays the same, because
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +19,7 @@ from engine.server.metrics_text import labelled
 _NAMES = ("container", "id", "image", "name", "namespace", "pod")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shown:
+class Shown(msgspec.Struct, frozen=True, eq=False):
     """The cgroups in the order of the page, the root first.
 
     They have rows in a reading, labels, and start times in microseconds (`ABSENT` if unknown). `pods` is the

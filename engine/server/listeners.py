@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
 from engine.host.loop_share import LoopShare
@@ -36,17 +37,16 @@ ACCEPTED_AT_ONCE = 16  # few beside MAX_CONNECTIONS, so that a crowd can't push 
 STEPS_IN_A_TURN = 4  # of the event loop, for each listener
 
 
-@dataclass(slots=True)
-class _Door:
+class _Door(msgspec.Struct):
     """A bound socket, its request handler and its connections."""
 
     socket: socket.socket
     handler: Handler
     trusted: bool
     metrics: ServerRequestMetrics | None = None
-    crowd: ConnectionLimiter = field(default_factory=lambda: ConnectionLimiter(MAX_CONNECTIONS))
-    share: LoopShare = field(default_factory=lambda: LoopShare(STEPS_IN_A_TURN))
-    connections: set[asyncio.Task[None]] = field(default_factory=set)
+    crowd: ConnectionLimiter = msgspec.field(default_factory=lambda: ConnectionLimiter(MAX_CONNECTIONS))
+    share: LoopShare = msgspec.field(default_factory=lambda: LoopShare(STEPS_IN_A_TURN))
+    connections: set[asyncio.Task[None]] = msgspec.field(default_factory=set)
     closed: bool = False
 
 

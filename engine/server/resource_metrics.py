@@ -7,10 +7,10 @@ sent.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +31,7 @@ Part = tuple[Texts, Numbers, int | None]
 """Labels, a value of each, and the Unix milliseconds of the reading."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shown:
+class _Shown(msgspec.Struct, frozen=True, eq=False):
     """Labels and rows of pods and containers; `started` are microseconds since the epoch."""
 
     pods: Texts

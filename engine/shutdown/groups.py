@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Pod
@@ -17,16 +18,14 @@ USUAL_PRIORITY: Final = 0
 SYSTEM_CRITICAL_PRIORITY: Final = 2_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Period:
+class Period(msgspec.Struct, frozen=True):
     """The grace period in seconds of pods with this priority, up to the priority of the next period."""
 
     priority: int
     seconds: int
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(msgspec.Struct, frozen=True):
     period: Period
     pods: Sequence[Pod]
 

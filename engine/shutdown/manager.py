@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -42,8 +41,7 @@ log = logging.getLogger("kubengine.shutdown")
 NEVER = "0001-01-01T00:00:00Z"
 
 
-@dataclass(frozen=True, slots=True)
-class LogindPlaces:
+class LogindPlaces(msgspec.Struct, frozen=True):
     """The system bus and the directory of logind's drop-ins."""
 
     bus: str

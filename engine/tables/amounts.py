@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine._fast.preemption.requests import requests
 from engine.api.errors import InvalidInput
@@ -38,8 +39,7 @@ MAX_AMOUNT: Final = 2**63 - 1
 MAX_PRIORITY: Final = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class PodEntry:
+class PodEntry(msgspec.Struct, frozen=True):
     """The content of a row; amounts per resource name, without `pods`."""
 
     qos: int

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +20,7 @@ Ranked = Literal["memory", "ephemeral-storage", "inodes", "processes"]
 _FRACTION_OF: Final = {MEMORY_ID: 0, EPHEMERAL_STORAGE_ID: 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """What puts pods in order beside their usage, one entry a pod.
 
     priority int32[n]; request int64[n] of what is short; fraction int32[n] or None, by how many billionths

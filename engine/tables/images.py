@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +17,7 @@ NEVER: Final = 0.0
 """`last_used` of an image that was never seen in use."""
 
 
-@dataclass(slots=True)
-class ImageColumns:
+class ImageColumns(msgspec.Struct):
     """size int64 (bytes), first_detected and last_used float64 (Unix seconds), pinned, in_use, live bool."""
 
     size: NDArray[np.int64]
@@ -33,8 +32,7 @@ _NUMBERS: Final = {"size": INT64, "first_detected": FLOAT64, "last_used": FLOAT6
 _FORMS: Final = _NUMBERS | dict.fromkeys(("pinned", "in_use", "live"), UINT8)
 
 
-@dataclass(slots=True)
-class ImageCells:
+class ImageCells(msgspec.Struct):
     """The memory of `ImageColumns`, to be read and written cell by cell; in rows that are not live stands
     what was there before."""
 

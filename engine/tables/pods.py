@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +20,7 @@ from engine.tables.names import EPHEMERAL_STORAGE_ID, ResourceNames
 from engine.tables.rows import RowSpace, grown
 
 
-@dataclass(slots=True)
-class PodCells:
+class PodCells(msgspec.Struct):
     """The fields of `PodColumns`, to be read and written cell by cell."""
 
     node: Cells
@@ -32,7 +31,7 @@ class PodCells:
     requests: Cells
     ranking: Cells
     limits: Cells
-    fractions: Fractions = field(default_factory=dict)
+    fractions: Fractions = msgspec.field(default_factory=dict)
 
     @classmethod
     def zeros(cls, capacity: int, resources: int) -> PodCells:

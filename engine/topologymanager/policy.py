@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from engine._fast.devices import topology as kernels
@@ -30,8 +30,7 @@ DENSE_NODES = kernels.MAX_NODES
 SYSTEM_NODES = Path("/sys/devices/system/node")
 
 
-@dataclass(frozen=True, slots=True)
-class Numa:
+class Numa(msgspec.Struct, frozen=True):
     """The machine's NUMA nodes in ascending order; `distances[i][j]` between the i-th and the j-th."""
 
     nodes: tuple[int, ...] = (0,)
@@ -59,8 +58,7 @@ class Numa:
         return cls(nodes, distances if all(len(row) == len(nodes) for row in distances) else ())
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(msgspec.Struct, frozen=True):
     """A set of NUMA nodes that can provide a resource (a mask of positions, None: any) and whether it is
     preferred.
     """
@@ -69,8 +67,7 @@ class Hint:
     preferred: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyDecision:
+class TopologyDecision(msgspec.Struct, frozen=True):
     """The merged hint, and whether the policy admits the pod.
 
     Beyond `DENSE_NODES` nodes a better hint may exist if it is not `proven`: see `search`.
@@ -88,13 +85,12 @@ Partial hints are listed for the relevant nodes.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyPolicy:
+class TopologyPolicy(msgspec.Struct, frozen=True):
     """A named policy with its options, for one machine. `decide` merges the hints of resources."""
 
     name: str = "none"
     scope: str = "container"
-    numa: Numa = field(default_factory=Numa)
+    numa: Numa = msgspec.field(default_factory=Numa)
     prefer_closest: bool = False
 
     @classmethod

@@ -31,10 +31,11 @@ Without proof, a closer, smaller or preferred mask may have been missed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from engine._fast.devices import topology as kernels
@@ -42,8 +43,7 @@ from engine._fast.devices import topology as kernels
 STEPS = 8_000
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCounts:
+class DeviceCounts(msgspec.Struct, frozen=True):
     """Devices of one resource by the NUMA nodes that they are attached to, and the requested number.
 
     Group i is attached to the node positions in mask `groups[i]`. `everything`, `available` and `reusable`
@@ -151,8 +151,7 @@ def _column(counts: Sequence[int]) -> NDArray[np.int64]:
     return np.array(counts, np.int64)
 
 
-@dataclass(slots=True)
-class _Search:
+class _Search(msgspec.Struct):
     """Bounded search for masks; `left` is the number of remaining steps. Once `ended`, it finds
     nothing more.
     """
@@ -160,8 +159,8 @@ class _Search:
     nodes: int
     distances: kernels.Distances | None
     left: int = STEPS
-    _best: int | None = field(default=None, init=False)
-    _distance: int = field(default=0, init=False)
+    _best: int | None = None
+    _distance: int = 0
 
     @property
     def ended(self) -> bool:

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from traceback import clear_frames
+
+import msgspec
 
 from engine.api.errors import Unavailable
 from engine.transport.http2 import Exchange, Headers, Http2Connection, NotBegun
@@ -17,8 +18,7 @@ MAX_CONNECTIONS = 32
 TRIES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(msgspec.Struct, frozen=True):
     """Where a server is. `name` is what its certificate must say, `proxy` an HTTP proxy's (host, port)."""
 
     host: str

@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 VERSION = 3
 SYN_STREAM, SYN_REPLY, RST_STREAM, SETTINGS, PING, GOAWAY, HEADERS, WINDOW_UPDATE = 1, 2, 3, 4, 6, 7, 8, 9
@@ -52,8 +53,7 @@ class SpdyError(Exception):
     """Report that the peer broke the protocol; the connection cannot continue."""
 
 
-@dataclass(frozen=True, slots=True)
-class SynStream:
+class SynStream(msgspec.Struct, frozen=True):
     """Open a stream. Header names are lower case."""
 
     stream: int
@@ -61,22 +61,19 @@ class SynStream:
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SynReply:
+class SynReply(msgspec.Struct, frozen=True):
     stream: int
     headers: Headers
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MoreHeaders:
+class MoreHeaders(msgspec.Struct, frozen=True):
     stream: int
     headers: Headers
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(msgspec.Struct, frozen=True):
     """Carry a piece of a stream, possibly a part of one frame. `last` closes the sender's half."""
 
     stream: int
@@ -84,30 +81,25 @@ class Data:
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RstStream:
+class RstStream(msgspec.Struct, frozen=True):
     stream: int
     status: int
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     values: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(msgspec.Struct, frozen=True):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class GoAway:
+class GoAway(msgspec.Struct, frozen=True):
     last_stream: int
     status: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WindowUpdate:
+class WindowUpdate(msgspec.Struct, frozen=True):
     """Extend a window. Stream 0 is the whole connection."""
 
     stream: int

@@ -12,15 +12,14 @@ down, since a peer without windows would never open one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from engine.transport import spdy
 
 WINDOW = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """Report a new stream. `last`: the client sends nothing on it."""
 
     stream: int
@@ -28,8 +27,7 @@ class Opened:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """Report data. `last` ends the client's half of the stream."""
 
     stream: int
@@ -37,23 +35,20 @@ class Received:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(msgspec.Struct, frozen=True):
     """Report that the client has abandoned both halves of the stream."""
 
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(msgspec.Struct, frozen=True):
     """Report that the client opens no further streams; open ones continue."""
 
 
 Event = Opened | Received | Reset | Left
 
 
-@dataclass(slots=True)
-class _Stream:
+class _Stream(msgspec.Struct):
     """Track a stream: `credit` is what we may send; `owed` what was read and not yet returned to the client
     as credit.
     """
@@ -64,8 +59,7 @@ class _Stream:
     sending: bool = True
 
 
-@dataclass(slots=True)
-class SpdySession:
+class SpdySession(msgspec.Struct):
     """Run a session of which `max_streams` may be open at once; further ones are refused.
 
     `client`: this side opens the streams.
@@ -73,15 +67,15 @@ class SpdySession:
 
     max_streams: int = 256
     client: bool = False
-    _reader: spdy.FrameReader = field(default_factory=spdy.FrameReader)
-    _writer: spdy.FrameWriter = field(default_factory=spdy.FrameWriter)
-    _streams: dict[int, _Stream] = field(default_factory=dict)
+    _reader: spdy.FrameReader = msgspec.field(default_factory=spdy.FrameReader)
+    _writer: spdy.FrameWriter = msgspec.field(default_factory=spdy.FrameWriter)
+    _streams: dict[int, _Stream] = msgspec.field(default_factory=dict)
     _newest: int = 0
     _keeps_windows: bool = False
     _initial: int = WINDOW
     _credit: int = WINDOW
     _owed: int = 0
-    _output: bytearray = field(default_factory=bytearray)
+    _output: bytearray = msgspec.field(default_factory=bytearray)
 
     def receive(self, data: bytes) -> list[Event]:
         """Return the events of `data`. Raise SpdyError, after which only a GOAWAY may be sent."""

@@ -6,15 +6,15 @@ import os
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from engine.api.errors import InvalidInput
+from engine.api.struct import PartlyShown
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ClientTLS:
+class ClientTLS(PartlyShown, frozen=True):
     """PEM texts. Empty `authorities` means the system's; `certificate` and `key` may be in one text."""
 
+    HIDDEN = frozenset(("authorities", "certificate", "key", "insecure"))
     authorities: bytes = b""
     certificate: bytes = b""
     key: bytes = b""

@@ -7,8 +7,9 @@ extensions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from wsproto.extensions import Extension
@@ -28,8 +29,7 @@ class WebSocketError(Exception):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """Hold a whole data message, or one control frame. `kind` is its opcode; the data of CLOSE is dropped."""
 
     kind: int

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine._fast import _cgroup_values_c, _cgroup_values_py, cgroup_values
 from engine._fast._select import PURE

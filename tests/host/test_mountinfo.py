@@ -16,7 +16,7 @@ def test_a_table_is_read_with_its_escapes_and_optional_fields(tmp_path: Path) ->
         "\n"
     )
     assert mounted(str(table))[0] == Mounted(
-        "/sys/fs/cgroup/cpu,cpuacct", "cgroup", frozenset({"rw", "nosuid", "cpu", "cpuacct"})
+        "/sys/fs/cgroup/cpu,cpuacct", "cgroup", frozenset({"rw", "nosuid", "cpu", "cpuacct"}), "0:22"
     )
     assert [mount.kind for mount in mounted(str(table))] == ["cgroup", "tmpfs"]
     assert mounted(str(table))[1].point == "/with blank/ä"

@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from engine.api.pod import Pod
 from engine.api.qos import SOURCE_ANNOTATION

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
@@ -42,8 +43,7 @@ def hard_statements(config: KubeletConfiguration) -> Mapping[str, str]:
     return (HARD_DEFAULTS if config.merge_default_eviction_settings else {}) | config.eviction_hard
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(msgspec.Struct, frozen=True):
     """A quantity, or a fraction of the capacity in single precision."""
 
     quantity: Quantity | None = None

@@ -7,7 +7,8 @@ Source: kubelet v1.32 `cm` package (node container manager); pinned by `tests/co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.api.amounts.eviction_amounts import Amount
 from engine.api.errors import InvalidInput
@@ -21,8 +22,7 @@ PID = "pid"
 _EVICTION_RESOURCES = {"memory.available": MEMORY, "nodefs.available": EPHEMERAL_STORAGE}
 
 
-@dataclass(frozen=True, slots=True)
-class HardThreshold:
+class HardThreshold(msgspec.Struct, frozen=True):
     """One hard eviction threshold."""
 
     signal: str
@@ -38,8 +38,7 @@ class HardThreshold:
         return self.value.quantity or Quantity.from_value(self.value.of(capacity.value), "BinarySI")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAllocatable:
+class NodeAllocatable(msgspec.Struct, frozen=True):
     """A node's capacity (with `pid`) and its reservations; None if not given at all."""
 
     capacity: ResourceList

@@ -6,8 +6,9 @@ changes are ignored. The rule is that of Koordinator's CPU suppress.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 GROWTH: Final = 0.1
 """By which part of the machine the limit may grow between two readings."""
@@ -27,8 +28,7 @@ class Used(NamedTuple):
     best_effort: int
 
 
-@dataclass(frozen=True, slots=True)
-class SqueezeRules:
+class SqueezeRules(msgspec.Struct, frozen=True):
     """The machine's milli-CPU, its system reservation, the percentage of the machine that may be in use with
     BestEffort pods, and the percentage that they always get.
     """

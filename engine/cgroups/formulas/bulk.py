@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,8 +37,7 @@ from engine.tables.names import CPU_ID, MEMORY_ID
 Column = NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class ContainerColumns:
+class ContainerColumns(msgspec.Struct):
     """The containers of a PodTable's rows, end to end, init containers first.
 
     offsets         int64[N + 1]  row r has containers offsets[r] to offsets[r + 1]
@@ -102,8 +101,7 @@ class ContainerColumns:
         )
 
 
-@dataclass(slots=True)
-class BulkValues:
+class BulkValues(msgspec.Struct):
     """The results as `_cgroup_values_py` describes them: int64[5, N], int64[7, M] and int64[7, nodes]."""
 
     pods: Column

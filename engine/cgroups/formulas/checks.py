@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from engine.api.amounts.cpu_weight import WeightFormula
 from engine.cgroups.formulas.conversion import shares_to_weight
@@ -13,8 +14,7 @@ KERNEL_THREAD_WEIGHT = {1: 1024, 2: 100}
 SMALL_SHARE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One finding: what, where, what it means, and whether `--fix` can repair it.
 
     A `risk` is not wrong in itself: it tells what may happen under full load.
@@ -38,8 +38,7 @@ class Finding:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class PodObservation:
+class PodObservation(msgspec.Struct, frozen=True):
     """The cgroups of one pod: desired shares of its containers, and the weights found below its cgroup."""
 
     path: str
@@ -47,8 +46,7 @@ class PodObservation:
     container_weights: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class RootObservation:
+class RootObservation(msgspec.Struct, frozen=True):
     """The root of all pods and its siblings: CPU weights (v2) or shares (v1), quota in cores."""
 
     path: str

@@ -7,9 +7,9 @@ KEP-2837 (pod-level resources); pinned by `tests/conformance` (cgroup_container)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.api.amounts.cpu_weight import MIN_SHARES
 from engine.api.pod import Container, Pod
@@ -41,8 +41,7 @@ LIMITED_SWAP = "LimitedSwap"
 LEAST_SHOWN_MILLI_CPU = 10
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerResources:
+class ContainerResources(msgspec.Struct, frozen=True):
     """The fields of CRI `LinuxContainerResources`, under the same names; 0 means not set."""
 
     cpu_period: int = 0
@@ -52,13 +51,12 @@ class ContainerResources:
     oom_score_adj: int = 0
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
-    hugepage_limits: Mapping[str, int] = field(default_factory=dict)
-    unified: Mapping[str, str] = field(default_factory=dict)
+    hugepage_limits: Mapping[str, int] = msgspec.field(default_factory=dict)
+    unified: Mapping[str, str] = msgspec.field(default_factory=dict)
     memory_swap_limit_in_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerRules:
+class ContainerRules(msgspec.Struct, frozen=True):
     """The properties of node and configuration that container values depend on; memory in bytes."""
 
     memory_capacity: int

@@ -6,7 +6,6 @@ Source: kubelet v1.32 `qosContainerManager`, KEP-2570; pinned by `tests/conforma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -22,8 +21,7 @@ from engine.cgroups.formulas.values import GroupValues
 LEVELS = (GUARANTEED, BURSTABLE, BEST_EFFORT)
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(msgspec.Struct, frozen=True):
     """What one pod adds to its level: requested milli-CPU and bytes."""
 
     qos_class: str
@@ -36,8 +34,7 @@ class Contribution:
         return cls(qos_class(pod), requests.get(CPU, ZERO).milli, requests.get(MEMORY, ZERO).value)
 
 
-@dataclass(frozen=True, slots=True)
-class LevelRules:
+class LevelRules(msgspec.Struct, frozen=True):
     """The settings of the levels.
 
     `reserved_percent` is `qosReserved.memory` (None: no reservation). Memory is in bytes, None if the node
@@ -53,11 +50,10 @@ class LevelRules:
     best_effort_idle: bool = False
 
 
-@dataclass(slots=True)
-class LevelSums:
+class LevelSums(msgspec.Struct):
     """The requests of the active pods by class."""
 
-    pods: dict[str, Contribution] = field(default_factory=dict)
+    pods: dict[str, Contribution] = msgspec.field(default_factory=dict)
     burstable_milli: int = 0
     burstable_memory: int = 0
     guaranteed_memory: int = 0

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
@@ -50,8 +51,7 @@ _PERCENT = re.compile(r"(\d{1,3})%", re.ASCII)
 _NUMBER = re.compile(r"\d{1,7}:\d{1,7}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class PodWishes:
+class PodWishes(msgspec.Struct, frozen=True):
     """The parsed annotations: `cpu_burst` in percent of the quota, `swap` in bytes or `max`, `io_max` as
     kernel lines.
     """

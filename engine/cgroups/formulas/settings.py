@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -39,8 +38,7 @@ _ENFORCEABLE = {"none", PODS, *RESERVED_KINDS, *(kind + COMPRESSIBLE for kind in
 _PERCENT = re.compile(r"([0-9]{1,3})%")
 
 
-@dataclass(frozen=True, slots=True)
-class ReservedGroup:
+class ReservedGroup(msgspec.Struct, frozen=True):
     """A cgroup of system or Kubernetes daemons whose reservation is enforced."""
 
     kind: str
@@ -53,8 +51,7 @@ class ReservedGroup:
         return reserved_values(self.resources, compressible_only=self.compressible_only) or GroupValues()
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupSettings:
+class CgroupSettings(msgspec.Struct, frozen=True):
     """Everything that pure modules need of configuration and node."""
 
     root: CgroupName

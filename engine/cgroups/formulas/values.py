@@ -7,7 +7,6 @@ by `tests/conformance` (cgroup_pod).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -48,8 +47,7 @@ class GroupValues(msgspec.Struct, frozen=True):
     cpu_idle: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PodRules:
+class PodRules(msgspec.Struct, frozen=True):
     """The settings that pod values depend on, resolved once from the configuration."""
 
     enforce_cpu_limits: bool = True

@@ -11,8 +11,9 @@ import os
 import re
 from calendar import timegm
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import strptime
+
+import msgspec
 
 from engine.api.errors import InvalidInput, Refused
 from engine.host.child import run_child
@@ -31,8 +32,7 @@ subjectAltName = {names}
 _ALTERNATIVES = "[alternatives]\nsubjectAltName = {names}\n"
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateFacts:
+class CertificateFacts(msgspec.Struct, frozen=True):
     """The facts of a certificate: times in Unix seconds, and subject alternative names with IP addresses in
     short form.
     """

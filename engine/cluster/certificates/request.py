@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -23,8 +22,7 @@ ORGANIZATION: Final = "system:nodes"
 WAIT_SECONDS: Final = 15 * 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """A certificate of the node: signer, usages, and names."""
 
     signer: str

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import KubengineError, Refused
@@ -30,8 +31,7 @@ SELF_SIGNED_DAYS: Final = 365
 log = logging.getLogger("kubengine.cluster")
 
 
-@dataclass(frozen=True, slots=True)
-class ServingPair:
+class ServingPair(msgspec.Struct, frozen=True):
     """PEM files of certificate and key; both may be the same file."""
 
     certificate: Path

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from engine.api.errors import Refused, Unavailable
 from engine.host.cgroupfs.refusals import read_refused
@@ -26,8 +27,7 @@ V1_CONTROLLERS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupHierarchy:
+class CgroupHierarchy(msgspec.Struct, frozen=True):
     """One mounted hierarchy and its controllers. A v1 `name=…` hierarchy and a hybrid's v2
     hierarchy have none; `name` is the option of the first, "" for the others.
     """
@@ -38,8 +38,7 @@ class CgroupHierarchy:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Mounts:
+class Mounts(msgspec.Struct, frozen=True):
     """The hierarchies in use; `bare` is a hybrid's v2 mount, where cgroups are only removed."""
 
     version: Literal[1, 2]

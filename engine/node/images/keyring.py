@@ -10,7 +10,6 @@ import base64
 import binascii
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final
 from urllib.parse import urlsplit
@@ -19,13 +18,13 @@ import msgspec
 
 from engine.api.encoding.digest import sha256
 from engine.api.errors import InvalidInput
+from engine.api.struct import PartlyShown
 
 DEFAULT_REGISTRY: Final = "index.docker.io"
 _GO_ESCAPES: Final = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SecretSource:
+class SecretSource(msgspec.Struct, frozen=True, order=True):
     """The pull secret that a credential comes from."""
 
     namespace: str
@@ -33,8 +32,7 @@ class SecretSource:
     uid: str
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class AccountSource:
+class AccountSource(msgspec.Struct, frozen=True, order=True):
     """The service account with whose token a credential was requested."""
 
     namespace: str
@@ -42,15 +40,15 @@ class AccountSource:
     uid: str
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
+class Credential(PartlyShown, frozen=True):
     """One credential of a pull secret (`source`) or a service account (`account`), or of the node, which
     every pod may use.
     """
 
-    username: str = field(repr=False)
-    password: str = field(repr=False)
-    email: str = field(default="", repr=False)
+    HIDDEN = frozenset(("username", "password", "email"))
+    username: str
+    password: str
+    email: str = ""
     source: SecretSource | None = None
     account: AccountSource | None = None
 

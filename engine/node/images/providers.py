@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -24,7 +23,7 @@ from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.objects.cluster_objects import ServiceAccount
 from engine.api.pod import Pod
 from engine.api.resources import is_qualified_name
-from engine.api.struct import Struct, decode_hook, to_json
+from engine.api.struct import PartlyShown, Struct, decode_hook, to_json
 from engine.host.child import run_child
 from engine.node.images.keyring import AccountSource, Credential, Credentials, matches
 
@@ -107,18 +106,17 @@ class ServiceAccounts(Protocol):
         """Return a token of the pod's service account."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+class _Shown(PartlyShown, frozen=True):
     """What a program is shown of a pod's service account, and the key by which its answer is kept."""
 
-    token: str = field(default="", repr=False)
+    HIDDEN = frozenset(("token",))
+    token: str = ""
     annotations: tuple[tuple[str, str], ...] = ()
     account: AccountSource | None = None
     key: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(msgspec.Struct, frozen=True):
     credentials: Credentials
     until: float
 

@@ -7,8 +7,9 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
@@ -66,8 +67,7 @@ class StartRefused(KubengineError):
             recorder.pod(pod, WARNING, "Failed", f"Error: {self.waiting.reason}", container=container)
 
 
-@dataclass(frozen=True, slots=True)
-class WantedImage:
+class WantedImage(msgspec.Struct, frozen=True):
     """An image that a container needs: its own, or that of an image volume."""
 
     container: str
@@ -81,8 +81,7 @@ class WantedImage:
         return f'image "{self.image}"' + (f' of volume "{self.volume}"' if self.volume else "")
 
 
-@dataclass(frozen=True, slots=True)
-class PresentImage:
+class PresentImage(msgspec.Struct, frozen=True):
     """An image in the runtime's store, and the user that it asks for."""
 
     reference: str

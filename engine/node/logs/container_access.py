@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from engine.api.errors import InvalidInput, KubengineError, NotFound, Refused
 from engine.api.moments import rfc3339
@@ -27,8 +28,7 @@ class Unknown(InvalidInput):
     grpc_status = "NOT_FOUND"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerStreams:
+class ContainerStreams(msgspec.Struct, frozen=True):
     """The streams of a session; a terminal has one output."""
 
     stdin: bool

@@ -6,9 +6,10 @@ The rules and error texts are those of kubelet v1.36 (`pkg/kubelet/kubelet_pods.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, Pod
@@ -27,8 +28,7 @@ class OutOfRange(InvalidInput):
     """Raised for a value of the right type that makes no sense."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogOptions:
+class LogOptions(msgspec.Struct, frozen=True):
     """The part of a log to return: the last `tail` lines, at most `limit` bytes, lines since `since` (Unix
     nanoseconds).
 

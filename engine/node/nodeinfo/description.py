@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -51,8 +50,7 @@ gate is off.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class NodeParts:
+class NodeParts(msgspec.Struct, frozen=True):
     """The parts of a running node that its description asks.
 
     `runtime` is the runtime's name and version. `pressures()` returns the pressure conditions, `problems()`

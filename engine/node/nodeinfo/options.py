@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.eviction.readings import NodeView
 from engine.hostsetup.host_places import HostPlaces
@@ -14,8 +15,7 @@ from engine.node.images.access import CredentialPrograms
 CERTIFICATES: Final = "pki"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
+class NodeOptions(msgspec.Struct, frozen=True):
     """The options of a node beyond its context.
 
     `view` tells what counts as the node for eviction, by default the whole machine. `kubeconfig` names the

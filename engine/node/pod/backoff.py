@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import RetryDelays
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct):
     failures: int
     last: float
 

@@ -19,9 +19,10 @@ end is final: no event leads from FINISHED or FAILED back to WORKING.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import Bug
 from engine.api.lifecycle import PodEnd
@@ -182,8 +183,7 @@ class PodLife:
             raise Bug(f"{self.state.name} and ended for {self.end.reason}", subject="pod life")
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """Why a container does not run, or why its pod is not admitted, as the worker last found."""
 
     reason: str
@@ -193,8 +193,7 @@ class Waiting:
         return ContainerStateWaiting(reason=self.reason, message=self.message)
 
 
-@dataclass(slots=True)
-class PodState:
+class PodState(msgspec.Struct):
     """The state of one pod; `pod.status` is the status that was published last.
 
     `started_at` is a Unix time; `waiting_reason` is why the pod is not admitted yet. By container name:
@@ -209,10 +208,10 @@ class PodState:
     started_at: float
     resize: Resize | None = None
     waiting_reason: Waiting | None = None
-    waiting: dict[str, Waiting] = field(default_factory=dict)
-    restarts: dict[str, int] = field(default_factory=dict)
-    past: dict[str, int] = field(default_factory=dict)
-    messages: dict[str, str] = field(default_factory=dict)
+    waiting: dict[str, Waiting] = msgspec.field(default_factory=dict)
+    restarts: dict[str, int] = msgspec.field(default_factory=dict)
+    past: dict[str, int] = msgspec.field(default_factory=dict)
+    messages: dict[str, str] = msgspec.field(default_factory=dict)
     sealed: bool = False
 
     @property

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from engine.api.errors import Refused
 from engine.cri.client import RuntimeClient
@@ -28,22 +29,20 @@ STEP_SECONDS: Final = 60.0
 CHECK_WHEN_WELL_SECONDS: Final = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerFeatures:
+class HandlerFeatures(msgspec.Struct, frozen=True):
     """The features of one runtime handler; a missing answer means no."""
 
     user_namespaces: bool = False
     recursive_read_only_mounts: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeFeatures:
+class RuntimeFeatures(msgspec.Struct, frozen=True):
     """The features of a runtime; handlers are listed by name, the default one is ''. Older runtimes list
     none.
     """
 
     supplemental_groups_policy: bool = False
-    handlers: Mapping[str, HandlerFeatures] = field(default_factory=dict)
+    handlers: Mapping[str, HandlerFeatures] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of(cls, status: cri.StatusResponse) -> RuntimeFeatures:
@@ -61,8 +60,7 @@ class RuntimeFeatures:
         return self.handlers.get(name, HandlerFeatures())
 
 
-@dataclass(frozen=True, slots=True)
-class ShownFeatures:
+class ShownFeatures(msgspec.Struct, frozen=True):
     """Features as the runtime reports them, for the Node's status; None if it reports nothing."""
 
     handlers: list[dict[str, Any]] | None = None

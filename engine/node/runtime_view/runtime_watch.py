@@ -12,8 +12,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import msgspec
 
 from engine._fast.messages.message_fields import Picker
 from engine.api.errors import NotFound, Refused
@@ -69,12 +70,11 @@ class _Container(NamedTuple):
     sandbox_id: str
 
 
-@dataclass(slots=True)
-class _Listed:
+class _Listed(msgspec.Struct):
     """What two lists report about one pod."""
 
-    sandboxes: list[_Sandbox] = field(default_factory=list)
-    containers: list[_Container] = field(default_factory=list)
+    sandboxes: list[_Sandbox] = msgspec.field(default_factory=list)
+    containers: list[_Container] = msgspec.field(default_factory=list)
 
     def states(self) -> dict[str, int]:
         states = {sandbox.id: int(sandbox.state == cri.SANDBOX_READY) for sandbox in self.sandboxes}

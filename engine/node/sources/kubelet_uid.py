@@ -8,7 +8,6 @@ kubelet v1.36, `applyDefaults` of the config package.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -171,8 +170,7 @@ class _Form(Enum):
     """The value depends on more than the field of that name."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
+class _Member(msgspec.Struct, frozen=True):
     """A field of a structure: the text before its value, and how to find and print the value."""
 
     struct: str

@@ -12,8 +12,9 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from engine.api.documents import parse_pods, read_with_status
 from engine.api.duration import RetryDelays
@@ -44,10 +45,9 @@ FIRST_LOOK_SECONDS = 10.0
 """Seconds for which an unreadable manifest keeps the list of pods from being complete."""
 
 
-@dataclass(slots=True)
-class _File:
+class _File(msgspec.Struct):
     stamp: Stamp | None = None
-    pods: list[Pod] = field(default_factory=list)
+    pods: list[Pod] = msgspec.field(default_factory=list)
     digest: bytes = b""
     """Of the content that `pods` were read from."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
+
+import msgspec
 
 from engine._fast.devices.device_checksum import fnv1a
 from engine.api.config import KubeletConfiguration
@@ -30,8 +31,7 @@ _PROPAGATION = {
 }
 
 
-@dataclass(slots=True)
-class ContainerInputs:
+class ContainerInputs(msgspec.Struct):
     """The inputs of a container's configuration besides its spec."""
 
     attempt: int
@@ -46,7 +46,7 @@ class ContainerInputs:
     target_id: str = ""
     devices: Sequence[cri.Device] = ()
     cdi_devices: Sequence[cri.CDIDevice] = ()
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def pod_labels(pod: Pod) -> dict[str, str]:

@@ -6,9 +6,10 @@ Source: kubelet v1.36 (`network/dns`, GeneratePodHostNameAndDomain, GetNodenameF
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+
+import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused
@@ -116,8 +117,7 @@ def _once(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-@dataclass(frozen=True, slots=True)
-class PodHostname:
+class PodHostname(msgspec.Struct, frozen=True):
     """The host name of a pod; `domain` is empty without a subdomain."""
 
     name: str

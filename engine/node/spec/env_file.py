@@ -11,8 +11,9 @@ Source: kubelet v1.36 (`pkg/kubelet/util/env`); each line has less than 64 KiB.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 
@@ -20,8 +21,7 @@ LONGEST_LINE: Final = 64 * 1024 - 1
 _BLANKS: Final = b" \t"
 
 
-@dataclass(frozen=True, slots=True)
-class EnvFile:
+class EnvFile(msgspec.Struct, frozen=True):
     """An environment file on this host; without a text it could not be read."""
 
     path: str

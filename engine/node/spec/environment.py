@@ -6,8 +6,9 @@ import logging
 import re
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.api.objects.cluster_objects import ConfigMap, Secret, Service
@@ -42,8 +43,7 @@ def references(text: str) -> set[str]:
     return {match[2] for match in _REFERENCE.finditer(text) if match[1] != "$"}
 
 
-@dataclass(frozen=True, slots=True)
-class EnvSources:
+class EnvSources(msgspec.Struct, frozen=True):
     """The sources of a container's environment besides its spec.
 
     They are the pod's addresses, the node's allocatable, the cluster objects that the container refers to,
@@ -54,9 +54,9 @@ class EnvSources:
     host_ips: tuple[str, ...]
     allocatable: Mapping[str, Quantity]
     services: Sequence[Service] | None = ()
-    config_maps: Mapping[str, ConfigMap] = field(default_factory=dict)
-    secrets: Mapping[str, Secret] = field(default_factory=dict)
-    files: Mapping[tuple[str, str], EnvFile] = field(default_factory=dict)
+    config_maps: Mapping[str, ConfigMap] = msgspec.field(default_factory=dict)
+    secrets: Mapping[str, Secret] = msgspec.field(default_factory=dict)
+    files: Mapping[tuple[str, str], EnvFile] = msgspec.field(default_factory=dict)
 
 
 def container_environment(pod: Pod, container: Container, given: EnvSources) -> dict[str, str]:

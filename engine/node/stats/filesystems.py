@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.host.mountinfo import Device, block_devices
 
@@ -25,8 +26,7 @@ DISK_COUNTS: Final = (
 """What /proc/diskstats counts of a device, in its order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Filesystem:
+class Filesystem(msgspec.Struct, frozen=True):
     """One filesystem: sizes in bytes; `disk` are `DISK_COUNTS`, empty if the kernel has none."""
 
     device: str

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,8 +39,7 @@ _OF_CONTROLLER: Final = {
 _STALLED: Final = {name: len(COLUMNS) + 4 * at for at, name in enumerate(PRESSURE)}
 
 
-@dataclass(frozen=True, slots=True)
-class PressureStall:
+class PressureStall(msgspec.Struct, frozen=True):
     """PSI: `total` in microseconds, averages in percent."""
 
     total: int

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,8 +56,7 @@ _CONTAINERS: Final = Picker(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RuntimeStats:
+class RuntimeStats(msgspec.Struct, frozen=True, eq=False):
     """The statistics of pods and containers.
 
     `places` are name, namespace and uid of each pod, `told` the names of its containers. `pods` has columns

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from engine._fast.reading.groups import ABSENT
 from engine.node.stats.runtime_numbers import Columns, RuntimeStats
@@ -12,8 +13,7 @@ from engine.node.stats.used import NodeUsage, UsedGroup
 _CPU, _MEMORY = ("usage_core_nano_seconds", "cpu_second"), ("working_set_bytes", "memory_second")
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeUse:
+class RuntimeUse(msgspec.Struct, frozen=True):
     """The usage of a container, or of a pod if `container` is "".
 
     `cpu` is the total in nanoseconds and `memory` the working set in bytes, each with its Unix second; None

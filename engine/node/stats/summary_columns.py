@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,8 +35,7 @@ Stalled = dict[str, list[Numbers]]
 """PSI by `full` and `some`: microseconds and three averages."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Items:
+class Items(msgspec.Struct, frozen=True, eq=False):
     """The items of a summary.
 
     `rows` are their rows in a reading, -1 without a cgroup. `runtime` has the runtime's numbers by name,

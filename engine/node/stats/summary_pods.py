@@ -8,10 +8,10 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,8 +43,7 @@ Place = tuple[str, str, str]
 _NO_DISK: Final = (ABSENT,) * len(DISK)
 
 
-@dataclass(frozen=True, slots=True)
-class PodFiles:
+class PodFiles(msgspec.Struct, frozen=True):
     """The files of a pod: `logs` by container, `volumes` and the names of the `ephemeral` ones, bytes and
     inodes of `hosts`, and the `disk` that holds all of them.
     """
@@ -78,8 +77,7 @@ class _Told(NamedTuple):
     networks: Mapping[str, Sequence[Interface]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
+class _Kept(msgspec.Struct, frozen=True, eq=False):
     """The texts of a pod with the form after each and its item, the constant numbers of the items, and the
     items of the containers that the runtime lists.
     """
@@ -94,8 +92,7 @@ class _Kept:
     told: list[int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layout:
+class _Layout(msgspec.Struct, frozen=True, eq=False):
     """All pods in sequence; `told` are the items of the containers that the runtime lists."""
 
     pods: Sequence[_Kept]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.node.stats.filesystems import Filesystem
@@ -11,8 +12,7 @@ from engine.node.stats.group import GroupSample, GroupTable
 from engine.node.stats.network import Interface
 
 
-@dataclass(frozen=True, slots=True)
-class UsedGroup:
+class UsedGroup(msgspec.Struct, frozen=True):
     """A cgroup and its row in each reading; `owner` is the id of a container or sandbox, "" for others."""
 
     cgroup: str
@@ -21,8 +21,7 @@ class UsedGroup:
     container: ContainerRecord | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class UsedPod:
+class UsedPod(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """A pod's cgroups; the same object while the runtime reports the same and the cgroups have not moved.
 
     `sandbox` is the cgroup of the sandbox, if there is one; `told` is the runtime's report; `complete` means
@@ -56,8 +55,7 @@ class UsedPod:
         return range(self.group.row + 1, self.group.row + 1 + inner)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeUsage:
+class NodeUsage(msgspec.Struct, frozen=True):
     """The usage of the node.
 
     `time` is a Unix time; `table` has all cgroups; `system` are the cgroups of the agent (`kubelet`), the
@@ -74,7 +72,7 @@ class NodeUsage:
     pods: Sequence[UsedPod]
     network: Sequence[Interface]
     memory: tuple[int, int]
-    networks: Mapping[str, Sequence[Interface]] = field(default_factory=dict)
+    networks: Mapping[str, Sequence[Interface]] = msgspec.field(default_factory=dict)
     lacking: bool = False
     filesystems: Sequence[Filesystem] = ()
 

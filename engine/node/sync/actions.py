@@ -11,7 +11,8 @@ Rules: kubelet v1.32 with sidecar containers (KEP-753), and restart rules and ep
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.api.pod import Container, ContainerRestartRule, Pod
 from engine.cri.records import CREATED, EXITED, UNKNOWN, ContainerRecord, PodRecord
@@ -103,8 +104,7 @@ def _records(containers: list[Container], record: PodRecord) -> Iterator[tuple[C
 Hash = Callable[[Container], str]
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerHealth:
+class ContainerHealth(msgspec.Struct, frozen=True):
     """What the probes report about a running container; `failed` names the probe that asks for a restart."""
 
     started: bool = True
@@ -114,8 +114,7 @@ class ContainerHealth:
 HealthOf = Callable[[ContainerRecord], ContainerHealth]
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(msgspec.Struct, frozen=True):
     container: ContainerRecord
     reason: str
     message: str
@@ -123,8 +122,7 @@ class Kill:
     """`liveness` or `startup` if a probe asks for the kill: the grace period of that probe applies."""
 
 
-@dataclass(slots=True)
-class PodActions:
+class PodActions(msgspec.Struct):
     """Describe the next actions.
 
     `kill_pod`: stop everything in the old sandbox first. `reset`: stop and remove these containers in this
@@ -134,9 +132,9 @@ class PodActions:
     kill_pod: bool = False
     create_sandbox: bool = False
     attempt: int = 0
-    kill: list[Kill] = field(default_factory=list)
-    start: list[Container] = field(default_factory=list)
-    reset: list[ContainerRecord] = field(default_factory=list)
+    kill: list[Kill] = msgspec.field(default_factory=list)
+    start: list[Container] = msgspec.field(default_factory=list)
+    reset: list[ContainerRecord] = msgspec.field(default_factory=list)
     finished: bool = False
 
     @property

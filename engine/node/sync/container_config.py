@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -42,7 +41,7 @@ from engine.node.volumes.sub_path import mount_sub_path, wanted_part
 from engine.wire import cri_v1_pb2 as cri
 
 T = TypeVar("T")
-_RESOURCES = tuple(field.name for field in dataclasses.fields(ContainerResources))
+_RESOURCES = ContainerResources.__struct_fields__
 _AMOUNTS = attrgetter(*_RESOURCES)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import Refused
 from engine.api.pod import Container, Pod
@@ -163,8 +164,7 @@ class PodMetrics:
             self._start_sli.observe(max(total - pulling - _initializing(pod), 0.0))
 
 
-@dataclass(slots=True)
-class _Startup:
+class _Startup(msgspec.Struct):
     """The start of one pod: `seen` is a Unix time, `pulling` the seconds spent on images."""
 
     seen: float

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
@@ -108,8 +109,7 @@ class ContainerPlacement(Protocol):
         """Called before a created container is started."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeServices:
+class RuntimeServices(msgspec.Struct, frozen=True):
     """The runtime: its client, the view of its pods, whether it is healthy, its name and version."""
 
     client: RuntimeClient
@@ -119,16 +119,14 @@ class RuntimeServices:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class VolumeServices:
+class VolumeServices(msgspec.Struct, frozen=True):
     """The directories of pods, and the manager that mounts volumes in them."""
 
     directories: PodVolumes
     manager: VolumeManager
 
 
-@dataclass(frozen=True, slots=True)
-class PodRecords:
+class PodRecords(msgspec.Struct, frozen=True):
     """What the agent records of pods: the accepted spec, and that a pod terminates.
 
     `forget` forgets all records of a pod, whose directory is gone.
@@ -139,8 +137,7 @@ class PodRecords:
     forget: Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Allocations:
+class Allocations(msgspec.Struct, frozen=True):
     """What pods get of the machine: cgroups, devices, claims, CPUs and NUMA nodes, and user ids."""
 
     cgroups: NodeCgroups
@@ -150,16 +147,14 @@ class Allocations:
     users: UserNamespaceAllocator
 
 
-@dataclass(frozen=True, slots=True)
-class StartControl:
+class StartControl(msgspec.Struct, frozen=True):
     """When containers may start: `slots` limits how many pods start at once; `backoff` delays restarts."""
 
     slots: asyncio.Semaphore
     backoff: Backoff
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
+class Services(msgspec.Struct, frozen=True):
     """The parts of a node that run its pods; `operations.PodOperations` passes each only what it uses."""
 
     context: NodeContext

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
@@ -42,8 +41,7 @@ RESTARTING_ALL_TEXT = "The container is removed because RestartAllContainers in 
 PENDING, RUNNING_PHASE, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 
 
-@dataclass(slots=True)
-class StatusInputs:
+class StatusInputs(msgspec.Struct):
     """The inputs of a status besides the spec and the runtime's record.
 
     `ready` and `started` answer for a running container. `end` is the reason why the node ends the pod
@@ -57,7 +55,7 @@ class StatusInputs:
     host_ips: tuple[str, ...]
     ready: Callable[[ContainerRecord], bool]
     started: Callable[[ContainerRecord], bool]
-    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    waiting: Mapping[str, Waiting] = msgspec.field(default_factory=dict)
     waiting_reason: Waiting | None = None
     end: PodEnd | None = None
     start_time: float | None = None
@@ -68,7 +66,7 @@ class StatusInputs:
     message: Callable[[ContainerRecord], str] = lambda record: record.message
     extra_conditions: tuple[PodCondition, ...] = ()
     recursive_read_only: bool = False
-    reset: Mapping[str, int] = field(default_factory=dict)
+    reset: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
 by_name = attrgetter("name")

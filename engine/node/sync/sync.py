@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from engine.api.duration import Duration, RetryDelays
 from engine.api.errors import InvalidInput, Refused
@@ -44,8 +45,7 @@ def retry_seconds(failures: int) -> float:
     return RETRIES.after(failures)
 
 
-@dataclass(frozen=True, slots=True)
-class SyncResult:
+class SyncResult(msgspec.Struct, frozen=True):
     """What one sync came to.
 
     `delay` is the number of seconds until the next one (None: when something changes). `event` and `end`

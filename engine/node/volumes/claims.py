@@ -5,8 +5,9 @@ Source: kubelet v1.36 (volume manager's populator, node affinity of persistent v
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from engine.admission.selectors import selects
 from engine.api.errors import InvalidInput, Refused
@@ -31,8 +32,7 @@ _BOUND = "Bound"
 _PROTECTED = "kubernetes.io/pvc-protection"
 
 
-@dataclass(frozen=True, slots=True)
-class BoundVolume:
+class BoundVolume(msgspec.Struct, frozen=True):
     """A persistent volume with its settings and its claim.
 
     A volume of a cloud that a pod names in its own spec has no claim.
@@ -43,8 +43,8 @@ class BoundVolume:
 
     metadata: ObjectMeta
     source: HostPathVolume | LocalVolume | CSIPersistentVolume | NFSVolume | ISCSIVolume | FCVolume
-    spec: PersistentVolumeSpec = field(default_factory=PersistentVolumeSpec)
-    claim: PersistentVolumeClaim = field(default_factory=PersistentVolumeClaim)
+    spec: PersistentVolumeSpec = msgspec.field(default_factory=PersistentVolumeSpec)
+    claim: PersistentVolumeClaim = msgspec.field(default_factory=PersistentVolumeClaim)
     directory: Path | None = None
     label: str = ""
 

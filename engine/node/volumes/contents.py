@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.api.errors import InvalidInput, KubengineError, NotFound
 from engine.api.objects.cluster_objects import ConfigMap, Secret
 from engine.api.pod import DownwardAPIVolume, Pod, Volume, VolumeProjection
 from engine.api.quantity import Quantity
 from engine.api.references import ClusterTrustBundleProjection, KeyToPath, ServiceAccountTokenProjection
+from engine.api.struct import PartlyShown
 from engine.host.atomic_writer import PublishedFile
 from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.spec.environment import field_value, resource_value
@@ -30,18 +32,17 @@ _OWN_MODE = 0o600
 Files = dict[str, PublishedFile]
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(PartlyShown, frozen=True):
     """The files of a volume; at `renew_at`, a time of the node's steady clock, they change though no object
     does.
     """
 
-    files: Mapping[str, PublishedFile] = field(repr=False)
+    HIDDEN = frozenset(("files",))
+    files: Mapping[str, PublishedFile]
     renew_at: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class ContentSource:
+class ContentSource(msgspec.Struct, frozen=True):
     """The sources of one pod: the pod, its cluster's objects, and the downward API values of its node."""
 
     pod: Pod

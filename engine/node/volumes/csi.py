@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
 
 from engine.api.errors import NotFound, Refused, Unavailable
 from engine.api.grpc_codes import (

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from engine.api.errors import Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
@@ -39,8 +41,7 @@ SUCCEEDED, IMPOSSIBLE = "FileSystemResizeSuccessful", "FileSystemResizeFailed"
 log = logging.getLogger("kubengine.volumes")
 
 
-@dataclass(frozen=True, slots=True)
-class _Mounted:
+class _Mounted(msgspec.Struct, frozen=True):
     """The volume of one pod."""
 
     pod: Pod
@@ -50,13 +51,12 @@ class _Mounted:
     read_only: bool
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(msgspec.Struct):
     """What the node knows about a volume while pods use it: its `size` here, and the result of an attempt."""
 
     size: Quantity
-    pods: dict[str, _Mounted] = field(default_factory=dict)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    pods: dict[str, _Mounted] = msgspec.field(default_factory=dict)
+    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     failed: bool = False
     refused: bool = False
 

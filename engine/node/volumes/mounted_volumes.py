@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from engine.node.volumes.claims import BoundVolume
 
@@ -12,8 +13,7 @@ Expand = Callable[[BoundVolume, int], Awaitable[None]]
 """Expands the volume to a number of bytes. Raises `NotGrown`, or `Refused` before that."""
 
 
-@dataclass(frozen=True, slots=True)
-class MadeVolume:
+class MadeVolume(msgspec.Struct, frozen=True):
     """Where containers find a volume, and what its claim is bound to.
 
     `relabel` lets the runtime give the files the SELinux label of the containers that use them. `expand` is

@@ -11,10 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from engine.api.duration import RetryDelays
 from engine.api.errors import NotFound, Refused
@@ -59,8 +61,7 @@ GROWTH_SECONDS: Final = 60.0
 log = logging.getLogger("kubengine.volumes")
 
 
-@dataclass(frozen=True, slots=True)
-class ShownNode:
+class ShownNode(msgspec.Struct, frozen=True):
     """What volumes show of the node, or match with it, as it is now."""
 
     host_ips: Callable[[], tuple[str, ...]]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -151,7 +152,7 @@ class Courses:
     def _look(self, before: _Alike) -> Iterator[_Alike]:
         """Return the nodes that need another pass."""
         for nodes in self._apart(before.nodes):
-            tracker = replace(before.tracker, last_seen=dict(before.tracker.last_seen))
+            tracker = msgspec.structs.replace(before.tracker, last_seen=dict(before.tracker.last_seen))
             alike = replace(before, nodes=nodes, tracker=tracker, looks=before.looks + 1)
             self._follow(alike)
             if len(alike.nodes):

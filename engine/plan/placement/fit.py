@@ -5,8 +5,6 @@ Amounts go through `engine.admission.everywhere`, the other checks through `engi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -58,8 +56,7 @@ def node_use(snapshot: Snapshot) -> NodeUse:
     return found
 
 
-@dataclass(frozen=True)
-class Fit(Shortages):
+class Fit(Shortages, frozen=True):
     """Hold the result of one pod against every node; `other` maps node → failures that more free resources
     would not cure.
     """

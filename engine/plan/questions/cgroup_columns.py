@@ -6,9 +6,10 @@ form a `Profile`; there are few, and the kernel runs once for each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -86,7 +87,7 @@ def cgroup_columns(
         profile[node], allocatable[node] = resolved[key]
     containers, owner, names = _containers(snapshot)
     columns = snapshot.tables.columns
-    columns = replace(columns, limits=_bounded(columns.limits, rows))
+    columns = msgspec.structs.replace(columns, limits=_bounded(columns.limits, rows))
     count = snapshot.placed
     found = BulkValues(*(np.zeros((r, n), np.int64) for r, n in ((5, count), (7, len(owner)), (7, nodes))))
     limited = np.zeros(nodes, np.bool_)
@@ -106,8 +107,8 @@ def cgroup_columns(
 def _profile(settings: CgroupSettings) -> Profile:
     return Profile(
         settings.pods,
-        replace(settings.containers, memory_capacity=0, allocatable_memory=0),
-        replace(settings.levels, allocatable_memory=None),
+        msgspec.structs.replace(settings.containers, memory_capacity=0, allocatable_memory=0),
+        msgspec.structs.replace(settings.levels, allocatable_memory=None),
     )
 
 

@@ -341,13 +341,15 @@ class _Trial:
             self._memory.allocate(pod, container, hint)
         for kind, count in _devices(container).items():
             if kind in self._devices:
-                counts = replace(self._devices[kind], request=count)
-                self._devices[kind] = replace(counts, available=taken_devices(counts, hint.mask))
+                counts = msgspec.structs.replace(self._devices[kind], request=count)
+                self._devices[kind] = msgspec.structs.replace(
+                    counts, available=taken_devices(counts, hint.mask)
+                )
 
     def _device_hints(self, wanted: Mapping[str, int]) -> dict[str, Hints]:
         """Return hints of devices whose NUMA nodes are known."""
         return {
-            kind: replace(self._devices[kind], request=count)
+            kind: msgspec.structs.replace(self._devices[kind], request=count)
             for kind, count in wanted.items()
             if kind in self._devices and any(self._devices[kind].groups)
         }

@@ -8,12 +8,12 @@ snapshot's devices, or from allocatable minus requests if no device is known by 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Meta
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from engine.api.documents.nearest import nearest

@@ -7,10 +7,10 @@ depend on how fast the machine is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from engine.admission import NotEnoughToPreempt, preempt

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.api.struct import to_json
@@ -18,14 +19,13 @@ Headers = tuple[tuple[str, str], ...]
 """In their order; names of a request in lower case."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """`path` has no query; `query` has the last value of each name, `pairs` all of them, in order.
     `body` is its first KiB. `trusted` is true on the admin socket, which alone may change something."""
 
     method: str
     path: str
-    query: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = msgspec.field(default_factory=dict)
     trusted: bool = False
     pairs: Headers = ()
     headers: Headers = ()
@@ -71,8 +71,7 @@ class Request:
         return cls(method, unquote(parts.path), dict(pairs), trusted, tuple(pairs), headers, body)
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(msgspec.Struct, frozen=True):
     """`body` is whole, or pieces that are made while they are sent, or come when they come.
 
     `last` ends the connection with this answer.
@@ -85,8 +84,7 @@ class Response:
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Takeover:
+class Takeover(msgspec.Struct, frozen=True):
     """The connection becomes something else: 101 with `headers`, then `converse` has it until it returns.
 
     `converse` gets what the peer has already said. `close` is called in any case, at the end.

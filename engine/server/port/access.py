@@ -5,7 +5,7 @@ The rule is that of kubelet v1.36 (`pkg/kubelet/server/auth.go`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 _VERBS = {"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _BESIDE_PROXY = (
@@ -24,18 +24,16 @@ _ALONE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUser:
+class RequestUser(msgspec.Struct, frozen=True):
     """The user of a request, as an API server's TokenReview describes it."""
 
     name: str
     uid: str = ""
     groups: tuple[str, ...] = ()
-    extra: dict[str, list[str]] = field(default_factory=dict)
+    extra: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(msgspec.Struct, frozen=True):
     """A verb on subresources of the node; permission for any of them is enough."""
 
     verb: str

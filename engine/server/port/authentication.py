@@ -12,10 +12,10 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import cast
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.api.config import KubeletAuthentication
 from engine.api.errors import InvalidInput

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.node.logs.container_logs import nanoseconds
@@ -25,8 +26,7 @@ _UNSAFE: Final = re.compile(r"[^a-zA-Z0-9\-_.:@]")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
 
-@dataclass(frozen=True, slots=True)
-class LogQuery:
+class LogQuery(msgspec.Struct, frozen=True):
     """What a caller wants: of services, or one file below /var/log. Times are Unix nanoseconds."""
 
     services: tuple[str, ...] = ()

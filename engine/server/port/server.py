@@ -16,10 +16,12 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from traceback import clear_frames
+
+import msgspec
+from msgspec.structs import replace
 
 from engine.api.errors import KubengineError
 from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
@@ -303,8 +305,7 @@ async def _give_up(answer: Answer) -> None:
         await answer.body.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class Presented:
+class Presented(msgspec.Struct, frozen=True):
     """Valid before `until` (Unix seconds), and while `authorities` (PEM) are the trusted client CAs."""
 
     until: float

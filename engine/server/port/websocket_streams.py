@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
 
 from engine.node.logs.container_access import ContainerStreams
 from engine.server.http.exchange import Answer, Headers, Request, Takeover

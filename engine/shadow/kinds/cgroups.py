@@ -7,8 +7,10 @@ files of a full node would cost more than everything else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from engine.api.pod import Container, Pod
 from engine.api.qos import qos_class
@@ -96,7 +98,7 @@ def wanted_of_pod(
         return
     settings = rules.settings
     pinned = exclusive.get(pod.uid, ())
-    of_pod = replace(settings.pods, enforce_cpu_limits=False) if pinned else settings.pods
+    of_pod = msgspec.structs.replace(settings.pods, enforce_cpu_limits=False) if pinned else settings.pods
     path = to_path(pod_name(settings.root, qos_class(pod), pod.uid), settings.driver)
     files = rules.files.files(pod_values(pod, of_pod))
     yield WantedGroup(path, pod.full_name, files, _amounts(pod.all_containers), POD_SETTLE)
@@ -106,7 +108,7 @@ def wanted_of_pod(
             continue
         wanted = container_resources(pod, container, settings.containers)
         if container.name in pinned and wanted.cpu_quota:
-            wanted = replace(wanted, cpu_quota=UNLIMITED_QUOTA)
+            wanted = msgspec.structs.replace(wanted, cpu_quota=UNLIMITED_QUOTA)
         files = rules.files.files(container_values(wanted))
         yield WantedGroup(
             f"{path}/{_directory(newest.id, rules)}",

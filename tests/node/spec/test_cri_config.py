@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -220,11 +220,11 @@ def test_every_amount_is_handed_on():
         cpu_period=1, cpu_quota=2, cpu_shares=3, memory_limit_in_bytes=4, oom_score_adj=5, cpuset_cpus="6",
         cpuset_mems="7", unified={"8": "9"}, memory_swap_limit_in_bytes=10,
     )  # fmt: skip
-    told = cri_resources(dataclasses.replace(values, hugepage_limits={"2MB": 11}))
+    told = cri_resources(msgspec.structs.replace(values, hugepage_limits={"2MB": 11}))
     assert [(limit.page_size, limit.limit) for limit in told.hugepage_limits] == [("2MB", 11)]
     told.ClearField("hugepage_limits")
     assert {field.name: value for field, value in told.ListFields()} == {
-        name: value for name, value in dataclasses.asdict(values).items() if value
+        name: value for name, value in msgspec.structs.asdict(values).items() if value
     }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 
+import msgspec
 import pytest
 
 from engine.cri.records import EXITED, RUNNING, ContainerRecord
@@ -15,7 +15,7 @@ from tests.node.sync.test_pod_status import condition, container, copy, record, 
 
 def again(made: ContainerRecord) -> ContainerRecord:
     """Return the next attempt of a container."""
-    return dataclasses.replace(made, id=f"{made.id}-again", attempt=made.attempt + 1)
+    return msgspec.structs.replace(made, id=f"{made.id}-again", attempt=made.attempt + 1)
 
 
 def with_init(**fields: str):
