@@ -29,17 +29,17 @@ from engine.host.stopping import stop_all
 from engine.host.tracing import NO_TRACING, Tracing
 from engine.hostsetup.host_places import HostPlaces
 from engine.node.controlplane.control_plane import Api
-from engine.node.logs.container_access import ContainerAccess
 from engine.node.managers import refuse_served_sockets
 from engine.node.nodeinfo import addresses, machine
 from engine.node.nodeinfo.options import CERTIFICATES, NodeOptions
 from engine.node.running_node import RunningNode
 from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
-from engine.node.stats.runtime_use import RuntimeUse
-from engine.node.stats.used import NodeUsage
 
 if TYPE_CHECKING:
     from engine.hostsetup.setup import HostSetup
+    from engine.node.logs.container_access import ContainerAccess
+    from engine.node.stats.runtime_use import RuntimeUse
+    from engine.node.stats.used import NodeUsage
 import logging
 
 from engine.metrics import Registry

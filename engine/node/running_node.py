@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.admission.sysctls import SysctlAllowlist, kernel_version, safe_sysctls
 from engine.api.config import KubeletConfiguration
@@ -40,7 +40,6 @@ from engine.node.images.access import ImageAccess
 from engine.node.images.docker_config import NodeCredentials
 from engine.node.images.pull import ImagePuller
 from engine.node.images.pull_records import PullRecords
-from engine.node.logs.container_access import ContainerAccess
 from engine.node.managers import ManagerListeners, Managers
 from engine.node.node_shutdown import shutdown_manager
 from engine.node.nodeinfo import machine
@@ -62,11 +61,6 @@ from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
 from engine.node.sources.static_sources import StaticSources
 from engine.node.spec.subordinate_ids import subordinate_ids
 from engine.node.spec.user_namespaces import UserNamespaceAllocator, ids_per_pod
-from engine.node.stats.runtime_use import RuntimeUse
-from engine.node.stats.sampler import UsageSampler
-from engine.node.stats.summary import FILES_SECONDS, Summaries
-from engine.node.stats.used import NodeUsage
-from engine.node.stats.volumes import VolumeFigures
 from engine.node.sync.pod_metrics import PodMetrics
 from engine.node.sync.probing import Probing
 from engine.node.sync.services import (
@@ -85,8 +79,15 @@ from engine.node.volumes.local_devices import LocalDevices
 from engine.plugins.watcher import PluginHandler, PluginWatcher
 from engine.wire import cri_v1_pb2 as cri
 
-PLUGINS_REGISTRY = "plugins_registry"
-RECORDS = "kubengine_records"
+if TYPE_CHECKING:  # imported when somebody asks for statistics, or for a container
+    from engine.node.logs.container_access import ContainerAccess
+    from engine.node.stats.runtime_use import RuntimeUse
+    from engine.node.stats.sampler import UsageSampler
+    from engine.node.stats.summary import Summaries
+    from engine.node.stats.used import NodeUsage
+    from engine.node.stats.volumes import VolumeFigures
+
+PLUGINS_REGISTRY, RECORDS = "plugins_registry", "kubengine_records"
 STARTS_AT_ONCE = 8
 RECONCILE_SECONDS = 60.0
 
@@ -208,18 +209,18 @@ class RunningNode:
 
     def _create_volumes(self) -> None:
         context, plane, managers = self._context, self._control_plane, self.managers
-        self._volumes = _pod_volumes(context)
+        section = context.kubengine_config.eviction
+        self._volumes = PodVolumes(
+            context.root,
+            project_quotas=section.project_quotas,
+            registry=context.registry,
+            selinux=read_selinux(),
+        )
         self._records = RecordStore(
             context.root / RECORDS, context.tasks, names=PodRecordNames(pods_directory(context.root))
         )
         self._accepted = AcceptedSpecs(self._records)
-        self._csi = CsiStorage(
-            context,
-            plane.objects,
-            plane.drivers,
-            self.attachments,
-            usage_seconds=max(context.config.volume_stats_agg_period, FILES_SECONDS),
-        )
+        self._csi = CsiStorage(context, plane.objects, plane.drivers, self.attachments)
         self._claims = ClaimManager(
             context,
             claims=plane.objects,
@@ -492,6 +493,8 @@ class RunningNode:
     @cached_property
     def containers(self) -> ContainerAccess:
         """Access to the containers of the pods."""
+        from engine.node.logs.container_access import ContainerAccess
+
         return ContainerAccess(
             self._runtime,
             pods=self.pods.all,
@@ -552,6 +555,8 @@ class RunningNode:
 
     @cached_property
     def _sampler(self) -> UsageSampler:
+        from engine.node.stats.sampler import UsageSampler
+
         return UsageSampler(
             pods=lambda: list(self.watch.pods.values()),
             pod_cgroup=self._cgroups.pod_path,
@@ -566,11 +571,15 @@ class RunningNode:
 
     @cached_property
     def _volume_figures(self) -> VolumeFigures:
+        from engine.node.stats.volumes import VolumeFigures
+
         context = self._context
         return VolumeFigures(self._volume_manager.made, self._csi, context.recorder, context.clock)
 
     @cached_property
     def _summaries(self) -> Summaries:
+        from engine.node.stats.summary import Summaries
+
         return Summaries(
             self._context,
             began=self._began,
@@ -580,13 +589,6 @@ class RunningNode:
             held=lambda: list(self.watch.pods.values()),
             known=self.pods.get,
         )
-
-
-def _pod_volumes(context: NodeContext) -> PodVolumes:
-    section = context.kubengine_config.eviction
-    return PodVolumes(
-        context.root, project_quotas=section.project_quotas, registry=context.registry, selinux=read_selinux()
-    )
 
 
 def _host_support(config: KubeletConfiguration, runtime_health: RuntimeHealth) -> HostSupport:

@@ -8,8 +8,7 @@ for the known ids, followed by the new ids in order of appearance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +24,7 @@ NO_TOPOLOGY = 0
 NodeIds = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceList:
+class DeviceList(NamedTuple):
     """Hold one message. Columns have a row per known id, then one per id of `new_ids`.
 
     `state`: `ABSENT`, `UNHEALTHY` or `HEALTHY` (exactly the text "Healthy"), uint8. `topology`: the index's

@@ -8,21 +8,43 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from logging.handlers import MemoryHandler
 from typing import Final, TextIO
 
 from engine.api.config import DEBUG_VERBOSITY, LoggingConfiguration
 
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MOST_HELD: Final = 1000
-NEVER: Final = logging.CRITICAL + 1
+
+
+class HeldLogs(logging.Handler):
+    """Hold messages; write them as text if there are too many, and at the process's end.
+
+    `logging.handlers.MemoryHandler` would do the same, but loads sockets, queues and pickle.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+        if len(self._records) >= MOST_HELD:
+            self.flush()
+
+    def take(self) -> list[logging.LogRecord]:
+        """Return what is held, and hold nothing any longer."""
+        records, self._records = self._records, []
+        return records
+
+    def flush(self) -> None:
+        target = _stream(sys.stderr, logging.Formatter(TEXT))
+        for record in self.take():
+            target.handle(record)
 
 
 def hold_logs() -> None:
     """Keep messages until `begin_logging` knows their format; at the process's end they appear as text."""
-    logging.basicConfig(
-        handlers=[MemoryHandler(MOST_HELD, NEVER, target=_stream(sys.stderr, logging.Formatter(TEXT)))]
-    )
+    logging.basicConfig(handlers=[HeldLogs()])
     logging.getLogger("kubengine").setLevel(logging.INFO)
 
 
@@ -37,15 +59,14 @@ def begin_logging(
     if level is None:
         level = logging.DEBUG if config.verbosity >= DEBUG_VERBOSITY else logging.INFO
     handlers = _handlers(config) if view is None else [view]
-    held = [handler for handler in logging.root.handlers if isinstance(handler, MemoryHandler)]
+    held = [handler for handler in logging.root.handlers if isinstance(handler, HeldLogs)]
     for handler in held:
         logging.root.removeHandler(handler)
     logging.basicConfig(handlers=handlers)
     logging.getLogger("kubengine").setLevel(level)
     for handler in held:
-        for record in handler.buffer:
+        for record in handler.take():
             logging.root.handle(record)
-        handler.buffer.clear()
         handler.close()
 
 

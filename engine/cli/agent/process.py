@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -41,8 +40,7 @@ class _OwnRuntime(Protocol):
     async def purge(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
+class AgentOptions(msgspec.Struct, frozen=True):
     """Options for starting an agent.
 
     `runtime` is `embedded`, `hollow`, a CRI socket, or None for the best built-in runtime. `clean_up` says

@@ -6,6 +6,7 @@ Savings measured at the end of start-up, up to `/healthz` (two cores, Python 3.1
 - grpcio, which device plugins and clients of pod resources need, is not imported: 23 MB, 0.2 s;
 - protobuf's pure Python messages, which its C messages replace, are not loaded: 0.6 MB, 10 ms;
 - NumPy is loaded when a decision or a scrape first computes with columns: 11.5 MB, 0.09 s;
+- msgspec takes functions from `typing` instead of loading `typing_extensions`: 1 MB, 6 ms;
 - NumPy's linear algebra starts no thread per core, each with its stack and set-up: about 20 ms on two cores;
 - all threads share one allocation arena, as only one runs Python at a time: 1 MB at 300 pods;
 - garbage collection is off during start-up and afterwards skips the objects that start-up created: 20 ms, and
@@ -26,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 POSTPONED = ("ssl", "asyncio.sslproto", "google.protobuf.internal.python_message", "numpy", "numpy.typing")
+EXTENSIONS = "typing_extensions"
 THREADS = "OPENBLAS_NUM_THREADS"
 M_ARENA_MAX = -8
 
@@ -74,6 +76,7 @@ _STAND_INS: dict[str, dict[str, Any]] = {
 def lean_imports() -> Iterator[None]:
     """Wrap the agent's imports, before anything else imports asyncio or NumPy."""
     _postpone()
+    _import_msgspec()
     with contextlib.suppress(AttributeError):  # only the GNU C library has it
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     gc.disable()
@@ -102,6 +105,17 @@ def _postpone() -> None:
         if name not in sys.modules:
             sys.modules[name] = module = _Postponed(name)
             module.__dict__.update(_STAND_INS.get(name, {}))
+
+
+def _import_msgspec() -> None:
+    """Import msgspec, which uses typing_extensions for older Pythons only, but imports it if it is there."""
+    if EXTENSIONS in sys.modules:
+        return
+    sys.modules[EXTENSIONS] = None  # type: ignore[assignment] # makes its import fail
+    try:
+        importlib.import_module("msgspec")
+    finally:
+        del sys.modules[EXTENSIONS]
 
 
 def settle() -> None:

@@ -226,7 +226,9 @@ def _family(version: int) -> socket.AddressFamily:
 async def _resolved(name: str) -> list[str]:
     try:
         async with asyncio.timeout(DNS_SECONDS):
-            found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_DGRAM)
+            # A str would load the codec of international names, with its tables of Unicode.
+            host = name.encode("ascii")
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError, TimeoutError):
         return []
     return list(dict.fromkeys(str(each[4][0]) for each in found))

@@ -32,9 +32,8 @@ from engine.node.stats.sampler import UsageSampler
 from engine.node.stats.summary_pods import PodFiles, SummaryPods
 from engine.node.stats.used import NodeUsage
 from engine.node.stats.volumes import VolumeFigures, file_system
+from engine.node.volumes.csi_storage import FILES_SECONDS
 from engine.wire import cri_v1_pb2 as cri
-
-FILES_SECONDS = 10.0
 
 Entry = dict[str, Any]
 ASKED_AT_ONCE = 16

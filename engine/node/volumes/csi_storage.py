@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CSI_PLUGIN: Final = "CSIPlugin"
 """The plugin type of drivers."""
+FILES_SECONDS: Final = 10.0
+"""Seconds for which measured files of volumes are shown at least."""
 
 
 class _Parts(NamedTuple):
@@ -43,10 +45,9 @@ class CsiStorage:
         objects: ClusterObjects,
         records: DriverRecords,
         attachments: Attachments,
-        *,
-        usage_seconds: float,
     ) -> None:
-        self._clock, self._usage_seconds = context.clock, usage_seconds
+        self._clock = context.clock
+        self._usage_seconds = max(context.config.volume_stats_agg_period, FILES_SECONDS)
         self._root = context.root
         self._node = context.name
         self._objects = objects

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.metrics import Registry
-from engine.node.logs.container_access import ContainerAccess
-from engine.node.stats.runtime_use import RuntimeUse
-from engine.node.stats.used import NodeUsage
+
+if TYPE_CHECKING:
+    from engine.node.logs.container_access import ContainerAccess
+    from engine.node.stats.runtime_use import RuntimeUse
+    from engine.node.stats.used import NodeUsage
 
 T = TypeVar("T")
 

@@ -186,7 +186,6 @@ def keep(
             objects,
             NoRecords(),
             Attachments(lambda: None),
-            usage_seconds=60.0,
         )
         return VolumeManager(
             node_context(recorder=recorder, registry=registry, tasks=Tasks(), clock=lambda: NOW),
