@@ -251,6 +251,7 @@ def _type(annotation: Any) -> str:
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = re.sub(r"\b(?:engine|pathlib)\.(?:[a-z_]+\.)*(?=[A-Z])", "", text)
     text = re.sub(r"Annotated\[(.*?), msgspec\.Meta\([^)]*\)\]", r"\1", text)
     return re.sub(r"Optional\[(\w+)\]", r"\1 | None", re.sub(r"(?:collections\.abc|typing)\.", "", text))
 

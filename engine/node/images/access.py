@@ -46,7 +46,6 @@ ALWAYS: Final = "AlwaysVerify"
 _JSON_TYPE, _JSON_KEY = "kubernetes.io/dockerconfigjson", ".dockerconfigjson"
 _LEGACY_TYPE, _LEGACY_KEY = "kubernetes.io/dockercfg", ".dockercfg"
 log = logging.getLogger("kubengine.images")
-CredentialPrograms = Callable[[str, Pod, "PodCredentials"], Awaitable[Sequence[Credentials]]]
 _Account = tuple[bool, PullCredentials | None]
 """Whether a pod must prove access to a present image, and the credentials that prove it."""
 
@@ -102,6 +101,9 @@ class PodCredentials(ServiceAccounts, Protocol):
 
     async def secret(self, pod: Pod, name: str) -> Secret:
         """Return the secret. Raises `KubengineError`."""
+
+
+CredentialPrograms = Callable[[str, Pod, PodCredentials], Awaitable[Sequence[Credentials]]]
 
 
 class ImageAccess:
