@@ -223,10 +223,11 @@ def verb(name: str) -> click.Command:
 class _PlanGroup(click.Group):
     """List question and file commands; a command that is not a question is imported when it is called."""
 
+    COMPARISONS = ("diff", "compare")
     FILES = ("snapshot", "history", "synth", "place", "run", "schema")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*QUESTIONS, "diff", *self.FILES]
+        return [*QUESTIONS, *self.COMPARISONS, *self.FILES]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -237,7 +238,7 @@ class _PlanGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in QUESTIONS:
             return verb(cmd_name)
-        if cmd_name == "diff" or cmd_name in self.FILES:
+        if cmd_name in (*self.COMPARISONS, *self.FILES):
             commands: dict[str, click.Command] = {}
             for module in ("plan_files", "plan_history", "plan_scenarios"):
                 commands |= import_module(f"engine.cli.{module}").COMMANDS

@@ -55,7 +55,7 @@ def _option(name: str, hint: Any, field: msgspec.structs.FieldInfo) -> Callable[
         inner = _plain(get_args(hint)[0])
         if inner not in (str, int) and get_origin(inner) is not Literal:
             return click.option(flag, f"given_{name}", multiple=True, metavar="JSON", help=help)
-        return click.option(flag, f"given_{name}", multiple=True, type=_type(inner), help=help)
+        return click.option(*short, flag, f"given_{name}", multiple=True, type=_type(inner), help=help)
     default = field.default if field.default is not msgspec.NODEFAULT else None
     shown = default not in (None, "")
     return click.option(

@@ -1,9 +1,10 @@
-"""Implement `kubengine plan run`, `diff` and `schema`: run scenario files, and compare one question under two
-settings.
+"""Implement `kubengine plan run`, `diff`, `compare` and `schema`: run scenario files, and compare one
+question under two settings, or two snapshots.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import msgspec
 from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.cli.plan import computing, deliver, opened, output_options, source_options
+from engine.plan.answers.answer import joined
 from engine.plan.answers.diff import difference
 from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions import QUESTIONS
+from engine.plan.questions.compare import compare as compare_snapshots
 from engine.plan.reading.yaml_document import split_error
 from engine.plan.scenario import Plan, expected_fields, laid_over, scenario_schema
 from engine.plan.synth.cluster import synthesize
@@ -67,18 +70,10 @@ def diff(question: str, common: str, side_a: str, side_b: str, **options: Any) -
     sides = [_object(side_a, "-a"), _object(side_b, "-b")]
     cluster = opened(options)
     selection = NodeSelection(options["only"], options["labels"], options["sample"], options["seed"])
-    asked_of = []
-    for name, side in zip("ab", sides, strict=True):
-        try:
-            asked_of.append(msgspec.convert(laid_over(base, side), QUESTIONS[question].parameters))
-        except msgspec.ValidationError as error:
-            text, path = split_error(error)
-            where = ".".join(map(str, path))
-            if text == "unknown field":
-                text += expected_fields(where, QUESTIONS[question].parameters)
-            raise InvalidInput(f"{where}: {text}" if where else text, subject=f"-{name}") from None
-        except InvalidInput as error:
-            raise InvalidInput(str(error), subject=f"-{name}") from None
+    asked_of = [
+        _parameters(question, laid_over(base, side), f"-{name}")
+        for name, side in zip("ab", sides, strict=True)
+    ]
     with computing(question, len(sides), options) as step:
         answers = [
             ask(
@@ -89,6 +84,53 @@ def diff(question: str, common: str, side_a: str, side_b: str, **options: Any) -
         ]  # fmt: skip
     asked = {"question": question, "with": base, "a": sides[0], "b": sides[1]}
     deliver(difference(*answers), cluster, asked, options)
+
+
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option(
+    "--ask", "questions", multiple=True, type=click.Choice(list(QUESTIONS)), help="Also compare its answers."
+)
+@click.option("--with", "common", default="{}", metavar="JSON", help="Parameters of these questions.")
+@click.option("--strict", is_flag=True, help="Refuse a snapshot with a fault instead of counting it.")
+@click.option("--quiet", is_flag=True, help="No progress bar and no list of faults.")
+@output_options
+def compare(a: str, b: str, questions: tuple[str, ...], common: str, **options: Any) -> None:
+    """Compare two snapshots of a cluster: which nodes and pods came, went, moved and grew from A to B.
+
+    With --ask, also show how the answers to these questions differ.
+    """
+    given = _object(common, "--with")
+    clusters = []
+    for path in (a, b):
+        source = {"snapshot": (path,), "kubeconfig": "", "context": "", "node_documents": True}
+        clusters.append(opened(source | {name: options[name] for name in ("strict", "quiet")}))
+    selection = NodeSelection(options["only"], options["labels"], options["sample"], options["seed"])
+    found = compare_snapshots(*(selection.of(cluster.whole) for cluster in clusters))
+    parts = [found]
+    with computing("compare", max(len(questions), 1), options) as step:
+        for name in questions:
+            parameters = _parameters(name, given, "--with")
+            answers = [ask(cluster, name, parameters, selection=selection, step=step) for cluster in clusters]
+            parts.append(difference(*answers).named(name))
+    answer = replace(joined(parts), headline=found.headline)
+    deliver(answer, clusters[1], {"question": "compare", "a": a, "b": b, "ask": list(questions)}, options)
+
+
+def _parameters(question: str, given: dict[str, Any], option: str) -> msgspec.Struct:
+    """Return a question's parameters. Raise `InvalidInput` naming the field and the option."""
+    kind = QUESTIONS[question].parameters
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        text, path = split_error(error)
+        where = ".".join(map(str, path))
+        if text == "unknown field":
+            text += expected_fields(where, kind)
+        raise InvalidInput(f"{where}: {text}" if where else text, subject=option) from None
+    except InvalidInput as error:
+        raise InvalidInput(str(error), subject=option) from None
 
 
 def _object(text: str, option: str) -> dict[str, Any]:
@@ -105,4 +147,4 @@ def schema() -> None:
     click.echo(msgspec.json.format(encode_json(scenario_schema()), indent=2).decode())
 
 
-COMMANDS: dict[str, click.Command] = {"run": run, "diff": diff, "schema": schema}
+COMMANDS: dict[str, click.Command] = {"run": run, "diff": diff, "compare": compare, "schema": schema}

@@ -111,6 +111,7 @@ def restored(answer: Answer, table: dict[str, dict[str, str]]) -> list[dict[str,
         ("drain", {"nodes": ["{n1}"]}),
         ("evict", {"available": "10Mi", "use": "90%"}),
         ("admit", {"requests": {"cpu": "1"}}),
+        ("pending", {}),
         ("cgroups", {}),
     ],
 )

@@ -189,6 +189,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("cgroups", {"detail": ["pods", "containers", "lint"]}),
     ("devices", {"resource": "nvidia.com/gpu"}),
     ("drain", {"nodes": ["*1"]}),
+    ("pending", {}),
 ]
 
 

@@ -22,7 +22,9 @@ from engine.plan.questions.device_taint import DeviceTaintParameters, device_tai
 from engine.plan.questions.devices import DevicesParameters, check_devices, devices
 from engine.plan.questions.drain import DrainParameters, drain
 from engine.plan.questions.evict import EvictParameters, evict
+from engine.plan.questions.headroom import HeadroomParameters, headroom
 from engine.plan.questions.image_gc import ImageGCParameters, image_gc
+from engine.plan.questions.pending import PendingParameters, pending
 from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.questions.requested_pods import check_resources
 from engine.plan.questions.rightsize import RightsizeParameters, rightsize
@@ -118,5 +120,19 @@ QUESTIONS = {
             "What would a new kubelet configuration change, and which pods would it end?",
         ),
         Question("drain", DrainParameters, drain, "Where would the pods of these nodes go?", per_node=False),
+        Question(
+            "headroom",
+            HeadroomParameters,
+            headroom,
+            "How many more of these workloads fit, and what is left if a node or a zone fails?",
+            per_node=False,
+        ),
+        Question(
+            "pending",
+            PendingParameters,
+            pending,
+            "Why are pods pending, and which node groups would have to grow?",
+            per_node=False,
+        ),
     )
 }

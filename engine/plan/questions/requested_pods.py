@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from engine.admission.asked_pod import PodParameters, pods_asked_about
 from engine.admission.predicates import NATIVE
 from engine.api.documents.nearest import nearest
@@ -19,8 +21,8 @@ def requested_pods(snapshot: Snapshot, parameters: PodParameters) -> Sequence[Po
     """Return typed pods with an API server's defaults and uids of their own. Raise `InvalidInput`."""
     pods = pods_asked_about(
         parameters,
-        like=lambda label: _like(snapshot, label),
-        class_priority=lambda name: _class_priority(snapshot, name),
+        like=lambda label: pod_like(snapshot, label)[0],
+        class_priority=lambda name: priority_of_class(snapshot, name),
         known_resources=offered(snapshot),
     )
     for number, pod in enumerate(pods):
@@ -51,15 +53,22 @@ def check_resources(snapshot: Snapshot, parameters: PodParameters) -> list[str]:
     return said
 
 
-def _class_priority(snapshot: Snapshot, name: str) -> int | None:
+def priority_of_class(snapshot: Snapshot, name: str) -> int | None:
+    """Return the value of a PriorityClass, None if the snapshot has none of this name."""
     rows = snapshot.priority_classes.to_pylist()
     return next((int(row["value"]) for row in rows if row["name"] == name), None)
 
 
-def _like(snapshot: Snapshot, label: str) -> Pod:
+def pod_like(snapshot: Snapshot, label: str) -> tuple[Pod, str]:
+    """Return a copy of the pod `namespace/name` with its labels, and its owner as `Kind/name`.
+
+    Raise `InvalidInput` if there is none.
+    """
     namespace, _, name = label.rpartition("/")
     names = snapshot.pods["name"].to_pylist()
     for row, found in enumerate(names):
         if found == name and snapshot.pods["namespace"][row].as_py() == (namespace or "default"):
-            return pod_object(snapshot, row)
+            pod = pod_object(snapshot, row)
+            pod.metadata.labels = msgspec.json.decode(snapshot.pods["labels"][row].as_py() or "null")
+            return pod, snapshot.pods["owner"][row].as_py()
     raise InvalidInput("no such pod in the snapshot", subject=label)
