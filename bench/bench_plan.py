@@ -30,7 +30,7 @@ from engine.plan.questions.cgroups import CgroupsParameters, cgroups
 from engine.plan.questions.cpus import CpusParameters, cpus
 from engine.plan.questions.evict import EvictParameters, evict
 from engine.plan.questions.preempt import PreemptParameters, preempt
-from engine.plan.questions.requested_pods import requested_pods
+from engine.plan.reading.requested_pods import requested_pods
 from engine.plan.snapshot.json_writer import write_list
 from engine.plan.snapshot.lazy_table import whole
 from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS, PinnedState, pinning_text, processors_text

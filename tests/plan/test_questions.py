@@ -38,7 +38,7 @@ from engine.plan.questions.drain import DrainParameters, drain
 from engine.plan.questions.evict import EvictParameters, evict
 from engine.plan.questions.image_gc import ImageGCParameters, image_gc
 from engine.plan.questions.preempt import PreemptParameters, preempt
-from engine.plan.questions.requested_pods import requested_pods
+from engine.plan.reading.requested_pods import requested_pods
 from engine.plan.snapshot.objects import node_object, pods_of_node
 from engine.tables import QOS_NAMES, PodTable
 from engine.topologymanager.policy import Numa, TopologyPolicy

@@ -82,7 +82,7 @@ class Collector:
                 step((last - first) / self.times.count / len(points))
         there = self._builder.measures
         for measure in MEASURES:
-            if measure.name not in there:
+            if measure.name not in there and not measure.optional:
                 self._absent(measure)
         self._report()
         meta = {

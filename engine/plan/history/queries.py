@@ -11,6 +11,8 @@ REPLICA_LABELS: Final = ("job", "prometheus_replica", "replica", "cluster")
 """Labels in which copies of one container's series differ."""
 _CONTAINERS: Final = 'container!="",container!="POD"'
 _ROOT: Final = 'id="/"'
+_PODS: Final = 'id=~"/kubepods|/kubepods.slice"'
+_SYSTEM: Final = 'id="/system.slice"'
 _MILLION: Final = 1_000_000
 
 
@@ -18,7 +20,8 @@ _MILLION: Final = 1_000_000
 class Measure:
     """One measure: `function` of `metric` over a step, in `unit` after multiplying by `scale`.
 
-    `required` measures make a history useless if they are missing everywhere.
+    `required` measures make a history useless if they are missing everywhere. The absence of `optional` ones
+    is not reported.
     """
 
     name: str
@@ -28,6 +31,7 @@ class Measure:
     unit: str
     scale: float = 1.0
     required: bool = False
+    optional: bool = False
 
     @property
     def of_containers(self) -> bool:
@@ -55,7 +59,13 @@ MEASURES: Final = (
     Measure("ooms", "container_oom_events_total", "increase", _CONTAINERS, "times"),
     Measure("node-memory", _MEMORY, "max_over_time", _ROOT, "bytes"),
     Measure("node-cpu", _CPU, "rate", _ROOT, "micro-CPU", _MILLION),
+    Measure("pods-memory", _MEMORY, "max_over_time", _PODS, "bytes", optional=True),
+    Measure("pods-cpu", _CPU, "rate", _PODS, "micro-CPU", _MILLION, optional=True),
+    Measure("system-memory", _MEMORY, "max_over_time", _SYSTEM, "bytes", optional=True),
+    Measure("system-cpu", _CPU, "rate", _SYSTEM, "micro-CPU", _MILLION, optional=True),
     Measure("node-memory-stall", _STALL.format("memory"), "rate", _ROOT, "millionths", _MILLION),
     Measure("node-cpu-stall", _STALL.format("cpu"), "rate", _ROOT, "millionths", _MILLION),
 )
-"""What is read: use of containers, kills for lack of memory, use and stall (PSI) of nodes."""
+"""What is read: use of containers, kills for lack of memory, use and stall (PSI) of nodes, and the use of all
+pods of a node and of its system services.
+"""

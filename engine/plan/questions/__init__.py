@@ -26,9 +26,10 @@ from engine.plan.questions.headroom import HeadroomParameters, headroom
 from engine.plan.questions.image_gc import ImageGCParameters, image_gc
 from engine.plan.questions.pending import PendingParameters, pending
 from engine.plan.questions.preempt import PreemptParameters, preempt
-from engine.plan.questions.requested_pods import check_resources
+from engine.plan.questions.reserve import ReserveParameters, reserve
 from engine.plan.questions.rightsize import RightsizeParameters, rightsize
 from engine.plan.questions.rollout import RolloutParameters, rollout
+from engine.plan.reading.requested_pods import check_resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,13 @@ QUESTIONS = {
             RolloutParameters,
             rollout,
             "What would a new kubelet configuration change, and which pods would it end?",
+        ),
+        Question(
+            "reserve",
+            ReserveParameters,
+            reserve,
+            "What should nodes reserve, and which of them reserve too little?",
+            per_node=False,
         ),
         Question("drain", DrainParameters, drain, "Where would the pods of these nodes go?", per_node=False),
         Question(

@@ -9,7 +9,7 @@ from engine.admission.predicates import host_ports
 from engine.api.pod import Pod
 from engine.plan.answers.answer import Answer, Rows, coded
 from engine.plan.placement.fit import NodeUse, fit, node_use
-from engine.plan.questions.requested_pods import requested_pods
+from engine.plan.reading.requested_pods import requested_pods
 from engine.plan.snapshot.columns import Snapshot
 
 

@@ -30,7 +30,7 @@ from engine.memorymanager.static_policy import StaticMemoryPolicy, pod_wanted_me
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.placement.fit import fit, node_use
 from engine.plan.questions.devices import device_groups, numa_text, taken_devices
-from engine.plan.questions.requested_pods import check_resources, requested_pods
+from engine.plan.reading.requested_pods import check_resources, requested_pods
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS, NodeCpus, node_cpus
 from engine.plan.snapshot.objects import configuration_object

@@ -27,8 +27,8 @@ from engine.plan.placement.moves import Mover
 from engine.plan.placement.owners import of_daemon_sets, without_controller
 from engine.plan.placement.room import Room, request_matrix
 from engine.plan.placement.topology import Undecidable
-from engine.plan.questions.requested_pods import pod_like, priority_of_class
 from engine.plan.reading.added import AddedPods, with_pods
+from engine.plan.reading.requested_pods import pod_like, priority_of_class
 from engine.plan.reading.workload_file import load_workloads
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.objects import node_object

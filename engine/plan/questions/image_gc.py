@@ -19,8 +19,8 @@ from engine.images import selection
 from engine.images.policy import ImageGCPolicy
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.questions.configuration import NodeConfigurations
-from engine.plan.questions.history import image_uses
 from engine.plan.questions.image_columns import image_columns, image_slice
+from engine.plan.reading.image_uses import image_uses
 from engine.plan.snapshot.columns import Snapshot
 from engine.tables import ImageColumns
 

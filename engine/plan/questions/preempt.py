@@ -24,7 +24,7 @@ from engine.plan.answers.answer import RESOURCE_UNITS, USED_AFTER, USED_BEFORE, 
 from engine.plan.placement.fit import Fit, NodeUse, fit, node_use
 from engine.plan.questions.preempt_account import list_account
 from engine.plan.questions.preempt_policy import short_nodes, victims_by_policy
-from engine.plan.questions.requested_pods import requested_pods
+from engine.plan.reading.requested_pods import requested_pods
 from engine.plan.snapshot.columns import Snapshot
 from engine.tables import CPU_ID, HAS_PRIORITY, MEMORY_ID, QOS_NAMES
 

@@ -86,6 +86,12 @@ class SizedCluster:
                 row = self.history.row((measure, "", namespace, name, "app"))
                 row[:] = encode(np.broadcast_to(np.asarray(values, float), TIMES.count))
 
+    def node_use(self, name: str, memory: Any, cpu: Any = 0.0, part: str = "node") -> None:
+        """Record bytes and cores of a node, or of its `pods` or `system` slice."""
+        for measure, values in (("memory", memory), ("cpu", np.multiply(cpu, 1e6))):
+            row = self.history.row((f"{part}-{measure}", name, "", "", ""))
+            row[:] = encode(np.broadcast_to(np.asarray(values, float), TIMES.count))
+
     def write(self, directory: Path) -> tuple[Path, Path]:
         """Return the files of the cluster and of its history."""
         cluster, history = directory / "cluster.json", directory / "use.arrow"

@@ -62,7 +62,8 @@ def recording() -> Recording:
     made.add("container_oom_events_total", {"namespace": "shop", "pod": "plain-0", "container": "app"},
              [(at, float(at > END - 3600)) for at in SCRAPED])  # fmt: skip
     made.node("n1", SCRAPED, [4 * 1024 * MI] * count)
-    made.add(MEMORY, {"id": "/system.slice", "node": "n1"}, [(at, 1.0) for at in SCRAPED])
+    for path, amount in (("/system.slice", MI), ("/kubepods.slice", 2 * MI), ("/system.slice/ssh", 1.0)):
+        made.add(MEMORY, {"id": path, "node": "n1"}, [(at, amount) for at in SCRAPED])
     return made
 
 
@@ -70,6 +71,17 @@ def recording() -> Recording:
 def server(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with prometheus(tmp_path_factory.mktemp("prometheus"), recording) as address:
         yield address
+
+
+@needs_prometheus
+def test_the_slices_of_a_node_are_read_apart(server: str) -> None:
+    faults = FaultLog()
+    history = collected(server, faults)
+    for measure, amount in (("system-memory", MI), ("pods-memory", 2 * MI), ("node-memory", 4096 * MI)):
+        (row,) = history.rows(measure)
+        assert np.nanmax(history.values(np.array([row]))) == pytest.approx(amount, rel=0.001)
+    # No CPU of slices was scraped, which is no fault: reserve says so.
+    assert not [fault for fault in faults.kept if fault.field in ("pods-cpu", "system-cpu")]
 
 
 def collected(address: str, faults: FaultLog, **options: Any) -> History:
