@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import load_config
-from engine.api.errors import NotFound, Unavailable
+from engine.api.errors import NotFound, Refused, Unavailable
 from engine.api.events import Event
 from engine.api.pod import Pod
 from engine.api.struct import to_builtins
@@ -39,6 +40,10 @@ DEFAULTS: Document = {
     "enableServer": False,
 }
 """What keeps the machine out of a test: neither its cgroups, its memory and disk, nor its ports."""
+FINAL_PHASES = ("Failed", "Succeeded")
+MOUNT_FAILURES = ("FailedMount", "FailedMapVolume")
+MOUNT_POLLS = round(1.5 / POLL_SECONDS)
+"""The agent mounts again after a second: a fault that a test planned for one call is over by then."""
 CSI_DRIVER: Document = {
     "attachRequired": False,
     "podInfoOnMount": False,
@@ -140,10 +145,28 @@ class HollowNode:
         """Give a pod to the node and return it as a document when it is in `phase`.
 
         A pod with init containers or a readiness probe may be Running before it is ready: use `wait_until`.
-        Raise `Unavailable` after `timeout` seconds, with the pod's status and events.
+        Raise `Refused` with the cause as soon as the pod cannot get there by itself: the node refused its
+        manifest, it is in another final phase, or a volume is still not mounted after the first retry. Raise
+        `Unavailable` after `timeout` seconds, with the pod's status and events.
         """
+        begun = time.time()
         name = self.apply(pod)
-        self.wait_until(lambda: (self.status(name) or {}).get("phase") == phase, timeout, about=name)
+        mounts_left = MOUNT_POLLS
+
+        def reached() -> bool:
+            nonlocal mounts_left
+            now = (self.status(name) or {}).get("phase")
+            if now == phase:
+                return True
+            cause = self._refusal(name, now, begun)
+            if not cause and (unmounted := self._mount_failure(name, begun)):
+                mounts_left -= 1
+                cause = unmounted if mounts_left < 0 else ""
+            if cause:
+                raise Refused(f"will not be {phase}: {cause}", subject=f"pod {name}")
+            return False
+
+        self.wait_until(reached, timeout, about=name)
         return self.pod(name)
 
     def apply(self, pod: Document) -> str:
@@ -207,7 +230,10 @@ class HollowNode:
     def wait_until(
         self, condition: Callable[[], object], timeout: float = SECONDS, *, about: str = ""
     ) -> None:
-        """Wait until `condition` is true; it is asked often. Raise `Unavailable` after `timeout` seconds."""
+        """Wait until `condition` is true; it is asked often. Raise `Unavailable` after `timeout` seconds.
+
+        The time in which a busy machine does not run the test does not count.
+        """
         for _ in range(max(1, round(timeout / POLL_SECONDS))):
             if condition():
                 return
@@ -288,6 +314,20 @@ class HollowNode:
         wanted = self._full_name(pod)
         pods: list[Pod] = self._thread.call(self._running().pods)
         return next((each for each in pods if each.full_name == wanted), None)
+
+    def _refusal(self, pod: str, phase: str | None, begun: float) -> str:
+        """Return why a pod has ended or its manifest, applied at `begun`, was refused; or nothing."""
+        if phase in FINAL_PHASES:
+            return f"it is {phase}. {self._describe(pod)}"
+        namespace, name = pod.split("/")
+        manifest = str(self._manifest(namespace, name.removesuffix(f"-{self.name}")))
+        refused = (event.message for event in self.events("FailedManifest") if event.at >= begun)
+        return next((message for message in refused if message.startswith(manifest)), "")
+
+    def _mount_failure(self, pod: str, begun: float) -> str:
+        """Return why a volume of the pod could not be mounted since `begun`, or nothing."""
+        events = [event for event in self.events() if event.pod == pod and event.at >= begun]
+        return next((event.message for event in events if event.reason in MOUNT_FAILURES), "")
 
     def _describe(self, pod: str) -> str:
         status = self.status(pod) if pod else None

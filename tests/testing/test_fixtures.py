@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import NotFound, Unavailable
+from engine.api.errors import NotFound, Refused, Unavailable
 from engine.testing import ApiServerFault, DevicePluginFault, HollowNode, ThreadedApiServer
 
 GPU = {"example.com/gpu": "1"}
@@ -47,8 +47,32 @@ def test_a_pod_survives_a_restart_of_the_agent(hollow_node: HollowNode) -> None:
 
 
 def test_what_a_wait_waited_for_is_explained(hollow_node: HollowNode) -> None:
+    name = hollow_node.apply(pod("big", limits={"cpu": "100k"}))
     with pytest.raises(Unavailable, match=r"(?s)pod .*big-node: still not as awaited.*res: cpu"):
-        hollow_node.run(pod("big", limits={"cpu": "100k"}), timeout=0.5)
+        hollow_node.wait_until(lambda: False, timeout=0.5, about=name)
+
+
+def test_a_pod_that_cannot_run_is_refused_with_the_cause(hollow_node: HollowNode) -> None:
+    def refused(wanted: dict[str, Any]) -> str:
+        with pytest.raises(Refused) as error:
+            hollow_node.run(wanted, timeout=600)
+        return str(error.value)
+
+    message = refused(pod("big", limits={"cpu": "100k"}))
+    assert message.startswith("pod default/big-node: will not be Running: it is Failed. ")
+    assert "res: cpu" in message
+    lost = {"name": "v", "hostPath": {"path": "/nowhere", "type": "Directory"}}
+    message = refused(pod("mounts", volumes=[lost], containers=[mounting("v")]))
+    assert message == (
+        "pod default/mounts-node: will not be Running: MountVolume.SetUp failed for volume "
+        '"v" : hostPath type check failed: /nowhere is not a directory'
+    )
+    message = refused(pod("outside", volumes=[{"name": "v", "configMap": {"name": "c"}}]))
+    assert "default.outside.json: spec.volumes[0]: a config map volume needs an API server" in message
+
+
+def mounting(volume: str) -> dict[str, Any]:
+    return {"name": "main", "volumeMounts": [{"name": volume, "mountPath": "/v"}]}
 
 
 def test_a_configuration_counts_and_a_wrong_one_is_refused() -> None:
