@@ -1,7 +1,7 @@
 """An interLink plugin: pods that a cluster sends to this machine run under a node agent in this process.
 
 interLink's virtual kubelet forwards pods to a plugin over HTTP: POST /create, POST /delete, GET /status and
-GET /getLogs. This plugin runs them as static pods of an `engine.Node`, so they get cgroups, probes, restarts,
+GET /getLogs. This plugin runs them as pods of an `engine.Node`, so they get cgroups, probes, restarts,
 devices and eviction as on a node of the cluster, without a kubelet and without access to its API server.
 
 Run it next to interLink's API server, as root or as a user with a runtime of their own:
@@ -34,6 +34,8 @@ from engine import InvalidInput, KubeletConfiguration, LogOptions, Node, Pod, to
 log = logging.getLogger("interlink")
 Document = dict[str, Any]
 NODE = "interlink"
+EVICTABLE = {"kubernetes.io/config.source": "api"}
+"""Makes a manifest the pod of an API server: static pods are critical, and never evicted."""
 KEPT_FIELDS = ("name", "namespace", "labels", "annotations")
 CLUSTER_FIELDS = (
     "nodeName", "nodeSelector", "tolerations", "affinity", "schedulerName", "serviceAccount",
@@ -49,7 +51,7 @@ class InterLinkPlugin:
     """Run the pods that interLink sends. Every method may be called from any thread.
 
     `directory` holds manifests and volumes. A pod is known by its uid in the cluster; the agent gives the
-    static pod a uid of its own, which interLink gets as its job id.
+    pod a uid of its own, which interLink gets as its job id.
     """
 
     def __init__(self, directory: Path, runtime_endpoint: str, **config: Any) -> None:
@@ -77,7 +79,7 @@ class InterLinkPlugin:
         """Run a pod. Raise `InvalidInput` for a pod that needs what interLink does not send."""
         pod = sent["pod"]
         uid = pod["metadata"]["uid"]
-        manifest = static_pod(pod, self._volume_paths(uid, pod, sent.get("container") or []))
+        manifest = local_pod(pod, self._volume_paths(uid, pod, sent.get("container") or []))
         write_atomically(self._manifests / f"{uid}.json", json.dumps(manifest))
         log.info("pod %s/%s accepted", manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         return {
@@ -94,11 +96,11 @@ class InterLinkPlugin:
 
     def statuses(self, pods: list[Document]) -> list[Document]:
         """Return the containers' statuses of the pods that are known; interLink reports others as lost."""
-        static = {(pod.metadata.namespace, pod.metadata.name): pod for pod in self._call(self._pods)}
+        known = {(pod.metadata.namespace, pod.metadata.name): pod for pod in self._call(self._pods)}
         return [
             found
             for pod in pods
-            if (found := self._status(pod, static.get(static_name(pod["metadata"])))) is not None
+            if (found := self._status(pod, known.get(full_name(pod["metadata"])))) is not None
         ]
 
     def ping(self) -> Document:
@@ -109,7 +111,7 @@ class InterLinkPlugin:
     def logs(self, wanted: Document) -> bytes:
         """Return a container's log as `kubectl logs` prints it. Raise `InvalidInput` without one."""
         options = wanted.get("Opts") or {}
-        namespace, name = static_name({"namespace": wanted["Namespace"], "name": wanted["PodName"]})
+        namespace, name = full_name({"namespace": wanted["Namespace"], "name": wanted["PodName"]})
         return b"".join(self._call(self._read_log, namespace, name, wanted["ContainerName"], options))
 
     # In the agent's loop
@@ -136,21 +138,21 @@ class InterLinkPlugin:
 
     # Documents
 
-    def _status(self, pod: Document, static: Pod | None) -> Document | None:
+    def _status(self, pod: Document, found: Pod | None) -> Document | None:
         uid = pod["metadata"]["uid"]
-        if static is None:
+        if found is None:
             if not (self._manifests / f"{uid}.json").exists():
                 return None
             waiting = {"waiting": {"reason": "ContainerCreating"}}
             containers = [{"name": each["name"], "state": waiting} for each in pod["spec"]["containers"]]
             return self._answer(pod, "", containers, [])
-        status = to_document(static)["status"]
+        status = to_document(found)["status"]
         containers = status.get("containerStatuses", [])
         if status.get("reason"):  # rejected or evicted: tell each container why
             ended = {"exitCode": 1, "reason": status["reason"], "message": status.get("message", "")}
             names = [each["name"] for each in pod["spec"]["containers"]]
             containers = [{"name": name, "state": {"terminated": ended}} for name in names]
-        return self._answer(pod, static.metadata.uid, containers, status.get("initContainerStatuses", []))
+        return self._answer(pod, found.metadata.uid, containers, status.get("initContainerStatuses", []))
 
     def _answer(
         self, pod: Document, job: str, containers: list[Document], init_containers: list[Document]
@@ -188,7 +190,7 @@ class InterLinkPlugin:
 # Pure functions over documents
 
 
-def static_pod(pod: Document, volumes: Mapping[str, Path]) -> Document:
+def local_pod(pod: Document, volumes: Mapping[str, Path]) -> Document:
     """Return the manifest that runs a cluster's pod on a machine outside of it.
 
     `volumes` are the directories that take the place of volumes whose contents interLink has sent. Raise
@@ -196,6 +198,7 @@ def static_pod(pod: Document, volumes: Mapping[str, Path]) -> Document:
     """
     metadata = {name: value for name, value in pod["metadata"].items() if name in KEPT_FIELDS}
     metadata.setdefault("namespace", "default")
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), **EVICTABLE}
     spec = {name: value for name, value in copy.deepcopy(pod["spec"]).items() if name not in CLUSTER_FIELDS}
     spec["automountServiceAccountToken"] = False
     for position, volume in enumerate(spec.get("volumes") or ()):
@@ -213,9 +216,9 @@ def static_pod(pod: Document, volumes: Mapping[str, Path]) -> Document:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def static_name(metadata: Document) -> tuple[str, str]:
-    """Return namespace and name under which the agent lists a pod: it appends the node's name."""
-    return metadata.get("namespace") or "default", f"{metadata['name']}-{NODE}"
+def full_name(metadata: Document) -> tuple[str, str]:
+    """Return namespace and name under which the agent lists a pod."""
+    return metadata.get("namespace") or "default", metadata["name"]
 
 
 def files_of(sent: Document) -> Iterator[tuple[str, bytes]]:

@@ -7,9 +7,11 @@ SHA-256 of each file that the index has of that version, so that `pip --require-
     node.txt    what a node agent needs (`make run`, `make deb`)
     plan.txt    the same and what the planner needs (`make deb`)
     dev.txt     everything: tests, linters, documents (`make test`, `make dist`)
+    jupyterhub.txt   what the test of examples/jupyterhub_spawner.py needs besides (`make try-jupyterhub`)
 
-They are resolved for the oldest Python that is supported, from pyproject.toml alone: all but dev.txt are
-subsets of it. Names, versions and hashes are all that is in them, so any index will do.
+They are resolved for the oldest Python that is supported. The first four come from pyproject.toml alone, and
+three of them are subsets of dev.txt; the last one takes the versions of dev.txt for distributions that both
+have. Names, versions and hashes are all that is in them, so any index will do.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,6 +32,7 @@ FLAGS = (
     "--no-annotate", "--no-header", "--no-emit-options",
 )  # fmt: skip
 OLDEST = (3, 11)
+JUPYTERHUB = ("jupyter-server>=2.14,<3", "jupyterhub>=5,<7")
 HEADER = "# Made by `make lock` from pyproject.toml; see package/lock.py.\n"
 
 
@@ -45,9 +49,10 @@ def main() -> None:
     lock("build", build, within="dev")
     lock("node", [*node, *build], within="dev")
     lock("plan", [*node, *build, *extras["plan"]], within="dev")
+    lock("jupyterhub", JUPYTERHUB, within="dev")
 
 
-def lock(name: str, requirements: list[str], within: str = "") -> None:
+def lock(name: str, requirements: Iterable[str], within: str = "") -> None:
     """Write `requirements/NAME.txt`; with `within`, of the versions that another file has."""
     target = LOCKS / f"{name}.txt"
     command = [sys.executable, "-m", "piptools", "compile", *FLAGS, "--output-file", str(target), "-"]

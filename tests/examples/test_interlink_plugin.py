@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from engine import Pod, convert
+from engine.api.qos import is_critical
 from engine.runtime.hollow import HollowRuntime
 from tests.examples.loading import example
 from tests.waiting import eventually
@@ -137,7 +139,7 @@ async def test_its_log_is_returned(client: Client, plugin: Any, short: Path) -> 
     sent = pod()
     await client.ask("POST", "/create", {"pod": sent, "container": []})
     await until(client, sent, "running")
-    directory = short / f"root/logs/science_job-interlink_{plugin.node.pods()[0].metadata.uid}/main"
+    directory = short / f"root/logs/science_job_{plugin.node.pods()[0].metadata.uid}/main"
     directory.mkdir(parents=True, exist_ok=True)  # the hollow runtime writes no logs
     lines = [f"2026-01-01T00:00:0{number}Z stdout F line {number}\n" for number in range(3)]
     (directory / "0.log").write_text("".join(lines))
@@ -197,8 +199,9 @@ async def test_a_ping_reports_what_the_virtual_node_offers(client: Client, plugi
 
 def test_a_manifest_keeps_nothing_that_only_the_cluster_knows() -> None:
     sent = pod(serviceAccountName="robot", tolerations=[{"operator": "Exists"}], dnsPolicy="Default")
-    manifest = interlink.static_pod(sent, {})
-    assert set(manifest["metadata"]) == {"name", "namespace"}
+    manifest = interlink.local_pod(sent, {})
+    assert set(manifest["metadata"]) == {"name", "namespace", "annotations"}
+    assert not is_critical(convert(manifest, Pod, "job")), "or it would never be evicted"
     assert manifest["spec"].keys().isdisjoint(interlink.CLUSTER_FIELDS)
     assert manifest["spec"]["dnsPolicy"] == "Default"
     assert sent["spec"]["nodeName"] == "virtual", "the caller's document stays as it was"
