@@ -5,6 +5,18 @@ dangling log links. Importing this package loads pure modules only. It may impor
 `cri.client`, and touches the pod log directories.
 """
 
-from engine.containers.selection import ContainerGCPolicy, containers_to_remove, sandboxes_to_remove
+from engine.containers.selection import (
+    ContainerGCPolicy,
+    DeadContainer,
+    DeadSandbox,
+    containers_to_remove,
+    sandboxes_to_remove,
+)
 
-__all__ = ["ContainerGCPolicy", "containers_to_remove", "sandboxes_to_remove"]
+__all__ = [
+    "ContainerGCPolicy",
+    "DeadContainer",
+    "DeadSandbox",
+    "containers_to_remove",
+    "sandboxes_to_remove",
+]

@@ -16,9 +16,11 @@ from engine.cgroups import pod_values as _pod_values
 from engine.eviction.thresholds import Threshold
 from engine.eviction.thresholds import thresholds_from_config as _thresholds
 from engine.library.documents import (
+    Amount,
     ConfigLike,
     NodeLike,
     PodLike,
+    base_units,
     config_of,
     container_of,
     node_of,
@@ -71,18 +73,21 @@ def decide(
 def preempt(
     pods: Iterable[PodLike],
     preemptor: PodLike,
-    requirements: Mapping[str, int] | Iterable[tuple[str, int]],
+    requirements: Mapping[str, Amount] | Iterable[tuple[str, Amount]],
     *,
     policy: str = "kubelet",
     time_limit: float = 0.1,
 ) -> Preemption:
     """Choose which of a node's pods are evicted so that `preemptor` fits.
 
-    `requirements` says how much of each resource must be freed: milli-CPU for cpu, bytes for memory and
-    storage, a count for other resources; `pods` is a number of pod slots. Raise `NotEnoughToPreempt` if all
-    preemptable pods together are not enough, and `InvalidInput` for invalid arguments.
+    `requirements` says how much of each resource must be freed: a quantity such as "500m" or "64Mi", or an
+    integer: milli-CPU for cpu, bytes for memory and storage, a count for other resources; `pods` is a number
+    of pod slots. Raise `NotEnoughToPreempt` if all preemptable pods together are not enough, and
+    `InvalidInput` for invalid arguments.
     """
-    return _preempt(pods_of(pods), _one(preemptor), requirements, policy=policy, time_limit=time_limit)
+    given = requirements.items() if isinstance(requirements, Mapping) else requirements
+    needs = [(name, base_units(name, amount)) for name, amount in given]
+    return _preempt(pods_of(pods), _one(preemptor), needs, policy=policy, time_limit=time_limit)
 
 
 def pod_values(pod: PodLike, rules: PodRules | None = None) -> GroupValues:

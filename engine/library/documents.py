@@ -9,14 +9,18 @@ from typing import Any, TypeAlias, TypeVar
 from engine.api.config import KubeletConfiguration
 from engine.api.defaults import apply_defaults
 from engine.api.documents import convert
+from engine.api.errors import InvalidInput
 from engine.api.node import Node
 from engine.api.pod import Container, Pod
+from engine.api.quantity import Quantity
+from engine.api.resources import scaled
 from engine.api.struct import to_builtins
 
 Document: TypeAlias = Mapping[str, Any]
 PodLike: TypeAlias = Pod | Document
 NodeLike: TypeAlias = Node | Document
 ConfigLike: TypeAlias = KubeletConfiguration | Document
+Amount: TypeAlias = int | str | Quantity
 
 T = TypeVar("T")
 
@@ -59,6 +63,22 @@ def config_of(config: ConfigLike | None) -> KubeletConfiguration:
     if isinstance(config, KubeletConfiguration):
         return config
     return convert(config, KubeletConfiguration, "KubeletConfiguration")
+
+
+def base_units(resource: str, amount: Amount, subject: str = "") -> int:
+    """Return an amount of a resource as an integer: milli-CPU for cpu, bytes or a count otherwise.
+
+    An integer is in these units already. Raise `InvalidInput` with `subject`, by default the resource, for a
+    text that is not a quantity.
+    """
+    if isinstance(amount, int):
+        return amount
+    if isinstance(amount, str):
+        try:
+            amount = Quantity.parse(amount)
+        except InvalidInput as error:
+            raise InvalidInput(error.message, subject=subject or f"amount of {resource}") from None
+    return scaled(resource, amount)
 
 
 def to_document(value: Pod | Node | KubeletConfiguration) -> dict[str, Any]:

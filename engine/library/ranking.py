@@ -9,17 +9,15 @@ from typing import Final
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import is_critical, qos_class
-from engine.api.quantity import Quantity
 from engine.api.resources import EPHEMERAL_STORAGE, MEMORY, ranking_request
 from engine.eviction import PodUsage
 from engine.eviction import rank as _rank
 from engine.eviction.explain import reason_for_place
 from engine.eviction.signals import PIDS
 from engine.eviction.usage import Disk
-from engine.library.documents import PodLike, pods_of
+from engine.library.documents import Amount, PodLike, base_units, pods_of
 from engine.tables import PodTable
 
-Amount = int | str | Quantity
 RANKED: Final = (MEMORY, EPHEMERAL_STORAGE, PIDS)
 
 
@@ -59,7 +57,7 @@ def rank(pods: Iterable[PodLike], usage: Mapping[str, Amount], resource: str = M
     for key, amount in usage.items():
         if key not in uids:
             raise InvalidInput("is not among the pods; name it namespace/name", subject=f"usage of {key!r}")
-        kept[uids[key]] = _usage(resource, _whole(amount, f"usage of {key!r}"))
+        kept[uids[key]] = _usage(resource, base_units(resource, amount, f"usage of {key!r}"))
     ranking = _rank(PodTable(), typed, kept, resource, ("volumes",))
     return [_placed(place, pod, amount, resource) for place, (pod, amount) in enumerate(ranking, 1)]
 
@@ -85,12 +83,3 @@ def _usage(resource: str, amount: int) -> PodUsage:
     if resource == PIDS:
         return PodUsage(processes=amount)
     return PodUsage(volumes={"all": Disk(amount)}, disk_known=True)
-
-
-def _whole(amount: Amount, subject: str) -> int:
-    if isinstance(amount, str):
-        try:
-            amount = Quantity.parse(amount)
-        except InvalidInput as error:
-            raise InvalidInput(error.message, subject=subject) from None
-    return amount.value if isinstance(amount, Quantity) else amount
