@@ -115,7 +115,7 @@ def ratio_table(result: NodeBenchResult) -> Table:
         table.add_column(name, justify="left" if name in ("PHASE", "FIGURE") else "right", no_wrap=True)
     last = ""
     for phase, name, values in rows(result):
-        cells = [_spread(values[label]) for label in labels]
+        cells = [spread(values[label]) for label in labels]
         if compare:
             cells.append(_ratio(values["engine"], values["kubelet"]))
         table.add_row("" if phase == last else phase, name, *cells)
@@ -128,20 +128,20 @@ def markdown_table(result: NodeBenchResult) -> str:
     labels = list(result.runs)
     compare = "kubelet" in labels and "engine" in labels
     heads = ["phase", "figure", *labels, *(["engine / kubelet"] if compare else [])]
-    lines = [_line(heads), "|---|---|" + "---:|" * (len(heads) - 2)]
+    lines = [line(heads), "|---|---|" + "---:|" * (len(heads) - 2)]
     last = ""
     for phase, name, values in rows(result):
-        cells = ["" if phase == last else phase, name, *(_spread(values[label]) for label in labels)]
+        cells = ["" if phase == last else phase, name, *(spread(values[label]) for label in labels)]
         if compare:
             cells.append(_ratio(values["engine"], values["kubelet"]))
-        lines.append(_line(cells))
+        lines.append(line(cells))
         last = phase
     return "\n".join(lines)
 
 
 def scale_table(measured: Sequence[ScaleRow]) -> str:
     """Return a Markdown table, a line for each size."""
-    lines = [_line(SCALE_HEADS), "|" + "---:|" * len(SCALE_HEADS)]
+    lines = [line(SCALE_HEADS), "|" + "---:|" * len(SCALE_HEADS)]
     for row in measured:
         cells = [
             f"{row.pods:,}",
@@ -155,15 +155,17 @@ def scale_table(measured: Sequence[ScaleRow]) -> str:
             f"{row.worst_late_s * 1e3:.0f} ms",
             f"{row.healthz_p50_ms:.1f}, {row.healthz_p99_ms:.1f} ms",
         ]
-        lines.append(_line(cells))
+        lines.append(line(cells))
     return "\n".join(lines)
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
+    """Return a line of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
-def _spread(values: list[float], digits: int = 4) -> str:
+def spread(values: Sequence[float], digits: int = 4) -> str:
+    """Return the median, with the range in brackets if there are several values."""
     if not values:
         return "–"
     middle, less = f"{median(values):.{digits}g}", digits - 1
@@ -171,7 +173,7 @@ def _spread(values: list[float], digits: int = 4) -> str:
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> str:
-    return _spread([a / b for a, b in zip(ours, theirs, strict=False) if b], 3)
+    return spread([a / b for a, b in zip(ours, theirs, strict=False) if b], 3)
 
 
 def json_report(result: NodeBenchResult) -> str:

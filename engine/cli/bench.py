@@ -71,6 +71,11 @@ def _end_on_terminate(_number: int, _frame: FrameType | None) -> None:
 )
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write JSON here.")
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown, as in docs/density.md.")
+@click.option(
+    "--compare",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Compare with an earlier run: the file that --output wrote.",
+)
 def node(
     kubelet: Path | None,
     pods: int,
@@ -86,17 +91,21 @@ def node(
     html: Path | None,
     output: Path | None,
     markdown: bool,
+    compare: Path | None,
 ) -> None:
     """Run this engine, and a kubelet if given, through the same phases in turn.
 
     Both get the same configuration, manifests and kind of runtime. Ctrl-C ends the run, cleans up and shows
-    what was measured.
+    what was measured. With --compare, a change counts as better or worse only if the ranges of the
+    repetitions do not meet.
     """
     from engine.bench import BenchOptions, NodeBench
+    from engine.bench.comparison import read_result
     from engine.bench.node import PHASES
     from engine.bench.probe_load import ProbeLoad
     from engine.bench.report import html_report, json_report
 
+    earlier = read_result(compare) if compare is not None else None
     chosen = tuple(phases.split(",")) if phases else tuple(PHASES)
     bench = NodeBench(
         BenchOptions(
@@ -118,6 +127,8 @@ def node(
         bench.run()
     finally:
         written = _show(bench.result, markdown, {output: json_report, html: html_report})
+        if earlier is not None and bench.result.runs:
+            _compare(earlier, bench.result, markdown)
     if not written:
         raise click.exceptions.Exit(1)
 
@@ -150,6 +161,20 @@ def _show(
                 path.unlink()
             click.echo(f"{path}: not written: {error.strerror}", err=True)
     return written
+
+
+def _compare(earlier: NodeBenchResult, now: NodeBenchResult, markdown: bool) -> None:
+    """Print the run next to an earlier one, and what else differs between them."""
+    from engine.bench.comparison import comparison_markdown, comparison_table, different_conditions
+    from engine.cli.output.console import table_console
+
+    for difference in different_conditions(earlier, now):
+        click.echo(f"not measured under the same conditions: {difference}", err=True)
+    click.echo()
+    if markdown:
+        click.echo(comparison_markdown(earlier, now))
+    else:
+        table_console().print(comparison_table(earlier, now))
 
 
 @command.command()

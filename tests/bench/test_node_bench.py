@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from engine.bench.node import NodeBenchResult
+from engine.bench.report import json_report
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.apiserver import ApiServer
 from engine.testing.apiserver.paths import ResourcePath, parse_path
@@ -118,6 +120,25 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
     assert given["config"]["address"] == "127.0.0.1"
     assert given["flags"]["--root-dir"].startswith(str(directory))
     assert_nothing_left(directory)
+
+
+def test_a_run_is_compared_with_an_earlier_one(directory: Path, tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier.json"
+    figures = {"wall_s": 1.0, "cpu_s": 0.5, "rss_mb": 50.0}
+    runs = {"engine": {"start": [figures, figures]}}
+    earlier.write_text(json_report(NodeBenchResult({"pods": 60}, {"python": "2.7"}, runs=runs)))
+    run = bench(directory, "node", *SMALL, "--phases", "start", "--markdown", "--compare", str(earlier))
+    output, errors = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 0, errors
+    assert "not measured under the same conditions: pods: 60, now 3" in errors
+    _, _, comparison = output.partition("| phase | figure | before | now | now / before | verdict |\n")
+    lines = [line.strip("| ").split(" | ") for line in comparison.splitlines()[1:]]
+    assert [(line[-5], line[-4]) for line in lines] == [
+        ("wall_s", "1 (1 to 1)"),
+        ("cpu_s", "0.5 (0.5 to 0.5)"),
+        ("rss_mb", "50 (50 to 50)"),
+    ]
+    assert {line[-1] for line in lines} == {"one repetition"}
 
 
 async def test_a_runtime_without_the_image_is_reported_at_once(directory: Path) -> None:
