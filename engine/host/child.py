@@ -1,4 +1,4 @@
-"""Runs a program for its output, whole or while it is printed, with a deadline."""
+"""Finds a program, and runs it for its output, whole or while it is printed, with a deadline."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ from engine.api.errors import Refused, Unavailable
 MOST_SAID = 4096
 PIECE = 64 * 1024
 STDERR = 2
+
+
+def which(program: str) -> str | None:
+    """Return the path of a program as `shutil.which` does; `shutil` would load three libraries that compress
+    into every agent.
+    """
+    directories = [""] if os.path.dirname(program) else os.get_exec_path()
+    paths = (os.path.join(directory, program) for directory in directories)
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
 
 class Printed(msgspec.Struct, frozen=True):

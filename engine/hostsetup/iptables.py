@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Sequence
 from typing import Final
 
 from engine.api.errors import Refused
-from engine.host.child import Printed, run_child
+from engine.host.child import Printed, run_child, which
 from engine.host.tasks import Tasks
 
 HINT: Final = "KUBE-IPTABLES-HINT"
@@ -126,7 +125,7 @@ class UtilChains:
 
     def __init__(self, command: Sequence[str], tasks: Tasks, *, ipv6: bool = False) -> None:
         self._tables = Iptables(command, ipv6=ipv6)
-        self._installed = shutil.which(command[0]) is not None
+        self._installed = which(command[0]) is not None
         self._task = tasks.task(f"{self._tables.name}-chains")
         self._canaries_made = False
 

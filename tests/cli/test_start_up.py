@@ -35,7 +35,7 @@ asyncio.run(plain())
 unneeded = {
     "_ssl", "_hashlib", "yaml", "http.client", "email", "rich", "jeepney", "engine.runtime.embedded",
     "google.protobuf.text_format", "grpc", "numpy.version", "typing_extensions", "importlib.metadata",
-    "pickle", "engine.node.stats.summary", "engine.node.logs.container_access",
+    "pickle", "lzma", "engine.node.stats.summary", "engine.node.logs.container_access",
     "engine.csi.drivers",
 }
 print(sorted(unneeded & set(sys.modules)))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from engine.api.errors import Refused, Unavailable
-from engine.host.child import Printed, run_child
+from engine.host.child import Printed, run_child, which
 from tests.waiting import eventually
 
 
@@ -56,3 +57,16 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("program", ["sh", "/bin/sh", "missing", "data", "./data", "directory", "", "tool"])
+def test_a_program_is_found_as_the_shell_finds_it(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "data").write_text("")
+    (tmp_path / "tool").write_text("")
+    (tmp_path / "tool").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    assert which(program) == shutil.which(program)

@@ -7,12 +7,12 @@ followed in 1.36 (kubernetes/kubernetes#131216).
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from typing import Literal
 
 from engine.api.amounts.cpu_weight import WeightFormula
 from engine.api.kubengine_config import CgroupsSection
+from engine.host.child import which
 
 _SINCE = {"runc": (1, 3, 2), "crun": (1, 23, 0)}
 _VERSION = re.compile(r"\b(runc|crun) version v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
@@ -47,7 +47,7 @@ def detect_formula(oci_runtime: str = "") -> tuple[WeightFormula, str]:
     """
     candidates = [oci_runtime] if oci_runtime else ["runc", "crun"]
     for candidate in candidates:
-        path = shutil.which(candidate)
+        path = which(candidate)
         if path is None:
             continue
         try:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -155,6 +153,12 @@ def _make_room(path: Path, max_files: int) -> None:
     delete, compress = surplus(path.parent.glob(f"{path.name}.*"), max_files)
     for old in delete:
         remove_tree(old)
+    if not compress:
+        return
+    # Few nodes have logs that are long enough to need these and their libraries.
+    import gzip
+    import shutil
+
     with opened(path.parent) as directory:
         for old in compress:
             try:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import pwd
 import re
-import shutil
 from typing import Final
 
 from engine.api.errors import InvalidInput, Unavailable
-from engine.host.child import run_child
+from engine.host.child import run_child, which
 
 USER: Final = "kubelet"
 PROGRAM: Final = "getsubids"
@@ -29,7 +28,7 @@ async def subordinate_ids() -> range | None:
     is equal for users and groups. The node does not start then, because the remaining ids may belong to
     others.
     """
-    program = shutil.which(PROGRAM)
+    program = which(PROGRAM)
     if program is None or not _is_user(USER):
         return None
     users, groups = await _printed(program, USER), await _printed(program, "-g", USER)
