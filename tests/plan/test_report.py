@@ -195,6 +195,116 @@ def test_the_page_renders_in_a_browser(answer, source, tmp_path):
     assert picture.stat().st_size > 30_000
 
 
+def scripted(answer: Answer, source: dict, directory: Path, script: str = "", fragment: str = "") -> str:
+    """Return the page's elements after a script has used it, as a browser has them."""
+    page = directory / "used.html"
+    page.write_text(render(answer, source).replace("</body>", f"<script>{script}</script></body>"))
+    options = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+        f"--user-data-dir={directory / 'profile'}", "--virtual-time-budget=2000", "--window-size=1300,2000",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [str(BROWSER), *options, "--enable-logging=stderr", "--dump-dom", f"{page.as_uri()}{fragment}"],
+        capture_output=True, text=True, timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    assert not re.search(r"CONSOLE.*(Refused|Uncaught|error)", done.stderr)
+    return done.stdout
+
+
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs chromium on the PATH (Debian: chromium)")
+
+
+def shown_rows(page: str) -> list[list[str]]:
+    body = re.search(r'id="rows".*?<tbody>(.*?)</tbody>', page, re.DOTALL)
+    assert body
+    lines = re.findall(r"<tr>(.*?)</tr>", body[1], re.DOTALL)
+    return [
+        [re.sub(r"<[^>]*>", "", one) for one in re.findall(r"<td[^>]*>(.*?)</td>", line)] for line in lines
+    ]
+
+
+@needs_browser
+def test_rows_are_searched_sorted_and_shown_in_steps(answer, source, tmp_path):
+    listed = answer.table.to_pylist()
+    page = scripted(answer, source, tmp_path)
+    assert len(shown_rows(page)) == min(200, len(listed))
+    script = """
+    const box = document.getElementById("filter");
+    box.value = "VICTIM node-00003"; box.oninput();
+    [...document.querySelectorAll("#rows th")].find((head) => head.textContent === "amount").click();
+    """
+    expected = sorted(
+        row["amount"] for row in listed if row["decision"] == "victim" and row["node"] == "node-00003"
+    )
+    victims = shown_rows(scripted(answer, source, tmp_path, script))
+    assert [row[1:3] for row in victims] == [["node-00003", "victim"]] * len(expected)
+    assert [row[-1] for row in victims] == [readable(amount, "milli-CPU") for amount in expected]
+
+
+@needs_browser
+def test_a_card_leads_to_the_rows_of_its_decision(answer, source, tmp_path):
+    script = """document.querySelector('[data-decision="preempt"]').click();"""
+    found = shown_rows(scripted(answer, source, tmp_path, script))
+    assert {row[2] for row in found} == {"preempt"}
+    assert len(found) == answer.table["decision"].to_pylist().count("preempt")
+
+
+@needs_browser
+def test_the_address_of_a_node_shows_it_before_and_after(answer, source, tmp_path):
+    (name, *_) = [row["node"] for row in answer.table.to_pylist() if row["decision"] == "used-before"]
+    page = scripted(answer, source, tmp_path, fragment=f"#node={name}")
+    panel = re.search(r'<section id="node">(.*?)</section>', page, re.DOTALL)
+    assert panel
+    assert f"<h2>{name}</h2>" in panel[1]
+    used = {row["decision"]: row for row in rows_of_node(answer, name) if row["object"] == "cpu"}
+    for side in ("before", "after"):
+        amount = readable(used[f"used-{side}"]["amount"], "milli-CPU")
+        assert f"{side} {amount}" in panel[1]
+
+
+def rows_of_node(answer: Answer, node: str) -> list[dict]:
+    return [row for row in answer.table.to_pylist() if row["node"] == node]
+
+
+@needs_browser
+def test_the_map_has_a_square_for_each_node(answer, source, tmp_path):
+    page = scripted(answer, source, tmp_path)
+    assert re.search(r'id="scale">\d+ of 24 nodes; least .*, median .*, most ', page)
+    assert "canvas" in page
+
+
+def test_a_report_of_many_nodes_stays_below_a_megabyte(source):
+    rows = Rows(
+        [f"ip-10-0-{number // 250}-{number % 250}.eu-central-1.compute.internal" for number in range(10_000)]
+    )
+    for number in range(10_000):
+        for decision in ("evict", "relieved", "frees"):
+            rows.add(
+                number,
+                decision,
+                f"shop/web-{number:010d}",
+                f"because {number % 97}",
+                number * 1_000_003,
+                "bytes",
+            )
+    page = render(rows.answer(), source)
+    assert len(page.encode()) < 1_000_000
+    data = json.loads(re.findall(r'id="map-data">(.*?)</script>', page)[0])
+    assert len(data["nodes"]) == 10_000
+    assert f"{data['start']}{data['nodes'][77]}{data['end']}" == rows.node_names[77]
+    assert "the first " in page
+
+
+def test_embedded_texts_end_no_element(source):
+    rows = Rows(["n0"])
+    rows.add(0, "evict", "</script><script>alert(1)</script>", "<b>", 1, "pods")
+    page = render(rows.answer(), source)
+    assert "<script>alert" not in page
+    assert page.count("</script>") == 2
+    data = json.loads(re.findall(r'id="row-data">(.*?)</script>', page)[0])
+    assert data["object"]["texts"] == ["</script><script>alert(1)</script>"]
+
+
 def rows_of(*rows: tuple[int, str, int, str]) -> Answer:
     """An answer of (node, decision, amount, unit)."""
     answer = Rows([f"n{number}" for number in range(9)])

@@ -17,18 +17,14 @@ from engine.host.files import replace_file
 from engine.plan.answers.answer import COLUMNS, USED_AFTER, USED_BEFORE, Answer
 from engine.plan.answers.output import summary
 from engine.plan.answers.readable import readable
+from engine.plan.report.embedded import embedded_maps, embedded_rows
 from engine.plan.report.plots import plots
 from engine.plan.report.sentence import sentence
 
-MAX_ROWS = 1000
+FIRST_ROWS = 200
+"""Rows that are shown without the script."""
 MAX_KINDS = 200
 MAX_PLOTS = 40
-_FILTER = """
-const box=document.getElementById('filter');
-if(box)box.addEventListener('input',()=>{const q=box.value.toLowerCase();
-for(const row of document.querySelectorAll('#rows tbody tr'))
-row.hidden=!row.textContent.toLowerCase().includes(q)});
-"""
 
 
 def write_report(answer: Answer, source: Mapping[str, Any], path: Path) -> None:
@@ -40,12 +36,16 @@ def render(answer: Answer, source: Mapping[str, Any]) -> str:
     """Render the whole page."""
     asked = source.get("asked", {})
     title = str(asked.get("question") or Path(str(asked.get("file", "plan"))).name)
-    style = files("engine.plan.report").joinpath("style.css").read_text(encoding="utf-8")
+    style, script = (
+        files("engine.plan.report").joinpath(name).read_text(encoding="utf-8")
+        for name in ("style.css", "report.js")
+    )
     body = "".join(
         (
             _header(title, source),
             _assertions(asked),
             _numbers(answer),
+            _map(answer.table),
             _plots(answer.table),
             _kinds(answer.table),
             _rows(answer),
@@ -60,7 +60,7 @@ def render(answer: Answer, source: Mapping[str, Any]) -> str:
         "content=\"default-src 'none'; style-src 'unsafe-inline'; "
         "script-src 'unsafe-inline'\">"
         f"<title>Kubengine plan: {escape(title)}</title><style>{_minified(style)}</style></head>"
-        f"<body><main>{body}</main><script>{_FILTER}</script></body></html>"
+        f"<body><main>{body}</main><script>{script}</script></body></html>"
     )
 
 
@@ -98,14 +98,13 @@ def _assertions(asked: Mapping[str, Any]) -> str:
 
 
 def _numbers(answer: Answer) -> str:
-    cards = [(f"{len(answer.table['node'].unique()):,}", "nodes in the answer"), (f"{len(answer):,}", "rows")]
+    nodes = f"{len(answer.table['node'].unique()):,}"
+    cards = [(nodes, "nodes in the answer", ""), (f"{len(answer):,}", "rows", "")]
     points = answer.table["scenario"].unique()
     if len(points) > 1:
-        cards.append((f"{len(points):,}", "points asked"))
+        cards.append((f"{len(points):,}", "points asked", ""))
         return _cards(cards)
     said = answer.headline or sentence(answer.table)
-    if said:
-        return f'<p class="sentence">{escape(said)}</p>'
     totals: dict[tuple[str, str], list[int]] = {}
     for row in summary(answer.table).to_pylist():
         if row["decision"] in (USED_BEFORE, USED_AFTER):
@@ -114,14 +113,39 @@ def _numbers(answer: Answer) -> str:
         total[0] += row["amount_count"]
         total[1] += row["amount_sum"]
     for (decision, unit), (count, amount) in list(totals.items())[:8]:
-        said = f"{decision}" + (f" · {readable(amount, unit)}" if amount and unit else "")
-        cards.append((f"{count:,}", said))
-    return _cards(cards)
+        text = f"{decision}" + (f" · {readable(amount, unit)}" if amount and unit else "")
+        cards.append((f"{count:,}", text, decision))
+    first = f'<p class="sentence">{escape(said)}</p>' if said else ""
+    return first + _cards(cards)
 
 
-def _cards(cards: list[tuple[str, str]]) -> str:
-    items = "".join(f'<div class="number"><b>{escape(n)}</b><span>{escape(t)}</span></div>' for n, t in cards)
+def _cards(cards: list[tuple[str, str, str]]) -> str:
+    """Return a card for each (number, text, decision); it leads to the rows of the decision."""
+    items = "".join(
+        f'<button class="number"{_finding(decision)}><b>{escape(number)}</b>'
+        f"<span>{escape(text)}</span></button>"
+        for number, text, decision in cards
+    )
     return f'<section class="numbers">{items}</section>'
+
+
+def _finding(decision: str) -> str:
+    return f' data-decision="{escape(decision, quote=True)}"' if decision else " disabled"
+
+
+def _map(table: pa.Table) -> str:
+    """Return the map of nodes, which the script draws; empty if there are few."""
+    data = embedded_maps(table)
+    if not data:
+        return ""
+    return (
+        '<h2>Nodes</h2><figure class="map"><div class="controls">'
+        '<select id="measure" aria-label="Value"></select>'
+        '<label><input type="checkbox" id="largest"> largest first</label><span id="scale"></span></div>'
+        '<canvas id="map" role="img" aria-label="A square for each node, darker for a larger value"></canvas>'
+        '<noscript>The map needs scripts.</noscript></figure><div id="tip" hidden></div>'
+        f'<script type="application/json" id="map-data">{data}</script>'
+    )
 
 
 def _plots(table: pa.Table) -> str:
@@ -170,14 +194,19 @@ def _kinds(table: pa.Table) -> str:
 def _rows(answer: Answer) -> str:
     names = [name for name in COLUMNS if name != "unit"]
     rows = []
-    for row in answer.table.slice(0, MAX_ROWS).to_pylist():
+    for row in answer.table.slice(0, FIRST_ROWS).to_pylist():
         row["amount"] = readable(row["amount"], row["unit"])
         rows.append([str(row[name]) for name in names])
-    more = f"the first {MAX_ROWS:,} of {len(answer):,}" if len(answer) > MAX_ROWS else f"{len(answer):,}"
+    data, count = embedded_rows(answer.table)
+    more = f"the first {count:,} of {len(answer):,}" if count < len(answer) else f"{len(answer):,}"
     return (
-        f"<h2>Rows ({more})</h2>"
-        '<input id="filter" type="search" placeholder="Show rows that contain…" aria-label="Filter rows">'
+        f'<section id="node" hidden></section><h2>Rows ({more})</h2><div class="controls">'
+        '<input id="filter" type="search" placeholder="Words that rows contain…" aria-label="Filter rows">'
+        '<select id="decision" aria-label="Decision"><option value="">all decisions</option></select>'
+        '<span id="found"></span></div>'
         + _table(names, rows, "rows")
+        + '<button id="more" hidden>Show more</button>'
+        + f'<script type="application/json" id="row-data">{data}</script>'
     )
 
 

@@ -53,6 +53,8 @@ PHRASES: Final[Mapping[str, str]] = {
     "restart": "{rows} pods restart",
     "lint": "{rows} faults were found",
 }
+_TOLD: Final = {"victim": "preempt"}
+"""Decisions that are left out where another one tells of the same pods."""
 _ONE: Final = {"pods": "pod", "images": "image", "nodes": "node", "faults": "fault", "budgets": "budget"}
 _VERBS: Final = {
     " admit ": " admits ", " take ": " takes ", " refuse ": " refuses ", " stay ": " stays ", " are ": " is ",
@@ -73,7 +75,7 @@ def sentence(table: pa.Table) -> str:
     parts = []
     for decision, phrase in PHRASES.items():
         row = by_decision.get(decision)
-        if row is None:
+        if row is None or _TOLD.get(decision) in by_decision:
             continue
         nodes, rows = row["node_count_distinct"], row["amount_count"]
         said = phrase.format(
