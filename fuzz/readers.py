@@ -6,12 +6,15 @@ A reader takes the bytes and returns; anything that it raises is a finding. `SEE
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import logging
+import os
 import shutil
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -191,6 +194,160 @@ def snapshot() -> Reader:
     return read
 
 
+def record_file() -> Reader:
+    """Read the file of the agent's records, which a power cut or a disk may have damaged in any way."""
+    from engine.host.records import lines
+    from engine.host.records.store import RecordStore
+
+    path = _scratch() / "kubengine_records"
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        store = RecordStore(path)
+        store.open()
+        for name, (offset, length) in lines.scan(data).places.items():
+            assert store.get(name) == lines.read(data[offset : offset + length])[1]
+        if store._file >= 0:
+            os.close(store._file)
+        again = lines.scan(path.read_bytes())
+        assert not again.damaged
+        assert again.places.keys() == lines.scan(data).places.keys()
+        for aside in path.parent.glob("*.bad-*"):
+            aside.unlink()
+
+    return read
+
+
+def record_blocks() -> Reader:
+    """Read blocks of a record; the input is also put into a block with a right checksum."""
+    from engine.record.blocks import MAGIC, TornRecord, decode_blocks, encode_block
+    from engine.record.reader import moment
+
+    def read(data: bytes) -> None:
+        body = zlib.compress(data, 1)
+        head = MAGIC + len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
+        for blocks in (data, head + body):
+            with contextlib.suppress(TornRecord):
+                for rows in decode_blocks(blocks):
+                    assert not rows or next(decode_blocks(encode_block(rows))) == rows
+                    assert all(moment(row.time) for row in rows)
+
+    return read
+
+
+def prometheus() -> Reader:
+    """Read an answer of a Prometheus; the first byte chooses its status, encodings and headers."""
+    from engine.api.errors import KubengineError
+    from engine.plan.history import collect
+    from engine.plan.history.collect import Collector, aligned
+    from engine.plan.history.prometheus import Prometheus, ServerAccess
+    from engine.plan.snapshot.faults import FaultLog
+
+    times = aligned(1_800_000_000, 1 / 24, 300)
+    statuses = (200, 200, 200, 503, 422, 401, 404, 302)
+
+    class Server(Prometheus):
+        answer = b""
+
+        def _made_opener(self) -> Any:
+            return self
+
+        def open(self, request: Any, timeout: float) -> Any:
+            return _answered(self.answer, statuses, request.full_url)
+
+    server = Server(ServerAccess("http://p"), timeout=60, sleep=lambda _: None)
+
+    def read(data: bytes) -> None:
+        server.answer, server.warnings = data, []
+        with contextlib.suppress(KubengineError):
+            server.number("up", times.end)
+        with contextlib.suppress(KubengineError):
+            collector = Collector(server, times, FaultLog())
+            for series in server.range("up", times.start, times.end, times.step):
+                for measure in collect.MEASURES:
+                    collector._add(measure, series)
+            collector._report()
+
+    return read
+
+
+def kubelet() -> Reader:
+    """Read what a kubelet serves to a shadow."""
+    from engine.api.errors import KubengineError
+    from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
+
+    class Served(KubeletReader):
+        answer = b""
+
+        def _get(self, path: str) -> bytes | None:
+            return self.answer
+
+    reader = Served(KubeletAccess("http://k"))
+
+    def read(data: bytes) -> None:
+        reader.answer = data
+        for ask in (reader.pods, reader.config, reader.use, reader.series):
+            with contextlib.suppress(KubengineError):
+                ask()
+
+    return read
+
+
+def api_lists() -> Reader:
+    """Read a page of a list, as the planner reads a running cluster."""
+    import asyncio
+
+    from engine.api.errors import KubengineError
+    from engine.cluster.client import ApiClient
+    from engine.plan.live.cluster_reader import LISTS, ClusterReader
+    from engine.plan.snapshot.faults import FaultLog
+
+    class Client:
+        peer = "a:1"
+        decode = ApiClient.decode
+
+        def __init__(self, data: bytes) -> None:
+            self._data = data
+            self._decoders: dict[Any, Any] = {}
+
+        async def get(self, path: str, kind: Any, params: Any = None) -> Any:
+            return self.decode(self._data, kind)  # type: ignore[misc, arg-type]
+
+    async def follow(data: bytes) -> None:
+        reader = ClusterReader(Client(data), FaultLog())  # type: ignore[arg-type]
+        for kind, path in LISTS:
+            with contextlib.suppress(KubengineError):
+                await reader.read_list(kind, path)
+        with contextlib.suppress(KubengineError):
+            reader.snapshot()
+
+    def read(data: bytes) -> None:
+        asyncio.run(follow(data))
+
+    return read
+
+
+def _answered(data: bytes, statuses: tuple[int, ...], url: str) -> Any:
+    """Return what `urllib` makes of a response over a connection that ends after `data`."""
+    import http.client
+    import urllib.error
+
+    class Sent:
+        def makefile(self, mode: str) -> io.BytesIO:
+            chosen = data[0] if data else 0
+            head = b"HTTP/1.1 %d X\r\n" % statuses[chosen & 7]
+            head += b"Transfer-Encoding: chunked\r\n" if chosen & 8 else b""
+            head += b"Content-Encoding: gzip\r\n" if chosen & 16 else b""
+            date = data[1:41].split(b"\n")[0].replace(b"\r", b"") if chosen & 32 else b""
+            return io.BytesIO(head + b"Date: " + date + b"\r\n\r\n" + data[1:])
+
+    answer = http.client.HTTPResponse(Sent(), method="GET")  # type: ignore[arg-type]
+    answer.begin()
+    if answer.status >= 300:
+        raise urllib.error.HTTPError(url, answer.status, answer.reason, answer.headers, answer)
+    return answer
+
+
 def http2_streams() -> Reader:
     """Play a conversation of several streams; the input chooses the steps, and what either side cuts off.
 
@@ -322,6 +479,26 @@ kind: KubengineConfiguration
 nodeLabels: {a: b}
 """
 
+_USE = (
+    b'\x20{"status":"success","data":{"resultType":"matrix","result":[{"metric":{"namespace":"a","pod":"b",'
+    b'"container":"c","node":"n"},"values":[[1799999700,"5"],[1800000000,"+Inf"]],"value":[1800000000,"3"]}]}}'
+)
+
+
+def _record_lines() -> bytes:
+    from engine.host.records import lines
+
+    records = (("a/spec", b"{}"), ("a/end", b""), ("a/spec", b"x y"), ("b/spec", b"\xff"))
+    return b"".join(lines.line(key, value) for key, value in records)
+
+
+def _record_block() -> bytes:
+    from engine.record.blocks import RecordRow, encode_block
+
+    rows = [RecordRow(time=1.8e9, stream="decision", name="admission refused", pod="d/p", inputs={"a": [1]})]
+    return encode_block([*rows, RecordRow(time=1.7e9, stream="event", name="Started", text="é")])
+
+
 SEEDS: dict[str, list[bytes]] = {
     "manifests": [_POD_YAML, json.dumps(_POD).encode(), b"- [[[[{a: *c}]]]]"],
     "config": [_CONFIG_YAML, b'{"kind": "KubeletConfiguration", "maxPods": 0}'],
@@ -363,11 +540,29 @@ SEEDS: dict[str, list[bytes]] = {
         bytes((0, 0, 0, 0, 2, 7, 6, 40, 4, 0, 2, 1, 7, 255, 7, 255)),
         bytes((0, 0, 0, 0, 0, 0, 3, 9, 2, 16, 7, 20, 5, 1, 4, 0, 0, 0, 2, 18, 3, 200, 7, 90, 7, 255)),
     ],
+    "record_file": [_record_lines()],
+    "record_blocks": [_record_block(), zlib.decompress(_record_block()[12:])],
+    "prometheus": [
+        _USE,
+        b"\x10" + gzip.compress(_USE[1:]),
+        b"\x08%x\r\n%s\r\n0\r\n\r\n" % (len(_USE[1:]), _USE[1:]),
+    ],
     "snapshot": [
         json.dumps({"kind": "List", "items": [_NODE, _POD]}).encode(),
         json.dumps({"node": {"nodeName": "n", "memory": {"workingSetBytes": 1}}, "pods": []}).encode(),
     ],
 }  # fmt: skip
+
+SEEDS["kubelet"] = [
+    json.dumps({"items": [_POD]}).encode(),
+    b'{"kubeletconfig": {"kind": "KubeletConfiguration", "evictionHard": {"memory.available": "1Mi"}}}',
+    b'{"node": {"memory": {"availableBytes": 1}, "fs": {"inodes": 2}}, "pods": [{"podRef": {"uid": "u"}}]}',
+    b'kubelet_evictions{eviction_signal="memory.available"} 3\nprocess_start_time_seconds 1.7e+09\n',
+]
+SEEDS["api_lists"] = [
+    json.dumps({"metadata": {"continue": "x"}, "items": [_POD, _NODE]}).encode(),
+    b'{"items": [{}, 1, {"metadata": {"name": "a"}}], "metadata": {"continue": ""}}',
+]
 
 READERS: dict[str, Callable[[], Reader]] = {
     "manifests": manifests,
@@ -381,6 +576,11 @@ READERS: dict[str, Callable[[], Reader]] = {
     "layer": layer,
     "snapshot": snapshot,
     "http2_streams": http2_streams,
+    "record_file": record_file,
+    "record_blocks": record_blocks,
+    "prometheus": prometheus,
+    "kubelet": kubelet,
+    "api_lists": api_lists,
 }
 
 logging.disable(logging.CRITICAL)

@@ -12,7 +12,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -23,7 +23,14 @@ _HEAD: Final = struct.Struct("<4sII")
 _LEVEL: Final = 6
 MOST_BYTES: Final = 64 * 1024 * 1024
 """The largest body that is read; a larger length means damage."""
+_MOST_DECODED: Final = 4 * MOST_BYTES
+"""The most bytes of a body after decompression: 20,000 rows with inputs of 10 KB have fewer."""
+_LATEST: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999, after which a time cannot be written."""
 
+
+_MALFORMED: Final = (msgspec.DecodeError, ValueError, IndexError, RecursionError, zlib.error)
+"""How a block fails that has a right checksum but was not written by `encode_block`."""
 
 _encode = json_encoder(str)
 
@@ -52,7 +59,7 @@ _TEXTS: Final = ("stream", "name", "text", "pod", "uid", "container")
 class _Body(msgspec.Struct, array_like=True):
     texts: list[str]
     times: list[int]
-    columns: list[list[int]]
+    columns: list[list[Annotated[int, msgspec.Meta(ge=0)]]]
 
 
 def encode_block(rows: Sequence[RecordRow]) -> bytes:
@@ -78,7 +85,11 @@ def decode_blocks(data: bytes) -> Iterator[list[RecordRow]]:
         body = data[at + _HEAD.size : at + _HEAD.size + length]
         if magic != MAGIC or length > MOST_BYTES or len(body) < length or zlib.crc32(body) != checksum:
             raise TornRecord(at, len(data) - at)
-        yield list(_rows(body))
+        try:
+            rows = list(_rows(body))
+        except _MALFORMED:
+            raise TornRecord(at, len(data) - at) from None
+        yield rows
         at += _HEAD.size + length
 
 
@@ -91,13 +102,17 @@ class TornRecord(ValueError):
 
 
 def _rows(body: bytes) -> Iterator[RecordRow]:
-    decoded = msgspec.msgpack.decode(zlib.decompress(body), type=_Body)
+    inflated = zlib.decompressobj()
+    decoded = msgspec.msgpack.decode(inflated.decompress(body, _MOST_DECODED), type=_Body)
     texts, at = decoded.texts, 0
     *columns, inputs = decoded.columns
     for place, step in enumerate(decoded.times):
         at += step
+        if not 0 <= at <= _LATEST:
+            raise ValueError("a time out of range")
         values = {name: texts[column[place]] for name, column in zip(_TEXTS, columns, strict=True)}
-        yield RecordRow(time=at / 1000, inputs=msgspec.json.decode(texts[inputs[place]] or "{}"), **values)
+        given = msgspec.json.decode(texts[inputs[place]] or "{}", type=dict[str, Any])
+        yield RecordRow(time=at / 1000, inputs=given, **values)
 
 
 def _json(inputs: Mapping[str, Any]) -> str:

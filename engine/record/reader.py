@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +41,7 @@ class Record(msgspec.Struct):
 
     def _segment(self, segment: Path) -> Iterator[RecordRow]:
         try:
-            data = segment.read_bytes()
+            data = _content(segment)
         except OSError as error:
             self.gaps.append(f"{segment.name}: cannot be read: {error.strerror}")
             return
@@ -56,6 +58,14 @@ class Record(msgspec.Struct):
         self.gaps.append(
             f"{moment(until)}: the recorder ended without closing the record: up to a second is lost"
         )
+
+
+def _content(segment: Path) -> bytes:
+    """Return the bytes of a regular file; anything else could keep the reader waiting."""
+    with open(segment, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(None, "not a regular file", str(segment))
+        return file.read()
 
 
 def moment(at: float) -> str:

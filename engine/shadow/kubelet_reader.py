@@ -15,15 +15,19 @@ import msgspec
 
 from engine.api.config import KubeletConfiguration, keep_zeros
 from engine.api.documents import convert
+from engine.api.encoding.bounded import read_within
 from engine.api.errors import InvalidInput, Unavailable
 from engine.api.pod import Pod
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod
 
 TIMEOUT: Final = 10.0
 MOST_BYTES: Final = 256 * 1024 * 1024
+_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""How decoding fails: JSON of another shape, text that is not UTF-8, a document thousands of levels deep."""
 _SERIES: Final = re.compile(
     rb"^((?:kubelet_(?:evictions|preemptions|image_garbage_collected_total|admission_rejections_total)"
-    rb"|process_start_time_seconds|prober_probe_total)(?:\{[^}\n]*\})?) ([0-9.eE+-]+)$",
+    rb"|process_start_time_seconds|prober_probe_total)(?:\{[^}\n]*\})?)"
+    rb" ([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[+-]?[0-9]{1,2})?)$",
     re.MULTILINE,
 )
 """The only series that a comparison reads; the others of some thousand lines are not decoded."""
@@ -74,7 +78,7 @@ class KubeletReader:
             for raw in map(bytes, items):
                 known = self._pods.get(raw)
                 kept[raw] = known if known is not None else convert(msgspec.json.decode(raw), Pod, "/pods")
-        except (msgspec.DecodeError, InvalidInput) as error:
+        except (*_MALFORMED, InvalidInput) as error:
             raise Unavailable(f"/pods is not a list of pods: {error}", subject=self._access.url) from None
         self._pods = kept
         return {pod.uid: pod for pod in kept.values()}
@@ -88,7 +92,7 @@ class KubeletReader:
             document = msgspec.json.decode(data)["kubeletconfig"]
             config = convert(document, KubeletConfiguration, "/configz")
             keep_zeros(config, document)
-        except (msgspec.DecodeError, KeyError, TypeError, InvalidInput) as error:
+        except (*_MALFORMED, KeyError, TypeError, InvalidInput) as error:
             raise Unavailable(f"/configz is not a configuration: {error}", subject=self._access.url) from None
         return config
 
@@ -99,13 +103,13 @@ class KubeletReader:
             return None
         try:
             return _node_use(msgspec.json.decode(data, type=_Summary))
-        except msgspec.DecodeError as error:
+        except _MALFORMED as error:
             raise Unavailable(f"/stats/summary: {error}", subject=self._access.url) from None
 
     def series(self) -> Mapping[str, float]:
         """Return the metrics that comparisons read, by name and labels. Raise `Unavailable`."""
         data = self._get("/metrics") or b""
-        return {match[1].decode(): float(match[2]) for match in _SERIES.finditer(data)}
+        return {match[1].decode(errors="replace"): float(match[2]) for match in _SERIES.finditer(data)}
 
     def _get(self, path: str) -> bytes | None:
         """Return the body; None if this port does not serve the path, or has nothing to answer now."""
@@ -115,9 +119,8 @@ class KubeletReader:
                 connection = self._connect()
                 connection.request("GET", path, headers=self._headers())
                 answer = connection.getresponse()
-                data = answer.read(MOST_BYTES + 1)
-                if answer.length and len(data) <= MOST_BYTES:
-                    raise http.client.IncompleteRead(data, answer.length)
+                data = read_within(answer, MOST_BYTES, TIMEOUT)
+                answer.close()  # lets the connection carry the next request
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()

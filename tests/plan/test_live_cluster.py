@@ -105,6 +105,50 @@ async def test_a_list_that_expires_again_and_again_is_an_error(
         await taken(server, FaultLog())
 
 
+@pytest.mark.parametrize("tokens", ["one", "many"])
+async def test_a_list_without_end_is_refused(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, tokens: str
+) -> None:
+    """A server that gives a page token again, or ever new ones with nothing in the pages."""
+    asked: list[str] = []
+
+    def listed(path: Any, params: Any) -> dict[str, Any]:
+        asked.append(path)
+        token = "again" if tokens == "one" else str(len(asked))
+        items = [{"metadata": {"name": f"n{len(asked)}"}}] if tokens == "one" else []
+        return {"metadata": {"continue": token}, "items": items}
+
+    monkeypatch.setattr(server, "_list", listed)
+    with pytest.raises(KubengineError, match="/api/v1/nodes: the list does not end"):
+        await taken(server, FaultLog())
+    assert len(asked) <= 20
+
+
+async def test_more_pages_than_any_cluster_has_are_refused(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_reader, "PAGE", 3)
+    monkeypatch.setattr(cluster_reader, "MOST_PAGES", 2)
+    with pytest.raises(KubengineError, match="/api/v1/pods: the list does not end"):
+        await taken(server, FaultLog())
+
+
+async def test_items_that_are_no_objects_are_faults_of_their_own(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = server._list
+
+    def listed(path: Any, params: Any) -> dict[str, Any]:
+        page = real(path, params)
+        return {**page, "items": [{}, 1, ["a"], None, *page["items"]]}
+
+    monkeypatch.setattr(server, "_list", listed)
+    faults = FaultLog()
+    snapshot = await taken(server, faults)
+    assert snapshot.placed == 7
+    assert faults.counts["is not an object"] == 4 * len(cluster_reader.LISTS)
+
+
 async def test_objects_that_may_not_be_listed_are_reported_once(server: ApiServer) -> None:
     server.fail(403, path="poddisruptionbudgets", times=None)
     server.fail(403, path="/proxy/configz", times=None)

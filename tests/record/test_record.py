@@ -6,16 +6,20 @@ import errno
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.errors import InvalidInput, Refused
-from engine.record.blocks import RecordRow, TornRecord, decode_blocks, encode_block
+from engine.record import blocks
+from engine.record.blocks import MAGIC, RecordRow, TornRecord, decode_blocks, encode_block
 from engine.record.reader import Record
-from engine.record.writer import LEAST_BYTES, MOST_WAITING, RecordWriter, segments
+from engine.record.writer import LEAST_BYTES, MOST_WAITING, SUFFIX, RecordWriter, segments
+from tests.no_files import NO_FILES, make_no_file
 
 ROOT = Path(__file__).parents[2]
 texts = st.text(max_size=8)
@@ -120,6 +124,66 @@ def test_a_torn_end_costs_only_itself(tmp_path: Path, clock: Clock) -> None:
     record = Record(tmp_path)
     assert said(record) == ["one", "three"]
     assert any("not a whole block" in gap for gap in record.gaps)
+
+
+DEEP = "[" * 5000 + "]" * 5000
+COLUMNS = [[0]] * 6
+FOREIGN: dict[str, object] = {
+    "of another shape": {"texts": []},
+    "without texts": [[], [0], [[0]] * 7],
+    "with an index before the first text": [["a"], [0], [[-1]] * 7],
+    "with columns of other lengths": [["a", ""], [0, 0], [[0]] * 7],
+    "with columns that lack": [["a", ""], [0], [[0]] * 3],
+    "of a time after all years": [["a", ""], [2**62], [*COLUMNS, [1]]],
+    "of a time before all years": [["a", ""], [-1], [*COLUMNS, [1]]],
+    "with inputs that are a list": [["a", "[]"], [0], [*COLUMNS, [1]]],
+    "with deep inputs": [["a", f'{{"a": {DEEP}}}'], [0], [*COLUMNS, [1]]],
+    "with inputs that are no JSON": [["a", "{"], [0], [*COLUMNS, [1]]],
+}
+"""Bodies that no recorder writes; a record may come from another machine."""
+
+
+def sealed(body: bytes) -> bytes:
+    """Return a block with a right length and checksum."""
+    return MAGIC + len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
+
+
+@pytest.mark.parametrize("body", FOREIGN.values(), ids=FOREIGN)
+def test_a_block_that_no_recorder_wrote_is_a_gap(tmp_path: Path, clock: Clock, body: object) -> None:
+    recorder = writer(tmp_path, clock)
+    recorder.add(row("one"))
+    recorder.close()
+    (segment,) = segments(tmp_path)
+    with segment.open("ab") as file:
+        file.write(sealed(zlib.compress(msgspec.msgpack.encode(body))))
+    record = Record(tmp_path)
+    assert said(record) == ["one"]
+    assert any("not a whole block" in gap for gap in record.gaps)
+
+
+def test_what_is_not_compressed_is_no_block() -> None:
+    with pytest.raises(TornRecord):
+        list(decode_blocks(sealed(b"plain")))
+
+
+def test_a_block_is_decompressed_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = encode_block([row("a" * 100_000)])
+    assert list(decode_blocks(block))
+    monkeypatch.setattr(blocks, "_MOST_DECODED", 50_000)
+    with pytest.raises(TornRecord):
+        list(decode_blocks(block))
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_a_segment_that_is_no_file_is_a_gap(tmp_path: Path, clock: Clock, kind: str) -> None:
+    """A FIFO would keep its reader waiting."""
+    recorder = writer(tmp_path, clock)
+    recorder.add(row("one"))
+    recorder.close()
+    make_no_file(tmp_path / f"1{SUFFIX}", kind)
+    record = Record(tmp_path)
+    assert said(record) == ["one"]
+    assert any(gap.startswith(f"1{SUFFIX}: cannot be read: ") for gap in record.gaps)
 
 
 def test_a_full_disk_costs_rows_only_when_too_many_wait(

@@ -88,6 +88,8 @@ def test_a_pod_stays_the_same_object_while_its_document_does(fake: Fake, reader:
         (None, "does not answer"),
         ((200, b'{"items": [{"metadata"'), "not a list of pods"),
         ((200, b'{"items": [{"spec": 7}]}'), "not a list of pods"),
+        ((200, b'{"items": [{"metadata": {"name": "\xff"}}]}'), "not a list of pods"),
+        ((200, b'{"items": ' + b"[" * 5000 + b"]" * 5000 + b"}"), "not a list of pods"),
         ((401, b""), "client certificate or a token"),
         ((404, b""), "serves no /pods"),
         ((502, b""), "answered 502"),
@@ -139,6 +141,38 @@ def test_statistics_and_series(fake: Fake, reader: KubeletReader) -> None:
     text = b'kubelet_evictions{eviction_signal="memory.available"} 2\nother_total 5\n'
     fake.answers["/metrics"] = (200, text)
     assert reader.series() == {'kubelet_evictions{eviction_signal="memory.available"}': 2.0}
+
+
+ODD = {
+    "not UTF-8": b'{"node": {}, "pods": [{"podRef": {"uid": "\xff"}}]}',
+    "deep": b'{"node": ' + b"[" * 5000,
+    "a number": b"7",
+}
+
+
+@pytest.mark.parametrize("body", ODD.values(), ids=ODD)
+def test_odd_documents_are_named(fake: Fake, reader: KubeletReader, body: bytes) -> None:
+    fake.answers |= {"/configz": (200, body), "/stats/summary": (200, body)}
+    for path, ask in (("/configz", reader.config), ("/stats/summary", reader.use)):
+        with pytest.raises(Unavailable, match=path):
+            ask()
+
+
+@pytest.mark.parametrize("value", [b"e", b"1e", b"--1", b"1.2.3", b"9" * 5000, b"1e999", b"NaN"])
+def test_series_that_are_no_numbers_are_left_out(fake: Fake, reader: KubeletReader, value: bytes) -> None:
+    text = b'kubelet_evictions{s="\xff"} %s\nkubelet_preemptions 1e+06\n' % value
+    fake.answers["/metrics"] = (200, text)
+    assert reader.series() == {"kubelet_preemptions": 1e6}
+
+
+def test_requests_share_a_connection(fake: Fake, reader: KubeletReader) -> None:
+    fake.answers["/pods"] = pods(POD)
+    reader.pods()
+    connection = reader._connection
+    assert connection is not None
+    used = connection.sock
+    reader.pods()
+    assert connection.sock is used is not None
 
 
 def test_only_get_is_asked(fake: Fake, reader: KubeletReader) -> None:

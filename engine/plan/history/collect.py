@@ -163,9 +163,10 @@ class Collector:
             self._fault(measure, str(series.metric), "names no pod or node", "a series without names")
             return
         pairs = np.array(series.values, np.float64).reshape(-1, 2)
-        at = np.rint((pairs[:, 0] - self.times.start) / self.times.step).astype(np.int64)
+        moments = np.rint((pairs[:, 0] - self.times.start) / self.times.step)
         amounts = pairs[:, 1] * measure.scale
-        usable = (at >= 0) & (at < self.times.count) & np.isfinite(amounts) & (amounts >= 0)
+        usable = (moments >= 0) & (moments < self.times.count) & np.isfinite(amounts) & (amounts >= 0)
+        at = np.where(usable, moments, 0).astype(np.int64)
         if not usable.all():
             self._fault(measure, _named(key), NO_AMOUNTS, NO_AMOUNTS)
         self._doubled[key] += self._builder.add(key, at[usable], encode(amounts[usable]))
@@ -213,7 +214,8 @@ def _key(measure: Measure, labels: Mapping[str, str]) -> Key | None:
         return (measure.name, node, "", "", "") if node else None
     namespace, pod = labels.get("namespace", ""), labels.get("pod", "")
     # A pod's name is used once in a namespace at a time: its node would only split the series of one.
-    return (measure.name, "", namespace, pod, labels["container"]) if namespace and pod else None
+    container = labels.get("container", "")
+    return (measure.name, "", namespace, pod, container) if namespace and pod and container else None
 
 
 def _named(key: Key) -> str:

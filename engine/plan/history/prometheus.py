@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import base64
 import gzip
+import math
 import ssl
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException
+from http.client import HTTPException, HTTPMessage
 from pathlib import Path
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
-from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import (
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
 
 import msgspec
 
+from engine.api.encoding.bounded import read_within
 from engine.api.errors import InvalidInput, Refused, Unavailable
 
 MOST_BYTES: Final = 512 << 20
@@ -106,9 +115,10 @@ class Prometheus:
         return self._ask("query_range", {"query": query, "start": start, "end": end, "step": step})
 
     def number(self, query: str, at: int) -> float:
-        """Return the only value of a query at a moment; 0 if it has none."""
+        """Return the only value of a query at a moment; 0 if it has none that is an amount."""
         found = self._ask("query", {"query": query, "time": at})
-        return found[0].value[1] if found and found[0].value else 0.0
+        value = found[0].value[1] if found and found[0].value else 0.0
+        return value if 0 <= value < math.inf else 0.0
 
     def _ask(self, endpoint: str, parameters: Mapping[str, Any]) -> list[RangeSeries]:
         data = b""
@@ -135,7 +145,7 @@ class Prometheus:
         try:
             with self._opener.open(request, timeout=self._timeout) as answer:
                 self._note_clock(answer.headers.get("Date"))
-                data: bytes = answer.read(MOST_BYTES + 1)
+                data = read_within(answer, MOST_BYTES, self._timeout)
                 if len(data) <= MOST_BYTES and answer.headers.get("Content-Encoding") == "gzip":
                     data = _inflated(data)
                 if len(data) > MOST_BYTES:
@@ -143,10 +153,10 @@ class Prometheus:
                 return data
         except HTTPError as error:
             with error:
-                raise self._refusal(error) from None
+                raise self._refusal(error, self._error_body(error)) from None
         except TimeoutError:
             raise TooMuch(f"no answer within {self._timeout:g} s", subject=self.address) from None
-        except (URLError, HTTPException, OSError, zlib.error) as error:
+        except (URLError, HTTPException, OSError, EOFError, zlib.error) as error:
             cause = getattr(error, "reason", error)
             if isinstance(cause, TimeoutError):
                 raise TooMuch(f"no answer within {self._timeout:g} s", subject=self.address) from None
@@ -155,8 +165,14 @@ class Prometheus:
                 raise Refused(said, subject=self.address) from None
             raise Unavailable(f"cannot be reached: {cause}", subject=self.address) from None
 
-    def _refusal(self, error: HTTPError) -> Refused | Unavailable:
-        data = error.read(MOST_ERROR_BYTES)
+    def _error_body(self, error: HTTPError) -> bytes:
+        """Return what there is of an error's body, which may break off; its status counts anyway."""
+        try:
+            return read_within(error, MOST_ERROR_BYTES, self._timeout)
+        except (HTTPException, OSError):
+            return b""
+
+    def _refusal(self, error: HTTPError, data: bytes) -> Refused | Unavailable:
         try:
             if error.headers.get("Content-Encoding") == "gzip":
                 data = _inflated(data)
@@ -183,7 +199,7 @@ class Prometheus:
         if date:
             try:
                 self.clock_offset = parsedate_to_datetime(date).timestamp() - time.time()
-            except ValueError:
+            except (ValueError, OverflowError, TypeError, OSError):  # a year of a hundred digits, for one
                 return
 
     def _headers(self) -> dict[str, str]:
@@ -215,7 +231,26 @@ class Prometheus:
         if access.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        return build_opener(ProxyHandler(), HTTPSHandler(context=context))
+        return build_opener(ProxyHandler(), HTTPSHandler(context=context), _SameServer(self.address))
+
+
+class _SameServer(HTTPRedirectHandler):
+    """Follows redirects on one server only: urllib would send the credentials along to any other."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def redirect_request(
+        self, req: Request, fp: Any, code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> Request | None:
+        before, after = urlsplit(self._address), urlsplit(newurl)
+        if (before.scheme, before.netloc) != (after.scheme, after.netloc):
+            place = urlunsplit((after.scheme, after.netloc.rpartition("@")[2], "", "", ""))
+            raise Refused(
+                f"redirects to another server, {place}, which gets no credentials; give its URL to ask it",
+                subject=self._address,
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _secret(path: str, option: str) -> str:

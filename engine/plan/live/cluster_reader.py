@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from engine.api.errors import KubengineError
+from engine.api.errors import KubengineError, Refused
 from engine.api.token_bucket import TokenBucket
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.credentials import Credentials
@@ -27,6 +27,10 @@ from engine.plan.snapshot.faults import FaultLog
 
 PAGE = 500
 """Objects in a page; kubectl asks for as many."""
+MOST_PAGES = 20_000
+"""Pages of a list, of ten million objects: a server that gives page tokens without end is refused."""
+MOST_EMPTY_PAGES = 10
+"""Pages in a row that hold nothing, although a token says that more follows."""
 MOST_EXPIRIES = 2
 """How often a list starts over because its page token has expired (by default after five minutes)."""
 NODE_SECONDS = 10.0
@@ -139,21 +143,29 @@ class ClusterReader:
 
     async def _read_pages(self, kind: str, path: str, known: set[tuple[str, str]]) -> None:
         """Pass on the objects that are not `known` from an earlier attempt, by namespace and name."""
-        token = ""
-        while True:
+        token, empty = "", 0
+        for _ in range(MOST_PAGES):
             params = {"limit": str(PAGE)} | ({"continue": token} if token else {})
             page = await self._client.get(path, _Page, params)
             self._feed(f"{self._client.peer}{path}", b"\n".join(self._new(kind, page.items or [], known)))
-            token = page.metadata.token
-            if not token:
+            empty = 0 if page.items else empty + 1
+            if not page.metadata.token:
                 return
+            if page.metadata.token == token or empty > MOST_EMPTY_PAGES:
+                break
+            token = page.metadata.token
+        where = f"{self._client.peer}{path}"
+        raise Refused("the list does not end: its page tokens lead no further", subject=where)
 
     def _new(self, kind: str, items: list[msgspec.Raw], known: set[tuple[str, str]]) -> Iterator[bytes]:
         for item in items:
             try:
                 meta = _named.decode(item).metadata
-            except msgspec.DecodeError:
-                yield _with_kind(kind, item)  # the snapshot's reader reports it
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                if bytes(item).startswith(b"{") and bytes(item)[1:].lstrip() != b"}":
+                    yield _with_kind(kind, item)  # the snapshot's reader reports it
+                else:
+                    self._faults.add(self._client.peer, kind, "", "is not an object", kind="is not an object")
                 continue
             key = (meta.namespace, meta.name)
             if key not in known:

@@ -298,6 +298,90 @@ def test_odd_values_and_a_far_clock_are_reported_and_the_rest_is_kept() -> None:
     assert any("names no pod or node" in line for line in said)
 
 
+ODD_TIMES = [1e300, -1e300, 2**63, 0]
+
+
+def test_odd_moments_are_left_out() -> None:
+    values = [[at, "1"] for at in ODD_TIMES] + [[TIMES.start, "5"]]
+    with fake(lambda path, headers: (200, {}, one_container(values))) as address:
+        history = collected(address, FaultLog())
+    found = history.values(history.rows("memory"))[0]
+    assert found[0] == pytest.approx(5, rel=3e-4)
+    assert np.isnan(found[1:]).all()
+
+
+def test_a_series_without_its_container_is_a_fault() -> None:
+    series = [{"metric": {"namespace": "a", "pod": "b"}, "values": [[TIMES.start, "5"]]}]
+    faults = FaultLog()
+    with (
+        fake(lambda path, headers: (200, {}, result(series))) as address,
+        pytest.raises(InvalidInput, match="has no series of"),
+    ):
+        collected(address, faults)
+    assert any("names no pod or node" in str(fault) for fault in faults.kept)
+
+
+@pytest.mark.parametrize("count", ["NaN", "+Inf", "-Inf", "-5"])
+def test_a_count_of_series_that_is_no_amount_is_none(count: str) -> None:
+    body = result([{"metric": {}, "value": [END, count]}])
+    with fake(lambda path, headers: (200, {}, body)) as address:
+        server = Prometheus(ServerAccess(address), timeout=10)
+        assert server.number("up", END) == 0
+
+
+@pytest.mark.parametrize(
+    "date", ["Mon, 01 Jan 99999999999999999999 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 +9999999", "x"]
+)
+def test_an_odd_date_is_no_clock(date: str) -> None:
+    server = Prometheus(ServerAccess("http://h"), timeout=10)
+    server._note_clock(date)
+    assert server.clock_offset == 0
+
+
+@pytest.mark.parametrize("code", [200, 503])
+def test_an_answer_that_breaks_off_is_unavailable(code: int) -> None:
+    bodies = [
+        ({"Content-Encoding": "gzip"}, gzip.compress(result([]))[:-9]),
+        ({"Transfer-Encoding": "chunked"}, b"5\r\nab"),
+        ({"Content-Length": "1000"}, b"{"),
+    ]
+    for headers, body in bodies:
+        with fake(lambda path, seen, given=headers, body=body: (code, given, body)) as address:
+            server = Prometheus(ServerAccess(address), timeout=10, sleep=lambda seconds: None)
+            with pytest.raises(Unavailable, match=r"127\.0\.0\.1"):
+                server.number("up", END)
+
+
+def test_credentials_are_not_sent_along_to_another_server(tmp_path: Path) -> None:
+    """urllib follows redirects with all headers of the first request."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    seen: list[str] = []
+
+    def other(path: str, headers: dict[str, str]) -> Answer:
+        seen.append(headers.get("Authorization", ""))
+        return 200, {}, result([])
+
+    with (
+        fake(other) as thief,
+        fake(lambda path, headers: (302, {"Location": f"{thief}{path}"}, b"")) as address,
+    ):
+        access = ServerAccess(address, bearer_token_file=str(token))
+        with pytest.raises(Refused, match=f"redirects to another server, {thief}"):
+            Prometheus(access, timeout=10).number("up", END)
+    assert seen == []
+
+
+def test_a_redirect_on_the_same_server_is_followed() -> None:
+    def answer(path: str, headers: dict[str, str]) -> Answer:
+        if path.startswith("/api"):
+            return 302, {"Location": f"/prom{path}"}, b""
+        return 200, {}, result([{"metric": {}, "value": [END, "3"]}])
+
+    with fake(answer) as address:
+        assert Prometheus(ServerAccess(address), timeout=10).number("up", END) == 3
+
+
 def test_more_series_than_allowed_are_refused_before_they_are_read() -> None:
     body = json.dumps(
         {
