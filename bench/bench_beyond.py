@@ -53,7 +53,7 @@ def test_memory_stall_look(benchmark) -> None:
 
 def test_condition_look(benchmark) -> None:
     reader, one = StallReader([CPU_PRESSURE], readable_mounts(), "/"), Contention(CPU_PRESSURE, 50, 60.0)
-    benchmark(lambda: one.look(reader.read(CPU_PRESSURE), time.monotonic()))
+    benchmark(lambda: one.update(reader.read(CPU_PRESSURE), time.monotonic()))
     reader.close()
 
 

@@ -50,7 +50,7 @@ def test_look(benchmark, reader):
 
     def look() -> None:
         now[0] += 10
-        tracker.look(reader.read(now[0]), now[0])
+        tracker.update(reader.read(now[0]), now[0])
 
     benchmark(look)
 

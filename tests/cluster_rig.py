@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.credentials import Credentials
+from engine.cluster.kubeconfig import load_kubeconfig
 from engine.testing.apiserver import ApiServer
 from tests.node_rig import Rig, container
 from tests.waiting import PATIENCE
@@ -86,3 +90,13 @@ class Cluster:
 def condition(pod: Object, kind: str) -> Object:
     found = [c for c in pod["status"].get("conditions", ()) if c["type"] == kind]
     return found[0] if found else {}
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Run an API server, as its administrator. Directories of tests import this into their conftest."""
+    async with ApiServer(tmp_path / "api") as server:
+        config = load_kubeconfig(server.kubeconfig("admin"))
+        client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
+        yield Cluster(server, client)
+        client.close()

@@ -31,7 +31,7 @@ from engine.tables.pods import PodCells
 _LARGEST_SUM: Final = 2**63 - 1
 
 
-class _Leaving(msgspec.Struct, frozen=True):
+class _Terminating(msgspec.Struct, frozen=True):
     """A terminating pod: `amounts` is what it still holds; `holds` tells whether it had started."""
 
     pod: Pod
@@ -39,7 +39,7 @@ class _Leaving(msgspec.Struct, frozen=True):
     holds: bool
 
 
-def _told(node: Node) -> tuple[object, ...]:
+def _inputs(node: Node) -> tuple[object, ...]:
     """Return the inputs of `NodeFacts` as they are now."""
     return node.metadata.name, dict(node.labels), list(node.spec.taints or ()), dict(node.allocatable)
 
@@ -47,20 +47,21 @@ def _told(node: Node) -> tuple[object, ...]:
 class NodeAllocations:
     """A node and its pods. `check` costs the same for any number of pods.
 
-    New pods are checked against those that stay. A pod that `leave`s no longer counts, as in the kubelet,
-    but keeps what it holds until it is removed: `in_the_way` returns the terminating pods that an admitted
-    pod has to wait for, so that running pods never exceed the node. A method that raises changes nothing.
+    New pods are checked against those that stay. A pod for which `terminating` was called no longer counts,
+    as in the kubelet, but keeps what it holds until it is removed: `in_the_way` returns the terminating pods
+    that an admitted pod has to wait for, so that running pods never exceed the node. A method that raises
+    changes nothing.
     """
 
     def __init__(self, node: Node, pods: Iterable[Pod] = ()) -> None:
         """Raise `InvalidInput` for negative amounts, sums beyond 64 bits and repeated uids."""
         self.node = NodeFacts.of(node)
-        self._told = _told(node)
+        self._inputs = _inputs(node)
         self.table = PodTable()
         self._sums = Sums(self.table, self.node)
         self._ports = UsedPorts()
         self._pods: dict[str, Pod] = {}
-        self._leaving: dict[str, _Leaving] = {}
+        self._terminating: dict[str, _Terminating] = {}
         self._coming: set[str] = set()
         for pod in pods:
             self.add(pod)
@@ -83,15 +84,15 @@ class NodeAllocations:
 
     def find(self, uid: str) -> Pod | None:
         """Return the pod with that uid, staying or terminating."""
-        leaving = self._leaving.get(uid)
-        return leaving.pod if leaving is not None else self._pods.get(uid)
+        terminating = self._terminating.get(uid)
+        return terminating.pod if terminating is not None else self._pods.get(uid)
 
     def set_node(self, node: Node) -> None:
         """Set the node's changed allocatable, labels or taints. Existing pods stay."""
-        told = _told(node)
-        if told == self._told:
+        inputs = _inputs(node)
+        if inputs == self._inputs:
             return
-        facts, self._told = NodeFacts.of(node), told
+        facts, self._inputs = NodeFacts.of(node), inputs
         if facts != self.node:
             self.node = facts
             self._sums.set_node(facts)
@@ -102,7 +103,7 @@ class NodeAllocations:
         Raises `InvalidInput` for a pod that is already there, and for amounts that are negative or beyond 64
         bits.
         """
-        if pod.uid in self._pods or pod.uid in self._leaving:
+        if pod.uid in self._pods or pod.uid in self._terminating:
             raise InvalidInput(f"uid {pod.uid} is already on the node", subject=pod.full_name)
         os_failure = wrong_os(pod)
         if os_failure is not None:
@@ -149,7 +150,7 @@ class NodeAllocations:
         """
         uid = pod.metadata.uid
         if (
-            uid in self._leaving
+            uid in self._terminating
             or len(self._pods) >= self.node.pod_limit
             or wrong_os(pod)
             or other_failures(pod, self.node, self._ports)
@@ -170,35 +171,35 @@ class NodeAllocations:
         """Note that an expected pod starts now."""
         self._coming.discard(uid)
 
-    def leave(self, uid: str) -> None:
+    def terminating(self, uid: str) -> None:
         """Note that the pod will end: it no longer counts, and holds its resources until `remove`."""
         pod = self._pods.get(uid)
         if pod is None:
             return
-        leaving = _Leaving(pod, {}, holds=False)
+        terminating = _Terminating(pod, {}, holds=False)
         if uid not in self._coming:
-            leaving = _Leaving(pod, self._amounts(uid), holds=True)
+            terminating = _Terminating(pod, self._amounts(uid), holds=True)
         self.remove(uid)
-        self._leaving[uid] = leaving
+        self._terminating[uid] = terminating
 
     def stay(self, uid: str) -> None:
-        """Undo `leave`, because the pod could not be ended."""
-        if uid in self._leaving:
-            self.add(self._leaving.pop(uid).pod)
+        """Undo `terminating`, because the pod could not be ended."""
+        if uid in self._terminating:
+            self.add(self._terminating.pop(uid).pod)
 
     def in_the_way(self, pod: Pod) -> list[str]:
         """Return the uids of terminating pods that hold what an expected pod needs; none if it may start."""
-        if not self._leaving:
+        if not self._terminating:
             return []
         short = {failure.resource for failure in self._short(pod)}
         return [
             uid
-            for uid, other in self._leaving.items()
+            for uid, other in self._terminating.items()
             if other.holds
             and (PODS in short or short & other.amounts.keys() or _share_a_port(pod, other.pod))
         ]
 
-    def short_while_others_leave(self, pod: Pod) -> Failure:
+    def short_while_others_terminate(self, pod: Pod) -> Failure:
         """Return what an expected pod lacks because of the pods `in_the_way`."""
         return next(iter(self._short(pod)), NODE_PORTS)
 
@@ -212,13 +213,13 @@ class NodeAllocations:
             for name, amount in self._amounts(uid).items():
                 held[name] -= amount
         there = len(self._pods) - len(self._coming | {pod.uid})
-        pods = there + sum(leaving.holds for leaving in self._leaving.values())
+        pods = there + sum(terminating.holds for terminating in self._terminating.values())
         failures = resource_failures(wanted, held, pods, self.node)
         return [failure for failure in failures if isinstance(failure, InsufficientResource)]
 
     def remove(self, uid: str) -> None:
         """Remove a pod that holds nothing any longer; an unknown one is fine."""
-        self._leaving.pop(uid, None)
+        self._terminating.pop(uid, None)
         self._coming.discard(uid)
         pod = self._pods.pop(uid, None)
         if pod is None:
@@ -231,9 +232,9 @@ class NodeAllocations:
         """Return the summed requests of all other pods, terminating ones included, in the table's units."""
         own = self._amounts(uid) if uid in self._pods else {}
         used = {name: amount - own.get(name, 0) for name, amount in self.used.items()}
-        for other, leaving in self._leaving.items():
+        for other, terminating in self._terminating.items():
             if other != uid:
-                for name, amount in leaving.amounts.items():
+                for name, amount in terminating.amounts.items():
                     used[name] = used.get(name, 0) + amount
         return used
 

@@ -92,11 +92,11 @@ def _check_amounts(pod: Pod, parameters: PodParameters, known: Collection[str]) 
         if ".resources." not in field:
             continue
         name = field.partition(".resources.")[2].partition(".")[2]
-        said = f"{name}: {text}{nearest(name, known) if UNKNOWN in text else ''}"
+        message = f"{name}: {text}{nearest(name, known) if UNKNOWN in text else ''}"
         if parameters.requests or parameters.limits:
             kind = field.partition(".resources.")[2].partition(".")[0]
-            raise InvalidInput(said, subject=kind)
-        raise InvalidInput(f"{field.removesuffix(name)}{said}", subject=parameters.file or pod.full_name)
+            raise InvalidInput(message, subject=kind)
+        raise InvalidInput(f"{field.removesuffix(name)}{message}", subject=parameters.file or pod.full_name)
 
 
 def _change(pod: Pod, parameters: PodParameters, class_priority: Callable[[str], int | None]) -> None:

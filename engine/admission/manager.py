@@ -24,9 +24,9 @@ from engine.api.lifecycle import (
     KillPod,
     PodEnd,
     PodKills,
-    TellWaiting,
+    ReportWaiting,
     longest_grace,
-    nobody_waits,
+    report_nothing,
 )
 from engine.api.node import Node
 from engine.api.pod import Pod
@@ -50,8 +50,8 @@ class Admission:
 
     `reserve(pod)` decides at once and counts the pod from then on; `make_room` ends its victims and returns
     when they have stopped; `admit` does both. `kill_pod` ends a victim with its own grace period. Call
-    `leave(uid)` for a pod that will end, `remove(uid)` for one that holds nothing any longer, and `add` for
-    pods that were there before (a restart of the agent), which are not checked. `patience` is
+    `terminating(uid)` for a pod that will end, `remove(uid)` for one that holds nothing any longer, and `add`
+    for pods that were there before (a restart of the agent), which are not checked. `patience` is
     `admission.patience`.
     """
 
@@ -106,19 +106,19 @@ class Admission:
         elif self.admitted.find(pod.uid) is None:
             self.admitted.add(pod)
 
-    def leave(self, uid: str) -> None:
+    def terminating(self, uid: str) -> None:
         """Stop counting a pod that will end; others still wait for what it holds."""
-        self.admitted.leave(uid)
+        self.admitted.terminating(uid)
 
     def remove(self, uid: str) -> None:
         """Remove a pod that has ended; an unknown one is fine."""
         self.admitted.remove(uid)
-        self._tell()
+        self._notify()
 
-    async def wait_for_room(self, pod: Pod, tell: TellWaiting = nobody_waits) -> None:
+    async def wait_for_room(self, pod: Pod, report: ReportWaiting = report_nothing) -> None:
         """Return when no terminating pod holds what a reserved pod needs, so that it may start.
 
-        `tell` receives which pods it waits for. A pod that others have preempted meanwhile waits for its
+        `report` receives which pods it waits for. A pod that others have preempted meanwhile waits for its
         end, or until it stays after all. Raises `AdmissionRejected` when the patience is over, counted from
         the longest grace period of the terminating pods; the pod no longer counts then.
         """
@@ -126,7 +126,7 @@ class Admission:
         if holders:
             leaving = [other for uid in holders if (other := self.admitted.find(uid)) is not None]
             names = ", ".join(sorted(other.full_name for other in leaving))
-            await tell(AWAITING_ROOM, f"terminating pods still hold what this pod needs: {names}")
+            await report(AWAITING_ROOM, f"terminating pods still hold what this pod needs: {names}")
             try:
                 async with asyncio.timeout(longest_grace(leaving) + self.patience):
                     await self._has_room(pod)
@@ -141,13 +141,13 @@ class Admission:
             await self._freed.wait()
 
     def _give_up_waiting(self, pod: Pod) -> None:
-        failure = self.admitted.short_while_others_leave(pod)
+        failure = self.admitted.short_while_others_terminate(pod)
         self.remove(pod.uid)
         raise AdmissionRejected(
             failure.reason, f"{failure.message}; terminating pods did not release it in time"
         )
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._freed.set()
         self._freed = asyncio.Event()
 
@@ -183,7 +183,7 @@ class Admission:
         if not verdict.admit:
             raise AdmissionRejected(verdict.reason, verdict.message)
         for uid in verdict.victims:
-            self.admitted.leave(uid)
+            self.admitted.terminating(uid)
         self.admitted.expect(pod)
         return verdict
 
@@ -231,7 +231,7 @@ class Admission:
             log.error("pod %s could not be preempted: %s", pod.full_name, why)
             self._decisions.pod(pod, "preemption", "failed", str(why), inputs)
             self.admitted.stay(pod.uid)
-            self._tell()
+            self._notify()
             return
         self._preemptions.inc(preemption.requirements[0][0] if preemption.requirements else "")
         self.remove(pod.uid)

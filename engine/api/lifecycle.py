@@ -96,11 +96,11 @@ def _report_failure(kill: asyncio.Future[None]) -> None:
         log.warning("a pod could not be killed after its grace period: %s", kill.exception())
 
 
-TellWaiting = Callable[[str, str], Awaitable[None]]
+ReportWaiting = Callable[[str, str], Awaitable[None]]
 """Receives why a pod has to wait for admission: a reason and a message for its status."""
 
 
-async def nobody_waits(reason: str, message: str) -> None:
+async def report_nothing(reason: str, message: str) -> None:
     """Ignore the reasons for waiting."""
 
 

@@ -28,7 +28,7 @@ EASED: Final = "other workloads leave BestEffort pods the CPU that they use"
 
 
 class _Counters(NamedTuple):
-    """CPU seconds since an arbitrary start, and the time of reading."""
+    """Hold CPU seconds since an arbitrary start, and the time of reading."""
 
     at: float
     node: float
@@ -67,7 +67,7 @@ class BestEffortSqueeze:
         await self._task.stop()
         self._set(None)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Measure since the last reading and set the limit. Raises `Refused`, and `OSError` if the usage
         cannot be read.
         """
@@ -114,7 +114,7 @@ class BestEffortSqueeze:
     async def _loop(self) -> None:
         while True:
             with self._task.step(STEP_SECONDS):
-                self.look()
+                self.update()
             await asyncio.sleep(self._interval)
 
 

@@ -64,7 +64,7 @@ _FRESH: Final = {
 
 
 class FileRules(msgspec.Struct, frozen=True):
-    """The conversion rules: cgroup version, weight formula, and the node's page sizes."""
+    """Hold the conversion rules: cgroup version, weight formula, and the node's page sizes."""
 
     version: Literal[1, 2]
     formula: WeightFormula = "linear"

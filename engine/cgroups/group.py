@@ -62,7 +62,7 @@ class Descriptors:
 
 
 class Directory(msgspec.Struct):
-    """A cgroup's directory in one hierarchy.
+    """Read and write a cgroup's directory in one hierarchy.
 
     `known` holds the last text of each file as the kernel returns it; `identity` is the device and inode
     that it belongs to.
@@ -85,6 +85,7 @@ class Directory(msgspec.Struct):
             pool.put(self.path, descriptor)
             status = os.fstat(descriptor)
             identity = (status.st_dev, status.st_ino)
+            # Another inode under the same path is another cgroup, with the kernel's defaults in its files.
             if self.identity != identity:
                 if self.identity is not None:
                     self.known.clear()
@@ -118,6 +119,7 @@ class Directory(msgspec.Struct):
             finally:
                 os.close(descriptor)
         except OSError as error:
+            # A file with several lines may have been written in part.
             self.known.pop(name, None)
             if error.errno in _GONE:
                 self._check_alive(pool)
@@ -134,7 +136,7 @@ class Directory(msgspec.Struct):
         return text
 
     def is_alive(self) -> bool:
-        """Whether the path still names the directory that was opened, or any if none was yet."""
+        """Tell whether the path still names the directory that was opened, or any directory if none was."""
         try:
             status = os.stat(self.path)  # noqa: PTH116
         except OSError:

@@ -31,7 +31,7 @@ _CONTAINER_FILES = {
 
 
 class Inspected(Protocol):
-    """What an inspection needs of `CgroupManager`: its data, and three operations that repair."""
+    """State the data of `CgroupManager` that an inspection reads, and three operations that repair."""
 
     settings: CgroupSettings
     mounts: Mounts

@@ -1,4 +1,4 @@
-"""The façade of a node's cgroups, and what the machine offers them: huge pages, swap, disks.
+"""Provides the façade of a node's cgroups, with the machine's huge pages, swap and disks.
 
 Running sums tell what one pod changes, so a change costs O(1) for any number of pods, and only differing
 values are written. `reconcile` verifies a sample once a minute.

@@ -45,8 +45,8 @@ def check_asked(action: str, query: Mapping[str, str]) -> bool:
 
 
 class NodeCgroups(ABC):
-    """The cgroups of one node. All calls but `resize_pod` are synchronous, because a cgroup file takes
-    microseconds.
+    """Manage the cgroups of one node. All calls but `resize_pod` are synchronous, because a cgroup file
+    takes microseconds.
     """
 
     enabled: ClassVar[bool]
@@ -74,7 +74,9 @@ class NodeCgroups(ABC):
         return self._without_quota(values) if self.has_exclusive_cpus(pod, None) else values
 
     def _without_quota(self, values: ContainerResources) -> ContainerResources:
-        """CPUs that nobody else uses need no CFS quota, which would only throttle bursts within a period."""
+        """Remove the CFS quota of containers with exclusive CPUs: it would only throttle bursts within a
+        period.
+        """
         return replace(values, cpu_quota=UNLIMITED_QUOTA) if values.cpu_quota else values
 
     def overhead_resources(self, pod: Pod) -> ContainerResources:

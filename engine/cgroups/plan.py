@@ -25,7 +25,7 @@ PLANNED_CONTROLLERS = frozenset(["cpu", "memory", "pids", "hugetlb", "cpuset", "
 
 
 class PlannedGroup(msgspec.Struct, frozen=True):
-    """One planned cgroup: its path, its kind and its files.
+    """Describe one planned cgroup: its path, its kind and its files.
 
     A container's path ends in its name, where a runtime uses its id. `oom_score_adj` is set for containers.
     """

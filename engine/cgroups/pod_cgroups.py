@@ -25,7 +25,7 @@ _CPU_LIMITS = frozenset(["cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", *CP
 
 
 class PodGroup(msgspec.Struct, frozen=True):
-    """A pod cgroup found on the machine: its class and path."""
+    """Hold a pod cgroup found on the machine: its class and path."""
 
     uid: str
     qos_class: str
@@ -34,7 +34,7 @@ class PodGroup(msgspec.Struct, frozen=True):
 
 
 class PodCgroups:
-    """The cgroups of pods.
+    """Create, update and remove the cgroups of pods.
 
     `known` holds by uid those created or adopted here; `refusals` holds what the kernel refused, until
     `restore` succeeds.
@@ -83,12 +83,13 @@ class PodCgroups:
         name = group.name
         self.known[pod.uid] = (pod, name)
         group.delegates = True
-        self._tree.look_again(name)
+        self._tree.check_identity(name)
         adopted = not group.made and self._tree.exists(name)
         files = self.files(pod)
         if not adopted:
             self._tree.write(name, files)
             return
+        # Read before the write: v2 accepts a limit below the usage and then kills.
         used = self._memory_usage(name)
         if files[self._limit].isdigit() and used > int(files[self._limit]):
             self.refusals[pod.uid] = f"memory in use ({used}) is above the limit {files.pop(self._limit)}"
@@ -138,6 +139,7 @@ class PodCgroups:
         changed = len(self._tree.verify(name)) if sampled else 0
         try:
             self._tree.write(name, group.wanted)
+            # `make` compares usage and limit again, which it does only for a cgroup that it adopts.
             if refused:
                 group.made = False
                 self.make(pod)

@@ -21,7 +21,7 @@ from engine.cgroups.tree import CgroupTree
 
 
 class QosCgroups:
-    """The three level cgroups.
+    """Keep the three level cgroups.
 
     `sums` covers the pods that count now; `write` updates the files of the changed levels.
     `best_effort_quota` limits all BestEffort pods, in microseconds per default period; None means no limit.
@@ -90,6 +90,7 @@ class QosCgroups:
         try:
             self._put(self._above_usage({level: levels[level] for level in changed}))
         except Refused as error:
+            # v1: pods have used more memory since the usage was read above.
             if error.errno not in (errno.EBUSY, errno.EINVAL):
                 raise
             self._put(raised_to_usage(levels, self._usage(LEVELS)))

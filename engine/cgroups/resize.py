@@ -39,7 +39,7 @@ Verdict = Literal["Proceed", "Deferred", "Infeasible"]
 
 
 class ContainerChange(msgspec.Struct, frozen=True):
-    """A container whose CPU or memory changes, or the pod's limit that it inherits; `restart` if its
+    """Name a container whose CPU or memory changes, or the pod's limit that it inherits; `restart` if its
     resizePolicy asks for that.
     """
 
@@ -49,14 +49,14 @@ class ContainerChange(msgspec.Struct, frozen=True):
 
 
 class PodResize(msgspec.Struct, frozen=True):
-    """What changes. A pod-level change may leave every container as it is."""
+    """Describe the changes. A change of the pod's own amounts may leave every container as it is."""
 
     containers: tuple[ContainerChange, ...]
     pod_level: bool
 
 
 class ResizeDecision(msgspec.Struct, frozen=True):
-    """Whether a resize goes ahead, waits, or is impossible on this node, and why; `short` is the missing
+    """Tell whether a resize begins, waits, or is impossible on this node, and why; `short` is the missing
     resource, `detail` the label of an impossible one in metrics.
     """
 
@@ -237,7 +237,7 @@ def decide_resize(
 
 
 def _requests_differ(old: Pod, new: Pod, resource: str) -> bool:
-    """Whether a container requests another amount."""
+    """Tell whether a container requests another amount."""
     return any(
         before.requests.get(resource) != after.requests.get(resource)
         for before, after in zip(old.all_containers, new.all_containers, strict=True)

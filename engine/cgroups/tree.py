@@ -42,7 +42,7 @@ _RETRY_DELAY = 0.005
 
 
 class CgroupNode(msgspec.Struct):
-    """One cgroup in all hierarchies, and what it should have (file → text).
+    """Hold one cgroup in all hierarchies, and its desired content (file → text).
 
     A cgroup that `delegates` passes its controllers on to cgroups that others create in it; under v2 it can
     then hold no processes.
@@ -70,7 +70,7 @@ class CgroupNode(msgspec.Struct):
 
 
 class CgroupTree:
-    """All cgroups that were created or adopted, by name; `writes` counts written files."""
+    """Keep all cgroups that were created or adopted, by name; `writes` counts written files."""
 
     def __init__(
         self,
@@ -125,6 +125,8 @@ class CgroupTree:
         try:
             self._make_all(name)
         except Refused as error:
+            # ENOENT: somebody, systemd for example, has removed a parent that this tree takes for created.
+            # One more try: a parent that vanishes again is being removed on purpose.
             if error.errno != errno.ENOENT:
                 raise
             self._doubt(name)
@@ -139,7 +141,7 @@ class CgroupTree:
                 if depth < len(name) and group.wanted:
                     self._write(group, group.wanted)
 
-    def look_again(self, name: CgroupName) -> None:
+    def check_identity(self, name: CgroupName) -> None:
         """Check that a cgroup is still the one that was made; otherwise the next `make` or `write` makes it
         again with its values. Stopping a slice removes its cgroup, and a runtime may make another."""
         group = self.groups.get(name)
@@ -162,6 +164,8 @@ class CgroupTree:
                     directory.known = self.rules.fresh(hierarchy.controllers) if fresh else {}
             if "cpuset" in hierarchy.controllers and self.mounts.version == 1:
                 self._inherit_cpuset(hierarchy, path, fresh)
+        # From the root down: a cgroup can pass on only controllers that its parent passes to it (cgroup-v2,
+        # "Top-down Constraint").
         if self.mounts.version == 2:
             for depth in range(len(group.name) + group.delegates):
                 self._enable(group.name[:depth])
@@ -187,7 +191,7 @@ class CgroupTree:
             try:
                 return self._write_again(group)
             except Refused:
-                raise error from None
+                raise error from None  # the first refusal names the file, the second only a parent
 
     def _write_again(self, group: CgroupNode) -> int:
         self._doubt(group.name)
@@ -199,7 +203,7 @@ class CgroupTree:
         refusal: Refused | None = None
         queue = list(wanted.items())
         if self.slices is not None:
-            self._tell_systemd(group, wanted)
+            self._set_slice_properties(group, wanted)
         for position, (file, text) in enumerate(queue):
             directory = group.directory(file)
             if directory.current(file, self.descriptors) == text:
@@ -208,6 +212,8 @@ class CgroupTree:
                 directory.write(file, text, self.descriptors)
                 self.writes += 1
             except Refused as error:
+                # The kernel checks quota, period and burst against each other, and against the parent's: the
+                # first of several writes may be refused until the others are done. So each gets a second try.
                 tried = (file, text) in queue[:position]
                 if file in _TOGETHER and error.errno == errno.EINVAL and not tried:
                     queue.append((file, text))
@@ -217,7 +223,7 @@ class CgroupTree:
             raise refusal
         return self.writes - before
 
-    def _tell_systemd(self, group: CgroupNode, wanted: Mapping[str, str]) -> None:
+    def _set_slice_properties(self, group: CgroupNode, wanted: Mapping[str, str]) -> None:
         differs = any(
             group.directory(file).current(file, self.descriptors) != text for file, text in wanted.items()
         )

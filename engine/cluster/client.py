@@ -59,7 +59,7 @@ class _Details(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The fields of metav1.Status that are read."""
+    """Hold the fields of metav1.Status that are read."""
 
     code: int = 0
     reason: str = ""
@@ -71,12 +71,13 @@ _statuses = msgspec.json.Decoder(Status)
 
 
 class ApiClient:
-    """One API server, as one user. `timeout` (seconds) is the deadline of a call that brings none.
+    """Call one API server as one user. `timeout` (seconds) is the deadline of a call that has none of its
+    own.
 
-    Every method raises `ApiError` when the server refuses and `Unavailable` when it can't be reached in
-    time; a server that is busy (429) is asked again when it says, one that answers 401 once more with
-    credentials that are read again. `rate` holds back all calls but watches, events and the node's heartbeats
-    (its Node and lease), as the kubelet's clients do; the wait is no part of a call's deadline.
+    Every method raises `ApiError` if the server refuses and `Unavailable` if it cannot be reached in time.
+    After 429, a call is repeated when the server allows it; after 401, once, with credentials that were read
+    again. `rate` limits all calls but watches, events and the node's heartbeats (its Node and lease), as in
+    the kubelet; the wait does not count towards a call's deadline.
     """
 
     def __init__(
@@ -205,6 +206,7 @@ class ApiClient:
                 return exchange
             async with exchange:
                 error = await self._error(exchange, method, path)
+            # Only once: credentials that are still refused after reading them again are wrong, not outdated.
             if error.code == 401 and refused is None:
                 refused = reading
             elif error.code == 429 and busy < TRIES_WHEN_BUSY:
@@ -242,7 +244,9 @@ class ApiClient:
 
 
 def _is_unlimited(path: str) -> bool:
-    """Tell whether the kubelet sends such a call by its unlimited clients of heartbeats and events."""
+    """Tell whether the kubelet sends such a call through a client without a rate limit: heartbeats,
+    events.
+    """
     heartbeat = path.startswith(("/api/v1/nodes", "/apis/coordination.k8s.io/"))
     return heartbeat or _EVENTS.fullmatch(path) is not None
 
@@ -279,7 +283,7 @@ def _name(kind: Any) -> str:
 
 
 class RequestMetrics:
-    """The metrics of one client; `host` is its server with port."""
+    """Measure the requests of one client; `host` is its server with port."""
 
     def __init__(self, registry: Registry, host: str) -> None:
         self._host = host

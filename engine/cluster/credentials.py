@@ -88,6 +88,7 @@ class Credentials:
         if not self._is_due() and refused != self.reading:
             return
         async with self._reading:
+            # Many requests may get their 401 at once; the first of them reads the files for all.
             if not self._is_due() and refused != self.reading:
                 return
             try:
@@ -107,7 +108,7 @@ class Credentials:
 
     def _is_due(self) -> bool:
         now = self._clock()
-        fresh = 0 <= now - self._read_at < READ_AGAIN_SECONDS
+        fresh = 0 <= now - self._read_at < READ_AGAIN_SECONDS  # a clock set back counts as not fresh
         return self._context is None or not fresh or now >= self._expires
 
     def headers(self) -> list[tuple[str, str]]:
@@ -180,7 +181,7 @@ async def run_exec_plugin(plugin: ExecConfig, config: Kubeconfig) -> _ExecStatus
             raise
         raise Refused(f"{error.message}; {plugin.install_hint}", subject=subject) from error
     if printed.code:
-        raise Refused(f"exit code {printed.code}: {printed.said[-300:]}", subject=subject)
+        raise Refused(f"exit code {printed.code}: {printed.errors[-300:]}", subject=subject)
     try:
         credential = msgspec.json.decode(printed.out, type=_ExecCredential)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

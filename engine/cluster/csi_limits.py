@@ -1,7 +1,7 @@
 """Keeps the volume limits of this node's storage drivers current (MutableCSINodeAllocatableCount).
 
-A CSIDriver with `nodeAllocatableUpdatePeriodSeconds` has its driver asked again so often how many volumes the
-node takes. Source: kubelet v1.36 (`pkg/volume/csi/csi_node_updater.go`).
+If a CSIDriver has `nodeAllocatableUpdatePeriodSeconds`, its driver is asked with this period how many volumes
+the node takes. Source: kubelet v1.36 (`pkg/volume/csi/csi_node_updater.go`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Refresh = Callable[[], Awaitable[None]]
 
 
 class CsiLimits:
-    """CSIDrivers are watched from the first driver on; a driver without a period costs nothing more."""
+    """Refresh the limits of drivers. CSIDrivers are watched once a driver is registered; a driver without a
+    period causes no further calls.
+    """
 
     def __init__(self, client: ApiClient, tasks: Tasks) -> None:
         self._watching = tasks.task("csi-drivers")
@@ -34,7 +36,7 @@ class CsiLimits:
         self._watch = ResourceWatch(
             client,
             WatchedResource(CSI_DRIVERS, CSIDriver),
-            WatchHandler(self._all_heard, self._heard, self._deleted),
+            WatchHandler(self._on_replaced, self._on_changed, self._on_deleted),
         )
         self._begun = False
         self._periods: dict[str, int] = {}
@@ -48,15 +50,15 @@ class CsiLimits:
             self._begun = True
             self._watching.start(self._watch.run)
         self._stop(driver)
-        self._settle(driver)
+        self._reschedule(driver)
 
     def drop(self, driver: str) -> None:
         """Handle a driver that unregistered."""
         self._drivers.pop(driver, None)
-        self._settle(driver)
+        self._reschedule(driver)
 
     async def exhausted(self, driver: str) -> bool:
-        """Refresh the driver's limit now, because a volume was not attached: the node takes no further one.
+        """Refresh the driver's limit now, because a volume could not be attached for lack of capacity.
 
         Return whether the driver's limit may change at all.
         """
@@ -70,21 +72,21 @@ class CsiLimits:
         await self._watching.stop()
         await self._refreshing.stop()
 
-    def _all_heard(self, drivers: Sequence[CSIDriver]) -> None:
+    def _on_replaced(self, drivers: Sequence[CSIDriver]) -> None:
         self._periods = {each.metadata.name: _period(each) for each in drivers}
         for name in list(self._drivers):
-            self._settle(name)
+            self._reschedule(name)
 
-    def _heard(self, driver: CSIDriver) -> None:
+    def _on_changed(self, driver: CSIDriver) -> None:
         self._periods[driver.metadata.name] = _period(driver)
-        self._settle(driver.metadata.name)
+        self._reschedule(driver.metadata.name)
 
-    def _deleted(self, driver: CSIDriver) -> None:
+    def _on_deleted(self, driver: CSIDriver) -> None:
         self._periods.pop(driver.metadata.name, None)
-        self._settle(driver.metadata.name)
+        self._reschedule(driver.metadata.name)
 
-    def _settle(self, driver: str) -> None:
-        """Refresh by the driver's period of now, not at all without one."""
+    def _reschedule(self, driver: str) -> None:
+        """Refresh with the driver's current period, or not at all if it has none."""
         period = self._periods.get(driver, 0) if driver in self._drivers else 0
         known = self._running.get(driver)
         if known is not None and known[0] == period:

@@ -65,7 +65,7 @@ class CsiNodeKeeper:
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
-        """Create the CSINode, so that clients that look for this node's drivers find that there are none."""
+        """Create the CSINode without drivers: the scheduler takes a missing CSINode for an unknown limit."""
         await self._registered.wait()
         async with self._turn:
             known = await self._known()
@@ -81,19 +81,19 @@ class CsiNodeKeeper:
             raise Refused("error adding CSI driver node info: driverNodeID must not be empty")
         wanted = CSINodeDriver(name=driver, node_id=node_id, topology_keys=sorted(topology) or None)
         wanted.allocatable = _limit(most_volumes)
-        said = "error updating {} object with CSI driver node info: {}"
-        await self._try(said, "Node", lambda: self._note(driver, node_id, topology))
-        await self._try(said, "CSINode", lambda: self._put(driver, wanted))
+        text = "error updating {} object with CSI driver node info: {}"
+        await self._retried(text, "Node", lambda: self._annotate(driver, node_id, topology))
+        await self._retried(text, "CSINode", lambda: self._put(driver, wanted))
 
     async def uninstall(self, driver: str) -> None:
         """Remove a driver. Raises `Refused`."""
         self._limits.drop(driver)
-        said = "error removing CSI driver node info from {} object: {}"
-        await self._try(said, "CSINode", lambda: self._put(driver, None))
-        await self._try(said, "Node", lambda: self._note(driver, None, {}))
+        text = "error removing CSI driver node info from {} object: {}"
+        await self._retried(text, "CSINode", lambda: self._put(driver, None))
+        await self._retried(text, "Node", lambda: self._annotate(driver, None, {}))
 
     def keep_limit(self, driver: str, refresh: Refresh) -> None:
-        """Call `refresh` as often as the CSIDriver wants, until the driver is uninstalled."""
+        """Call `refresh` with the period of the CSIDriver until the driver is uninstalled."""
         self._limits.keep(driver, refresh)
 
     async def exhausted(self, driver: str) -> bool:
@@ -104,8 +104,8 @@ class CsiNodeKeeper:
 
     async def update_limit(self, driver: str, most_volumes: int) -> None:
         """Write another limit of an installed driver. Raises `Refused`."""
-        said = "error updating {} object with CSI driver node info: {}"
-        await self._try(said, "CSINode", lambda: self._put_limit(driver, most_volumes))
+        text = "error updating {} object with CSI driver node info: {}"
+        await self._retried(text, "CSINode", lambda: self._put_limit(driver, most_volumes))
 
     async def _put_limit(self, driver: str, most_volumes: int) -> None:
         """Change the limit of a driver, which is its only field that may change in place."""
@@ -116,9 +116,9 @@ class CsiNodeKeeper:
             for each in known.spec.drivers or []
         ]
         if drivers != (known.spec.drivers or []):
-            await self._tell(known, drivers)
+            await self._write_drivers(known, drivers)
 
-    async def _try(self, said: str, kind: str, change: Callable[[], Awaitable[None]]) -> None:
+    async def _retried(self, text: str, kind: str, change: Callable[[], Awaitable[None]]) -> None:
         for failures in range(1, TRIES + 1):
             try:
                 if not self._registered.is_set():
@@ -128,10 +128,10 @@ class CsiNodeKeeper:
                 return
             except Refused as error:
                 if failures == TRIES:
-                    raise Refused(said.format(kind, error)) from error
+                    raise Refused(text.format(kind, error)) from error
             await asyncio.sleep(RETRIES.after(failures))
 
-    async def _note(self, driver: str, node_id: str | None, topology: Mapping[str, str]) -> None:
+    async def _annotate(self, driver: str, node_id: str | None, topology: Mapping[str, str]) -> None:
         """Write the driver's id of this node, and its topology, to the Node."""
         metadata = (await self._client.get(self._node, Node)).metadata
         labels, annotations = metadata.labels or {}, metadata.annotations or {}
@@ -162,11 +162,11 @@ class CsiNodeKeeper:
         if here == [wanted] or (not here and wanted is None):
             return
         if here:
-            known = await self._tell(known, others)
+            known = await self._write_drivers(known, others)
         if wanted is not None:
-            await self._tell(known, [*others, wanted])
+            await self._write_drivers(known, [*others, wanted])
 
-    async def _tell(self, known: CSINode, drivers: list[CSINodeDriver]) -> CSINode:
+    async def _write_drivers(self, known: CSINode, drivers: list[CSINodeDriver]) -> CSINode:
         version = {"resourceVersion": known.metadata.resource_version}
         patch = {"metadata": version, "spec": {"drivers": to_builtins(drivers)}}
         return await self._client.patch(f"{self._all}/{self._name}", patch, CSINode, form=MERGE)
@@ -204,9 +204,9 @@ def _ids(text: str) -> dict[str, str]:
     if not text:
         return {}
     try:
-        said = json.loads(text)
+        parsed = json.loads(text)
     except ValueError as error:
         raise Refused(f'failed to parse node\'s "{NODE_IDS}" annotation value ({text!r})') from error
-    if not isinstance(said, dict):
+    if not isinstance(parsed, dict):
         raise Refused(f'failed to parse node\'s "{NODE_IDS}" annotation value ({text!r})')
-    return {str(name): str(id) for name, id in said.items()}
+    return {str(name): str(id) for name, id in parsed.items()}

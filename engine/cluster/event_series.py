@@ -26,8 +26,8 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Said(msgspec.Struct, frozen=True):
-    """What to write. `name` is that of the Event; a `count` above 1 patches the existing one."""
+class EventToWrite(msgspec.Struct, frozen=True):
+    """Describe an Event to write under `name`. A `count` above 1 patches the existing one."""
 
     event: Event
     name: str
@@ -52,10 +52,12 @@ class EventSeries:
     def __init__(self) -> None:
         self._buckets: OrderedDict[Object, _Bucket] = OrderedDict()
         self._similar: OrderedDict[tuple[str, ...], _Similar] = OrderedDict()
-        self._said: OrderedDict[tuple[str, ...], Said] = OrderedDict()
+        self._written: OrderedDict[tuple[str, ...], EventToWrite] = OrderedDict()
 
-    def next(self, event: Event, name: str) -> Said | None:
-        """Return what to write for `event`, or None; `name` is a fresh name for a new Event."""
+    def next(self, event: Event, name: str) -> EventToWrite | None:
+        """Return the Event to write for `event`, or None to drop it; `name` is a fresh name for a new
+        Event.
+        """
         about = (event.pod, event.pod_uid, event.claim, event.volume)
         reason: tuple[str, ...] = (*about, event.type, event.reason)
         if self._are_many(reason, event):
@@ -63,22 +65,22 @@ class EventSeries:
             key = reason
         else:
             key = (*reason, event.container, event.message)
-        known = self._said.get(key)
-        said = (
+        known = self._written.get(key)
+        entry = (
             replace(known, event=event, count=known.count + 1)
             if known is not None
-            else Said(event, name, 1, event.at, key)
+            else EventToWrite(event, name, 1, event.at, key)
         )
-        _remember(self._said, key, said)
-        return said if self._may_speak(about, event.at) else None
+        _remember(self._written, key, entry)
+        return entry if self._is_within_budget(about, event.at) else None
 
-    def recreated(self, said: Said, name: str) -> Said:
+    def recreated(self, entry: EventToWrite, name: str) -> EventToWrite:
         """Create the event again under `name`, because the server has forgotten the one to count up."""
-        made = replace(said, name=name, count=1, first=said.event.at)
-        _remember(self._said, said.key, made)
+        made = replace(entry, name=name, count=1, first=entry.event.at)
+        _remember(self._written, entry.key, made)
         return made
 
-    def _may_speak(self, about: Object, now: float) -> bool:
+    def _is_within_budget(self, about: Object, now: float) -> bool:
         bucket = self._buckets.get(about) or _Bucket(BURST, now)
         bucket.left = min(BURST, bucket.left + max(0.0, now - bucket.at) / REFILL)
         bucket.at = now
@@ -97,7 +99,7 @@ class EventSeries:
         _remember(self._similar, reason, similar)
         if len(similar.messages) < SIMILAR:
             return False
-        similar.messages.pop()
+        similar.messages.pop()  # keeps the set at its limit; which message leaves it does not matter
         return True
 
 

@@ -19,7 +19,7 @@ from engine.api.events import Event
 from engine.api.moments import rfc3339
 from engine.api.token_bucket import TokenBucket
 from engine.cluster.client import ApiClient, ApiError
-from engine.cluster.event_series import EventSeries, Said
+from engine.cluster.event_series import EventSeries, EventToWrite
 
 QUEUE: Final = 1000
 TRIES: Final = 12
@@ -29,9 +29,9 @@ COMPONENT: Final = "kubelet"
 log = logging.getLogger("kubengine.cluster")
 
 
-def event_object(said: Said, node: str) -> dict[str, Any]:
+def event_object(entry: EventToWrite, node: str) -> dict[str, Any]:
     """Return the v1 Event. Events about the node have no uid; objects without a namespace use `default`."""
-    event = said.event
+    event = entry.event
     namespace, _, name = event.pod.partition("/")
     about: dict[str, Any] = (
         {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": event.pod_uid}
@@ -48,7 +48,7 @@ def event_object(said: Said, node: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": said.name,
+            "name": entry.name,
             "namespace": namespace or "default",
             **({"annotations": dict(event.annotations)} if event.annotations else {}),
         },
@@ -59,9 +59,9 @@ def event_object(said: Said, node: str) -> dict[str, Any]:
         "source": {"component": COMPONENT, "host": node},
         "reportingComponent": COMPONENT,
         "reportingInstance": node,
-        "firstTimestamp": rfc3339(said.first),
+        "firstTimestamp": rfc3339(entry.first),
         "lastTimestamp": rfc3339(event.at),
-        "count": said.count,
+        "count": entry.count,
     }
 
 
@@ -95,15 +95,15 @@ class EventWriter:
             await self._write(await self._queue.get())
 
     async def _write(self, event: Event) -> None:
-        said = self._series.next(event, self._name(event))
-        if said is None:
+        entry = self._series.next(event, self._name(event))
+        if entry is None:
             return
         wait = self._rate.wait(time.monotonic())
         if wait:
             await self._pause(wait)
         for _ in range(TRIES):
             try:
-                await self._send(said)
+                await self._send(entry)
             except ApiError as error:
                 log.warning("event %s %s: %s", event.reason, event.pod or "node", error)
                 return
@@ -112,17 +112,18 @@ class EventWriter:
             else:
                 return
 
-    async def _send(self, said: Said) -> None:
-        value = event_object(said, self._node)
+    async def _send(self, entry: EventToWrite) -> None:
+        value = event_object(entry, self._node)
         all_events = f"/api/v1/namespaces/{value['metadata']['namespace']}/events"
-        if said.count > 1:
+        if entry.count > 1:
             patch = {field: value[field] for field in ("count", "lastTimestamp", "message")}
             try:
-                await self._client.patch(f"{all_events}/{said.name}", patch, msgspec.Raw)
+                await self._client.patch(f"{all_events}/{entry.name}", patch, msgspec.Raw)
             except ApiError as error:
+                # The server keeps Events for an hour by default, the series here may be older.
                 if error.code != 404:
                     raise
-                value = event_object(self._series.recreated(said, self._name(said.event)), self._node)
+                value = event_object(self._series.recreated(entry, self._name(entry.event)), self._node)
             else:
                 return
         await self._client.create(all_events, value, msgspec.Raw)

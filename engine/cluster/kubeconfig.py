@@ -17,7 +17,7 @@ from engine.transport.pool import Server
 
 
 class ExecConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A program that prints an ExecCredential."""
+    """Describe a program that prints an ExecCredential."""
 
     api_version: str = ""
     command: str = ""
@@ -68,7 +68,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class Kubeconfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The current context; paths are absolute, data is PEM."""
+    """Hold the current context; paths are absolute, data is PEM."""
 
     path: Path
     server: Server

@@ -52,7 +52,8 @@ def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: fl
 class LeaseKeeper:
     """Renew the lease of `node` until `run` is cancelled.
 
-    `node_uid()` is "" until it is known; `lost` is called when the server lost what it had acknowledged.
+    `node_uid()` is "" until it is known. `lost` is called if the server has lost a lease that it had
+    acknowledged.
     """
 
     def __init__(

@@ -43,15 +43,17 @@ def mirror_of(static: Pod, node: str, node_uid: str) -> dict[str, Any]:
     }
 
 
-def shows(mirror: Pod, static: Pod) -> bool:
+def represents(mirror: Pod, static: Pod) -> bool:
     """Tell whether a mirror represents this static pod as it is."""
     same = mirror.annotations.get(MIRROR_ANNOTATION) == _hash(static)
     return same and mirror.metadata.deletion_timestamp is None
 
 
 class MirrorPods:
-    """Maintain mirrors; call `want` with the static pods by full name once they are known, the rest from a
-    watch.
+    """Maintain the mirrors of static pods.
+
+    The owner calls `set_static_pods` with the static pods by full name, and `replaced`, `changed` and
+    `deleted` with the news of a watch. Nothing is written before both are known.
     """
 
     def __init__(self, client: ApiClient, node: str, *, node_uid: Callable[[], str]) -> None:
@@ -62,7 +64,7 @@ class MirrorPods:
         self._mirrors: dict[str, Pod] | None = None
         self._failures: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._overtaken: dict[str, str] = {}
+        self._deleted_meanwhile: dict[str, str] = {}
         """Full name → uid of a mirror whose deletion was reported during an operation on that name."""
 
     async def stop(self) -> None:
@@ -71,21 +73,21 @@ class MirrorPods:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def want(self, static: Mapping[str, Pod]) -> None:
+    def set_static_pods(self, static: Mapping[str, Pod]) -> None:
         self._static = static
-        self._settle_all()
+        self._reconcile_all()
 
     def replaced(self, mirrors: Sequence[Pod]) -> list[str]:
         """Replace the known mirrors; return the uids of deleted ones."""
         before, now = self._mirrors or {}, {mirror.uid for mirror in mirrors}
         self._mirrors = {mirror.full_name: mirror for mirror in mirrors}
-        self._settle_all()
+        self._reconcile_all()
         return [mirror.uid for mirror in before.values() if mirror.uid not in now]
 
-    def heard(self, mirror: Pod) -> None:
+    def changed(self, mirror: Pod) -> None:
         if self._mirrors is not None:
             self._mirrors[mirror.full_name] = mirror
-            self._settle(mirror.full_name)
+            self._reconcile(mirror.full_name)
 
     def deleted(self, mirror: Pod) -> None:
         known = (self._mirrors or {}).get(mirror.full_name)
@@ -93,33 +95,33 @@ class MirrorPods:
             assert self._mirrors is not None
             del self._mirrors[mirror.full_name]
         if mirror.full_name in self._tasks:
-            self._overtaken[mirror.full_name] = mirror.uid
-        self._settle(mirror.full_name)
+            self._deleted_meanwhile[mirror.full_name] = mirror.uid
+        self._reconcile(mirror.full_name)
 
     def uid_of(self, static: Pod) -> str:
         """Return the uid of a static pod's mirror, or an empty text."""
         mirror = (self._mirrors or {}).get(static.full_name)
-        return mirror.uid if mirror is not None and shows(mirror, static) else ""
+        return mirror.uid if mirror is not None and represents(mirror, static) else ""
 
-    def shown_by(self, mirror: Pod) -> Pod | None:
+    def static_pod_of(self, mirror: Pod) -> Pod | None:
         static = (self._static or {}).get(mirror.full_name)
-        return static if static is not None and shows(mirror, static) else None
+        return static if static is not None and represents(mirror, static) else None
 
-    def _settle_all(self) -> None:
+    def _reconcile_all(self) -> None:
         for name in {**(self._static or {}), **(self._mirrors or {})}:
-            self._settle(name)
+            self._reconcile(name)
 
-    def _settle(self, name: str) -> None:
+    def _reconcile(self, name: str) -> None:
         if self._static is None or self._mirrors is None or name in self._tasks:
             return
         static, mirror = self._static.get(name), self._mirrors.get(name)
-        if (static is None and mirror is None) or (static and mirror and shows(mirror, static)):
+        if (static is None and mirror is None) or (static and mirror and represents(mirror, static)):
             self._failures.pop(name, None)
             return
         self._tasks[name] = asyncio.create_task(self._work(name, static, mirror), name=f"mirror {name}")
 
     async def _work(self, name: str, static: Pod | None, mirror: Pod | None) -> None:
-        """Run one step; the watch reports its result, which leads to the next."""
+        """Delete or create a mirror. The watch then reports the result, which starts the next step."""
         try:
             if mirror is not None:
                 await self._delete(mirror)
@@ -132,8 +134,8 @@ class MirrorPods:
             await asyncio.sleep(RETRIES.after(times))
         finally:
             del self._tasks[name]
-            self._overtaken.pop(name, None)
-        self._settle(name)
+            self._deleted_meanwhile.pop(name, None)
+        self._reconcile(name)
 
     async def _create(self, static: Pod) -> None:
         path, node_uid = f"/api/v1/namespaces/{static.metadata.namespace}/pods", self._node_uid()
@@ -141,7 +143,8 @@ class MirrorPods:
             raise Unavailable("the API server has no Node that could own it", subject=self._node)
         made = await self._client.create(path, mirror_of(static, self._node, node_uid), Pod)
         assert self._mirrors is not None
-        if self._overtaken.get(made.full_name) != made.uid:
+        # The watch may report the deletion of this mirror before the response to its creation arrives.
+        if self._deleted_meanwhile.get(made.full_name) != made.uid:
             self._mirrors.setdefault(made.full_name, made)
 
     async def _delete(self, mirror: Pod) -> None:
@@ -155,6 +158,7 @@ class MirrorPods:
         try:
             await self._client.delete(f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}", options)
         except ApiError as error:
+            # 409: another pod has the name now, so this mirror is gone as well.
             if error.code not in (404, 409):
                 raise
         known = (self._mirrors or {}).get(mirror.full_name)

@@ -43,7 +43,7 @@ def registration(wanted: Node, *, controller_attaches: bool = True) -> dict[str,
 
 
 def reconciliation(known: Node, wanted: Node, *, controller_attaches: bool = True) -> dict[str, Any]:
-    """Return the patch of an existing Node: default labels and the annotation, nothing of others."""
+    """Return the patch of an existing Node: default labels and the annotation; foreign fields stay."""
     labels, annotations = known.metadata.labels or {}, known.metadata.annotations or {}
     ours = wanted.metadata.labels or {}
     stale = {name: ours[name] for name in DEFAULT_LABELS if name in ours and labels.get(name) != ours[name]}
@@ -69,7 +69,7 @@ def metadata_patch(known: ObjectMeta, wanted: ObjectMeta) -> dict[str, Any]:
     return patch
 
 
-def left_behind(known: Node, wanted: Node) -> set[str]:
+def former_resources(known: Node, wanted: Node) -> set[str]:
     """Return the extended resources of an existing Node that count as gone.
 
     These are all of them if no plugin has ever been registered with this agent, since the Node may describe
@@ -96,7 +96,7 @@ def status_patch(
     Both are the JSON of `Node.status`; `gone` are former resources of the node. Empty if only heartbeats
     differ.
     """
-    if _said(known) == _said(_with_others(known, wanted, gone)):
+    if _ignoring_heartbeats(known) == _ignoring_heartbeats(_with_others(known, wanted, gone)):
         return {}
     return full_patch(known, wanted, gone)
 
@@ -138,7 +138,7 @@ def _with_others(
     return merged
 
 
-def _said(status: Mapping[str, Any]) -> dict[str, Any]:
+def _ignoring_heartbeats(status: Mapping[str, Any]) -> dict[str, Any]:
     conditions = [
         {name: value for name, value in condition.items() if name != _HEARTBEAT}
         for condition in status.get("conditions", ())

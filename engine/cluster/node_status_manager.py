@@ -18,8 +18,8 @@ from engine.api.resources import is_extended
 from engine.api.struct import to_builtins
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.node_object import (
+    former_resources,
     full_patch,
-    left_behind,
     metadata_patch,
     reconciliation,
     registration,
@@ -40,7 +40,7 @@ log = logging.getLogger("kubengine.cluster")
 
 
 class ApiNode(msgspec.Struct):
-    """The server's Node with its raw status, including fields that this version does not know."""
+    """Hold the server's Node with its raw status, including fields that this version does not know."""
 
     metadata: ObjectMeta
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
@@ -52,8 +52,8 @@ class NodeStatusManager:
 
     `describe()` returns the actual Node with images. It is examined every `update_seconds` (10) and reported
     every `report_seconds` (300) if unchanged; `soon` requests an examination now. `follow` calls `changed`
-    with labels, taints and whatever others write. With `external_cloud` addresses that are there are left to
-    the cloud's controller.
+    with the metadata, spec and status that the server has. With `external_cloud`, addresses that the Node
+    has already are left to the cloud's controller.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class NodeStatusManager:
         self._known: ApiNode | None = None
         self._deleted_uid = ""
         self._lost = False
-        self._told: tuple[ApiNode, NodeStatus] | None = None
+        self._reported: tuple[ApiNode, NodeStatus] | None = None
         self._ours: set[str] = set()
         self._gone: set[str] = set()
         self._report_at = float("-inf")
@@ -91,7 +91,7 @@ class NodeStatusManager:
         self._watch = ResourceWatch(
             client,
             WatchedResource("/api/v1/nodes", ApiNode, f"metadata.name={name}"),
-            WatchHandler(self._all_heard, self.heard, self.deleted),
+            WatchHandler(self._on_replaced, self.on_changed, self.on_deleted),
         )
 
     @property
@@ -109,8 +109,8 @@ class NodeStatusManager:
             await self._register_until_it_works()
         while True:
             if self._lost:
-                await self._begin_anew()
-            await self.tell()
+                await self._register_again()
+            await self.report()
             wait = self._update_seconds * (1 + JITTER * self._chance.random())
             try:
                 async with asyncio.timeout(wait):
@@ -127,17 +127,17 @@ class NodeStatusManager:
         """Report soon, because something in the status has changed."""
         self._soon.set()
 
-    async def tell(self) -> bool:
+    async def report(self) -> bool:
         """Report the status if due; return whether the server has it."""
         self._soon.clear()
         node = await self._describe()
-        said = without_heartbeats(node.status)
-        if self._told == (self._known, said) and self._clock() < self._report_at:
+        significant = without_heartbeats(node.status)
+        if self._reported == (self._known, significant) and self._clock() < self._report_at:
             return True
         last: KubengineError | None = None
         for _ in range(TRIES):
             try:
-                self._told = await self._tell(node), said
+                self._reported = await self._send(node), significant
             except KubengineError as error:
                 last, self._known = error, None
             else:
@@ -148,16 +148,17 @@ class NodeStatusManager:
             log.warning("cannot update the node's status: %s", last)
         return False
 
-    async def _tell(self, node: Node) -> ApiNode:
+    async def _send(self, node: Node) -> ApiNode:
         """Report the status; return the server's Node afterwards."""
         wanted = to_builtins(node.status)
         known = self._known
         if known is None:
             known = await self._client.get(self._path, ApiNode)
-            self._learn(known)
+            self._accept(known)
         if self._external_cloud and known.status.get("addresses"):
             wanted.pop("addresses", None)
         due = self._clock() >= self._report_at
+        # A resource whose plugin is gone is reported with amount 0: the scheduler must not use an old amount.
         extended = {name for name in wanted.get("capacity", ()) if is_extended(name)}
         self._gone = (self._gone | self._ours) - extended
         patch = (full_patch if due else status_patch)(known.status, wanted, self._gone)
@@ -166,14 +167,15 @@ class NodeStatusManager:
             patch["metadata"] = metadata
         if patch:
             known = await self._client.patch(f"{self._path}/status", patch, ApiNode)
-            self._learn(known)
+            self._accept(known)
             self._report_at = self._clock() + report_after(self._report_seconds, self._chance)
         self._ours |= extended
         return known
 
-    async def _begin_anew(self) -> None:
-        """Register the Node first, because its dependents can only be created after it."""
-        # The watch may report a deletion after the lease that went with the Node is missed.
+    async def _register_again(self) -> None:
+        """Register the Node first, because the server accepts its dependents only after it."""
+        # A deleted Node takes its lease with it, and the missing lease may be noticed before the watch
+        # reports the deletion. A Node that somebody deleted must not be registered again.
         await asyncio.sleep(DELETION_SECONDS)
         self._lost = False
         self._known = None
@@ -196,19 +198,22 @@ class NodeStatusManager:
         wanted = await self._describe()
         made = registration(wanted, controller_attaches=self._controller_attaches)
         try:
-            self._learn(await self._client.create("/api/v1/nodes", made, ApiNode))
+            self._accept(await self._client.create("/api/v1/nodes", made, ApiNode))
             return
         except ApiError as error:
+            # A node without the right to create its Node may still find it and update its status.
             if error.reason not in ("AlreadyExists", "Forbidden"):
                 raise
         known = await self._client.get(self._path, Node)
-        self._gone = left_behind(known, wanted)
+        self._gone = former_resources(known, wanted)
         patch = reconciliation(known, wanted, controller_attaches=self._controller_attaches)
         if patch:
-            self._learn(await self._client.patch(self._path, patch, ApiNode))
+            self._accept(await self._client.patch(self._path, patch, ApiNode))
 
-    def _learn(self, known: ApiNode) -> None:
-        """Take a version of the Node, unless it is older than the known one: responses and the watch race."""
+    def _accept(self, known: ApiNode) -> None:
+        """Store a version of the Node, unless it is older than the known one: responses and the watch
+        race.
+        """
         if self._known is not None and not is_newer(known.metadata, self._known.metadata):
             return
         if known.metadata.uid == self._deleted_uid:
@@ -219,19 +224,19 @@ class NodeStatusManager:
         self.registered.set()
         self._changed(known.metadata, known.spec, known.status)
 
-    def _all_heard(self, nodes: Sequence[ApiNode]) -> None:
+    def _on_replaced(self, nodes: Sequence[ApiNode]) -> None:
         self._known = None
         for node in nodes:
             self._deleted_uid = ""  # a store that was set back has the Node again
-            self._learn(node)
+            self._accept(node)
         if not nodes:
             self.uid = ""
 
-    def heard(self, node: ApiNode) -> None:
+    def on_changed(self, node: ApiNode) -> None:
         """Handle a version of the Node from the watch."""
-        self._learn(node)
+        self._accept(node)
 
-    def deleted(self, node: ApiNode) -> None:
+    def on_deleted(self, node: ApiNode) -> None:
         """Handle a deletion. The Node is not registered again before a restart: somebody wanted it gone."""
         if node.metadata.uid == self.uid:
             self._known, self._deleted_uid, self.uid = None, self.uid, ""

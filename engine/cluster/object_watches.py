@@ -32,7 +32,7 @@ _WORDS: dict[Kind, str] = {Secret: "secret", ConfigMap: "configmap"}
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """One object by name."""
+    """Name one object."""
 
     kind: Kind
     namespace: str
@@ -108,7 +108,7 @@ class ReferredObjects:
 
 
 class _Followed:
-    """One object and the pods that refer to it; of its metadata only the identity is kept."""
+    """Hold one object and the pods that refer to it. Only the identity of its metadata is kept."""
 
     __slots__ = ("_changed", "current", "pods", "task", "watch")
 
@@ -126,23 +126,23 @@ class _Followed:
                 reference.kind,
                 field_is("metadata.name", reference.name),
             ),
-            WatchHandler(self._replaced, self._heard, self._heard_gone),
+            WatchHandler(self._on_replaced, self._on_changed, self._on_deleted),
             least_seconds=LEAST_WATCH_SECONDS,
         )
 
     def stop(self) -> None:
         self.task.cancel()
 
-    def _replaced(self, objects: Sequence[Secret | ConfigMap]) -> None:
-        self._take(objects[0] if objects else None)
+    def _on_replaced(self, objects: Sequence[Secret | ConfigMap]) -> None:
+        self._update(objects[0] if objects else None)
 
-    def _heard(self, known: Secret | ConfigMap) -> None:
-        self._take(known)
+    def _on_changed(self, known: Secret | ConfigMap) -> None:
+        self._update(known)
 
-    def _heard_gone(self, _: Secret | ConfigMap) -> None:
-        self._take(None)
+    def _on_deleted(self, _: Secret | ConfigMap) -> None:
+        self._update(None)
 
-    def _take(self, known: Secret | ConfigMap | None) -> None:
+    def _update(self, known: Secret | ConfigMap | None) -> None:
         if known is not None:
             meta = known.metadata
             known.metadata = ObjectMeta(name=meta.name, namespace=meta.namespace, uid=meta.uid)
@@ -151,4 +151,5 @@ class _Followed:
             for uid in list(self.pods):
                 self._changed(uid)
         if known is not None and known.immutable:
+            # After this callback: the watch sets `synced` when it returns, and `get` waits for that.
             asyncio.get_running_loop().call_soon(self.stop)

@@ -41,17 +41,17 @@ def status_to_send(
     generation = status.observed_generation if may_run else meta.generation
     if MIRROR_ANNOTATION in (meta.annotations or {}):
         generation = 0
-    told = msgspec.structs.replace(
+    sent = msgspec.structs.replace(
         status,
         observed_generation=generation,
         resource_claim_statuses=server.resource_claim_statuses,
         extended_resource_claim_status=server.extended_resource_claim_status,
     )
     conditions = {c.type: c for c in status.conditions or ()}
-    if server.phase in TERMINAL and told.phase != server.phase:
-        told.phase, told.reason, told.message = server.phase, server.reason, server.message
-    elif told.phase in TERMINAL and may_run:
-        told.phase, told.reason, told.message = server.phase, server.reason, server.message
+    if server.phase in TERMINAL and sent.phase != server.phase:
+        sent.phase, sent.reason, sent.message = server.phase, server.reason, server.message
+    elif sent.phase in TERMINAL and may_run:
+        sent.phase, sent.reason, sent.message = server.phase, server.reason, server.message
         conditions.pop(DISRUPTION, None)
     known = {c.type: c for c in server.conditions or ()}
     disrupted = conditions.pop(DISRUPTION, None)
@@ -59,25 +59,29 @@ def status_to_send(
         known[DISRUPTION] = _disrupted(disrupted, known.get(DISRUPTION), generation, now)
     others = [c for c in known.values() if not is_own_condition(c.type)]
     own = [_of(c, generation) for c in conditions.values() if is_own_condition(c.type)]
-    told.conditions = [*others, *own] or None
-    told.start_time = server.start_time or told.start_time
-    if told.phase in TERMINAL and not may_run:
-        _end_containers(told, server)
-    return told
+    sent.conditions = [*others, *own] or None
+    sent.start_time = server.start_time or sent.start_time
+    if sent.phase in TERMINAL and not may_run:
+        _end_containers(sent, server)
+    return sent
 
 
 def _disrupted(
     condition: PodCondition, known: PodCondition | None, generation: int, now: datetime
 ) -> PodCondition:
-    """Return DisruptionTarget, which is first sent, and starts to hold, when nothing of the pod runs."""
+    """Return the condition DisruptionTarget with the time `now`: it is first sent when nothing of the pod
+    runs.
+    """
     same = known is not None and known.status == condition.status
     since = known.last_transition_time if known is not None and same else now.replace(microsecond=0)
     return msgspec.structs.replace(_of(condition, generation), last_transition_time=since)
 
 
-def status_patch(server: PodStatus, told: PodStatus) -> dict[str, Any]:
-    """Return the strategic merge patch of the status; empty if the server has it all."""
-    return strategic_patch(to_builtins(server), to_builtins(told)) if server != told else {}
+def status_patch(server: PodStatus, sent: PodStatus) -> dict[str, Any]:
+    """Return the strategic merge patch from the server's status to the one to send; empty if they are
+    equal.
+    """
+    return strategic_patch(to_builtins(server), to_builtins(sent)) if server != sent else {}
 
 
 def is_ready(status: PodStatus) -> bool:
@@ -88,19 +92,19 @@ def _of(condition: PodCondition, generation: int) -> PodCondition:
     return msgspec.structs.replace(condition, observed_generation=generation)
 
 
-def _end_containers(told: PodStatus, server: PodStatus) -> None:
+def _end_containers(sent: PodStatus, server: PodStatus) -> None:
     """End the containers of a finished pod.
 
-    None of them runs or waits, except those whose turn never came: regular containers of a pod that was not
-    initialized, and init containers after the last one tried.
+    No container runs or waits any longer, except those that never came to start: regular containers of a pod
+    that was not initialized, and init containers after the last one that was started.
     """
-    conditions = (*(told.conditions or ()), *(server.conditions or ()))
+    conditions = (*(sent.conditions or ()), *(server.conditions or ()))
     if any(c.type == "Initialized" and c.status == "True" for c in conditions):
-        told.container_statuses = _ended(told.container_statuses, server.container_statuses) or None
-    init = told.init_container_statuses or []
+        sent.container_statuses = _ended(sent.container_statuses, server.container_statuses) or None
+    init = sent.init_container_statuses or []
     tried = max((index for index, status in enumerate(init, 1) if _was_tried(status)), default=1)
     ended = _ended(init[:tried], server.init_container_statuses)
-    told.init_container_statuses = [*ended, *init[tried:]] or None
+    sent.init_container_statuses = [*ended, *init[tried:]] or None
 
 
 def _was_tried(status: ContainerStatus) -> bool:
@@ -110,7 +114,9 @@ def _was_tried(status: ContainerStatus) -> bool:
 def _ended(
     statuses: Sequence[ContainerStatus] | None, known: Sequence[ContainerStatus] | None
 ) -> list[ContainerStatus]:
-    """Return each container as it ended, as the server knew it, or as lost."""
+    """Return the end of each container: its own, the one that the server knows, or
+    `ContainerStatusUnknown`.
+    """
     before = {status.name: status for status in known or ()}
     return [
         status if status.state.terminated is not None else _lost(status, before.get(status.name))

@@ -27,14 +27,14 @@ from engine.cluster.resource_version import is_newer
 
 AT_ONCE: Final = 16
 DETAILS_AT_ONCE: Final = 4
-SETTLING_SECONDS: Final = 0.5
+DETAIL_DELAY_SECONDS: Final = 0.5
 RETRIES: Final = RetryDelays(0.2, 10.0)
 
 log = logging.getLogger("kubengine.cluster")
 
 
 class _Urgency(IntEnum):
-    """Why a pod is reported, most urgent first."""
+    """Name the reason for a report, most urgent first."""
 
     READINESS = 0
     PHASE = 1
@@ -46,21 +46,26 @@ class _Answer(msgspec.Struct):
     status: PodStatus
 
 
-class _Told(msgspec.Struct):
-    """One pod: the server's side, the node's side, and fields that the server rejects."""
+class _ReportedPod(msgspec.Struct):
+    """Hold the server's and the node's view of one pod, and the rest of a patch that the server does not
+    take.
+
+    `removed` tells that nothing of the pod is left on the node, `deleted` that the server has acknowledged
+    its deletion.
+    """
 
     meta: ObjectMeta
     server: PodStatus
     ours: PodStatus | None = None
     may_run: bool = True
-    left: bool = False
-    taken_away: bool = False
+    removed: bool = False
+    deleted: bool = False
     residue: dict[str, Any] = msgspec.field(default_factory=dict)
     failures: int = 0
     busy: bool = False
     again: bool = False
-    news: asyncio.Event | None = None
-    """Futures that wait until the pod is reported."""
+    answered: asyncio.Event | None = None
+    """Set, and replaced, after each answer of the server; those who wait then check again."""
 
     @property
     def path(self) -> str:
@@ -70,30 +75,30 @@ class _Told(msgspec.Struct):
 class PodStatusManager:
     """Report pods by their uid in the API.
 
-    `heard` and `forget` take what a watch reports, `tell` and `left` what the node knows, in any order, from
-    the loop's thread.
+    `update` and `forget` take the news of a watch, `report` and `removed` those of the node. They may come in
+    any order, on the loop's thread.
     """
 
     def __init__(self, client: ApiClient, *, clock: Callable[[], float]) -> None:
         self._client = client
         self._clock = clock
-        self._pods: dict[str, _Told] = {}
+        self._pods: dict[str, _ReportedPod] = {}
         self._due: dict[_Urgency, dict[str, float]] = {urgency: {} for urgency in _Urgency}
         """When each pod may be reported, in the loop's time."""
-        self._settling: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._followed = True
 
-    def leave(self) -> None:
+    def stop_waiting(self) -> None:
         """Stop waiting for the API server to acknowledge anything."""
         self._followed = False
         for known in self._pods.values():
-            _settle(known)
+            _wake_waiters(known)
 
     async def stop(self) -> None:
         """Stop; pending reports are dropped."""
-        for timer in (*self._timers.values(), self._settling):
+        for timer in (*self._timers.values(), self._timer):
             if timer is not None:
                 timer.cancel()
         self._pods.clear()
@@ -104,16 +109,18 @@ class PodStatusManager:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def heard(self, pod: Pod, *, listed: bool = False) -> None:
-        """Take the pod as the server has it; `listed` means that it overrides what was known."""
+    def update(self, pod: Pod, *, listed: bool = False) -> None:
+        """Store the server's version of the pod; a `listed` one counts even if it is older than the known
+        one.
+        """
         known = self._pods.get(pod.uid)
         if known is None:
-            self._pods[pod.uid] = _Told(pod.metadata, pod.status)
+            self._pods[pod.uid] = _ReportedPod(pod.metadata, pod.status)
             return
         generation = pod.metadata.generation
         if listed or is_newer(pod.metadata, known.meta):
             known.meta, known.server = pod.metadata, pod.status
-            known.taken_away = known.taken_away and not listed
+            known.deleted = known.deleted and not listed
         elif known.meta.generation < generation:
             known.meta.generation = generation
         else:
@@ -124,64 +131,64 @@ class PodStatusManager:
         """Forget a pod that the server no longer has."""
         known = self._pods.pop(uid, None)
         if known is not None:
-            _settle(known)
+            _wake_waiters(known)
         for queue in self._due.values():
             queue.pop(uid, None)
         timer = self._timers.pop(uid, None)
         if timer is not None:
             timer.cancel()
 
-    def tell(self, uid: str, status: PodStatus, *, may_run: bool) -> None:
-        """Take the pod's status from the node; a pod that the server does not have is ignored."""
+    def report(self, uid: str, status: PodStatus, *, may_run: bool) -> None:
+        """Queue the node's status of the pod; a pod that the server does not have is ignored."""
         known = self._pods.get(uid)
         if known is not None:
             known.ours, known.may_run = status, may_run
             self._mark(uid)
 
-    def left(self, uid: str) -> None:
+    def removed(self, uid: str) -> None:
         """Note that nothing of the pod runs and it holds nothing of the node any longer."""
         known = self._pods.get(uid)
         if known is not None:
-            known.left, known.may_run = True, False
+            known.removed, known.may_run = True, False
             self._mark(uid)
 
-    async def settled(self, uid: str) -> None:
+    async def wait_reported(self, uid: str) -> None:
         """Return when the server has everything that the node reported of the pod, or has no such pod."""
         known = self._pods.get(uid)
         while known is not None and self._followed and known is self._pods.get(uid):
             if not self._patch(known):
                 return
-            news = known.news = known.news or asyncio.Event()
+            answered = known.answered = known.answered or asyncio.Event()
             if not known.busy:
                 self._mark(uid)
-            await news.wait()
+            await answered.wait()
 
-    def has_left(self, uid: str) -> bool:
+    def is_removed(self, uid: str) -> bool:
         known = self._pods.get(uid)
-        return known is not None and known.left
+        return known is not None and known.removed
 
     def _mark(self, uid: str) -> None:
         known = self._pods[uid]
         if known.busy:
             known.again = True
         elif uid not in self._timers:
-            self._line_up(uid, _urgency(known))
+            self._enqueue(uid, _urgency(known))
             self._pump()
 
-    def _line_up(self, uid: str, urgency: _Urgency) -> None:
+    def _enqueue(self, uid: str, urgency: _Urgency) -> None:
         """Queue a pod; a queued pod keeps its place or gets a more urgent one."""
         if any(uid in self._due[better] for better in _Urgency if better <= urgency):
             return
         for queue in self._due.values():
             queue.pop(uid, None)
-        wait = SETTLING_SECONDS if urgency is _Urgency.DETAIL else 0.0
+        wait = DETAIL_DELAY_SECONDS if urgency is _Urgency.DETAIL else 0.0
         self._due[urgency][uid] = asyncio.get_running_loop().time() + wait
 
     def _pump(self) -> None:
         while (uid := self._next()) is not None:
             known = self._pods[uid]
             patch = self._patch(known)
-            if not (patch or self._is_to_go(known)):
+            if not (patch or self._is_to_delete(known)):
                 continue
             known.busy = True
             task = asyncio.create_task(self._work(uid, known, patch), name=f"status of {known.meta.name}")
@@ -197,13 +204,13 @@ class PodStatusManager:
         uid, due = next(iter(self._due[urgency].items()))
         loop = asyncio.get_running_loop()
         if due > loop.time():
-            self._settling = self._settling or loop.call_at(due, self._has_settled)
+            self._timer = self._timer or loop.call_at(due, self._timer_expired)
             return None
         del self._due[urgency][uid]
         return uid
 
-    def _has_settled(self) -> None:
-        self._settling = None
+    def _timer_expired(self) -> None:
+        self._timer = None
         self._pump()
 
     def _worked(self, task: asyncio.Task[None]) -> None:
@@ -211,19 +218,19 @@ class PodStatusManager:
         if not task.cancelled():
             self._pump()
 
-    def _patch(self, known: _Told) -> dict[str, Any]:
+    def _patch(self, known: _ReportedPod) -> dict[str, Any]:
         if known.ours is None:
             return {}
         now = datetime.fromtimestamp(self._clock(), UTC)
-        told = status_to_send(known.ours, known.server, known.meta, may_run=known.may_run, now=now)
-        patch = status_patch(known.server, told)
+        wanted = status_to_send(known.ours, known.server, known.meta, may_run=known.may_run, now=now)
+        patch = status_patch(known.server, wanted)
         return {} if patch == known.residue else patch
 
-    def _is_to_go(self, known: _Told) -> bool:
-        deleted = known.meta.deletion_timestamp is not None
-        return known.left and deleted and known.server.phase in TERMINAL and not known.taken_away
+    def _is_to_delete(self, known: _ReportedPod) -> bool:
+        is_deleted = known.meta.deletion_timestamp is not None
+        return known.removed and is_deleted and known.server.phase in TERMINAL and not known.deleted
 
-    async def _work(self, uid: str, known: _Told, patch: dict[str, Any]) -> None:
+    async def _work(self, uid: str, known: _ReportedPod, patch: dict[str, Any]) -> None:
         try:
             await self._send(known, patch)
         except KubengineError as error:
@@ -236,24 +243,26 @@ class PodStatusManager:
             known.failures = 0
         finally:
             known.busy = False
-            _settle(known)
+            _wake_waiters(known)
         if known.again:
             known.again = False
             if uid in self._pods:
                 self._mark(uid)
 
-    async def _send(self, known: _Told, patch: dict[str, Any]) -> None:
+    async def _send(self, known: _ReportedPod, patch: dict[str, Any]) -> None:
         if patch:
             body = {"metadata": {"uid": known.meta.uid}, "status": patch}
             answer = await self._client.patch(f"{known.path}/status", body, _Answer)
             if answer.metadata.uid == known.meta.uid and is_newer(answer.metadata, known.meta):
-                spoken_of = known.meta.generation
+                generation = known.meta.generation
                 known.meta, known.server = answer.metadata, answer.status
-                known.meta.generation = spoken_of  # the node has not received the newer version yet
+                known.meta.generation = generation  # the node has not received the newer version yet
+                # The server drops fields that it does not know and undoes others in admission. A patch of
+                # just those would be sent forever, so it is kept, and left out until the status changes.
                 known.residue = {}
                 known.residue = self._patch(known) if not known.again else {}
-                _settle(known)
-        if self._is_to_go(known):
+                _wake_waiters(known)
+        if self._is_to_delete(known):
             options = {
                 "apiVersion": "v1",
                 "kind": "DeleteOptions",
@@ -261,9 +270,9 @@ class PodStatusManager:
                 "preconditions": {"uid": known.meta.uid},
             }
             await self._client.delete(known.path, options)
-            known.taken_away = True
+            known.deleted = True
 
-    def _retry(self, uid: str, known: _Told, error: KubengineError) -> None:
+    def _retry(self, uid: str, known: _ReportedPod, error: KubengineError) -> None:
         if self._pods.get(uid) is not known:
             return
         known.failures += 1
@@ -278,18 +287,18 @@ class PodStatusManager:
             self._mark(uid)
 
 
-def _urgency(known: _Told) -> _Urgency:
+def _urgency(known: _ReportedPod) -> _Urgency:
     ours, server = known.ours, known.server
     if ours is not None and is_ready(ours) != is_ready(server):
         return _Urgency.READINESS
-    leaves = known.left or known.meta.deletion_timestamp is not None
-    if leaves or known.news is not None or (ours is not None and ours.phase != server.phase):
+    is_ending = known.removed or known.meta.deletion_timestamp is not None
+    if is_ending or known.answered is not None or (ours is not None and ours.phase != server.phase):
         return _Urgency.PHASE
     return _Urgency.DETAIL
 
 
-def _settle(known: _Told) -> None:
-    """Wake everybody who waits for reports of the pod."""
-    if known.news is not None:
-        known.news.set()
-        known.news = None
+def _wake_waiters(known: _ReportedPod) -> None:
+    """Wake the coroutines that wait for reports of the pod."""
+    if known.answered is not None:
+        known.answered.set()
+        known.answered = None

@@ -1,4 +1,4 @@
-"""The ResourceSlices of this node: drivers publish them, the node reads them and deletes what is stale."""
+"""Reads the ResourceSlices that drivers publish for this node, and deletes stale ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from engine.cluster.client import ApiClient
 
 
 class ResourceSlices:
-    """Serves the slices of the node `name`, once it is `registered`; an API server shows a node no others."""
+    """Read and delete the slices of the node `name`, once it is `registered`.
+
+    The selector by node name is needed: the API server refuses a node any other list.
+    """
 
     def __init__(self, client: ApiClient, name: str, registered: asyncio.Event) -> None:
         self._client = client

@@ -16,7 +16,7 @@ T = TypeVar("T", bound=Named)
 
 
 class SharedWatch(Generic[T]):
-    """Follow a kind; `find` determines the resource on first use.
+    """Follow all objects of a kind; `find` determines the resource on first use.
 
     `changed(pod uid)` is called when an object changes, appears or vanishes. Belongs to one event loop.
     """
@@ -53,7 +53,7 @@ class SharedWatch(Generic[T]):
     async def all(self) -> Mapping[str, T]:
         """Return the objects by name; waits briefly for the first read.
 
-        Raises `Unavailable` if they are not known yet, and what `find` raises.
+        Raises `Unavailable` if they are not known yet, and the errors of `find`.
         """
         if not self._pods:
             raise Unavailable("no pod needs them any more")
@@ -67,23 +67,23 @@ class SharedWatch(Generic[T]):
         return self._known
 
     def _follow(self, resource: WatchedResource[T]) -> ResourceWatch[T]:
-        heard: WatchHandler[T] = WatchHandler(self._replaced, self._heard, self._gone)
-        watch = self._watch = ResourceWatch(self._client, resource, heard)
+        handler: WatchHandler[T] = WatchHandler(self._on_replaced, self._on_changed, self._on_deleted)
+        watch = self._watch = ResourceWatch(self._client, resource, handler)
         self._task = self._watching.keep(watch.run, resource.path)
         return watch
 
-    def _replaced(self, objects: Sequence[T]) -> None:
+    def _on_replaced(self, objects: Sequence[T]) -> None:
         self._known = {known.metadata.name: known for known in objects}
-        self._tell()
+        self._notify_pods()
 
-    def _heard(self, known: T) -> None:
+    def _on_changed(self, known: T) -> None:
         self._known[known.metadata.name] = known
-        self._tell()
+        self._notify_pods()
 
-    def _gone(self, known: T) -> None:
+    def _on_deleted(self, known: T) -> None:
         self._known.pop(known.metadata.name, None)
-        self._tell()
+        self._notify_pods()
 
-    def _tell(self) -> None:
+    def _notify_pods(self) -> None:
         for uid in list(self._pods):
             self._changed(uid)

@@ -31,7 +31,7 @@ log = logging.getLogger("kubengine.cluster")
 
 
 class Token(PartlyShown, frozen=True):
-    """A token: `renew_at` and `serves_until` are times of the clock of `Tokens`; `expires_at` is the
+    """Hold a token: `renew_at` and `serves_until` are times of the clock of `Tokens`; `expires_at` is the
     server's, in Unix seconds.
     """
 
@@ -48,7 +48,7 @@ def renewal(seconds: int, early: float) -> float:
 
 
 class Tokens:
-    """Tokens of pods; `clock` returns seconds, `chance` numbers in [0, 1).
+    """Keep the tokens of pods; `clock` returns seconds, `chance` numbers in [0, 1).
 
     A token's life is counted from its arrival, so that neither a node's wrong clock nor one that is set later
     leaves a pod with an expired token.
@@ -84,7 +84,7 @@ class Tokens:
                 raise Refused(f"{text} expired and refresh failed: {error.message}") from error
             log.error("pod %s: token not renewed: %s", pod.full_name, error)
             fresh = replace(known, renew_at=now + RETRY_SECONDS)
-        if pod.uid in self._of_pods:
+        if pod.uid in self._of_pods:  # the pod may have been forgotten during the request
             tokens[key] = fresh
         return fresh
 

@@ -1,4 +1,4 @@
-"""Finds the newest version of ClusterTrustBundle that the API server serves."""
+"""Finds the newest API version of ClusterTrustBundle that the API server serves."""
 
 from __future__ import annotations
 

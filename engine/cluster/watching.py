@@ -1,9 +1,9 @@
 """Follows a list on the API server: the initial set, then every change.
 
-As client-go v1.36 does: a streaming list first (`sendInitialEvents`, ended by an annotated bookmark), or
-LIST and WATCH if the server refuses; after a clean end the watch continues at the last version; after 410 it
-starts again; errors are retried with back-off (0.8 s doubling to 30 s, with jitter, reset after 2 quiet
-minutes).
+The steps are those of client-go v1.36. A watch begins with a streaming list (`sendInitialEvents`, ended by an
+annotated bookmark), or with LIST and WATCH if the server refuses that. After a clean end it continues at the
+last version; after 410 it starts again. Errors are retried with back-off (0.8 s doubling to 30 s, with
+jitter, reset after 2 quiet minutes).
 
 A server whose store was reset accepts a WATCH from a version that it has not reached yet, and sends nothing
 until then. Once that has happened (`ApiClient.set_back`), no WATCH continues at an old version: the server
@@ -40,7 +40,7 @@ log = logging.getLogger("kubengine.cluster")
 
 
 class Named(Protocol):
-    """What every followed object has."""
+    """Require metadata, which every followed object has."""
 
     metadata: ObjectMeta
 
@@ -67,7 +67,7 @@ class _List(msgspec.Struct):
 
 
 class WatchedResource(msgspec.Struct, Generic[T], frozen=True):
-    """A list: its path, the type of its objects and a field selector."""
+    """Name a list: its path, the type of its objects and a field selector."""
 
     path: str
     kind: type[T]
@@ -78,8 +78,8 @@ class WatchedResource(msgspec.Struct, Generic[T], frozen=True):
 
 
 class WatchHandler(msgspec.Struct, Generic[T]):
-    """The callbacks of a watch: `replaced` gets the whole set (at first and after a gap), the others one
-    object.
+    """Hold the callbacks of a watch: `replaced` gets the whole set, at first and after a gap; `changed` and
+    `deleted` get one object.
     """
 
     replaced: Callable[[Sequence[T]], None]
@@ -96,7 +96,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
 
     client: ApiClient
     resource: WatchedResource[T]
-    heard: WatchHandler[T]
+    handler: WatchHandler[T]
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     least_seconds: int = LEAST_SECONDS
@@ -115,6 +115,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
                 if str(error) != self.trouble:
                     self.trouble = str(error)
                     log.warning("watching %s: %s", self.resource.path, error)
+                # A version that has expired is no failure: list again at once, without a pause.
                 if isinstance(error, ApiError) and _is_expired(error) and self._version:
                     self._version = ""
                     continue
@@ -147,7 +148,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
         return True
 
     async def _list(self) -> None:
-        """List the set from the server's cache, or from the store if the cache is too old."""
+        """List the set from the server's cache, or from its store if the cache cannot answer."""
         try:
             listed = await self.client.get(
                 self.resource.path, _List, self.resource.params(resourceVersion="0")
@@ -157,10 +158,10 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
                 raise
             listed = await self.client.get(self.resource.path, _List, self.resource.params())
         known = [each async for each in self._objects(listed.items or ())]
-        self._heard_all(known, listed.metadata.resource_version)
+        self._replace_all(known, listed.metadata.resource_version)
 
     async def _objects(self, items: Sequence[msgspec.Raw]) -> AsyncIterator[T]:
-        """Decode a list's objects, about BYTES_IN_A_TURN of the event loop."""
+        """Decode the objects of a list, about BYTES_IN_A_TURN in one turn of the event loop."""
         decoded = 0
         for item in items:
             known = self._object(item)
@@ -171,8 +172,8 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
                 decoded = 0
                 await asyncio.sleep(0)
 
-    def _heard_all(self, items: Sequence[T], version: str) -> None:
-        self.heard.replaced(items)
+    def _replace_all(self, items: Sequence[T], version: str) -> None:
+        self.handler.replaced(items)
         self._version = version
         self.trouble = ""
         self.synced.set()
@@ -180,21 +181,21 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
     async def _watch(self, params: Mapping[str, str], first: _First[T] | None) -> None:
         """Run one WATCH to its end; `first` collects the initial set of a streaming list.
 
-        Raises Unavailable for a watch that ends at once without an event, so that it is not repeated without
-        a pause, and for one that outlives its time.
+        Raises Unavailable if the watch ends at once without an event, so that it is repeated only after a
+        pause, and if the server does not end it in time.
         """
         seconds = random.randint(self.least_seconds, 2 * self.least_seconds)
         asked = self.resource.params(
             watch="1", allowWatchBookmarks="true", timeoutSeconds=str(seconds), **params
         )
-        began, lines_heard = self.clock(), 0
+        began, lines_received = self.clock(), 0
         try:
             async with (
                 asyncio.timeout(self.client.timeout if first is not None else seconds + GRACE) as deadline,
                 self.client.lines(self.resource.path, asked) as lines,
             ):
                 async for line in lines:
-                    lines_heard += 1
+                    lines_received += 1
                     now = asyncio.get_running_loop().time()
                     if first is not None:
                         first = self._first(first, self._event(line))
@@ -202,12 +203,12 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
                             now + (self.client.timeout if first is not None else seconds + GRACE)
                         )
                     else:
-                        self._heard(self._event(line))
+                        self._handle(self._event(line))
         except TimeoutError:
             raise Unavailable("the watch stalled and did not end", subject=self.resource.path) from None
         if first is not None:
             raise Unavailable("the initial list ended early", subject=self.resource.path)
-        if not lines_heard and self.clock() - began < SHORT:
+        if not lines_received and self.clock() - began < SHORT:
             raise Unavailable("the watch ended at once", subject=self.resource.path)
 
     def _event(self, line: bytes) -> _Event:
@@ -225,7 +226,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
         if event.type == "BOOKMARK":
             if (meta.annotations or {}).get(INITIAL_EVENTS_END) != "true":
                 return known
-            self._heard_all([each for each in known.values() if each is not None], meta.resource_version)
+            self._replace_all([each for each in known.values() if each is not None], meta.resource_version)
             return None
         if event.type == "DELETED":
             known.pop(key, None)
@@ -233,11 +234,11 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
             known[key] = self._object(event.object)
         return known
 
-    def _heard(self, event: _Event) -> None:
+    def _handle(self, event: _Event) -> None:
         self.trouble = ""
         known = self._object(event.object) if event.type != "BOOKMARK" else None
         if known is not None:
-            (self.heard.deleted if event.type == "DELETED" else self.heard.changed)(known)
+            (self.handler.deleted if event.type == "DELETED" else self.handler.changed)(known)
         self._version = self.client.decode(event.object, _Bookmark).metadata.resource_version
 
     def _object(self, raw: msgspec.Raw) -> T | None:

@@ -1,4 +1,4 @@
-"""The file of the CPUs that resized containers started with, as `{uid: {container: "0-3"}}` under a checksum.
+"""Stores the CPUs that resized containers started with, as `{uid: {container: "0-3"}}` under a checksum.
 
 The kubelet's state file has no place for them.
 """
@@ -18,7 +18,7 @@ FILE_NAME = "kubengine_cpu_baselines"
 
 
 def encode(baselines: Mapping[str, Mapping[str, int]]) -> bytes:
-    """The file's content; `baselines` are by pod uid and container."""
+    """Return the file's content; `baselines` are by pod uid and container."""
     texts = {uid: {name: cpu_sets.text(one) for name, one in of.items()} for uid, of in baselines.items()}
     return sealed(encode_json_sorted(texts))
 

@@ -18,7 +18,7 @@ from engine.api.errors import InvalidInput
 
 
 class CpuCheckpoint(msgspec.Struct, rename="camel"):
-    """CPU sets as text: the shared pool, and the exclusive CPUs by pod uid and container.
+    """Hold CPU sets as text: the shared pool, and the exclusive CPUs by pod uid and container.
 
     `entries_by_id` are the entries of V1, by container id.
     """

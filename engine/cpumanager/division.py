@@ -21,7 +21,7 @@ STEP_SECONDS = 30.0
 
 
 class Division:
-    """The division of the shared CPUs among the active pods.
+    """Divide the shared CPUs among the active pods.
 
     `cpu_seconds` returns the CPU seconds that a pod has used, by its uid, and raises `Refused` if it has no
     cgroup. It is called every `interval` seconds for the pods of pools that are sized by use.

@@ -1,4 +1,4 @@
-"""The CPU manager of a running node: stores exclusive CPUs on disk, and moves containers to their CPUs.
+"""Stores the exclusive CPUs of a running node on disk, and moves containers to their CPUs.
 
 `static_policy` decides. This file keeps `cpu_manager_state`, moves the containers of the shared pool when it
 changes, and reports assignments of an earlier agent that are no longer valid.
@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from engine.api import cpu_set as cpu_sets
 from engine.api.config import EXCLUSIVE_CPUS_GATE, POD_LEVEL_MANAGERS_GATE, KubeletConfiguration
-from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError, Refused
-from engine.api.events import WARNING, EventRecorder
+from engine.api.events import WARNING
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import has_pod_level_resources
@@ -33,9 +33,8 @@ from engine.cpumanager.state import CpuState
 from engine.cpumanager.static_policy import StaticCpuPolicy, check_reserved_amount, reserved_cpus
 from engine.cpumanager.system_processes import SystemProcesses
 from engine.cpumanager.topology import CpuTopology
+from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, StateFile, no_fault
-from engine.host.tasks import Tasks
-from engine.metrics import Registry
 from engine.topologymanager.healing import Healing
 from engine.topologymanager.pod_level import manages_whole_pod
 from engine.topologymanager.policy import Hint, Hints, Numa
@@ -52,56 +51,42 @@ CPU_DRIVER = "dra.cpu"
 log = logging.getLogger("kubengine.cpus")
 
 
-class CpuManager:
-    """A `HintProvider` of CPUs under the static policy; under the policy none it is not used.
+class CpuReaders(msgspec.Struct, frozen=True):
+    """Read the machine's CPUs: their topology, and those that are online and offline, as bit masks."""
 
-    `running` lists the running containers, and `move(container id, CPUs)` updates a container's CPUs in the
-    runtime. `reserved` is the CPU that systemReserved and kubeReserved reserve.
+    topology: Callable[[], CpuTopology]
+    online: Callable[[], int]
+    offline: Callable[[], int]
+
+
+class CpuManager:
+    """Provide hints of CPUs under the static policy; under the policy none it is not used.
+
+    `readers` read the machine's CPUs, which may change at any time. `running` lists the running containers,
+    and `move(container id, CPUs)` updates a container's CPUs in the runtime. `reserved` is the CPU that
+    systemReserved and kubeReserved reserve.
     """
 
     def __init__(
         self,
+        context: NodeContext,
         *,
-        config: KubeletConfiguration,
-        topology: Callable[[], CpuTopology],
-        online: Callable[[], int],
-        offline: Callable[[], int],
+        readers: CpuReaders,
         numa: Numa,
         reserved: Quantity | None,
-        root: Path,
         running: Callable[[], Iterable[RunningContainer]],
         move: Callable[[str, str], Awaitable[None]],
-        registry: Registry,
-        recorder: EventRecorder,
-        decisions: Decisions,
-        tasks: Tasks,
         fault: FaultPoint = no_fault,
     ) -> None:
-        if config.cpu_manager_policy not in (NONE, STATIC):
-            raise InvalidInput(
-                f'unknown policy: "{config.cpu_manager_policy}"; expected none or static',
-                subject="cpuManagerPolicy",
-            )
-        if config.cpu_manager_policy == NONE and config.cpu_manager_policy_options:
-            given = " ".join(
-                f"{name}:{value}" for name, value in sorted(config.cpu_manager_policy_options.items())
-            )
-            raise InvalidInput(
-                f"None policy: received unsupported options=map[{given}]",
-                subject="cpuManagerPolicyOptions",
-            )
-        self._read_topology = topology
-        self._online = online
-        self._offline = offline
-        self._numa = numa
-        self._reserved_amount = reserved
-        self._config = config
+        self._config = config = context.config
+        _check_policy(config)
+        self._readers, self._numa, self._reserved_amount = readers, numa, reserved
         self._pod_level = config.gate(POD_LEVEL_MANAGERS_GATE, False)
         self._named = cpu_sets.parse(config.reserved_system_cpus, "reservedSystemCPUs")
         self._running = running
-        self._recorder = recorder
-        self._decisions = decisions
-        self._healing: Healing[Lost] = Healing("cpus", recorder, decisions)
+        self._recorder, self._decisions = context.recorder, context.decisions
+        self._registry = context.registry
+        self._healing: Healing[Lost] = Healing("cpus", context.recorder, context.decisions)
         self._pods: dict[str, Pod] = {}
         """Pods with exclusive CPUs, by uid."""
         self._mover = ContainerMover(
@@ -110,33 +95,39 @@ class CpuManager:
             move,
             prepare=self._prepare_move,
             period=float(config.cpu_manager_reconcile_period),
-            tasks=tasks,
+            tasks=context.tasks,
         )
-        self._file = StateFile(
-            root / FILE_NAME, self._snapshot, name="cpu-manager-state", tasks=tasks, fault=fault
-        )
-        self._baselines: StateFile | None = None
-        if config.cpu_manager_policy == STATIC and config.gate(EXCLUSIVE_CPUS_GATE, False):
-            self._baselines = StateFile(
-                root / baselines.FILE_NAME,
-                lambda: baselines.encode(self._state.baselines),
-                name="cpu-manager-baselines",
-                tasks=tasks,
-                fault=fault,
-            )
+        self._create_files(context, fault)
         self._division: Division | None = None
         self._system: SystemProcesses | None = None
-        self._registry = registry
         self.policy: StaticCpuPolicy | None = None
         if config.cpu_manager_policy == STATIC:
             check_reserved_amount(reserved)
             self._options = StaticOptions.from_config(config)
             self.policy = self._made(CpuState(0))
-            self._metrics = CpuMetrics(registry, self.policy)
+            self._metrics = CpuMetrics(context.registry, self.policy)
+
+    def _create_files(self, context: NodeContext, fault: FaultPoint) -> None:
+        self._file = StateFile(
+            context.root / FILE_NAME,
+            self._snapshot,
+            name="cpu-manager-state",
+            tasks=context.tasks,
+            fault=fault,
+        )
+        self._baselines: StateFile | None = None
+        if context.config.cpu_manager_policy == STATIC and context.config.gate(EXCLUSIVE_CPUS_GATE, False):
+            self._baselines = StateFile(
+                context.root / baselines.FILE_NAME,
+                lambda: baselines.encode(self._state.baselines),
+                name="cpu-manager-baselines",
+                tasks=context.tasks,
+                fault=fault,
+            )
 
     def _made(self, state: CpuState) -> StaticCpuPolicy:
         """Create the policy for the current machine, and set the pool of `state`."""
-        topology = self._read_topology()
+        topology = self._readers.topology()
         self._options.check(topology, self._config.topology_manager_policy)
         reserved = reserved_cpus(topology, self._options, self._reserved_amount, self._named)
         state.pool = topology.cpus & ~(reserved if self._options.strict_reservation else 0)
@@ -157,13 +148,13 @@ class CpuManager:
         """Report a DRA driver that gives CPUs to containers, too: it does not know of exclusive CPUs."""
         if self.policy is None or driver != CPU_DRIVER:
             return
-        said = (
+        message = (
             f"the DRA driver {driver} and cpuManagerPolicy static may give the same CPUs; "
             "set cpuManagerPolicy to none, or remove the driver"
         )
-        log.warning("%s", said)
-        self._recorder.node(WARNING, "CPUDriverClash", said)
-        self._decisions.record("cpus", "clash", said, {"driver": driver})
+        log.warning("%s", message)
+        self._recorder.node(WARNING, "CPUDriverClash", message)
+        self._decisions.record("cpus", "clash", message, {"driver": driver})
 
     @property
     def _state(self) -> CpuState:
@@ -261,7 +252,7 @@ class CpuManager:
             policy.pod_count(pod) or any(policy.count(pod, one) for one in pod.all_containers)
         ):
             return False
-        self._look_at_machine()
+        self._refresh_machine()
         return True
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
@@ -388,7 +379,7 @@ class CpuManager:
         if self.policy is None or self._baselines is None:
             return
         if any(self.policy.count(new, container) for container in new.all_containers):
-            self._look_at_machine()
+            self._refresh_machine()
         for name, cpus in resized_cpus(self.policy, old, new, align, whole_pod=whole_pod).items():
             inputs = {
                 "before": cpu_sets.text(self._state.held(new.uid, name) or 0),
@@ -434,8 +425,8 @@ class CpuManager:
         with contextlib.suppress(TimeoutError):
             await self._flush()
 
-    async def settle(self) -> None:
-        """Do as `flush`, but raise `Refused` where the runtime does not answer in time."""
+    async def wait_placed(self) -> None:
+        """Do the same as `flush`, but raise `Refused` if the runtime does not answer in time."""
         try:
             await self._flush()
         except TimeoutError:
@@ -448,7 +439,7 @@ class CpuManager:
         if self._baselines is not None:
             await self._baselines.flush()
         async with asyncio.timeout(SETTLE_SECONDS):
-            await self._mover.settled()
+            await self._mover.wait_done()
 
     # Containers
 
@@ -488,7 +479,7 @@ class CpuManager:
         CPUs.
         """
         if self.policy is not None:
-            self._mover.look()
+            self._mover.wake()
 
     def _changed(self) -> None:
         self._file.changed()
@@ -505,11 +496,11 @@ class CpuManager:
 
     # The machine
 
-    def _look_at_machine(self) -> None:
+    def _refresh_machine(self) -> None:
         """Update the CPUs after some went offline or came online."""
         assert self.policy is not None
         try:
-            if self._online() == self.policy.topology.cpus:
+            if self._readers.online() == self.policy.topology.cpus:
                 return
             policy = self._made(CpuState(0))
         except KubengineError as error:
@@ -536,9 +527,9 @@ class CpuManager:
 
     def describe(self) -> dict[str, Any]:
         """Describe the machine's CPUs and their containers as JSON-able values. Raises `Refused`."""
-        offline = cpu_sets.text(self._offline())
+        offline = cpu_sets.text(self._readers.offline())
         if self.policy is None:
-            topology = self._read_topology()
+            topology = self._readers.topology()
             return {
                 "policy": NONE,
                 "reserved": "",
@@ -566,3 +557,14 @@ class CpuManager:
                 for uid, name, cpus in state.entries()
             ],
         }
+
+
+def _check_policy(config: KubeletConfiguration) -> None:
+    """Raise `InvalidInput` for an unknown policy, and for options that its policy does not have."""
+    policy, options = config.cpu_manager_policy, config.cpu_manager_policy_options
+    if policy not in (NONE, STATIC):
+        raise InvalidInput(f'unknown policy: "{policy}"; expected none or static', subject="cpuManagerPolicy")
+    if policy == NONE and options:
+        given = " ".join(f"{name}:{value}" for name, value in sorted(options.items()))
+        text = f"None policy: received unsupported options=map[{given}]"
+        raise InvalidInput(text, subject="cpuManagerPolicyOptions")

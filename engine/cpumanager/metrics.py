@@ -1,4 +1,4 @@
-"""The CPU manager's metrics, under the kubelet's names."""
+"""Measures the CPU manager, under the kubelet's metric names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.topologymanager.alignment_metrics import (
 
 
 class CpuMetrics:
-    """Counts allocations, and exposes the current assignments of `policy`."""
+    """Count allocations, and expose the current assignments of `policy`."""
 
     def __init__(self, registry: Registry, policy: StaticCpuPolicy) -> None:
         self.policy = policy
@@ -46,6 +46,9 @@ class CpuMetrics:
         for boundary in (PHYSICAL_CPU, UNCORE_CACHE):
             self._alignment.aligned.inc(CONTAINER, boundary, by=0)
         self._alignment.failed.inc(CONTAINER, PHYSICAL_CPU, by=0)
+        self._expose_assignments(registry)
+
+    def _expose_assignments(self, registry: Registry) -> None:
         registry.collected(
             "gauge",
             "kubelet_cpu_manager_shared_pool_size_millicores",

@@ -17,7 +17,7 @@ log = logging.getLogger("kubengine.cpus")
 
 
 class RunningContainer(NamedTuple):
-    """A running container, by its id in the runtime."""
+    """Name a running container by its id in the runtime."""
 
     pod_uid: str
     name: str
@@ -25,7 +25,7 @@ class RunningContainer(NamedTuple):
 
 
 class ContainerMover:
-    """A background task that compares `wanted(pod uid, container)` with what the runtime was last told.
+    """Compare `wanted(pod uid, container)` with the CPUs last written to the runtime, in a background task.
 
     `running` lists the running containers, and `move(container id, CPUs)` updates one in the runtime. After a
     failure the task tries again in `period` seconds. `prepare` is called before each comparison.
@@ -49,8 +49,8 @@ class ContainerMover:
         self._written: dict[str, str] = {}
         self._created: dict[tuple[str, str], str] = {}
         self._wake = asyncio.Event()
-        self._settled = asyncio.Event()
-        self._settled.set()
+        self._done = asyncio.Event()
+        self._done.set()
         self._task = tasks.task("cpu-manager")
 
     def start(self) -> None:
@@ -66,18 +66,18 @@ class ContainerMover:
         self._created[pod_uid, container] = cpus
 
     def changed(self) -> None:
-        """Compare soon; until then `settled` waits."""
-        self._settled.clear()
+        """Compare soon; until then `wait_done` waits."""
+        self._done.clear()
         self._wake.set()
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Compare soon, if the task runs."""
         if self._task.wanted:
             self._wake.set()
 
-    async def settled(self) -> None:
+    async def wait_done(self) -> None:
         """Return when all containers run on their CPUs."""
-        await self._settled.wait()
+        await self._done.wait()
 
     async def _move_when_woken(self) -> None:
         while True:
@@ -88,7 +88,7 @@ class ContainerMover:
             if not moved:
                 asyncio.get_running_loop().call_later(self._period, self._wake.set)
             elif not self._wake.is_set():
-                self._settled.set()
+                self._done.set()
 
     async def _move_all(self) -> bool:
         """Move each container that is on wrong CPUs; return whether all moves succeeded.
@@ -105,25 +105,25 @@ class ContainerMover:
             if one.id not in self._written and (one.pod_uid, one.name) in self._created:
                 self._written[one.id] = self._created.pop((one.pod_uid, one.name))
             if wanted and self._written.get(one.id) != wanted:
-                (leaving if self._leaves(one.id, wanted) else others).append((one, wanted))
+                (leaving if self._only_shrinks(one.id, wanted) else others).append((one, wanted))
         occupied = 0
         succeeded = True
         for one, wanted in leaving:
-            if not await self._told(one, wanted):
+            if not await self._apply(one, wanted):
                 succeeded = False
                 occupied |= cpu_sets.parse(self._written[one.id]) & ~cpu_sets.parse(wanted)
         for one, wanted in others:
-            if cpu_sets.parse(wanted) & occupied or not await self._told(one, wanted):
+            if cpu_sets.parse(wanted) & occupied or not await self._apply(one, wanted):
                 succeeded = False
         return succeeded
 
-    def _leaves(self, container_id: str, wanted: str) -> bool:
-        """Whether a container only gives CPUs up."""
+    def _only_shrinks(self, container_id: str, wanted: str) -> bool:
+        """Tell whether a container only gives CPUs up."""
         written = self._written.get(container_id)
         return written is not None and not cpu_sets.parse(wanted) & ~cpu_sets.parse(written)
 
-    async def _told(self, one: RunningContainer, wanted: str) -> bool:
-        """Tell the runtime where a container may run; whether it took it."""
+    async def _apply(self, one: RunningContainer, wanted: str) -> bool:
+        """Write the CPUs of a container to the runtime; return whether it accepted them."""
         try:
             await self._move(one.id, wanted)
         except Refused as error:

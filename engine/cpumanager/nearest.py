@@ -7,7 +7,7 @@ from engine.topologymanager.policy import Hint
 
 
 def nearest_cpus(policy: StaticCpuPolicy, held: int, free: int, count: int, hint: Hint) -> int:
-    """`count` of the free CPUs, those on the hint's NUMA nodes and close to the held ones first.
+    """Return `count` of the free CPUs, those on the hint's NUMA nodes and close to the held ones first.
 
     Siblings of the held ones come first, then whole cores, then single CPUs.
     """

@@ -35,7 +35,7 @@ SUBJECT = "cpuManagerPolicyOptions"
 
 
 class StaticOptions(msgspec.Struct, frozen=True):
-    """Options of the static policy."""
+    """Hold the options of the static policy."""
 
     full_pcpus: bool = False
     across_numa: bool = False

@@ -1,4 +1,4 @@
-"""The CPU that pods have used lately, by which a pool grows and shrinks. Pure."""
+"""Computes the recent CPU use of pods, by which a pool grows and shrinks. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MILLI = 1000
 
 
 class RecentCpuUse:
-    """The CPU of pods in thousandths, computed from readings of their CPU seconds."""
+    """Compute the CPU use of pods in thousandths of a CPU from readings of their CPU seconds."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, float]] = {}

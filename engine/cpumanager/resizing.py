@@ -1,4 +1,4 @@
-"""Which CPUs a pod has after an in-place resize (KEP-5554). Pure; `CpuManager` applies the answer.
+"""Decides which CPUs a pod has after an in-place resize (KEP-5554). Pure; `CpuManager` applies the answer.
 
 A container that grows keeps what it has and gets CPUs near it. One that shrinks keeps the CPUs that it
 started with, its baseline: a program that reads its affinity once never loses one of those.
@@ -26,7 +26,7 @@ None where the topology policy does not allow the result."""
 def resized_cpus(
     policy: StaticCpuPolicy, old: Pod, new: Pod, align: Align, *, whole_pod: bool
 ) -> dict[str, int]:
-    """The CPUs of each container that has others after the resize. Raises `CannotResize`.
+    """Return the CPUs of each container that changes them in the resize. Raises `CannotResize`.
 
     With `whole_pod` the pod's containers are aligned together.
     """
@@ -74,7 +74,7 @@ def resized_cpus(
 
 
 def _shrunk(policy: StaticCpuPolicy, name: str, held: int, baseline: int, count: int) -> int:
-    """The baseline and as much of the rest as is wanted."""
+    """Return the baseline and as many of the remaining CPUs as are wanted."""
     if count < baseline.bit_count():
         raise CannotResize(
             f"Container {name} started with the exclusive CPUs {cpu_sets.text(baseline)} and cannot shrink "
@@ -97,7 +97,7 @@ def _check_cores(policy: StaticCpuPolicy, name: str, count: int) -> None:
 def _place(
     policy: StaticCpuPolicy, align: Align, container: Container | None, held: int, free: int, count: int
 ) -> Hint:
-    """The NUMA nodes that CPUs come from so that `count` include those held. Raises `CannotResize`."""
+    """Return the NUMA nodes from which `count` CPUs, including the held ones, come. Raises `CannotResize`."""
     name = f"Container {container.name}" if container is not None else "The pod"
     if container is not None:
         _check_cores(policy, container.name, count)

@@ -18,7 +18,7 @@ from engine.cpumanager.state import CpuState
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """An assignment that is no longer valid, and the reason."""
+    """Hold an assignment that is no longer valid, and the reason."""
 
     pod_uid: str
     container: str
@@ -27,7 +27,7 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class Restored(msgspec.Struct):
-    """The initial state, the lost assignments, and other changes since the file was written."""
+    """Hold the initial state, the lost assignments, and other changes since the file was written."""
 
     state: CpuState
     lost: list[Lost] = msgspec.field(default_factory=list)

@@ -24,7 +24,7 @@ ANYWHERE = Hint(None, preferred=False)
 
 
 class SharingPod(NamedTuple):
-    """A Burstable pod, and the CPU that it requests in thousandths."""
+    """Hold a Burstable pod, and its requested CPU in thousandths."""
 
     uid: str
     namespace: str
@@ -42,7 +42,7 @@ class SharingPod(NamedTuple):
 
 
 class SharedCpus:
-    """The CPUs of pods without exclusive ones, as `divide` last decided.
+    """Hold the CPUs of pods without exclusive ones, as `divide` last decided.
 
     `isolated` are the CPUs that the kernel was started with in `isolcpus`. Pods in no pool and on no cache or
     node of their own have `rest`. Raises `InvalidInput` for invalid pools.

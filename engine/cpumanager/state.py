@@ -60,7 +60,7 @@ class CpuState:
         self._held[pod_uid][container] = cpus
 
     def baseline(self, pod_uid: str, container: str) -> int | None:
-        """The CPUs that a container started with; None if it was never resized."""
+        """Return the CPUs that a container started with; None if it was never resized."""
         return self.baselines.get(pod_uid, {}).get(container)
 
     def release(self, pod_uid: str, container: str) -> None:

@@ -1,4 +1,4 @@
-"""The static policy: exclusive CPUs for containers of Guaranteed pods that request whole CPUs.
+"""Decides by the static policy: exclusive CPUs for containers of Guaranteed pods that request whole CPUs.
 
 Rules: kubelet v1.36 `cpumanager/policy_static.go`. Pure: `CpuManager` stores the state on disk and calls the
 runtime.
@@ -146,7 +146,7 @@ def check_shared_cpus(pod: Pod) -> None:
 
 
 class StaticCpuPolicy:
-    """A `HintProvider` that assigns the CPUs of `state`; `reserved` CPUs stay in the shared pool.
+    """Assign the CPUs of `state` as a `HintProvider`; `reserved` CPUs stay in the shared pool.
 
     With `pod_level` (PodLevelResourceManagers) it assigns CPUs to pods with pod-level resources, too.
     """
@@ -290,7 +290,7 @@ class StaticCpuPolicy:
         self.state.release_pod(pod_uid)
 
     def of_mask(self, mask: int) -> int:
-        """The CPUs of a hint's NUMA nodes; with align-by-socket, of those nodes' sockets."""
+        """Return the CPUs of a hint's NUMA nodes; with align-by-socket, of those nodes' sockets."""
         nodes = self._numa.ids(mask)
         return self.topology.of_sockets_of(nodes) if self.options.by_socket else self.topology.of_nodes(nodes)
 

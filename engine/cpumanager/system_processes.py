@@ -18,7 +18,7 @@ log = logging.getLogger("kubengine.cpus")
 
 
 class SystemProcesses:
-    """The cpusets of cgroups below `root`, the mount that has the controller cpuset.
+    """Set the cpusets of cgroups below `root`, the mount that has the controller cpuset.
 
     Raises `InvalidInput` for a cgroup without that controller.
     """

@@ -1,4 +1,4 @@
-"""The topology of a machine's online CPUs: core, last-level cache, socket and NUMA node.
+"""Reads the topology of a machine's online CPUs: core, last-level cache, socket and NUMA node.
 
 A core is identified by its lowest CPU, because the kernel numbers cores per socket. Pure; `machine` reads
 sysfs.
@@ -16,7 +16,7 @@ from engine.topologymanager.policy import Numa
 
 
 class Processor(NamedTuple):
-    """One online CPU and the kernel's ids of its groups. `core` is unique within a socket."""
+    """Hold one online CPU and the kernel's ids of its groups. `core` is unique within a socket."""
 
     cpu: int
     core: int
@@ -99,7 +99,7 @@ class CpuTopology:
 
 
 def _touched(level: Mapping[int, int], cpus: int) -> int:
-    """All CPUs of the members of a level that have some of the set."""
+    """Return all CPUs of the members of a level that have some of the set."""
     return _union(members for members in level.values() if members & cpus)
 
 

@@ -24,7 +24,7 @@ from engine.host.trees import remove_beneath
 
 
 class Devices:
-    """`engine.csi.on_disk.OnDisk` under the node's directory `root`; `node` is its name."""
+    """Implement `engine.csi.on_disk.OnDisk` under the node's directory `root`; `node` is its name."""
 
     def __init__(self, root: Path, node: str) -> None:
         self._root = root

@@ -13,18 +13,20 @@ from engine.csi.volume import CsiVolume
 
 
 class CsiDriverFailed(Refused):
-    """Raised for a driver's refusal, with its gRPC status. `settled` means that the operation is no longer in
+    """Raised for a driver's refusal, with its gRPC status. `final` means that the operation is no longer in
     progress.
     """
 
-    def __init__(self, message: str, *, code: int, settled: bool) -> None:
+    def __init__(self, message: str, *, code: int, final: bool) -> None:
         self.code = code
-        self.settled = settled
+        self.final = final
         super().__init__(message)
 
 
 class DriverNodeInfo(msgspec.Struct, frozen=True):
-    """The driver's view of this node: its id, how many volumes it takes (0: any number), and its topology."""
+    """Hold the driver's view of this node: its id, how many volumes it takes (0: any number), its
+    topology.
+    """
 
     node_id: str
     most_volumes: int = 0
@@ -32,18 +34,18 @@ class DriverNodeInfo(msgspec.Struct, frozen=True):
 
 
 class DriverCapabilities(msgspec.Struct, frozen=True):
-    """What a driver supports on a node besides publishing."""
+    """Hold the features of a driver on a node besides publishing."""
 
     stages: bool = False
-    tells_usage: bool = False
-    tells_condition: bool = False
+    reports_usage: bool = False
+    reports_condition: bool = False
     expands: bool = False
     multi_writer: bool = False
     gives_to_group: bool = False
 
 
 class Amounts(msgspec.Struct, frozen=True):
-    """Amounts in bytes or inodes."""
+    """Hold amounts in bytes or inodes."""
 
     available: int = 0
     total: int = 0
@@ -51,14 +53,16 @@ class Amounts(msgspec.Struct, frozen=True):
 
 
 class VolumeCondition(msgspec.Struct, frozen=True):
-    """The condition of a volume according to its driver."""
+    """Hold the condition of a volume according to its driver."""
 
     abnormal: bool
     message: str = ""
 
 
 class VolumeUsage(msgspec.Struct, frozen=True):
-    """The usage of a volume; what the driver does not report is 0, and `condition` None."""
+    """Hold the usage of a volume. An amount that the driver does not report is 0, a missing
+    `condition` None.
+    """
 
     space: Amounts = Amounts()
     inodes: Amounts = Amounts()
@@ -66,7 +70,7 @@ class VolumeUsage(msgspec.Struct, frozen=True):
 
 
 class CsiDriver(Protocol):
-    """The calls to a driver; each raises `CsiDriverFailed`. Paths are those of `engine.csi.places`."""
+    """State the calls to a driver; each raises `CsiDriverFailed`. Paths are those of `engine.csi.places`."""
 
     def close(self) -> None: ...
 

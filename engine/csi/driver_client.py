@@ -53,7 +53,7 @@ _RPC = wire.NodeServiceCapability.RPC
 
 
 class CsiDriverClient:
-    """The driver at `socket`; `seconds` is each call's deadline. Every call raises `CsiDriverFailed`."""
+    """Call the driver at `socket`; `seconds` is each call's deadline. Every call raises `CsiDriverFailed`."""
 
     def __init__(self, name: str, socket: Path, registry: Registry, seconds: float = CALL_SECONDS) -> None:
         self._name = name
@@ -80,8 +80,8 @@ class CsiDriverClient:
         found = {c.rpc.type for c in (await self._call("NodeGetCapabilities", request, answer)).capabilities}
         return DriverCapabilities(
             stages=_RPC.STAGE_UNSTAGE_VOLUME in found,
-            tells_usage=_RPC.GET_VOLUME_STATS in found,
-            tells_condition=_RPC.VOLUME_CONDITION in found,
+            reports_usage=_RPC.GET_VOLUME_STATS in found,
+            reports_condition=_RPC.VOLUME_CONDITION in found,
             expands=_RPC.EXPAND_VOLUME in found,
             multi_writer=_RPC.SINGLE_NODE_MULTI_WRITER in found,
             gives_to_group=_RPC.VOLUME_MOUNT_GROUP in found,
@@ -139,11 +139,11 @@ class CsiDriverClient:
         request = wire.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=str(target))
         answer = await self._call("NodeGetVolumeStats", request, wire.NodeGetVolumeStatsResponse)
         amounts = {each.unit: Amounts(each.available, each.total, each.used) for each in answer.usage}
-        told = answer.volume_condition
+        condition = answer.volume_condition
         return VolumeUsage(
             amounts.get(wire.VolumeUsage.BYTES, Amounts()),
             amounts.get(wire.VolumeUsage.INODES, Amounts()),
-            VolumeCondition(told.abnormal, told.message) if able.tells_condition else None,
+            VolumeCondition(condition.abnormal, condition.message) if able.reports_condition else None,
         )
 
     async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
@@ -153,7 +153,7 @@ class CsiDriverClient:
         except CallFailed as error:
             code = error.status
             text = rpc_error(code, error.details)
-            raise CsiDriverFailed(text, code=code, settled=code not in _UNSETTLED) from None
+            raise CsiDriverFailed(text, code=code, final=code not in _UNSETTLED) from None
         finally:
             name = NAMES[code] if 0 <= code < len(NAMES) else str(code)
             lasted = time.perf_counter() - begun

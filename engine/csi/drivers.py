@@ -102,7 +102,7 @@ class CsiDrivers:
         if earlier is not None:
             earlier.client.close()
         self._records.keep_limit(name, lambda: self._refresh_limit(name))
-        self._tell(name)
+        self._notify(name)
 
     async def exhausted(self, name: str) -> bool:
         """Refresh the limit of a driver that can attach no more volumes; whether its limit may change."""
@@ -132,7 +132,7 @@ class CsiDrivers:
             known.client.close()
         self._known.clear()
 
-    def _tell(self, name: str) -> None:
+    def _notify(self, name: str) -> None:
         self._news.set()
         self._news = asyncio.Event()
         for came in self._came:

@@ -22,14 +22,14 @@ _OF_RESIZES: Final = frozenset(("FileSystemResizePending", "Resizing", "Controll
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """The size to request from the driver.
+    """Hold the size to request from the driver.
 
-    `said`: the claim has it already, because another node was first. `tracked`: the claim records each step
-    of its resize, which older controllers do not do.
+    `recorded`: the claim has it already, because another node was first. `tracked`: the claim records each
+    step of its resize, which older controllers do not do.
     """
 
     size: Quantity
-    said: bool
+    recorded: bool
     tracked: bool
 
 
@@ -42,22 +42,22 @@ def growth(claim: PersistentVolumeClaim, volume_size: Quantity) -> Growth | None
     status = claim.status
     step = _step(claim)
     if not step and status.allocated_resources is None:
-        return Growth(volume_size, said=size_of(status.capacity) >= volume_size, tracked=False)
+        return Growth(volume_size, recorded=size_of(status.capacity) >= volume_size, tracked=False)
     size = size_of(status.allocated_resources) or volume_size
     if not step and size_of(status.capacity) >= size:
         shared = READ_WRITE_MANY in (claim.spec.access_modes or ())
         wanted = shared and _NOT_REQUIRED not in (claim.metadata.annotations or {})
-        return Growth(size, said=True, tracked=True) if wanted else None
-    return Growth(size, said=False, tracked=True) if step in (_PENDING, _IN_PROGRESS) else None
+        return Growth(size, recorded=True, tracked=True) if wanted else None
+    return Growth(size, recorded=False, tracked=True) if step in (_PENDING, _IN_PROGRESS) else None
 
 
-def is_said(claim: PersistentVolumeClaim, volume_size: Quantity) -> bool:
+def is_recorded(claim: PersistentVolumeClaim, volume_size: Quantity) -> bool:
     """Tell whether the claim has the volume's whole size and waits for nothing."""
     return not _step(claim) and size_of(claim.status.capacity) >= volume_size
 
 
 def is_other_than_wanted(claim: PersistentVolumeClaim, size: Quantity) -> bool:
-    """Tell whether its owner wants another size by now."""
+    """Tell whether the owner of the claim wants another size by now."""
     return size_of(claim.spec.resources.requests) != size
 
 

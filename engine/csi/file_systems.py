@@ -21,7 +21,7 @@ _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
 
 
 class FileSystems:
-    """`engine.csi.on_disk.OnDisk` under the node's directory `root`; `node` is its name."""
+    """Implement `engine.csi.on_disk.OnDisk` under the node's directory `root`; `node` is its name."""
 
     def __init__(self, root: Path, node: str) -> None:
         self._root = root

@@ -42,7 +42,7 @@ Source = Callable[[Any, PersistentVolume], CSIPersistentVolume]
 
 
 class _Plugin(msgspec.Struct, frozen=True):
-    """The field of an in-tree plugin's source, its translation, and the driver's key of zones (and
+    """Hold the field of an in-tree plugin's source, its translation, and the driver's key of zones (and
     regions)."""
 
     field: str
@@ -52,9 +52,9 @@ class _Plugin(msgspec.Struct, frozen=True):
 
 
 def migrated(volume: PersistentVolume) -> PersistentVolume:
-    """Return the volume of the CSI driver in the place of an in-tree one; other volumes as they are.
+    """Return the CSI volume that replaces an in-tree one; return other volumes unchanged.
 
-    Raises `InvalidInput` for one that no driver takes.
+    Raises `InvalidInput` for a volume that no driver takes.
     """
     for plugin in _PLUGINS:
         source = getattr(volume.spec, plugin.field)

@@ -28,7 +28,7 @@ log = logging.getLogger("kubengine.csi")
 
 
 class AttachedVolumes(Protocol):
-    """Reports which attached volumes must not be detached, by their names in a node's status."""
+    """Report which attached volumes must not be detached, by their names in a node's status."""
 
     def use(self, volume: str, user: str) -> None: ...
 
@@ -50,12 +50,12 @@ class Mounting:
         self._turns: WeakValueDictionary[Staged, asyncio.Lock] = WeakValueDictionary()
         self._ready: set[Staged] = set()
         self._published: set[Path] = set()
-        self._leaving: set[Staged] = set()
+        self._to_unstage: set[Staged] = set()
         self._unstaging: set[Staged] = set()
         drivers.on_arrival(self._came)
 
-    async def look_around(self) -> None:
-        """Mark what an earlier agent left staged as in use. Raises `Refused`."""
+    async def adopt_staged(self) -> None:
+        """Mark volumes that an earlier agent left staged as in use. Raises `Refused`."""
         for staged in await asyncio.to_thread(self._all_staged):
             self._use(staged)
 
@@ -105,7 +105,7 @@ class Mounting:
                 try:
                     await driver.stage(volume, able, staged.path)
                 except CsiDriverFailed as error:
-                    if error.settled and await asyncio.to_thread(on_disk.users, staged) <= {uid}:
+                    if error.final and await asyncio.to_thread(on_disk.users, staged) <= {uid}:
                         await asyncio.to_thread(on_disk.clear_staged, staged)
                         self._release(staged)
                     raise
@@ -145,7 +145,7 @@ class Mounting:
         try:
             await driver.publish(volume, able, target, staging)
         except CsiDriverFailed as error:
-            if error.settled and not before and not volume.persistent:
+            if error.final and not before and not volume.persistent:
                 await asyncio.to_thread(on_disk.clear_published, published)
             raise
         await asyncio.to_thread(on_disk.check, target, volume, able)
@@ -189,13 +189,14 @@ class Mounting:
                 self._unstage_soon(on_disk.staged(published.name, data))
 
     def _unstage_soon(self, staged: Staged) -> None:
-        self._leaving.add(staged)
+        # One task per volume: calls to a driver for the same volume must not overlap (CSI, "Concurrency").
+        self._to_unstage.add(staged)
         if staged not in self._unstaging:
             self._unstaging.add(staged)
             self._working.start(self._unstage_while_asked(staged), staged.handle)
 
     async def _unstage_while_asked(self, staged: Staged) -> None:
-        """Unstage until there is no request left; between the last check and the end nothing may happen, or a
+        """Unstage until there is no request left. No await may stand between the last check and the end, or a
         request would be lost.
         """
         try:
@@ -204,19 +205,19 @@ class Mounting:
             self._unstaging.discard(staged)
 
     async def _unstage_until_done(self, staged: Staged) -> None:
-        failures, said = 0, ""
-        while staged in self._leaving:
-            self._leaving.discard(staged)
+        failures, reported = 0, ""
+        while staged in self._to_unstage:
+            self._to_unstage.discard(staged)
             try:
                 async with self._turn(staged):
                     await self._unstage(staged)
             except (Refused, OSError) as error:
                 failures += 1
-                if str(error) != said:
-                    said = str(error)
+                if str(error) != reported:
+                    reported = str(error)
                     text = "volume %s of driver %s could not be unstaged: %s"
                     log.warning(text, staged.handle, staged.driver, error)
-                self._leaving.add(staged)
+                self._to_unstage.add(staged)
                 await asyncio.sleep(RETRIES.after(failures))
 
     async def _unstage(self, staged: Staged) -> None:

@@ -1,4 +1,4 @@
-"""States what `Mounting` needs of volumes on disk, for file systems and devices.
+"""States the operations of `Mounting` on the content of disks, for file systems and devices.
 
 What a driver has put into a directory is examined below that directory, without following links.
 """
@@ -23,7 +23,7 @@ _DIRECTORY_MODE: Final = 0o750
 
 
 class Published(msgspec.Struct, frozen=True):
-    """One pod's volume: `target` is where its driver has put it, the directory `data` records its owner."""
+    """Hold one pod's volume: its driver has put it at `target`, the directory `data` records its owner."""
 
     target: Path
     data: Path
@@ -35,7 +35,7 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Staged(msgspec.Struct, frozen=True):
-    """A staged volume: `path` is for the driver, the directory `data` records its owner."""
+    """Hold a staged volume: `path` is for the driver, the directory `data` records its owner."""
 
     driver: str
     handle: str
@@ -45,8 +45,8 @@ class Staged(msgspec.Struct, frozen=True):
 
 
 class OnDisk(Protocol):
-    """Volumes of one kind below a node's directory. All methods but `staged` and `of_pod` block; they raise
-    `Refused` or `OSError`.
+    """Keep volumes of one kind below a node's directory. All methods but `staged` and `of_pod` block; they
+    raise `Refused` or `OSError`.
     """
 
     def staged(self, name: str, data: VolumeData) -> Staged:
@@ -75,7 +75,7 @@ class OnDisk(Protocol):
         """Return the uids of the pods that have or will have the volume."""
 
     def clear_published(self, published: Published) -> None:
-        """Remove what its driver has unpublished, but nothing that a driver left in a directory."""
+        """Remove an unpublished volume, but no file that its driver left in a directory."""
 
     def clear_staged(self, staged: Staged) -> None: ...
 
@@ -95,7 +95,7 @@ def listed(directory: Path) -> list[Path]:
 
 @contextmanager
 def clearing(path: Path) -> Iterator[None]:
-    """Ignore what is gone already, and raise all other failures as `Refused`."""
+    """Ignore files that are gone already, and raise all other failures as `Refused`."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Where a kubelet has what belongs to volumes of drivers, and how things are named. Pure.
+"""Names the directories and files of drivers' volumes, as a kubelet does. Pure.
 
 <root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount                   published for one pod
 <root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/vol_data.json           whose it is
@@ -37,7 +37,7 @@ def pods_volumes(root: Path, uid: str) -> Path:
 
 
 def published(root: Path, uid: str, name: str) -> Path:
-    """Return the directory of one pod's volume; a slash in the name becomes a tilde.
+    """Return the directory of one pod's volume; a slash in the volume's name becomes a tilde.
 
     Raises `InvalidInput` for a name that leads elsewhere.
     """

@@ -30,14 +30,16 @@ Key = tuple[str, str]
 
 
 class VolumeMeasurement(msgspec.Struct, frozen=True):
-    """`time`, in Unix seconds, is when the driver was asked; `usage` is None if it did not report any."""
+    """Hold a measurement: `time`, in Unix seconds, of the call to the driver; `usage`, None if it reported
+    none.
+    """
 
     time: float
     usage: VolumeUsage | None
 
 
 class VolumeUsages:
-    """The usage of volumes by the path of publication; `seconds` is how old an answer may be."""
+    """Measure volumes by the path of publication; `seconds` is how old an answer may be."""
 
     def __init__(self, drivers: CsiDrivers, tasks: Tasks, clock: Callable[[], float], seconds: float) -> None:
         self._drivers = drivers
@@ -51,7 +53,7 @@ class VolumeUsages:
         self._asking: dict[Path, asyncio.Task[None]] = {}
 
     async def of(self, published: Mapping[Path, Key]) -> dict[Path, VolumeMeasurement]:
-        """Return what is known within `PATIENCE_SECONDS`."""
+        """Return the measurements that are known within `PATIENCE_SECONDS`."""
         for path, key in published.items():
             if path not in self._asking and not self._is_fresh(path):
                 self._asking[path] = self._working.start(self._ask(path, key), key[1])
@@ -79,16 +81,16 @@ class VolumeUsages:
         try:
             async with self._slots[name]:
                 asked = self._clock()
-                self._measured[path] = VolumeMeasurement(asked, await self._told(name, handle, path))
+                self._measured[path] = VolumeMeasurement(asked, await self._measure(name, handle, path))
         finally:
             if self._asking.get(path) is asyncio.current_task():
                 del self._asking[path]
 
-    async def _told(self, name: str, handle: str, path: Path) -> VolumeUsage | None:
+    async def _measure(self, name: str, handle: str, path: Path) -> VolumeUsage | None:
         try:
             driver = self._drivers.get(name)
             able = await driver.capabilities()
-            return await driver.usage(handle, able, path) if able.tells_usage else None
+            return await driver.usage(handle, able, path) if able.reports_usage else None
         except Refused as error:
             log.info("driver %s does not report the usage of volume %s: %s", name, handle, error)
             return None

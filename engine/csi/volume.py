@@ -1,4 +1,4 @@
-"""One volume of a driver as a pod requests it, and the rules of the cluster's CSIDriver for it. Pure.
+"""Describes one volume of a driver as a pod requests it, with the rules of the cluster's CSIDriver. Pure.
 
 Source: kubelet v1.36 (`pkg/volume/csi`).
 """
@@ -24,8 +24,8 @@ SAYS: Final = "kubernetes.io/csi: "
 
 
 class CsiVolume(PartlyShown, frozen=True, kw_only=True):
-    """`name` is the persistent volume's name, or the pod's own name for it; `block`: a device, not a file
-    system.
+    """Describe a volume: `name` is the persistent volume's name, or the pod's own name for it; `block`: a
+    device, not a file system.
 
     `label` is the SELinux label that the driver mounts it with, '' for none. Secrets and contexts are passed
     to the driver and never appear in messages.

@@ -1,6 +1,6 @@
-"""vol_data.json: whose volume a mount is, kept beside it before a driver is asked for anything.
+"""Records the owner of a mount in vol_data.json next to it, before the first call to the driver.
 
-What another agent, or this one after its death, needs to take the volume away again. The file is a kubelet's.
+A later agent, or a kubelet, reads it to unmount the volume. The format is the kubelet's.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def read(directory: Path) -> VolumeData | None:
     """Return the record of a volume, or None without one. Raise `Refused` if it cannot be read now."""
     path = directory / places.DATA
     try:
-        said = _read(path)
+        record = _read(path)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -60,9 +60,9 @@ def read(directory: Path) -> VolumeData | None:
     except (ValueError, msgspec.DecodeError) as error:
         log.error("%s is ignored: %s", path, error)
         return None
-    driver, handle = said.get("driverName", ""), said.get("volumeHandle", "")
-    ephemeral = said.get("volumeLifecycleMode") == EPHEMERAL
-    label = said.get("seLinuxMountContext", "")
+    driver, handle = record.get("driverName", ""), record.get("volumeHandle", "")
+    ephemeral = record.get("volumeLifecycleMode") == EPHEMERAL
+    label = record.get("seLinuxMountContext", "")
     return VolumeData(driver, handle, ephemeral, label) if driver and handle else None
 
 
@@ -88,5 +88,5 @@ def _read(path: Path) -> dict[str, str]:
     return msgspec.json.decode(data, type=dict[str, str])
 
 
-def _keep(directory: Path, said: dict[str, str]) -> None:
-    replace_file(directory / places.DATA, encode_json_sorted(said) + b"\n")
+def _keep(directory: Path, record: dict[str, str]) -> None:
+    replace_file(directory / places.DATA, encode_json_sorted(record) + b"\n")

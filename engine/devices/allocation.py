@@ -242,8 +242,8 @@ class Allocator:
             message = TOPOLOGY_MESSAGE
             if manages_pod_level(self._config, attempt.pod):
                 message = POD_LEVEL_MESSAGES[self._policy.scope]
-            said = message if decision.proven else f"{message}; {UNPROVEN_MESSAGE}"
-            raise TopologyError(said)
+            text = message if decision.proven else f"{message}; {UNPROVEN_MESSAGE}"
+            raise TopologyError(text)
         hint = attempt.hint = decision.hint
         attempt.affinity = None if hint.mask is None else self._policy.numa.ids(hint.mask)
 

@@ -55,8 +55,8 @@ class CheckpointFile(StateFile):
             if isinstance(error, OSError) and error.errno in SHORTAGES:
                 raise Unavailable(f"cannot be read: {error.strerror}", subject=str(self.path)) from error
             where = self._set_aside(now)
-            said = "%s: %s; %s. The devices of running pods count as free."
-            log.error(said, self.path, error, where)
+            message = "%s: %s; %s. The devices of running pods count as free."
+            log.error(message, self.path, error, where)
             return Checkpoint()
         self.last = text
         return checkpoint

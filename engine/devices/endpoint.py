@@ -66,8 +66,8 @@ class Endpoint:
                 async for message in messages:
                     yield message
         except CallFailed as error:
-            said = rpc_error(error.status, error.details)
-            log.info("plugin of %s: ListAndWatch ended: %s", self.resource, said)
+            reason = rpc_error(error.status, error.details)
+            log.info("plugin of %s: ListAndWatch ended: %s", self.resource, reason)
 
     async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         """Return the plugin's preferred `size` of `available`; empty if it has no preference."""

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from engine.api.errors import InvalidInput, KubengineError, Unavailable
-from engine.api.lifecycle import AdmissionRejected, TellWaiting, longest_grace, nobody_waits
+from engine.api.lifecycle import AdmissionRejected, ReportWaiting, longest_grace, report_nothing
 from engine.api.pod import Container, Pod, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.devices.allocation import NO_HINT, Allocator, TopologyError, reason_of
@@ -59,15 +59,15 @@ class DevicePods(msgspec.Struct, frozen=True):
 
     `active` returns the pods that the node has accepted and not finished. `sources_ready` tells whether all
     pods are known; until then no pod's devices are collected. `may_run(pod uid)` tells whether something of a
-    pod, known or not, runs or may run: its devices are kept. `leaves(pod uid)` tells that it terminates, so
-    that another pod may wait for its devices. `is_running(pod uid, container name)` tells whether a container
-    was found running when the agent started. `all` returns finished pods, too.
+    pod, known or not, runs or may run: its devices are kept. `is_terminating(pod uid)` tells that it
+    terminates, so that another pod may wait for its devices. `is_running(pod uid, container name)` tells
+    whether a container was found running when the agent started. `all` returns finished pods, too.
     """
 
     active: Callable[[], Sequence[Pod]]
     sources_ready: Callable[[], bool] = lambda: True
     may_run: Callable[[str], bool] = lambda pod_uid: False
-    leaves: Callable[[str], bool] = lambda pod_uid: False
+    is_terminating: Callable[[str], bool] = lambda pod_uid: False
     is_running: Callable[[str, str], bool] = lambda pod_uid, container: False
     all: Callable[[], Sequence[Pod]] = list
 
@@ -100,7 +100,7 @@ class DeviceManager:
         self._active_pods = pods.active
         self._sources_ready = pods.sources_ready
         self._may_run = pods.may_run
-        self._leaves = pods.leaves
+        self._is_terminating = pods.is_terminating
         self._clock = context.steady
         self._on_change = changed
         self._deadlines = deadlines or DevicePluginDeadlines()
@@ -254,7 +254,7 @@ class DeviceManager:
                     log.warning("plugin of %s lists %s", resource, inventory.complaint)
                 if changed:
                     self._file.changed()
-                    self._tell()
+                    self._notify()
         except ValueError as error:
             log.error("plugin of %s: %s", resource, error)
         finally:
@@ -267,9 +267,9 @@ class DeviceManager:
         self.state.disconnect(endpoint.resource, self._clock())
         log.warning("the plugin of %s has disconnected: all its devices are unhealthy", endpoint.resource)
         self._file.changed()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._wake()
         self._on_change()
 
@@ -280,21 +280,21 @@ class DeviceManager:
 
     # Pods
 
-    async def allocate(self, pod: Pod, tell: TellWaiting = nobody_waits) -> None:
+    async def allocate(self, pod: Pod, report: ReportWaiting = report_nothing) -> None:
         """Allocate the pod's devices, or reject it; return when the assignment is on disk.
 
         Raises `AdmissionRejected`: UnexpectedAdmissionError or TopologyAffinityError. A pod that already has
         its devices keeps them. A rejection is postponed while terminating pods hold devices of a needed
-        kind, or a plugin has yet to come back: `tell` receives the reason, and the pod waits within the
+        kind, or a plugin has yet to come back: `report` receives the reason, and the pod waits within the
         limits of `admission_retry`.
         """
         begun = time.perf_counter()
         self._pending[pod.uid] = self._pending.get(pod.uid, 0) + 1
         self._admissions.inc()
         try:
-            await self.await_plugins(pod, tell)
+            await self.await_plugins(pod, report)
             begun = time.perf_counter()
-            await self._allocate(pod, tell)
+            await self._allocate(pod, report)
         except TopologyError as error:
             self._admission_errors.inc()
             raise AdmissionRejected("TopologyAffinityError", str(error)) from error
@@ -312,7 +312,7 @@ class DeviceManager:
             self._waiting = {key: until for key, until in self._waiting.items() if key[0] != pod.uid}
             self._admission_ms.observe((time.perf_counter() - begun) * 1000)
 
-    async def _allocate(self, pod: Pod, tell: TellWaiting) -> None:
+    async def _allocate(self, pod: Pod, report: ReportWaiting) -> None:
         while True:
             self.collect()
             news = self._news
@@ -324,7 +324,7 @@ class DeviceManager:
                 passing = why_it_passes(
                     self.state,
                     pod,
-                    leaves=self._leaves,
+                    is_terminating=self._is_terminating,
                     now=self._clock(),
                     allowance=self._section.admission_retry,
                     pinned=[uid for one in self._providers if one.concerns(pod) for uid in one.pod_uids],
@@ -332,7 +332,7 @@ class DeviceManager:
                 plugins_refusal = isinstance(error, KubengineError)
                 if passing is None or (plugins_refusal and passing.reason != AWAITING_PLUGIN):
                     raise
-                if not await self._wait(pod, passing, tell, news):
+                if not await self._wait(pod, passing, report, news):
                     raise
             else:
                 return
@@ -343,18 +343,18 @@ class DeviceManager:
             async with asyncio.timeout(LOSS_SHOWS_SECONDS):
                 await self._news.wait()
 
-    async def _wait(self, pod: Pod, passing: Passing, tell: TellWaiting, news: asyncio.Event) -> bool:
+    async def _wait(self, pod: Pod, passing: Passing, report: ReportWaiting, news: asyncio.Event) -> bool:
         """Wait for `news`; return False if the pod has waited as long as it may."""
         now = asyncio.get_running_loop().time()
         self._waiting = {key: until for key, until in self._waiting.items() if until > now - FORGET_WAITING}
         graces = longest_grace(p for p in self._active_pods() if p.uid in passing.holders)
         key = (pod.uid, passing.reason)
-        told = key in self._waiting
+        reported = key in self._waiting
         until = self._waiting.setdefault(key, now + graces + self._section.admission_retry)
         if until <= now:
             return False
-        if not told:
-            await tell(passing.reason, passing.message)
+        if not reported:
+            await report(passing.reason, passing.message)
         try:
             async with asyncio.timeout_at(until):
                 await news.wait()
@@ -363,7 +363,7 @@ class DeviceManager:
             return False
         return True
 
-    async def await_plugins(self, pod: Pod, tell: TellWaiting = nobody_waits) -> None:
+    async def await_plugins(self, pod: Pod, report: ReportWaiting = report_nothing) -> None:
         """Wait, with `admission_retry`, for plugins that the pod needs and that went away, but not longer.
 
         Returns in any case; callers then admit or reject. `allocate` waits too, within the same
@@ -372,7 +372,7 @@ class DeviceManager:
         while self.state.resources:
             news = self._news
             away = self._away(pod)
-            if not away or not await self._wait(pod, awaiting_plugins(away), tell, news):
+            if not away or not await self._wait(pod, awaiting_plugins(away), report, news):
                 return
 
     def _away(self, pod: Pod) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.grpc_codes import RESOURCE_EXHAUSTED, UNKNOWN
@@ -30,6 +30,15 @@ QUERIES_PER_SECOND = 100.0
 BURST = 10.0
 MOST_CALLS = 1000
 _PREFIX = "kubelet_pod_resources_endpoint_"
+_COUNTERS: Final = {
+    "requests_total": "Cumulative number of requests to the PodResource API.",
+    "requests_list": "Number of requests to the PodResource List API.",
+    "requests_get": "Number of requests to the PodResource Get API.",
+    "requests_get_allocatable": "Number of requests to the PodResource GetAllocatableResources API.",
+    "errors_list": "Number of requests to the PodResource List API which returned an error.",
+    "errors_get": "Number of requests to the PodResource Get API which returned an error.",
+    "errors_get_allocatable": "Number of failed requests to GetAllocatableResources.",
+}
 
 Answer = TypeVar("Answer")
 
@@ -140,18 +149,7 @@ class PodResourcesServer:
         self._limit = RateLimit(QUERIES_PER_SECOND, BURST)
         self._counters = {
             name: registry.counter(f"{_PREFIX}{name}", help, ("server_api_version",))
-            for name, help in (
-                ("requests_total", "Cumulative number of requests to the PodResource API."),
-                ("requests_list", "Number of requests to the PodResource List API."),
-                ("requests_get", "Number of requests to the PodResource Get API."),
-                (
-                    "requests_get_allocatable",
-                    "Number of requests to the PodResource GetAllocatableResources API.",
-                ),
-                ("errors_list", "Number of requests to the PodResource List API which returned an error."),
-                ("errors_get", "Number of requests to the PodResource Get API which returned an error."),
-                ("errors_get_allocatable", "Number of failed requests to GetAllocatableResources."),
-            )
+            for name, help in _COUNTERS.items()
         }
         self._server = ClaimedServer(
             self.path,

@@ -47,12 +47,12 @@ def why_it_passes(
     state: DeviceState,
     pod: Pod,
     *,
-    leaves: Callable[[str], bool],
+    is_terminating: Callable[[str], bool],
     now: float,
     allowance: float,
     pinned: Iterable[str] = (),
 ) -> Passing | None:
-    """Return why a rejection will pass, or None. `leaves(uid)` tells whether a pod is terminating.
+    """Return why a rejection will pass, or None. `is_terminating(uid)` tells whether a pod is terminating.
 
     `pinned` are uids of pods that hold CPUs or memory of a kind that this pod requests.
     """
@@ -63,12 +63,12 @@ def why_it_passes(
     holders = frozenset(
         entry.pod_uid
         for entry in state.entries()
-        if entry.resource_name in needs and entry.pod_uid != pod.uid and leaves(entry.pod_uid)
+        if entry.resource_name in needs and entry.pod_uid != pod.uid and is_terminating(entry.pod_uid)
     )
     if holders:
         text = f"{len(holders)} terminating pods still hold devices of {', '.join(sorted(needs))}"
         return Passing(AWAITING_DEVICES, text, holders)
-    holders = frozenset(uid for uid in pinned if uid != pod.uid and leaves(uid))
+    holders = frozenset(uid for uid in pinned if uid != pod.uid and is_terminating(uid))
     if holders:
         text = f"{len(holders)} terminating pods still hold exclusive CPUs or reserved memory"
         return Passing(AWAITING_PINNED, text, holders)

@@ -27,15 +27,16 @@ _CDI_ID = re.compile(
 
 
 class ClaimAnswer(msgspec.Struct, frozen=True):
-    """A driver's answer for one claim: the devices, or what is wrong."""
+    """Hold a driver's answer for one claim: the devices, or the fault."""
 
     devices: tuple[PreparedDevice, ...] = ()
     error: str = ""
 
 
 class CheckedAnswers(msgspec.Struct):
-    """`done` are the claims, by uid, for which the driver did what it was asked; `faults` say why not, by
-    claim, and under '' what concerns no claim of the request."""
+    """Hold checked answers: `done` are the claims, by uid, for which the driver did as asked; `faults` give
+    the reasons of the others by claim, and under '' faults that concern no claim of the request.
+    """
 
     done: dict[str, tuple[PreparedDevice, ...]] = msgspec.field(default_factory=dict)
     faults: dict[str, str] = msgspec.field(default_factory=dict)

@@ -1,4 +1,5 @@
-"""`dra_manager_state`: the claim table in the kubelet's format, from which either agent can continue. Pure.
+"""Reads and writes the claim table in the kubelet's format (`dra_manager_state`), from which either agent can
+continue. Pure.
 
 The file is JSON around JSON: `Data` is a text with the claims, `Checksum` its CRC-32 (kubelet v1.36,
 `pkg/kubelet/cm/dra/state`).

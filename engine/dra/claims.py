@@ -1,4 +1,4 @@
-"""Which ResourceClaims a pod and its containers use, and whether the pod may use them. Pure.
+"""Tells which ResourceClaims a pod and its containers use, and whether the pod may use them. Pure.
 
 Rules and messages: kubelet v1.36 (`pkg/kubelet/cm/dra`, `dynamic-resource-allocation/resourceclaim`).
 """
@@ -16,7 +16,7 @@ from engine.api.quantity import Quantity
 
 
 class PodClaim(msgspec.Struct, frozen=True):
-    """A ResourceClaim that a pod uses, by its object's `name`.
+    """Name a ResourceClaim that a pod uses, by its object's `name`.
 
     `entry` is its name in `spec.resourceClaims`, empty for the claim of the pod's extended resources;
     `generated`: made from a template for this pod, which then has to own it.

@@ -1,4 +1,4 @@
-"""What is prepared on the node, as plain values: for `kubengine devices` and debugging. Pure."""
+"""Describes the prepared claims of the node as plain values, for `kubengine devices` and debugging. Pure."""
 
 from __future__ import annotations
 

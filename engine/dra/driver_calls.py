@@ -1,4 +1,4 @@
-"""What a driver is asked and answers, in values: `engine.dra.driver_client.DraDriverClient` carries it."""
+"""States the calls to a driver and their values; `engine.dra.driver_client.DraDriverClient` makes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NoHealth(Exception):
 
 
 class DraDriver(Protocol):
-    """One instance of a driver. Calls raise `DraDriverFailed`; answers are by the claim's uid."""
+    """Call one instance of a driver. Calls raise `DraDriverFailed`; answers are by the claim's uid."""
 
     async def reach(self) -> None:
         """Connect; return when the driver has answered, however long that takes."""

@@ -67,7 +67,10 @@ class _Instance(msgspec.Struct, eq=False):
 
 
 class DraDrivers:
-    """Implements `engine.plugins.watcher.PluginHandler`. `came(driver)` is called when a driver connects."""
+    """Track DRA drivers; implements `engine.plugins.watcher.PluginHandler`.
+
+    `came(driver)` is called when a driver connects.
+    """
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class DraDrivers:
         if not instances:
             raise Unavailable(f"DRA driver {name} is not registered")
         connected = [instance for instance in instances if instance.connected]
+        # During a rolling update two instances of a driver are registered; the newer one is to be called.
         return (connected or instances)[-1].driver
 
     # Registration
@@ -171,20 +175,21 @@ class DraDrivers:
             self._connections_changed(name)
 
     async def _listen(self, name: str, instance: _Instance) -> None:
-        said = ""
+        reported = ""
         while True:
             self._streams[name] = self._streams.get(name, 0) + 1
             try:
                 async for devices in instance.driver.health():
-                    said = ""
+                    reported = ""
                     self._health.listed(name, devices)
             except NoHealth:
                 return
             except (DraDriverFailed, ValueError) as error:
-                if str(error) != said:
-                    said = str(error)
+                if str(error) != reported:
+                    reported = str(error)
                     log.warning("driver %s: the health of its devices: %s", name, error)
             finally:
+                # Health is unknown only once no instance of the driver reports it any longer.
                 self._streams[name] -= 1
                 if not self._streams[name]:
                     del self._streams[name]
@@ -214,13 +219,13 @@ class DraDrivers:
 
     async def _wipe(self, driver: str) -> None:
         """Delete the slices, with retries until it succeeds: nothing else would delete them."""
-        pauses, said = iter(WIPE_RETRIES), ""
+        pauses, reported = iter(WIPE_RETRIES), ""
         while True:
             try:
                 await self._slices.delete(driver)
             except KubengineError as error:
-                if str(error) != said:
-                    said = str(error)
+                if str(error) != reported:
+                    reported = str(error)
                     log.warning("ResourceSlices %s: cannot be deleted: %s", driver or "of all drivers", error)
             else:
                 return

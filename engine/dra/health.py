@@ -28,7 +28,9 @@ DeviceKey = tuple[str, str]
 
 
 class DeviceHealth(msgspec.Struct, frozen=True):
-    """`timeout` in seconds after `at`, when the device was last listed."""
+    """Hold the health of a device, which is valid for `timeout` seconds after `at`, when it was last
+    listed.
+    """
 
     pool: str
     device: str

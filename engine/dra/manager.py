@@ -41,6 +41,7 @@ from engine.dra.table import ClaimKey, ClaimState, ClaimTable, PreparedDevice
 from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, StateFile, no_fault
 from engine.host.stopping import stop_all
+from engine.metrics import Registry
 
 STATE_FILE: Final = "dra_manager_state"
 HEALTH_FILE: Final = "dra_health_state"
@@ -60,11 +61,11 @@ class Claims(Protocol):
 
 
 class ClaimManager:
-    """Manages the claims of the pods of one node, whose directory is `root`.
+    """Manage the claims of the pods of one node.
 
-    `may_run(pod uid)` says whether something of a pod, known or not, runs or may run: its claims stay
-    prepared. `ready()` says whether all pods are known. `changed(pod uid)` is called when the health of a
-    device changes that the pod uses. `shows_messages`: a pod's status has the messages of drivers.
+    `may_run(pod uid)` tells whether something of a pod, known or not, runs or may run: its claims stay
+    prepared. `ready()` tells whether all pods are known. `changed(pod uid)` is called when the health of a
+    device that the pod uses changes.
     """
 
     def __init__(
@@ -79,15 +80,11 @@ class ClaimManager:
         changed: Callable[[str], None],
         fault: FaultPoint = no_fault,
     ) -> None:
-        root, tasks, registry = context.root, context.tasks, context.registry
+        root, tasks = context.root, context.tasks
         self.table = ClaimTable()
-        self._claims = claims
-        self._may_run = may_run
-        self._ready = ready
-        self._changed = changed
-        self._clock = context.steady
+        self._claims, self._may_run, self._ready, self._changed = claims, may_run, ready, changed
+        self._clock, self._fault = context.steady, fault
         self._shows_messages = context.config.gate("ResourceHealthStatusMessage", True)
-        self._fault = fault
         self._health = HealthTable()
         self._file = StateFile(
             root / STATE_FILE,
@@ -107,9 +104,12 @@ class ClaimManager:
         """Set to reconcile at once."""
         self.driver_connected: Callable[[str], None] = lambda driver: None
         """Called with the name of each driver that connects."""
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         """Why the claims of a pod that is gone are still prepared, by its uid."""
         self._expiry: asyncio.TimerHandle | None = None
+        self._create_metrics(context.registry)
+
+    def _create_metrics(self, registry: Registry) -> None:
         self._lasted = registry.histogram(
             "dra_operations_duration_seconds",
             "Latency histogram in seconds for the duration of handling all ResourceClaims referenced by a "
@@ -183,7 +183,7 @@ class ClaimManager:
         if self.table.of_pod(pod_uid) or self._locks.get(_of_pod(pod_uid)) is not None:
             with self._measured("UnprepareResources"):
                 await self._to_its_end(lambda _: self._unprepare(pod_uid))
-        self._said.pop(pod_uid, None)
+        self._reported.pop(pod_uid, None)
 
     @contextlib.contextmanager
     def _measured(self, operation: str) -> Iterator[None]:
@@ -253,11 +253,15 @@ class ClaimManager:
         async with self._turn([_of_pod(pod.uid)]), self._turn(keys):
             if not wanted():
                 return
+            # On disk before the drivers are called: an agent that dies in between must know what to
+            # unprepare.
             attempts = self._enter(pod, claims)
             try:
                 await self._file.flush()
             except Refused:
-                self._leave(pod, attempts, {(a.claim.key, driver) for a in attempts for driver in a.fresh})
+                self._forget_clean(
+                    pod, attempts, {(a.claim.key, driver) for a in attempts for driver in a.fresh}
+                )
                 raise
             answers = await self._ask("NodePrepareResources", [(a.claim, a.asked) for a in attempts])
             self._fault("prepared")
@@ -310,9 +314,9 @@ class ClaimManager:
                 clean.add((asked.claim.key, asked.driver))
             else:
                 log.warning("pod %s: a claim could not be rolled back: %s", pod.full_name, asked.fault)
-        self._leave(pod, attempts, clean)
+        self._forget_clean(pod, attempts, clean)
 
-    def _leave(self, pod: Pod, attempts: Sequence[_Attempt], clean: Set[tuple[ClaimKey, str]]) -> None:
+    def _forget_clean(self, pod: Pod, attempts: Sequence[_Attempt], clean: Set[tuple[ClaimKey, str]]) -> None:
         """Remove from the table what no driver holds: the pairs of claim and driver in `clean`."""
         for attempt in attempts:
             claim = attempt.claim
@@ -320,7 +324,7 @@ class ClaimManager:
                 claim.drivers.pop(driver, None)
                 claim.prepared.discard(driver)
             if attempt.entered and len(claim.pods) > 1:
-                self.table.leave(claim, pod.uid)
+                self.table.release(claim, pod.uid)
             elif attempt.entered and not claim.drivers:
                 self.table.remove(claim)
 
@@ -371,7 +375,7 @@ class ClaimManager:
         last = [claim for claim in claims if len(claim.pods) == 1]
         for claim in claims:
             if claim not in last:
-                self.table.leave(claim, pod_uid)
+                self.table.release(claim, pod_uid)
         answers = await self._ask("NodeUnprepareResources", [(claim, claim.drivers) for claim in last])
         self._fault("unprepared")
         for asked in answers:
@@ -398,8 +402,8 @@ class ClaimManager:
         try:
             await self.unprepare(uid)
         except Refused as error:
-            if self._said.get(uid) != str(error):
-                self._said[uid] = str(error)
+            if self._reported.get(uid) != str(error):
+                self._reported[uid] = str(error)
                 log.warning("the claims of pod %s, which no longer exists, remain prepared: %s", uid, error)
 
     def _driver_came(self, driver: str) -> None:
@@ -508,8 +512,8 @@ Wanted = Callable[[], bool]
 
 
 class _Attempt(msgspec.Struct, frozen=True):
-    """A claim that is being prepared. Drivers that are asked: all, and those that cannot hold it from before;
-    `entered`: the pod did not use it before."""
+    """Hold a claim that is being prepared: `asked` are the drivers to call, `fresh` those of them that cannot
+    hold it from before; `entered` tells that the pod did not use it before."""
 
     claim: ClaimState
     asked: set[str]
@@ -518,8 +522,8 @@ class _Attempt(msgspec.Struct, frozen=True):
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """What came of asking a driver about one claim. `begun`: the driver may have done something;
-    `answered`: it said what."""
+    """Hold the result of a call to a driver for one claim. `begun`: the driver may have done something;
+    `answered`: its answer tells what."""
 
     claim: ClaimState
     driver: str

@@ -41,7 +41,8 @@ class PciNodes(Protocol):
 
 
 class DevicePlace(msgspec.Struct, frozen=True):
-    """An allocated device: the claim's name, its request, and its NUMA node with the attribute that says so.
+    """Hold an allocated device: its claim's name, its request, and its NUMA node with the attribute that
+    names it.
 
     Without a node, the place of the device is unknown.
     """
@@ -93,10 +94,10 @@ def _attributes(slices: Iterable[ResourceSlice]) -> dict[DeviceName, Mapping[str
 
 def _node(attributes: Mapping[str, DeviceAttribute], pci: PciNodes) -> tuple[int | None, str]:
     """Return the node and the attribute that leads to it; the kernel's word comes before the driver's."""
-    for name, pattern, look in ((PCI_BUS_ID, _BUS_ID, pci.of_device), (PCIE_ROOT, _ROOT, pci.of_root)):
+    for name, pattern, find in ((PCI_BUS_ID, _BUS_ID, pci.of_device), (PCIE_ROOT, _ROOT, pci.of_root)):
         value = attributes[name].string if name in attributes else None
         if value is not None and pattern.fullmatch(value):
-            found = look(value)
+            found = find(value)
             if found is not None:
                 return found, name
     for name in NUMA_NODES:

@@ -19,7 +19,7 @@ ClaimKey = tuple[str, str]
 
 
 class PreparedDevice(msgspec.Struct, frozen=True):
-    """A device as its driver named it. Without `requests` it belongs to every request of its claim."""
+    """Hold a device as its driver named it. Without `requests` it belongs to every request of its claim."""
 
     pool: str
     device: str
@@ -32,8 +32,9 @@ class PreparedDevice(msgspec.Struct, frozen=True):
 
 
 class ClaimState(msgspec.Struct):
-    """One claim. `drivers` are those that were asked to prepare it and have not unprepared it since, with the
-    devices that they named; of these, `prepared` have answered this agent."""
+    """Hold one claim. `drivers` are those that were asked to prepare it and have not unprepared it since,
+    with the devices that they named; of these, `prepared` have answered this agent.
+    """
 
     uid: str
     name: str
@@ -86,7 +87,7 @@ class ClaimTable:
         claim.pods.add(pod)
         self._of_pods.setdefault(pod, set()).add(claim.key)
 
-    def leave(self, claim: ClaimState, pod: str) -> None:
+    def release(self, claim: ClaimState, pod: str) -> None:
         """Record that the pod no longer uses the claim."""
         claim.pods.discard(pod)
         keys = self._of_pods.get(pod, set())
@@ -97,7 +98,7 @@ class ClaimTable:
     def remove(self, claim: ClaimState) -> None:
         """Remove a claim that no driver holds any longer."""
         for pod in list(claim.pods):
-            self.leave(claim, pod)
+            self.release(claim, pod)
         self._claims.pop(claim.key, None)
 
     @property

@@ -26,11 +26,13 @@ SETTLE_POLL: Final = 1.0
 ENOUGH, SHORT = "enough", "short"
 
 log = logging.getLogger("kubengine.eviction")
-QUIET_LOOKS: Final = 3
+QUIET_READINGS: Final = 3
 
 
 class GarbageCollectors(msgspec.Struct, frozen=True):
-    """The collectors that eviction calls before it ends a pod; None for those that a node does not have."""
+    """Hold the collectors that eviction calls before it ends a pod; None for those that a node does
+    not have.
+    """
 
     images: ImageManager | None = None
     containers: ContainerGC | None = None
@@ -69,7 +71,7 @@ class Cleanup:
         began = self._monotonic()
         removed = {name: await self._take(signal, step) for name, step in steps.items()}
         may_grow = any(count != 0 for count in removed.values())
-        relieved = self._is_relieved() or (may_grow and await self._settles(signal))
+        relieved = self._is_relieved() or (may_grow and await self._becomes_enough(signal))
         self._results.inc(signal, ENOUGH if relieved else SHORT)
         if relieved:
             inputs = {"signal": signal, "removed": removed, "seconds": self._monotonic() - began}
@@ -98,8 +100,8 @@ class Cleanup:
             log.warning("reclaiming for %s: %s", signal, report.error)
         return len(report.removed)
 
-    async def _settles(self, signal: str) -> bool:
-        """Watch what removals give back while it grows; return whether it becomes enough."""
+    async def _becomes_enough(self, signal: str) -> bool:
+        """Watch the available amount while it grows after a removal; return whether it becomes enough."""
         deadline = self._monotonic() + float(self.section.reclaim_settle)
         settling = Settling()
         while self._monotonic() < deadline:
@@ -107,7 +109,7 @@ class Cleanup:
             observations = self._reader.read(self._monotonic())
             if self._tracker.is_relieved(observations):
                 return True
-            if signal not in observations or settling.look(observations[signal].available):
+            if signal not in observations or settling.update(observations[signal].available):
                 return False
         return False
 
@@ -116,15 +118,15 @@ class Cleanup:
 
 
 class Settling(msgspec.Struct):
-    """Watch an available amount in any unit; it has settled after `QUIET_LOOKS` readings in a row without a
-    new maximum.
+    """Watch an available amount in any unit; it has settled after `QUIET_READINGS` readings in a row without
+    a new maximum.
     """
 
     most: int = -1
     quiet: int = 0
 
-    def look(self, available: int) -> bool:
+    def update(self, available: int) -> bool:
         """Take a reading; return whether it has settled."""
         self.quiet = 0 if available > self.most else self.quiet + 1
         self.most = max(self.most, available)
-        return self.quiet >= QUIET_LOOKS
+        return self.quiet >= QUIET_READINGS

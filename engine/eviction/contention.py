@@ -35,7 +35,7 @@ log = logging.getLogger("kubengine.eviction")
 
 
 class Contention(msgspec.Struct):
-    """One condition: more than `percent` of the time waited, or not, for `period` seconds.
+    """Track one condition: more than `percent` of the time waited, or not, for `period` seconds.
 
     `holding` is None until it is known; times are seconds of one clock.
     """
@@ -48,7 +48,7 @@ class Contention(msgspec.Struct):
     """Hundredths of a percent at the last reading."""
     _other_since: float | None = None
 
-    def look(self, waited: int | None, now: float) -> bool:
+    def update(self, waited: int | None, now: float) -> bool:
         """Take a reading; return whether the condition changed. A failed reading (None) restarts
         the period.
         """
@@ -122,7 +122,7 @@ class StallReader:
         self._files = {
             name: HeldFile(below / (FILES[name].partition(".")[0] if v1 else FILES[name])) for name in names
         }
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def read(self, name: str) -> int | None:
         """Return hundredths of a percent of the last 10 s; None, logged once, if it cannot be read."""
@@ -130,11 +130,11 @@ class StallReader:
         try:
             waited = stalled(file.read(), WHO[name], b"avg10")
         except (OSError, ValueError) as error:
-            if name not in self._said:
-                self._said.add(name)
+            if name not in self._reported:
+                self._reported.add(name)
                 log.warning("node condition %s cannot be determined: %s", name, error)
             return None
-        self._said.discard(name)
+        self._reported.discard(name)
         return waited
 
     def close(self) -> None:

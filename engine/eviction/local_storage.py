@@ -18,7 +18,7 @@ _COUNTED: Final[tuple[Part, ...]] = ("root", "logs", "volumes")
 
 
 class LimitExceeded(msgspec.Struct, frozen=True):
-    """An exceeded limit; `signal` is the label in the evictions metric."""
+    """Hold an exceeded limit; `signal` is the label in the evictions metric."""
 
     signal: str
     message: str

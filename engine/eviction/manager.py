@@ -68,7 +68,7 @@ log = logging.getLogger("kubengine.eviction")
 
 
 class EvictablePods(msgspec.Struct, frozen=True):
-    """The pods of a node as eviction reaches them.
+    """Hold the functions by which eviction reaches the pods of a node.
 
     `kill` ends a pod for good; `cgroup(uid)` returns the path of its cgroup; `cleaned_up(uid)` tells that
     nothing of it is left (by default: cgroup and volumes are gone). `swap_limit`, on cgroup v2, returns how
@@ -116,22 +116,8 @@ class EvictionManager:
         self._contention = contentions(section)
         names = [one.name for one in self._contention]
         self._stalls = StallReader(names, view.mounts, view.pods_cgroup or view.cgroup)
-        swap = self._swap_allowed(pods.swap_limit)
-        self.reader = SignalReader(
-            view,
-            nodefs=context.root,
-            memory_signal=section.memory_signal,
-            stall=bool(stall),
-            swap_allowed=swap,
-        )
-        self.meter = PodMeter(
-            pod_cgroup=pods.cgroup,
-            runtime=runtime,
-            pod_logs_dir=Path(config.pod_logs_dir),
-            root_dir=context.root,
-            mounts=view.mounts,
-            count_swap=section.count_swap,
-        )
+        self.reader = self._create_reader(view, self._swap_allowed(pods.swap_limit), stall=bool(stall))
+        self.meter = self._create_meter(view)
         self.tracker = PressureTracker(self._configured, float(config.eviction_pressure_transition_period))
         self._since: dict[str, float] = dict.fromkeys((*CONDITIONS, *names), self._clock())
         self._layout_known = False
@@ -143,6 +129,27 @@ class EvictionManager:
             context, self.reader, self.tracker, collectors=collectors, monotonic=monotonic
         )
         self._create_metrics(context.registry)
+
+    def _create_reader(
+        self, view: NodeView, swap_allowed: Callable[[], int] | None, *, stall: bool
+    ) -> SignalReader:
+        return SignalReader(
+            view,
+            nodefs=self._root_dir,
+            memory_signal=self.section.memory_signal,
+            stall=stall,
+            swap_allowed=swap_allowed,
+        )
+
+    def _create_meter(self, view: NodeView) -> PodMeter:
+        return PodMeter(
+            pod_cgroup=self._pod_cgroup,
+            runtime=self._runtime,
+            pod_logs_dir=Path(self._config.pod_logs_dir),
+            root_dir=self._root_dir,
+            mounts=view.mounts,
+            count_swap=self.section.count_swap,
+        )
 
     def _create_metrics(self, registry: Registry) -> None:
         registry.collected(
@@ -229,13 +236,13 @@ class EvictionManager:
         """Run one round; return the evicted pods: at most one for a threshold, and all over their storage
         limits.
         """
-        self._look_at_contention()
+        self._check_contention()
         await self._find_layout()
         if not self.tracker.thresholds and not self._config.local_storage_capacity_isolation:
             return []
         pods = list(self._active_pods())
         observations = self.reader.read(self._monotonic())
-        seen = self.tracker.look(observations, self._monotonic())
+        seen = self.tracker.update(observations, self._monotonic())
         self._announce(seen)
         self._notifiers.arm(observations)
         if self._config.local_storage_capacity_isolation and self._limits_due():
@@ -247,6 +254,7 @@ class EvictionManager:
         threshold = seen.act_on[0]
         resource = RESOURCE_OF[threshold.signal]
         self._recorder.node(WARNING, "EvictionThresholdMet", f"Attempting to reclaim {resource}")
+        # Unused images and dead containers go first: no pod has to end for them.
         if await self._cleanup.relieves(threshold.signal):
             return []
         if not pods:
@@ -254,9 +262,9 @@ class EvictionManager:
             return []
         return await self._evict_one(threshold, seen, observations, pods)
 
-    def _look_at_contention(self) -> None:
+    def _check_contention(self) -> None:
         changed = [
-            one for one in self._contention if one.look(self._stalls.read(one.name), self._monotonic())
+            one for one in self._contention if one.update(self._stalls.read(one.name), self._monotonic())
         ]
         for one in changed:
             pods = list(self._active_pods())
@@ -291,6 +299,7 @@ class EvictionManager:
             pods = causes(pods, stalls)
         usage = await self.meter.whole(pods) if disk else self.meter.quick(pods)
         ranked = self._ranked(threshold.signal, pods, usage)
+        # Measuring disk usage takes seconds, in which an earlier victim may have freed enough.
         if self.section.recheck_before_evict:
             again = self.reader.read(self._monotonic())
             if not pressure.met(seen.act_on, again, reclaimed=True):
@@ -303,6 +312,7 @@ class EvictionManager:
             if is_critical(pod):
                 log.warning("pod %s is critical and is not evicted", pod.full_name)
                 continue
+            # For the message only: while memory is short, a slow runtime must not delay the eviction.
             if not disk:
                 usage |= await self.meter.whole([pod], files=False, deadline=MESSAGE_DEADLINE)
             text, annotations = message.eviction_message(
@@ -333,8 +343,11 @@ class EvictionManager:
             }
             await self._evict(pod, end, inputs)
             self._evictions.inc(threshold.signal)
+            # The kernel's average falls only over seconds: without a new grace period, the next round would
+            # evict another pod for the same stall.
             if threshold.signal == MEMORY_STALL:
-                self.tracker.begin_anew(threshold)
+                self.tracker.restart_grace(threshold)
+            # At most one pod a round, as in the kubelet: its memory may be enough.
             return [pod]
         log.warning("%s: no pod could be evicted", threshold.signal)
         return []
@@ -342,6 +355,7 @@ class EvictionManager:
     def _grace(self, threshold: Threshold, pod: Pod) -> int:
         if threshold.hard:
             return HARD_GRACE_SECONDS
+        # The maximum replaces the pod's own period only if that is longer.
         limit = self._config.eviction_max_pod_grace_period
         own = pod.spec.termination_grace_period_seconds
         return limit if own is None else min(limit, own)

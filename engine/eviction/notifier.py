@@ -24,7 +24,7 @@ def memory_events(cgroup: str, wake: Callable[[], None], mounts: Mounts) -> Usag
 
 
 class MemoryNotifiers:
-    """The watched cgroups of one node: its own and that of all pods, if thresholds name them."""
+    """Watch cgroups of one node: its own and that of all pods, if thresholds name them."""
 
     def __init__(
         self, reader: SignalReader, thresholds: Sequence[Threshold], wake: Callable[[], None]

@@ -51,7 +51,7 @@ def by_urgency(thresholds: Sequence[Threshold]) -> list[Threshold]:
 
 
 class Pressure(NamedTuple):
-    """The result of one round.
+    """Hold the result of one round.
 
     `act_on`: thresholds to relieve now, most urgent first; `waiting`: met thresholds in their grace period,
     with the seconds left; `raised` and `cleared`: changed node conditions.
@@ -75,7 +75,7 @@ class PressureTracker(msgspec.Struct):
     conditions: tuple[str, ...] = ()
     last: Observations = msgspec.field(default_factory=dict)
 
-    def look(self, observations: Observations, now: float) -> Pressure:
+    def update(self, observations: Observations, now: float) -> Pressure:
         """Take one set of observations; `now` is in seconds of a monotonic clock."""
         current = met(self.thresholds, observations)
         current += [t for t in met(self.acted_on, observations, reclaimed=True) if t not in current]
@@ -106,7 +106,7 @@ class PressureTracker(msgspec.Struct):
             tuple(c for c in before if c not in self.conditions),
         )
 
-    def begin_anew(self, threshold: Threshold) -> None:
+    def restart_grace(self, threshold: Threshold) -> None:
         """Restart the grace period of a threshold at the next round, because an action takes effect later."""
         self.first_met.pop(threshold, None)
 

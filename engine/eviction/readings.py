@@ -26,7 +26,7 @@ log = logging.getLogger("kubengine.eviction")
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """What counts as the node; by default the machine.
+    """Tell what counts as the node; by default the machine.
 
     With a `cgroup`, that cgroup and its content with the given capacities (bytes, process ids), so that an
     agent can be limited to a part of a machine. `pods_cgroup` is the root of all pods' cgroups, for
@@ -157,7 +157,7 @@ class SignalReader:
         try:
             reading = read_filesystem(path)
         except OSError as error:
-            self._say(available, error)
+            self._log_failure(available, error)
             return
         self._unreadable.discard(available)
         if reading.capacity and reading.available is not None:
@@ -175,13 +175,13 @@ class SignalReader:
         try:
             amounts = read()
         except (OSError, ValueError, IndexError, KubengineError) as error:
-            self._say(signal, error)
+            self._log_failure(signal, error)
             return
         self._unreadable.discard(signal)
         if amounts is not None:
             found[signal] = SignalObservation(amounts[0], amounts[1], now)
 
-    def _say(self, signal: str, error: Exception) -> None:
+    def _log_failure(self, signal: str, error: Exception) -> None:
         if signal not in self._unreadable:
             self._unreadable.add(signal)
             log.warning("eviction signal %s cannot be read: %s", signal, error)

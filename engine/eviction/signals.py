@@ -56,7 +56,7 @@ MEMORY_SIGNALS: Final = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY_AVAILABLE, MEMORY_
 
 
 class SignalObservation(NamedTuple):
-    """One measured signal: bytes, inodes or process ids; `at` is its time in the manager's seconds."""
+    """Hold one measured signal: bytes, inodes or process ids; `at` is its time in the manager's seconds."""
 
     available: int
     capacity: int

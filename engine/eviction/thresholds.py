@@ -28,7 +28,7 @@ _DURATION_UNITS = ("ns", "us", "µs", "μs", "ms", "s", "m", "h")
 
 
 class Threshold(msgspec.Struct, frozen=True):
-    """`signal` falling below `value`; soft if it has a grace period (seconds)."""
+    """Describe a threshold: `signal` falls below `value`; soft if it has a grace period (seconds)."""
 
     signal: str
     value: Amount

@@ -18,7 +18,7 @@ from engine.tables.eviction import Ranked, standing_of_pods, standing_order
 
 
 class Disk(NamedTuple):
-    """Bytes and inodes."""
+    """Hold bytes and inodes."""
 
     bytes: int = 0
     inodes: int = 0
@@ -32,7 +32,7 @@ _RANKED_BY: Final[Mapping[str, Ranked]] = {MEMORY: "memory", PIDS: "processes"}
 
 
 class ContainerUsage(msgspec.Struct, frozen=True):
-    """One container; memory is its working set in bytes, None if unknown."""
+    """Hold the usage of one container; memory is its working set in bytes, None if unknown."""
 
     memory: int | None = None
     rootfs: Disk = NO_DISK
@@ -40,7 +40,7 @@ class ContainerUsage(msgspec.Struct, frozen=True):
 
 
 class PodUsage(msgspec.Struct):
-    """One pod; None and missing entries are unknown.
+    """Hold the usage of one pod; None and missing entries are unknown.
 
     `volumes` are its local ephemeral volumes by name, `in_memory` its emptyDirs that use no disk; `hosts` is
     what the node writes for all its containers. The kernel counts volumes in `by_quota`.

@@ -36,7 +36,9 @@ _GROUP_READS_DIRECTORY = 0o2550
 
 
 class PublishedFile(msgspec.Struct, frozen=True):
-    """`uid` is the owner if that is not the agent's user, as for a token of one container."""
+    """Hold a file to publish. `uid` is its owner if that is not the agent's user, as for a token of one
+    container.
+    """
 
     data: bytes
     mode: int

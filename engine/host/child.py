@@ -14,7 +14,7 @@ import msgspec
 
 from engine.api.errors import Refused, Unavailable
 
-MOST_SAID = 4096
+MOST_ERRORS = 4096
 PIECE = 64 * 1024
 STDERR = 2
 
@@ -29,11 +29,11 @@ def which(program: str) -> str | None:
 
 
 class Printed(msgspec.Struct, frozen=True):
-    """The output, and the last words on stderr."""
+    """Hold the exit code, the output, and the end of the error output."""
 
     code: int
     out: bytes
-    said: str
+    errors: str
 
 
 async def run_child(
@@ -75,8 +75,8 @@ async def run_child(
         await listener.ended.wait()
     if len(listener.out) > most:
         raise Refused(f"its output exceeds {most} bytes", subject=subject)
-    said = listener.said.decode(errors="replace").strip()
-    return Printed(transport.get_returncode() or 0, bytes(listener.out), said)
+    errors = listener.errors.decode(errors="replace").strip()
+    return Printed(transport.get_returncode() or 0, bytes(listener.out), errors)
 
 
 async def stream_child(
@@ -112,7 +112,7 @@ class _Listener(asyncio.SubprocessProtocol):
     """Collect a program's output, and kill the program when it prints too much."""
 
     def __init__(self, most: int) -> None:
-        self.out, self.said = bytearray(), b""
+        self.out, self.errors = bytearray(), b""
         self.ended = asyncio.Event()
         self._most = most
         self._transport: asyncio.SubprocessTransport | None = None
@@ -135,7 +135,7 @@ class _Listener(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == STDERR:
-            self.said = (self.said + data)[-MOST_SAID:]
+            self.errors = (self.errors + data)[-MOST_ERRORS:]
         elif len(self.out) <= self._most:
             self.out += data
             if len(self.out) > self._most:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class ConnectionSlot:
-    """The slot of one peer. It is idle while the agent waits for the peer."""
+    """Hold the slot of one peer. It is idle while the agent waits for the peer."""
 
     def __init__(self, crowd: ConnectionLimiter, drop: Callable[[], None]) -> None:
         self._crowd = crowd
@@ -17,44 +17,46 @@ class ConnectionSlot:
 
     def work(self) -> None:
         """Mark the slot as busy: the peer gets an answer and keeps its slot until it is idle."""
-        if self in self._crowd.silent:
-            del self._crowd.silent[self]
+        if self in self._crowd.idle:
+            del self._crowd.idle[self]
             self._crowd.working.add(self)
 
-    def fall_silent(self) -> None:
+    def set_idle(self) -> None:
         """Mark the slot as idle: the agent waits for the peer."""
         if self in self._crowd:
-            self.leave()
-            self._crowd.silent[self] = None
+            self.release()
+            self._crowd.idle[self] = None
 
-    def leave(self) -> None:
-        self._crowd.silent.pop(self, None)
+    def release(self) -> None:
+        self._crowd.idle.pop(self, None)
         self._crowd.working.discard(self)
 
 
 class ConnectionLimiter:
-    """At most `limit` slots; `silent` holds the idle ones, longest idle first."""
+    """Hand out at most `limit` slots; `idle` holds the idle ones, longest idle first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.silent: dict[ConnectionSlot, None] = {}
+        self.idle: dict[ConnectionSlot, None] = {}
         self.working: set[ConnectionSlot] = set()
 
     def __contains__(self, place: ConnectionSlot) -> bool:
-        return place in self.silent or place in self.working
+        return place in self.idle or place in self.working
 
     @property
     def at_work(self) -> int:
         return len(self.working)
 
     def enter(self, drop: Callable[[], None]) -> ConnectionSlot | None:
-        """Return a slot, if necessary that of an idle peer whose `drop` is called; None if all are busy."""
-        if len(self.silent) + len(self.working) >= self._limit:
-            oldest = next(iter(self.silent), None)
+        """Return a slot, or None if all are busy. If none is free, the longest-idle peer loses its slot, and
+        its `drop` is called.
+        """
+        if len(self.idle) + len(self.working) >= self._limit:
+            oldest = next(iter(self.idle), None)
             if oldest is None:
                 return None
-            oldest.leave()
+            oldest.release()
             oldest.drop()
         place = ConnectionSlot(self, drop)
-        self.silent[place] = None
+        self.idle[place] = None
         return place

@@ -98,12 +98,12 @@ async def _found(device: Path) -> str:
         text = f"failed to get disk format of disk {device}: {error.strerror}"
         raise Refused(text, errno=error.errno) from error
     command = ["blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", str(device)]
-    said = await _run(command, LOOK_SECONDS)
-    if said.code == _NOTHING_FOUND:
+    found = await _run(command, LOOK_SECONDS)
+    if found.code == _NOTHING_FOUND:
         return ""
-    if said.code:
-        raise Refused(f"failed to get disk format of disk {device}: {_words(said)}")
-    words = dict(line.partition("=")[::2] for line in said.out.decode(errors="replace").splitlines())
+    if found.code:
+        raise Refused(f"failed to get disk format of disk {device}: {_words(found)}")
+    words = dict(line.partition("=")[::2] for line in found.out.decode(errors="replace").splitlines())
     if words.get("PTTYPE"):
         return PARTITIONS
     return words.get("TYPE") or "unknown data"
@@ -135,5 +135,5 @@ async def _run(command: Sequence[str], seconds: float) -> Printed:
 
 
 def _words(printed: Printed) -> str:
-    said = printed.said or printed.out.decode(errors="replace")
-    return " ".join(said.split()) or f"exit status {printed.code}"
+    text = printed.errors or printed.out.decode(errors="replace")
+    return " ".join(text.split()) or f"exit status {printed.code}"

@@ -34,9 +34,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class InotifyWatch:
-    """Calls `on_event(mask, directory, name)` for what happens in the directories added to it.
+    """Call `on_event(mask, directory, name)` for events in the directories that were added.
 
-    An overflow of the kernel's queue arrives as `IN_Q_OVERFLOW` with empty names: look at everything.
+    An overflow of the kernel's queue arrives as `IN_Q_OVERFLOW` with empty names: events are lost, so that
+    the owner has to examine everything.
     """
 
     def __init__(self, on_event: Callable[[int, Path, str], None]) -> None:
@@ -50,7 +51,7 @@ class InotifyWatch:
         asyncio.get_running_loop().add_reader(self._fd, self._read)
 
     def add(self, directory: Path, mask: int = FILES_CHANGED) -> None:
-        """Raises `Refused` naming the directory."""
+        """Watch a directory. Raises `Refused` naming it."""
         number = _libc.inotify_add_watch(self._fd, os.fsencode(directory), mask)
         if number < 0:
             code = ctypes.get_errno()
@@ -58,7 +59,7 @@ class InotifyWatch:
         self._paths[number] = directory
 
     def remove(self, directory: Path) -> None:
-        """InotifyWatch it no more; nothing where it is not watched."""
+        """Stop watching a directory; do nothing if it is not watched."""
         for number in [number for number, path in self._paths.items() if path == directory]:
             del self._paths[number]
             _libc.inotify_rm_watch(self._fd, number)

@@ -1,7 +1,7 @@
-"""A share of the event loop for the work that outside peers cause: peers wait for each other, not the agent.
+"""Limits the share of the event loop that outside peers take: peers wait for each other, not the agent.
 
 A coroutine that reads from a full buffer and writes to an empty one never suspends, however often it awaits.
-Whatever serves a peer therefore asks for a turn before each bounded step.
+Code that serves a peer therefore asks for a turn before each bounded step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 
 
 class LoopShare:
-    """Lets at most `most` steps begin in one turn of the event loop, first come first served."""
+    """Let at most `most` steps begin in one turn of the event loop, first come first served."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -20,7 +20,7 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 class Mounted(msgspec.Struct, frozen=True):
-    """One mount; `options` are those of the mount and of its file system (`kind`) together, `device` its
+    """Hold one mount; `options` are those of the mount and of its file system (`kind`), `device` is its
     `major:minor`.
     """
 

@@ -17,7 +17,7 @@ from engine.metrics import Registry
 
 
 class SteadyClock:
-    """Seconds like a Unix clock's, read once from `clock` and then advanced by `monotonic`.
+    """Return seconds like a Unix clock's, read once from `clock` and then advanced by `monotonic`.
 
     Ages and delays are differences of its readings, so that setting the wall clock neither makes every image
     old nor lets a back-off last for hours. The kubelet gets the same from Go's monotonic readings.
@@ -34,10 +34,10 @@ class SteadyClock:
 
 
 class NodeContext(msgspec.Struct, frozen=True):
-    """The surroundings of all parts of one node, which pass it on whole.
+    """Hold what all parts of one node work with; they pass it on whole.
 
     `name` is the node's, `root` the agent's directory, and `clock` returns Unix seconds: what users and the
-    API read. Whatever measures how long something took, or waits for a time, reads `steady`.
+    API read. Code that measures a duration or waits for a time reads `steady`.
     """
 
     config: KubeletConfiguration

@@ -14,9 +14,9 @@ log = logging.getLogger("kubengine.notify")
 
 
 class ServiceManager:
-    """The service manager named by `environment`, or none.
+    """Notify the service manager that `environment` names, if any.
 
-    `watchdog_seconds` is how long it waits for `alive`, None without a watchdog. Raises `InvalidInput`
+    `watchdog_seconds` is the time it waits for `alive`, None without a watchdog. Raises `InvalidInput`
     naming the variable.
     """
 
@@ -28,19 +28,19 @@ class ServiceManager:
         self.watchdog_seconds = _watchdog(environment) if address else None
 
     def ready(self) -> None:
-        self._say("READY=1")
+        self._send("READY=1")
 
     def stopping(self) -> None:
-        self._say("STOPPING=1")
+        self._send("STOPPING=1")
 
     def alive(self) -> None:
-        self._say("WATCHDOG=1")
+        self._send("WATCHDOG=1")
 
     def status(self, text: str) -> None:
         """Set the line that `systemctl status` shows."""
-        self._say("STATUS=" + " ".join(text.split()))
+        self._send("STATUS=" + " ".join(text.split()))
 
-    def _say(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         if not self._address:
             return
         try:
@@ -67,12 +67,12 @@ async def beat(manager: ServiceManager, trouble: Callable[[], str]) -> None:
     """
     if manager.watchdog_seconds is None:
         return
-    said = ""
+    sent = ""
     while True:
         found = trouble()
         if not found:
             manager.alive()
-        if found != said:
+        if found != sent:
             manager.status(found or "well")
-            said = found
+            sent = found
         await asyncio.sleep(manager.watchdog_seconds / 2)

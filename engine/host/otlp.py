@@ -34,7 +34,7 @@ _MILLION: Final = 1_000_000
 
 
 class OtlpTracing:
-    """The spans of one node; implements `engine.host.tracing.Tracing`."""
+    """Send the spans of one node; implements `engine.host.tracing.Tracing`."""
 
     def __init__(self, config: TracingConfiguration, node: str) -> None:
         rate = config.sampling_rate_per_million
@@ -69,7 +69,7 @@ class OtlpTracing:
             with suppress(RuntimeError):  # nobody waits any longer, and the loop is closed
                 loop.call_soon_threadsafe(done.set)
 
-        # A daemon: what a silent collector holds up ends with the process.
+        # A daemon thread, so that a collector that does not answer cannot delay the end of the process.
         threading.Thread(target=shut_down, name="last spans", daemon=True).start()
         try:
             async with asyncio.timeout(STOP_SECONDS):

@@ -139,7 +139,7 @@ def read_regular(directory: int, path: str, limit: int, *, from_end: bool = Fals
 
 
 def read_handle(handle: int, path: str, limit: int) -> bytes:
-    """The first bytes of a regular file that is open already, by `HANDLE`; `path` is for errors."""
+    """Return the first bytes of a regular file that is open with `HANDLE`; `path` is for errors."""
     return _read(_reopen(handle, path), limit, False)
 
 

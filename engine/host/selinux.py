@@ -26,8 +26,8 @@ _MOST_BYTES: Final = 1 << 16
 
 
 class SELinux(msgspec.Struct, frozen=True):
-    """`enabled`: whether the kernel has a policy; `container_file` is the label
-    `user:role:type:level` of containers' files, '' if the policy names none.
+    """Hold the state of SELinux: `enabled` tells whether the kernel has a policy; `container_file` is the
+    label `user:role:type:level` of containers' files, '' if the policy names none.
     """
 
     enabled: bool = False
@@ -68,7 +68,7 @@ def read_selinux(root: Path = Path("/")) -> SELinux:
 
 
 def _is_enabled(root: Path) -> bool:
-    """A container sees the file system mounted read-only, and must not set labels."""
+    """Tell whether labels may be set: a container sees the file system mounted read-only, and must not."""
     mount = _below(root, SELINUX_FS)
     try:
         if not (mount / "enforce").exists() or os.statvfs(mount).f_flag & os.ST_RDONLY:

@@ -20,14 +20,14 @@ TURNS, TURN = 200, 0.005
 
 
 class Claim(NamedTuple):
-    """The path of a socket, and which socket is ours."""
+    """Hold the path of a socket, and the identity of the socket that was claimed there."""
 
     path: Path
     device: int
     inode: int
 
     def release(self) -> None:
-        """Remove the socket, unless another has replaced it."""
+        """Remove the socket, unless another one has replaced it."""
         with contextlib.suppress(FileNotFoundError):
             if _identity(self.path.lstat()) == (self.device, self.inode):
                 self.path.unlink()

@@ -13,7 +13,7 @@ from typing import TypeVar
 from engine.api.errors import Bug, KubengineError, Refused, Unavailable
 from engine.host.checksummed_file import SHORTAGES, read_again, set_aside
 from engine.host.files import replacing_file
-from engine.host.tasks import Tasks, WriteSchedule, settle
+from engine.host.tasks import Tasks, WriteSchedule, resolve
 
 STEP_SECONDS = 30.0
 """Seconds after which a write counts as stuck."""
@@ -30,7 +30,7 @@ def no_fault(step: str) -> None:
 
 
 class StateFile:
-    """One state file and its writer, the background task `name`.
+    """Write one state file with a background task, `name`.
 
     `snapshot` gives the content to write. `changed` asks for a write soon, `flush` for one now, and returns
     when what `snapshot` gave at the time of the call is on disk (written, synced, renamed, directory
@@ -87,10 +87,10 @@ class StateFile:
         finally:
             await self._writer.stop()
             for waiter in self._waiters:
-                settle(waiter, Refused("its writer has stopped", subject=str(self.path)))
+                resolve(waiter, Refused("its writer has stopped", subject=str(self.path)))
 
     def changed(self) -> None:
-        """Note that the content has changed; nobody waits for the write."""
+        """Schedule a write of the changed content, without waiting for it."""
         self._schedule.want()
 
     async def flush(self) -> None:
@@ -115,7 +115,7 @@ class StateFile:
                 failure = error if isinstance(error, Refused) else _unexpected(error, self.path)
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._schedule.want)
             for waiter in waiters:
-                settle(waiter, failure)
+                resolve(waiter, failure)
 
     async def _write(self) -> None:
         text = self._content()

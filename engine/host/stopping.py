@@ -29,18 +29,18 @@ async def stop_all(stops: Iterable[Stop]) -> None:
             failures.append(error)
     if cancelled is not None or len(failures) > 1:
         for failure in failures:
-            log.error("%s", _said(failure), exc_info=None if _expected(failure) else failure)
+            log.error("%s", _text(failure), exc_info=None if _expected(failure) else failure)
     if cancelled is not None:
         raise cancelled
     if len(failures) == 1:
         raise failures[0]
     if failures:
-        raise Refused("; ".join(map(_said, failures))) from failures[0]
+        raise Refused("; ".join(map(_text, failures))) from failures[0]
 
 
 def _expected(failure: Exception) -> bool:
     return isinstance(failure, KubengineError)
 
 
-def _said(failure: Exception) -> str:
+def _text(failure: Exception) -> str:
     return str(failure) if _expected(failure) else f"{type(failure).__name__}: {failure}"

@@ -30,7 +30,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Tasks:
-    """The background tasks of one agent. `monotonic` returns seconds."""
+    """Run the background tasks of one agent. `monotonic` returns seconds."""
 
     def __init__(
         self, registry: Registry | None = None, *, monotonic: Callable[[], float] = time.monotonic
@@ -200,7 +200,7 @@ class WriteSchedule:
         self._hurry = asyncio.Event()
 
     def want(self) -> None:
-        """Ask for a write; nobody waits for it."""
+        """Ask for a write that nobody waits for."""
         self._wanted.set()
 
     def hurry(self) -> None:
@@ -218,7 +218,7 @@ class WriteSchedule:
         self._hurry.clear()
 
 
-def settle(waiter: asyncio.Future[None], failure: KubengineError | None) -> None:
+def resolve(waiter: asyncio.Future[None], failure: KubengineError | None) -> None:
     """End the wait of a caller, unless it was cancelled."""
     if waiter.done():
         return

@@ -1,6 +1,6 @@
-"""Records what the agent does as spans of traces, where a configuration asks for it.
+"""Records the agent's work as spans of traces, if the configuration asks for it.
 
-This module is the interface and the tracing that is off, which costs a call and loads nothing;
+This module has the interface, and an implementation that records nothing and loads nothing;
 `engine.host.otlp` sends spans by OTLP.
 """
 
@@ -15,16 +15,18 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class Tracing(Protocol):
-    """Where spans go. A span's parent is the one that is open in the same task, or in the task's creator."""
+    """Record spans. The parent of a span is the one that is open in the same task, or in the task's
+    creator.
+    """
 
     def span(self, name: str, attributes: Mapping[str, str]) -> AbstractContextManager[object]:
-        """Record what happens within; an exception that leaves it is recorded as an error."""
+        """Record the block as a span; an exception that leaves it is recorded as an error."""
 
     def call(self, service: str, method: str) -> AbstractContextManager[Fields | None]:
         """Record a gRPC call, and provide the metadata to send with it, if there is any."""
 
     async def stop(self) -> None:
-        """Send what is left, within a few seconds."""
+        """Send the remaining spans, within a few seconds."""
 
 
 class NoTracing:

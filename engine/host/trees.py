@@ -34,8 +34,8 @@ _libc.getdents64.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Visit(msgspec.Struct, frozen=True):
-    """One entry of `directory`, an open descriptor until the next visit; a directory comes after
-    its content.
+    """Hold one entry of `directory`, a descriptor that is open until the next visit; a directory comes
+    after its content.
     """
 
     directory: int
@@ -44,7 +44,7 @@ class Visit(msgspec.Struct, frozen=True):
 
 
 class _Level(msgspec.Struct):
-    """A directory on the way down: its identity, and where in it the walk continues."""
+    """Hold a directory on the way down: its identity, and where in it the walk continues."""
 
     name: str
     device: int

@@ -93,7 +93,7 @@ class Iptables:
             return
         made = await self._run(position, chain, "-t", table, *rule)
         if made.code:
-            raise Refused(f"{what}: {_said(made)}", subject=self.name)
+            raise Refused(f"{what}: {_errors(made)}", subject=self.name)
 
     async def _chain_exists(self, table: str, chain: str) -> bool:
         found = await self._run("-S", chain, "-t", table)
@@ -104,7 +104,7 @@ class Iptables:
         missing.
         """
         if done.code not in (0, EXISTS_OR_ABSENT):
-            raise Refused(f"{what}: {_said(done)}", subject=self.name)
+            raise Refused(f"{what}: {_errors(done)}", subject=self.name)
         return done.code == 0
 
     async def _run(self, *arguments: str) -> Printed:
@@ -113,8 +113,8 @@ class Iptables:
         )
 
 
-def _said(done: Printed) -> str:
-    return done.said or f"exit code {done.code}"
+def _errors(done: Printed) -> str:
+    return done.errors or f"exit code {done.code}"
 
 
 class UtilChains:
@@ -152,10 +152,10 @@ class UtilChains:
             return
         while True:
             with self._task.step(STEP_SECONDS):
-                await self._look()
+                await self._check()
             await asyncio.sleep(MONITOR_SECONDS)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         """Check the chains once. Raises `Refused` if iptables fails; the task then retries after a pause."""
         if self._canaries_made:
             if not await self._tables.canary_is_gone():

@@ -80,7 +80,7 @@ class HostSetup:
         """Set the host up; failures are logged, and the node runs anyway."""
         if not self._config.protect_kernel_defaults:
             set_tunables(self._places.sysctls)
-        for step in (self._raise_open_files, self._look_at_swap):
+        for step in (self._raise_open_files, self._check_swap):
             try:
                 step()
             except Refused as error:
@@ -100,7 +100,7 @@ class HostSetup:
     def _raise_open_files(self) -> None:
         set_open_files(self._config.max_open_files)
 
-    def _look_at_swap(self) -> None:
+    def _check_swap(self) -> None:
         """Check for swap. Raises `Refused` if it cannot be read."""
         if swap_is_on(self._places.swaps) and not tmpfs_may_refuse_swap(os.uname().release):
             self._recorder.node(WARNING, "PossibleMemoryBackedVolumesOnDisk", SWAPPED_VOLUMES)

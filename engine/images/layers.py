@@ -24,7 +24,7 @@ class Layer(NamedTuple):
 Layers = tuple[Layer, ...]
 
 
-def told_layers(info: Mapping[str, str], image: str, size: int) -> Layers:
+def reported_layers(info: Mapping[str, str], image: str, size: int) -> Layers:
     """Return an image's layers from its verbose status. `image` is its id, `size` its size according to the
     runtime.
     """

@@ -32,6 +32,7 @@ from engine.images.prepull import Prepull, PullImage
 from engine.images.records import ImageRecords, SeenImage
 from engine.images.report import REMOVED, ImageGCFailure, ImageGCReport
 from engine.images.runtime_store import RuntimeStore
+from engine.metrics import Registry
 from engine.tables import NEVER
 from engine.wire import cri_v1_pb2 as cri
 
@@ -65,24 +66,22 @@ class ImageManager:
         monotonic: Callable[[], float] = time.monotonic,
         period: float = PERIOD,
     ) -> None:
-        config, registry = context.config, context.registry
+        config = context.config
         self.section = context.kubengine_config.images
         self.policy = ImageGCPolicy.from_config(config, self.section)
         self._by_handler = config.gate("RuntimeClassInImageCriApi", False)
         self.records = ImageRecords(by_handler=self._by_handler)
         self.last_report: ImageGCReport | None = None
         self._runtime, self._recorder, self._active_pods = runtime, context.recorder, active_pods
-        self._decisions = context.decisions
+        self._decisions, self._period, self._images_listed = context.decisions, period, images_listed
         self._now = SteadyClock(context.clock, monotonic)
         self._began = self._now()
-        self._period = period
-        self._images_listed = images_listed
         self._pod_logs_dir = Path(config.pod_logs_dir)
         self._image_volumes = config.gate("ImageVolume", False)
         self._file = state_dir / records_file.FILE_NAME if state_dir and self.section.keep_records else None
         self._leases = ImageLeases()
         self._keep = KeepPatterns(self.section.keep)
-        self._said_kept: dict[str, str] = {}
+        self._reported_kept: dict[str, str] = {}
         self._layers: dict[str, Layers] = {}
         self._sandbox_image = self.section.sandbox_image
         self._volume_images: dict[str, frozenset[str]] = {}
@@ -91,14 +90,22 @@ class ImageManager:
         self._containers = b""
         self._running = asyncio.Lock()
         self._task = context.tasks.task("image-gc")
-        self._prepull = Prepull(
+        self._prepull = self._create_prepull(context, pull)
+        self._create_metrics(context.registry)
+        if self._file is not None:
+            records_file.load(self._file, self.records, self._now())
+
+    def _create_prepull(self, context: NodeContext, pull: PullImage | None) -> Prepull:
+        return Prepull(
             self.section.prepull if pull is not None else [],
             pull or _nobody_pulls,
             at_once=self.section.prepull_at_once,
-            decisions=self._decisions,
-            registry=registry,
+            decisions=context.decisions,
+            registry=context.registry,
             tasks=context.tasks,
         )
+
+    def _create_metrics(self, registry: Registry) -> None:
         self._collected = registry.counter(
             "kubelet_image_garbage_collected_total", "Images removed, by reason.", ["reason"]
         )
@@ -110,8 +117,6 @@ class ImageManager:
             "kubengine_image_gc_protected",
             "Unused images that the last run kept because of a policy (images.keep, images.prepull).",
         )
-        if self._file is not None:
-            records_file.load(self._file, self.records, self._now())
 
     async def start(self) -> None:
         """Detect and collect now, and every five minutes."""
@@ -226,7 +231,7 @@ class ImageManager:
             with contextlib.suppress(ImageGCFailure):
                 await self.detect()
         if self._prepull:
-            self._prepull.look(name for image in self.records.images() for name in image.names)
+            self._prepull.update(name for image in self.records.images() for name in image.names)
         if self._images_listed is not None:
             with contextlib.suppress(KubengineError):
                 images = await self.images()
@@ -306,10 +311,10 @@ class ImageManager:
         if report.dry_run or report.wanted is None:
             return
         for key, (image, reason) in kept.items():
-            if self._said_kept.get(key) != reason:
+            if self._reported_kept.get(key) != reason:
                 inputs = {"image": key, "names": image.names, "size": image.size, "trigger": report.trigger}
                 self._decisions.record("image-gc", "kept", reason, inputs)
-        self._said_kept = {key: reason for key, (_, reason) in kept.items()}
+        self._reported_kept = {key: reason for key, (_, reason) in kept.items()}
 
     async def _explain(self, report: ImageGCReport, store: RuntimeStore) -> None:
         if report.kind == "invalid_capacity" and not report.dry_run:
@@ -329,7 +334,7 @@ class ImageManager:
             raise ImageGCFailure("list_images", str(error)) from error
         try:
             used = await self._runtime.read_containers(self._used_keys)
-            await self._look_at_image_volumes()
+            await self._find_image_volumes()
             await self._find_sandbox_image()
         except (KubengineError, ValueError) as error:
             raise ImageGCFailure("get_pods", str(error)) from error
@@ -356,7 +361,7 @@ class ImageManager:
                 users.setdefault(mounted, []).append(f"{name} (image volume)")
         return users
 
-    async def _look_at_image_volumes(self) -> None:
+    async def _find_image_volumes(self) -> None:
         """Count mounted images as used. A container's mounts do not change, so each is asked once."""
         with_volumes = {
             pod.uid

@@ -69,7 +69,7 @@ class Prepull:
             return ""
         return next((self._names[full] for name in names if (full := normalized(name)) in self._names), "")
 
-    def look(self, present: Iterable[str]) -> None:
+    def update(self, present: Iterable[str]) -> None:
         """Start pulling what is missing among the names that are present."""
         missing = self._names.keys() - map(normalized, present)
         self._missing.set(len(missing))
@@ -81,15 +81,15 @@ class Prepull:
         await self._tasks.stop()
 
     async def _until_it_is_there(self, full: str) -> None:
-        pauses, said = iter(self._retries), ""
+        pauses, reported = iter(self._retries), ""
         try:
             while True:
                 async with self._slots:
                     failure = await self._failure_of_pull(self._names[full])
                 if not failure:
                     return
-                if failure != said:
-                    said = failure
+                if failure != reported:
+                    reported = failure
                     log.warning("cannot keep image %s ready: %s", self._names[full], failure)
                     self._record("failed", full, failure)
                 await asyncio.sleep(next(pauses))

@@ -11,11 +11,11 @@ from engine.api.errors import KubengineError, Unavailable
 from engine.cri.client import RuntimeClient
 from engine.images.collection import FilesystemReading, Stayed
 from engine.images.filesystem import RuntimeFilesystems, read_filesystem_in_time, runtime_filesystems
-from engine.images.layers import Layers, told_layers
+from engine.images.layers import Layers, reported_layers
 from engine.images.lease import ImageLeases
 from engine.images.records import SeenImage
 
-LOOKS: Final = 8
+CHECKS: Final = 8
 """Fraction of the deadline after which a wait is checked."""
 log = logging.getLogger("kubengine.images")
 GIVE_UP_AFTER: Final = 2
@@ -36,9 +36,9 @@ class Patience:
         self._task = asyncio.current_task()
         self._waits = 0
         self._seen = 0
-        self._looks = 0
+        self._checks = 0
         self._over = False
-        self._timer = self._loop.call_later(seconds / LOOKS, self._look)
+        self._timer = self._loop.call_later(seconds / CHECKS, self._check)
 
     def begin(self) -> None:
         self._waits += 1
@@ -54,13 +54,13 @@ class Patience:
     def close(self) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
-        self._timer = self._loop.call_later(self.seconds / LOOKS, self._look)
+    def _check(self) -> None:
+        self._timer = self._loop.call_later(self.seconds / CHECKS, self._check)
         if self._waits != self._seen:
-            self._seen, self._looks = self._waits, 0
+            self._seen, self._checks = self._waits, 0
         elif self._waits and self._task is not None:
-            self._looks += 1
-            if self._looks == LOOKS:
+            self._checks += 1
+            if self._checks == CHECKS:
                 self._over = True
                 self._task.cancel()
 
@@ -103,8 +103,8 @@ class RuntimeStore:
                 info = await self._runtime.image_info(image.id, image.handler)
             except KubengineError as error:
                 log.warning("layers of image %s are not known: %s", image.id, error)
-                return told_layers({}, image.id, image.size)
-            known = self._layers[image.id] = told_layers(info, image.id, image.size)
+                return reported_layers({}, image.id, image.size)
+            known = self._layers[image.id] = reported_layers(info, image.id, image.size)
         return known
 
     async def remove(self, images: Sequence[SeenImage], became: list[Stayed | None]) -> None:

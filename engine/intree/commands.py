@@ -57,7 +57,7 @@ def has_helper(kind: str, directories: Sequence[Path] = _HELPER_DIRECTORIES) -> 
 
 def words(printed: Printed) -> str:
     """Return everything that a command printed, on one line."""
-    text = " ".join((printed.out.decode(errors="replace") + " " + printed.said).split())
+    text = " ".join((printed.out.decode(errors="replace") + " " + printed.errors).split())
     return text or f"exit status {printed.code}"
 
 

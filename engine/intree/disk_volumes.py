@@ -142,7 +142,7 @@ class DiskVolumes(ABC, Generic[Disk]):
         """
         return await asyncio.to_thread(_link, pod_devices(self._root, uid, self._plugin) / name, device)
 
-    async def leave(self, uid: str) -> None:
+    async def release(self, uid: str) -> None:
         """Take all disks from a pod, and detach unused ones in the background. Raises the first failure."""
         failure: Exception | None = None
         for point in await asyncio.to_thread(listed, plugin_directory(self._root, uid, self._plugin)):
@@ -169,7 +169,7 @@ class DiskVolumes(ABC, Generic[Disk]):
 
     async def _detach_until_done(self, directory: Path) -> None:
         """Detach a disk that no pod uses; failures are tried again."""
-        pauses, said = iter(DETACH_RETRIES), ""
+        pauses, reported = iter(DETACH_RETRIES), ""
         try:
             while True:
                 try:
@@ -177,8 +177,8 @@ class DiskVolumes(ABC, Generic[Disk]):
                         await self._detach(directory)
                     return
                 except (KubengineError, OSError) as error:
-                    if str(error) != said:
-                        said = str(error)
+                    if str(error) != reported:
+                        reported = str(error)
                         log.warning("disk %s is not detached: %s", directory, error)
                 await asyncio.sleep(next(pauses))
         finally:

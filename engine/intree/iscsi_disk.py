@@ -105,7 +105,7 @@ def _with_port(portal: str) -> str:
 
 def record(disk: IscsiDisk) -> bytes:
     """Return the record that a kubelet keeps in a disk's directory."""
-    said = {
+    document = {
         "VolName": disk.name,
         "Portals": disk.portals,
         "Iqn": disk.iqn,
@@ -115,23 +115,23 @@ def record(disk: IscsiDisk) -> bytes:
         "InitiatorName": disk.initiator,
         "MetricsProvider": None,
     }
-    return encode_json(said) + b"\n"
+    return encode_json(document) + b"\n"
 
 
 def recorded(data: bytes) -> IscsiDisk:
     """Return the disk of a record. Raises `InvalidInput`."""
     try:
-        said = msgspec.json.decode(data, type=dict[str, Any])
-        portals = tuple(str(portal) for portal in said["Portals"])
-        interface = str(said["Iface"])
+        document = msgspec.json.decode(data, type=dict[str, Any])
+        portals = tuple(str(portal) for portal in document["Portals"])
+        interface = str(document["Iface"])
         disk = IscsiDisk(
-            str(said.get("VolName") or ""),
+            str(document.get("VolName") or ""),
             tuple(dict.fromkeys(filter(None, portals))),
-            str(said["Iqn"]),
-            int(said["Lun"]),
+            str(document["Iqn"]),
+            int(document["Lun"]),
             interface,
-            str(said.get("InitIface") or interface),
-            str(said.get("InitiatorName") or ""),
+            str(document.get("InitIface") or interface),
+            str(document.get("InitiatorName") or ""),
         )
     except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
         raise InvalidInput(f"not the record of an iSCSI disk: {error}") from error

@@ -60,7 +60,7 @@ class NfsVolumes:
             raise
         return target
 
-    async def leave(self, uid: str) -> None:
+    async def release(self, uid: str) -> None:
         """Unmount all NFS volumes of a pod. Tries all of them, then raises the first failure."""
         failure: KubengineError | None = None
         directory = plugin_directory(self._root, uid, NFS)
@@ -86,10 +86,10 @@ def _source(volume: NFSVolume) -> str:
     return f"{server}:{volume.path}"
 
 
-def _why(command: Sequence[str], code: int, said: str) -> str:
+def _why(command: Sequence[str], code: int, errors: str) -> str:
     arguments = " ".join(word for word in command[1:] if word != "--")
     asked = f"Mounting command: mount Mounting arguments: {arguments}"
-    text = f"mount failed: exit status {code} {asked} Output: {said}"
+    text = f"mount failed: exit status {code} {asked} Output: {errors}"
     return text if has_helper("nfs") else f"{text}; {missing('mount.nfs')}"
 
 

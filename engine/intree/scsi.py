@@ -29,11 +29,11 @@ class ScsiDisks:
         found = {}
         for number, session in self._sessions(iqn):
             for connection in sorted(session.glob("connection*")):
-                said = connection / "iscsi_connection" / connection.name
+                attributes = connection / "iscsi_connection" / connection.name
                 with suppress(OSError):
                     for kind in ("", "persistent_"):
-                        address = (said / f"{kind}address").read_text().strip()
-                        port = (said / f"{kind}port").read_text().strip()
+                        address = (attributes / f"{kind}address").read_text().strip()
+                        port = (attributes / f"{kind}port").read_text().strip()
                         found[f"[{address}]:{port}" if ":" in address else f"{address}:{port}"] = number
         return found
 

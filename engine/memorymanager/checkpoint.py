@@ -15,13 +15,13 @@ from engine.memorymanager.state import Block, MemoryTable, NodeState
 
 
 class PodBlocks(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
-    """The memory of a pod that is managed as a whole."""
+    """Hold the memory of a pod that is managed as a whole."""
 
     memory_blocks: list[Block] | None = None
 
 
 class MemoryCheckpoint(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """The state of each NUMA node, and blocks by pod uid and container."""
+    """Hold the state of each NUMA node, and blocks by pod uid and container."""
 
     policy_name: str = ""
     machine_state: dict[int, NodeState] = {}

@@ -1,4 +1,4 @@
-"""The memory manager of a running node: stores reserved memory on disk, and sets cpuset.mems of containers.
+"""Stores the reserved memory of a running node on disk, and sets cpuset.mems of containers.
 
 `static_policy` decides. This file keeps `memory_manager_state` and reports reservations of an earlier agent
 that are no longer valid.
@@ -12,19 +12,16 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from engine.api.config import EXCLUSIVE_MEMORY_GATE, POD_LEVEL_MANAGERS_GATE, KubeletConfiguration
-from engine.api.decisions import Decisions
+from engine.api.config import EXCLUSIVE_MEMORY_GATE, POD_LEVEL_MANAGERS_GATE
 from engine.api.errors import InvalidInput
-from engine.api.events import EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
+from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, StateFile, no_fault
-from engine.host.tasks import Tasks
 from engine.memorymanager.checkpoint import MemoryCheckpoint, PodBlocks, decode, encode
 from engine.memorymanager.reservation import reserved_memory
 from engine.memorymanager.restoring import LostMemory, restore
@@ -43,25 +40,21 @@ log = logging.getLogger("kubengine.memory")
 
 
 class MemoryManager:
-    """A `HintProvider` of memory and huge pages under the Static policy; under None it is not used.
+    """Provide hints of memory and huge pages under the Static policy; under None it is not used.
 
     `reserved` is the memory that node allocatable excludes: reservations and hard eviction thresholds.
     """
 
     def __init__(
         self,
+        context: NodeContext,
         *,
-        config: KubeletConfiguration,
         machine: Callable[[], list[NodeMemory]],
         numa: Numa,
         reserved: Mapping[str, Quantity],
-        root: Path,
-        registry: Registry,
-        recorder: EventRecorder,
-        decisions: Decisions,
-        tasks: Tasks,
         fault: FaultPoint = no_fault,
     ) -> None:
+        config = context.config
         policy = config.memory_manager_policy
         if policy not in (NONE, STATIC):
             raise InvalidInput(
@@ -71,17 +64,21 @@ class MemoryManager:
         self._config = config
         self._pod_level = config.gate(POD_LEVEL_MANAGERS_GATE, False)
         self._resizes = config.gate(EXCLUSIVE_MEMORY_GATE, False)
-        self._decisions = decisions
-        self._healing: Healing[LostMemory] = Healing("memory", recorder, decisions)
+        self._decisions = context.decisions
+        self._healing: Healing[LostMemory] = Healing("memory", context.recorder, context.decisions)
         self._file = StateFile(
-            root / FILE_NAME, self._snapshot, name="memory-manager-state", tasks=tasks, fault=fault
+            context.root / FILE_NAME,
+            self._snapshot,
+            name="memory-manager-state",
+            tasks=context.tasks,
+            fault=fault,
         )
         self.policy: StaticMemoryPolicy | None = None
         if policy == STATIC:
             kept = reserved_memory(numa.nodes, reserved, config.reserved_memory or ())
             self._unused = unused(machine(), kept)
             self.policy = StaticMemoryPolicy(numa, MemoryState(self._fresh()), pod_level=self._pod_level)
-            self._observe(registry)
+            self._observe(context.registry)
 
     def _observe(self, registry: Registry) -> None:
         self._requests = registry.counter(
@@ -295,7 +292,7 @@ class MemoryManager:
             self.policy.check_growth(pod)
 
     def kept_hints(self, pod_uid: str, container: str) -> Mapping[str, Hints]:
-        """The NUMA nodes that a running container's memory stays on."""
+        """Return hints for the NUMA nodes that a running container's memory stays on."""
         held = self.policy.state.held(pod_uid, container) if self.policy is not None else None
         return {one.type: [Hint(self._numa.mask(one.nodes), True)] for one in held or ()}
 

@@ -15,7 +15,7 @@ from engine.memorymanager.state import Block, MemoryState, NodeState
 
 
 class LostMemory(msgspec.Struct, frozen=True):
-    """A reservation that is no longer valid, and the reason."""
+    """Hold a reservation that is no longer valid, and the reason."""
 
     pod_uid: str
     container: str
@@ -24,7 +24,7 @@ class LostMemory(msgspec.Struct, frozen=True):
 
 
 class RestoredMemory(msgspec.Struct):
-    """The initial state, the lost reservations, and other changes since the file was written."""
+    """Hold the initial state, the lost reservations, and other changes since the file was written."""
 
     state: MemoryState
     lost: list[LostMemory] = msgspec.field(default_factory=list)

@@ -14,7 +14,7 @@ UNSIGNED = 2**64
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Memory of one type, in bytes, that a container has on one NUMA node or on a group of nodes."""
+    """Hold memory of one type, in bytes, that a container has on one NUMA node or on a group of nodes."""
 
     nodes: tuple[int, ...] = msgspec.field(name="numaAffinity", default=())
     type: str = ""
@@ -22,7 +22,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MemoryTable(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """One type of memory on one node, in bytes: allocatable is total minus systemReserved."""
+    """Hold one type of memory on one node, in bytes: allocatable is total minus systemReserved."""
 
     total: int = 0
     system_reserved: int = 0
@@ -32,7 +32,9 @@ class MemoryTable(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class NodeState(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """One NUMA node: the blocks on it, its memory by type, and the group of nodes in which it is used."""
+    """Hold one NUMA node: the blocks on it, its memory by type, and the group of nodes in which it is
+    used.
+    """
 
     number_of_assignments: int = 0
     memory_map: dict[str, MemoryTable] = {}
@@ -50,7 +52,7 @@ class NodeState(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class NodeMemory(msgspec.Struct, frozen=True):
-    """The memory of a NUMA node: bytes of memory, and pages by size in KiB."""
+    """Hold the memory of a NUMA node: bytes of memory, and pages by size in KiB."""
 
     node: int
     memory: int
@@ -90,7 +92,7 @@ def _table(total: int, reserved: int, in_pages: int) -> MemoryTable:
 
 
 class MemoryState:
-    """Memory of each node, and blocks by pod uid and container.
+    """Hold the memory of each node, and blocks by pod uid and container.
 
     `pods` are the blocks of pods that are managed as a whole.
     """

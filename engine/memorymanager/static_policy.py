@@ -1,4 +1,4 @@
-"""The Static policy: memory and huge pages of Guaranteed pods from chosen NUMA nodes.
+"""Decides by the Static policy: memory and huge pages of Guaranteed pods come from chosen NUMA nodes.
 
 Rules: kubelet v1.36 `memorymanager/policy_static.go`. Pure: `MemoryManager` stores the state on disk.
 """
@@ -93,7 +93,7 @@ def check_shared_memory(pod: Pod) -> None:
 
 
 class StaticMemoryPolicy:
-    """A `HintProvider` that reserves the memory of `state` for containers.
+    """Reserve the memory of `state` for containers, as a `HintProvider`.
 
     With `pod_level` (PodLevelResourceManagers) it reserves memory for pods with pod-level resources, too.
     """
@@ -257,7 +257,7 @@ class StaticMemoryPolicy:
         return bool(resized)
 
     def _resized(self, pod: Pod, *, larger: bool) -> Iterator[tuple[str, Block, int]]:
-        """(container, block, bytes now wanted) of blocks that are too small, or else too large."""
+        """Return (container, block, bytes now wanted) of blocks that are too small, or else too large."""
         for container in pod.all_containers:
             if container in pod.init_containers and not container.is_sidecar:
                 continue
@@ -332,7 +332,7 @@ class StaticMemoryPolicy:
         return all(sum(node.free(kind) for node in nodes) % UNSIGNED >= size for kind, size in wanted.items())
 
     def _splits_group(self, mask: int) -> bool:
-        """Whether the mask is one node of a group that is in use.
+        """Tell whether the mask is one node of a group that is in use.
 
         A merged hint can be, though no hint for memory is. A kubelet gives memory of that node alone, and
         then frees the wrong node's when the group's containers end.

@@ -1,4 +1,4 @@
-"""The node agent: pod sources, workers, status and recovery, behind the façade `Node`.
+"""Runs the node agent: pod sources, workers, status and recovery, behind the façade `Node`.
 
 Pure modules decide (`actions`, `status`, `static_pods`, `environment`, `cri_config`); the others act on the
 runtime, cgroups and the file system. The package may import every other one but `server`, `plan` and `cli`.

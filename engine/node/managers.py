@@ -1,6 +1,6 @@
 """Creates, starts and stops the managers of a node, in order.
 
-Each manager receives what it needs from the node, and knows the others only through what it is given.
+Each manager receives what it needs from the node. Managers reach each other only through these parameters.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Managed(Protocol):
 
 
 class NodePods(Protocol):
-    """The pods of a node as its managers see them; `engine.node.pods.PodManager` implements it."""
+    """List and end the pods of a node for its managers; `engine.node.pods.PodManager` implements it."""
 
     @property
     def known(self) -> bool:
@@ -60,7 +60,7 @@ class NodePods(Protocol):
     def active(self) -> Sequence[Pod]: ...
 
     def all(self) -> Sequence[Pod]:
-        """Return the finished ones, too."""
+        """Return all pods, finished ones included."""
 
     async def kill(self, pod: Pod, end: PodEnd) -> None: ...
 
@@ -72,11 +72,11 @@ class NodePods(Protocol):
 
     def may_run(self, uid: str) -> bool: ...
 
-    def leaves(self, uid: str) -> bool: ...
+    def is_terminating(self, uid: str) -> bool: ...
 
 
 class ManagerListeners(msgspec.Struct, frozen=True):
-    """The functions of a running node that its managers call.
+    """Hold the functions of a running node that its managers call.
 
     `images_listed` receives the images that are present; `pull_image` pulls one, as in `ImageManager`.
     """
@@ -88,7 +88,7 @@ class ManagerListeners(msgspec.Struct, frozen=True):
 
 
 class Managers:
-    """Image GC, container GC, eviction, devices, probes and admission of one node.
+    """Hold image GC, container GC, eviction, devices, probes and admission of one node.
 
     `pods()` returns the node's pods. They are created after the managers, which do not call it before
     `start_before_pods`. `view` tells what counts as the node for eviction, by default the whole machine.
@@ -196,7 +196,7 @@ class Managers:
                 active=self._active_pods,
                 sources_ready=lambda: pods().known,
                 may_run=lambda uid: pods().may_run(uid),
-                leaves=lambda uid: pods().leaves(uid),
+                is_terminating=lambda uid: pods().is_terminating(uid),
                 is_running=self._watch.runs,
                 all=lambda: pods().all(),
             ),

@@ -1,4 +1,4 @@
-"""The façade of the agent: one node, from claiming its directory to releasing it."""
+"""Provides the façade of the agent: one node, from claiming its directory to releasing it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from engine.node.managers import refuse_served_sockets
 from engine.node.nodeinfo import addresses, machine
 from engine.node.nodeinfo.options import CERTIFICATES, NodeOptions
 from engine.node.running_node import RunningNode
-from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
+from engine.node.runtime_view.wait_until_available import wait_until_available
 
 if TYPE_CHECKING:
     from engine.hostsetup.setup import HostSetup
@@ -52,7 +52,7 @@ log = logging.getLogger("kubengine.node")
 
 
 class NodeAgent:
-    """A node agent: pods from a manifest directory, run by a CRI runtime.
+    """Run the pods of a manifest directory, and of an API server, with a CRI runtime.
 
     `start` raises `Unavailable` without a runtime, and `Refused` if the cgroup tree cannot be created or
     another agent holds the root directory. With a `kubeconfig` in its options the node is registered at its
@@ -119,7 +119,7 @@ class NodeAgent:
             tracing=self._tracing,
         )
         try:
-            version = await wait_for_runtime(runtime.version)
+            version = await wait_until_available(runtime.version)
             self.config.cgroup_driver = await cgroup_driver(runtime, self.config.cgroup_driver, self.registry)
             ips = await addresses.node_ips(self.name, self._options.node_ips)
             cgroups = self._make_cgroups(capacity)
@@ -190,7 +190,7 @@ class NodeAgent:
 
     @property
     def running(self) -> RunningNode:
-        """The parts of the started node, or None."""
+        """Return the parts of the started node, or None."""
         if self._running is None:
             raise Bug("it was not started", subject=f"node {self.name}")
         return self._running
@@ -202,12 +202,12 @@ class NodeAgent:
 
     @property
     def api(self) -> Api | None:
-        """The API server of the node's cluster; None on a standalone node."""
+        """Return the client of the cluster's API server; None on a standalone node."""
         return self.running.api
 
     @property
     def containers(self) -> ContainerAccess:
-        """Access to the pods' containers: logs, commands, ports."""
+        """Return the access to the pods' containers: logs, commands, ports."""
         return self.running.containers
 
     def node_object(self) -> NodeObject:
@@ -244,7 +244,7 @@ class NodeAgent:
         return await self.running.usage()
 
     async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
-        """Return CPU and memory from the runtime, for what `usage` has no numbers of."""
+        """Return CPU and memory from the runtime for cgroups that `usage` has no numbers of."""
         return await self.running.runtime_use(usage)
 
 
@@ -253,14 +253,14 @@ async def cgroup_driver(runtime: RuntimeClient, configured: str, registry: Regis
 
     Both must place a pod's cgroups alike, or the runtime refuses every sandbox. Source: kubelet v1.36,
     KEP-4033 (gate KubeletCgroupDriverFromCRI, generally available).
-    Raises `Unavailable` where it does not answer, `Refused` for a driver that is not known.
+    Raises `Unavailable` if it does not answer, `Refused` for an unknown driver.
     """
     losing_support = registry.counter(
         "kubelet_cri_losing_support",
         "The first kubelet version that will not support this runtime, because the runtime lacks a call.",
         ["version"],
     )
-    answer = await wait_for_runtime(runtime.runtime_config)
+    answer = await wait_until_available(runtime.runtime_config)
     if answer is None:
         losing_support.inc(LAST_VERSION)
         log.info(

@@ -34,7 +34,7 @@ def shutdown_manager(
         LogindPlaces(host.system_bus, host.logind_drop_ins),
         active_pods=pods.active,
         kill_pod=pods.kill,
-        volumes_left=pods.wait_volumes_left,
+        volumes_left=pods.wait_volumes_removed,
         changed=changed,
         metrics=metrics,
     )

@@ -18,7 +18,7 @@ from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cgroups.resize import ResizeDecision
 from engine.cpumanager.division import Division
 from engine.cpumanager.machine import isolated_cpus, offline_cpus, online_cpus, read_topology
-from engine.cpumanager.manager import CpuManager
+from engine.cpumanager.manager import CpuManager, CpuReaders
 from engine.cpumanager.moving import RunningContainer
 from engine.cpumanager.shared_cpus import SharedCpus
 from engine.cpumanager.system_processes import FIELD as SYSTEM_CGROUPS
@@ -36,7 +36,9 @@ from engine.wire import cri_v1_pb2 as cri
 
 
 class Pinning:
-    """The node's exclusive CPUs and reserved memory; `engine.node.sync.services.ContainerPlacement`."""
+    """Place containers on exclusive CPUs and reserved memory; implements
+    `engine.node.sync.services.ContainerPlacement`.
+    """
 
     def __init__(
         self,
@@ -51,30 +53,18 @@ class Pinning:
         self._policy = TopologyPolicy()
         reserved = cgroups.settings.node.reservation()
         self.cpus = CpuManager(
-            config=context.config,
-            topology=read_topology,
-            online=online_cpus,
-            offline=offline_cpus,
+            context,
+            readers=CpuReaders(read_topology, online_cpus, offline_cpus),
             numa=numa,
             reserved=reserved.get(CPU),
-            root=context.root,
             running=self._running,
             move=self._move,
-            registry=context.registry,
-            recorder=context.recorder,
-            decisions=context.decisions,
-            tasks=context.tasks,
         )
         self.memory = MemoryManager(
-            config=context.config,
+            context,
             machine=read_nodes,
             numa=numa,
             reserved=reserved,
-            root=context.root,
-            registry=context.registry,
-            recorder=context.recorder,
-            decisions=context.decisions,
-            tasks=context.tasks,
         )
         if self.cpus.policy is not None:
             cgroups.has_exclusive_cpus = self.cpus.is_exclusive
@@ -148,13 +138,13 @@ class Pinning:
         self.memory.grow(new)
         return ResizeDecision("Proceed")
 
-    async def settle(self) -> None:
+    async def wait_placed(self) -> None:
         """Return when all containers run on their CPUs and the state is on disk. Raises `Refused`."""
-        await self.cpus.settle()
+        await self.cpus.wait_placed()
         await self.memory.flush()
 
     def resized(self, pod: Pod) -> None:
-        """Free the memory that a resized pod no longer asks for."""
+        """Free the memory that a resized pod no longer requests."""
         self.memory.shrink(pod)
 
     def _aligned(self, pod: Pod, container: Container | None, hints: Mapping[str, Hints]) -> Hint | None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from engine.admission.sysctls import SysctlAllowlist
 from engine.admission.verdict import Verdict
 from engine.api.errors import InvalidInput, Refused
-from engine.api.lifecycle import AdmissionRejected, TellWaiting
+from engine.api.lifecycle import AdmissionRejected, ReportWaiting
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.qos import qos_class
@@ -60,12 +60,12 @@ def is_of_the_machine(error: BaseException | None) -> bool:
 
 
 class MachineWait:
-    """Wait for the machine for `patience` seconds from the first refusal on; `tell` receives the reason."""
+    """Wait for the machine for `patience` seconds from the first refusal on; `report` receives the reason."""
 
-    def __init__(self, patience: float, tell: TellWaiting) -> None:
+    def __init__(self, patience: float, report: ReportWaiting) -> None:
         self._patience = patience
-        self._tell = tell
-        self._told = ""
+        self._report = report
+        self._reported = ""
         self._until: float | None = None
 
     async def goes_on(self, rejected: AdmissionRejected) -> bool:
@@ -75,9 +75,9 @@ class MachineWait:
             self._until = now + self._patience
         if now >= self._until:
             return False
-        if rejected.message != self._told:
-            self._told = rejected.message
-            await self._tell(AWAITING_NODE, rejected.message)
+        if rejected.message != self._reported:
+            self._reported = rejected.message
+            await self._report(AWAITING_NODE, rejected.message)
         await asyncio.sleep(min(RETRY_SECONDS, self._until - now))
         return True
 
@@ -116,13 +116,13 @@ class PodAdmission:
             ["reason"],
         )
 
-    async def ready_to_judge(self, pod: Pod, tell: TellWaiting) -> None:
+    async def ready_to_judge(self, pod: Pod, report: ReportWaiting) -> None:
         """Wait, for a limited time, for device plugins that come back; then the pod may be judged."""
-        await self._devices.await_plugins(without_claimed(pod), self._counted(tell))
+        await self._devices.await_plugins(without_claimed(pod), self._counted(report))
 
-    def wait_for_machine(self, tell: TellWaiting) -> MachineWait:
+    def wait_for_machine(self, report: ReportWaiting) -> MachineWait:
         """Return how long a pod tolerates a machine that refuses what admission needs."""
-        return MachineWait(self._admission.patience, self._counted(tell))
+        return MachineWait(self._admission.patience, self._counted(report))
 
     def adopt(self, pod: Pod) -> None:
         """Count a pod that an earlier agent left running, without judging it again."""
@@ -151,8 +151,8 @@ class PodAdmission:
         except InvalidInput as error:
             raise AdmissionRejected(INVALID_ANNOTATION, str(error)) from error
 
-    async def settle(self, pod: Pod, verdict: Verdict, tell: TellWaiting) -> None:
-        """Return when an admitted pod may start; `tell` receives the reasons for waiting.
+    async def complete(self, pod: Pod, verdict: Verdict, report: ReportWaiting) -> None:
+        """Return when an admitted pod may start; `report` receives the reasons for waiting.
 
         Raises `AdmissionRejected`, after which the pod holds nothing.
         """
@@ -160,7 +160,7 @@ class PodAdmission:
             # Where claims have their devices matters only to a policy that aligns NUMA nodes.
             if self._devices.policy.name != "none":
                 await self._locator.locate(pod)
-            await self._devices.allocate(without_claimed(pod), self._counted(tell))
+            await self._devices.allocate(without_claimed(pod), self._counted(report))
         except BaseException as error:
             self._admission.give_up(pod.uid, verdict)
             places = self._locator.describe(pod.uid)
@@ -170,15 +170,15 @@ class PodAdmission:
             raise
         await self._admission.make_room(verdict)
         try:
-            await self._admission.wait_for_room(pod, self._counted(tell))
+            await self._admission.wait_for_room(pod, self._counted(report))
         except AdmissionRejected:
             self._devices.pod_removed(pod.uid)
             raise
 
-    def _counted(self, tell: TellWaiting) -> TellWaiting:
+    def _counted(self, report: ReportWaiting) -> ReportWaiting:
         async def counted(reason: str, message: str) -> None:
             self._waits.inc(reason)
-            await tell(reason, message)
+            await report(reason, message)
 
         return counted
 
@@ -240,11 +240,11 @@ class PodAdmission:
         if slimmed is not None:
             self._admission.add(slimmed)
 
-    def leaves(self, uid: str) -> None:
+    def terminating(self, uid: str) -> None:
         """Stop counting the pod in admission decisions, since it ends; others still wait for what
         it holds.
         """
-        self._admission.leave(uid)
+        self._admission.terminating(uid)
 
     def released(self, pod: Pod) -> None:
         """Release everything that the pod holds."""

@@ -42,7 +42,7 @@ UNEXPECTED = "UnexpectedAdmissionError"
 
 
 class PodManager:
-    """Manage the pods of the node; pods that no source wants are ended once every source has been read."""
+    """Manage the pods of the node. Pods that no source wants are ended once every source has been read."""
 
     def __init__(self, services: Services, admission: PodAdmission) -> None:
         url = [MANIFEST_URL] if services.context.config.static_pod_url else []
@@ -112,7 +112,7 @@ class PodManager:
         self._drop(uid, grace)
 
     def update_conditions(self, uid: str, status: PodStatus) -> None:
-        """Take over what others write into the status that the API has of a pod."""
+        """Adopt the conditions that other clients write into a pod's status in the API."""
         worker = self._workers.get(uid)
         if worker is not None:
             worker.update_conditions(status)
@@ -128,21 +128,21 @@ class PodManager:
 
     def _update_known(self, pod: Pod) -> bool:
         """Update a pod that is already here or is terminating; return whether there is one."""
-        uid, leaves = pod.uid, pod.metadata.deletion_timestamp is not None
+        uid, is_ending = pod.uid, pod.metadata.deletion_timestamp is not None
         known = self._workers.get(uid)
         if known is None:
             life = self._life_so_far(pod)
-            if life.state is LifeState.ADMITTING and not leaves:
+            if life.state is LifeState.ADMITTING and not is_ending:
                 return False
             known = self._adopt(pod, life)
         elif known.life.wanted:
-            if known.wanted.spec != pod.spec and not (leaves or self._is_refused(known)):
+            if known.wanted.spec != pod.spec and not (is_ending or self._is_refused(known)):
                 self._update(known, pod)
             elif known.wanted.metadata != pod.metadata:
                 known.describe(pod.metadata)
-        elif not leaves:
+        elif not is_ending:
             self._returning[uid] = pod
-        if leaves:
+        if is_ending:
             # With a grace period of 0 the API server deletes the object at once; containers get a moment.
             known.remove(max(pod.metadata.deletion_grace_period_seconds or 0, LEAST_GRACE_SECONDS))
         return True
@@ -236,7 +236,7 @@ class PodManager:
             return worker.life.holds
         return not self.known or self._services.runtime.watch.pod(uid).alive
 
-    def leaves(self, uid: str) -> bool:
+    def is_terminating(self, uid: str) -> bool:
         """Tell whether the pod terminates while something of it may still run."""
         worker = self._workers.get(uid)
         return worker is not None and worker.life.state in STOPPING
@@ -249,11 +249,11 @@ class PodManager:
         if worker is not None:
             await worker.end_and_wait(end)
 
-    async def wait_volumes_left(self, pod: Pod) -> None:
-        """Returns when a pod that has ended has no volume any longer."""
+    async def wait_volumes_removed(self, pod: Pod) -> None:
+        """Return when a pod that has ended no longer has a volume."""
         worker = self._workers.get(pod.uid)
         if worker is not None:
-            await worker.wait_volumes_left()
+            await worker.wait_volumes_removed()
 
     # Admission of pods
 
@@ -329,20 +329,20 @@ class PodManager:
         pod = worker.pod
         await self._admission.ready_to_judge(pod, worker.waits_for)
         verdict = await _or_rejected(pod, self._judge(pod))
-        # Judged without its predecessor but started after it: pods of one name share log directories and
+        # Judged without its predecessor, but started after it: pods of one name share log directories and
         # host ports.
         earlier = [other for other in self._same_name[pod.full_name] if other is not worker]
         await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
         await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unaccounted))
-        await _or_rejected(pod, self._settle(worker, verdict))
+        await _or_rejected(pod, self._complete_admission(worker, verdict))
         self._unsatisfied.discard(worker)
 
     async def _judge(self, pod: Pod) -> Verdict:
         return self._admission.judge(pod)
 
-    async def _settle(self, worker: PodWorker, verdict: Verdict) -> None:
+    async def _complete_admission(self, worker: PodWorker, verdict: Verdict) -> None:
         pod = worker.pod
-        await self._admission.settle(pod, verdict, worker.waits_for)
+        await self._admission.complete(pod, verdict, worker.waits_for)
         try:
             self._services.probes.accepted(pod)
         except Exception:
@@ -434,7 +434,7 @@ class PodManager:
         if record.alive:
             self._admission.adopt(accepted)
         self._start_worker(accepted, PodLife(LifeState.LEAVING))
-        self._admission.leaves(uid)
+        self._admission.terminating(uid)
 
     def _has_leftovers(self, uid: str) -> bool:
         services = self._services

@@ -1,4 +1,4 @@
-"""A running node: creates every part before any of them starts, and connects them.
+"""Creates every part of a running node before any of them starts, and connects them.
 
 Pods ask the managers, and the managers ask about pods. Therefore `__init__` creates all parts first, and
 only what `start` begins calls back.
@@ -57,7 +57,7 @@ from engine.node.pod_admission import HostSupport, PodAdmission, app_armor_enabl
 from engine.node.pods import PodManager
 from engine.node.runtime_view.runtime_health import RuntimeHealth
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
-from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
+from engine.node.runtime_view.wait_until_available import wait_until_available
 from engine.node.sources.static_sources import StaticSources
 from engine.node.spec.subordinate_ids import subordinate_ids
 from engine.node.spec.user_namespaces import UserNamespaceAllocator, ids_per_pod
@@ -93,7 +93,7 @@ RECONCILE_SECONDS = 60.0
 
 
 class RunningNode:
-    """Use a runtime that has answered and a cgroup tree that `start` creates; `stop` ends the use of both."""
+    """Run a node on a runtime that has answered and a cgroup tree that `start` creates, until `stop`."""
 
     def __init__(
         self,
@@ -312,11 +312,11 @@ class RunningNode:
             self.description,
             self._node_changed,
         )
-        self._context.recorder.listen(connected.tell)
+        self._context.recorder.listen(connected.send_event)
         return connected
 
     def _problems(self) -> list[str]:
-        """What keeps the node from being ready."""
+        """Return the reasons for which the node is not ready."""
         shutdown = self._shutdown.problem() if self._shutdown is not None else ""
         return [*self.runtime_health.problems(), *filter(None, [self.watch.health(), shutdown])]
 
@@ -328,9 +328,9 @@ class RunningNode:
 
     async def start(self) -> None:
         """Start all parts. If it raises, call `stop` to end the parts that have started."""
-        await wait_for_runtime(self._open_records)
+        await wait_until_available(self._open_records)
         self._records.start()
-        await wait_for_runtime(self._take_over_records)
+        await wait_until_available(self._take_over_records)
         self.managers.devices.claim()
         if (ids := await subordinate_ids()) is not None:
             self._users.take_from(ids, self._context.config.max_pods)
@@ -344,9 +344,9 @@ class RunningNode:
         await self._claims.start()
         await self._plugins.start()
         # Before any source: pods that run are counted before new ones are admitted.
-        await wait_for_runtime(self.watch.start)
-        await wait_for_runtime(self.runtime_health.start)
-        await self._access.settle(self._runtime)
+        await wait_until_available(self.watch.start)
+        await wait_until_available(self.runtime_health.start)
+        await self._access.reconcile(self._runtime)
         self._events.started(machine.boot_id())
         if self._cgroups.enabled:
             self._events.enforced(self._cgroups.settings)
@@ -385,13 +385,13 @@ class RunningNode:
                 self.watch.stop,
                 self.managers.stop,
                 self._records.stop,
-                self._leave_cgroups,
+                self._release_cgroups,
                 self._runtime.close,
                 *(keeper.stop for keeper in self._decision_keepers),
             ]
         )
 
-    async def _leave_cgroups(self) -> None:
+    async def _release_cgroups(self) -> None:
         self._cgroups.stop()
 
     async def remove_all_pods(self) -> None:
@@ -429,7 +429,7 @@ class RunningNode:
         self.runtime_health.doubt()
 
     def _conditions_changed(self) -> None:
-        self._events.look(self.description.current().status.conditions or ())
+        self._events.report_conditions(self.description.current().status.conditions or ())
         self._control_plane.conditions_changed()
         self.pods.something_changed()
 
@@ -466,7 +466,7 @@ class RunningNode:
         return self.pods.may_run(uid)
 
     def _devices_changed(self, uid: str) -> None:
-        """A pod's status shows how the devices of its claims are."""
+        """Update the statuses of pods, which show the health of their claims' devices."""
         self.pods.notify(uid)
 
     async def _images_listed(self, present: Sequence[str], at: float) -> None:
@@ -483,16 +483,16 @@ class RunningNode:
         configured = self._context.kubengine_config.runtime_classes or {}
         return {**{name: name for name in handlers if name}, **configured}
 
-    # What it shows
+    # What the server shows
 
     @property
     def api(self) -> Api | None:
-        """The API server of the node's cluster."""
+        """Return the client of the cluster's API server; None on a standalone node."""
         return self._control_plane.api
 
     @cached_property
     def containers(self) -> ContainerAccess:
-        """Access to the containers of the pods."""
+        """Return the access to the pods' containers."""
         from engine.node.logs.container_access import ContainerAccess
 
         return ContainerAccess(
@@ -550,7 +550,7 @@ class RunningNode:
         return await self._sampler.sample()
 
     async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
-        """Return CPU and memory from the runtime, for what `usage` has no numbers of."""
+        """Return CPU and memory from the runtime for cgroups that `usage` has no numbers of."""
         return await self._summaries.runtime_use(usage)
 
     @cached_property

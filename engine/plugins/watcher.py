@@ -102,7 +102,7 @@ class PluginWatcher:
         if mask & IN_Q_OVERFLOW:
             self._scan(self._directory)
         elif name:
-            self._look(directory / name)
+            self._examine(directory / name)
 
     def _scan(self, directory: Path) -> None:
         """Look at a directory and everything below it, MAX_DEPTH levels and MAX_ENTRIES at most.
@@ -136,7 +136,7 @@ class PluginWatcher:
                 log.error("%.200s: cannot be watched: %s", directory, error)
             return []
 
-    def _look(self, path: Path) -> None:
+    def _examine(self, path: Path) -> None:
         if self._take(path):
             self._scan(path)
 
@@ -206,8 +206,8 @@ class PluginWatcher:
             except CallFailed as error:
                 if handler is not None and failure is None:
                     await handler.deregister(info.name, endpoint)
-                said = f"NotifyRegistrationStatus: {rpc_error(error.status, error.details)}"
-                failure = failure or Refused(said, subject=str(path))
+                text = f"NotifyRegistrationStatus: {rpc_error(error.status, error.details)}"
+                failure = failure or Refused(text, subject=str(path))
         if failure is not None:
             raise failure
         assert handler is not None
@@ -221,8 +221,8 @@ class PluginWatcher:
         except Unavailable as error:
             raise Unavailable(error.message, subject=str(path)) from None
         except CallFailed as error:
-            said = f"GetInfo: {rpc_error(error.status, error.details)}"
-            raise Unavailable(said, subject=str(path)) from None
+            text = f"GetInfo: {rpc_error(error.status, error.details)}"
+            raise Unavailable(text, subject=str(path)) from None
 
     async def _notify(self, channel: PluginChannel, failure: KubengineError | None) -> None:
         status = wire.RegistrationStatus(plugin_registered=failure is None, error=str(failure or ""))

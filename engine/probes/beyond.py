@@ -40,8 +40,8 @@ def beyond(pod: Pod, section: ProbesSection) -> dict[str, list[str]]:
         specs = probe_specs(pod, section)
     except InvalidInput:
         return {}
-    return {f"{spec.container} {spec.type}": _said(spec) for spec in specs if features(spec)}
+    return {f"{spec.container} {spec.type}": _described(spec) for spec in specs if features(spec)}
 
 
-def _said(spec: ProbeSpec) -> list[str]:
+def _described(spec: ProbeSpec) -> list[str]:
     return [f"{name}: {cheaper(spec.command)}" if name == REPLACEABLE else name for name in features(spec)]

@@ -28,7 +28,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class _Process(msgspec.Struct, frozen=True):
-    """A process as in `/proc/PID/stat`; `seconds` of CPU include children that it has reaped."""
+    """Hold a process as in `/proc/PID/stat`; `seconds` of CPU include children that it has reaped."""
 
     name: str
     parent: int
@@ -44,13 +44,13 @@ class CommandCosts:
         """Return every pod with command probes, or the one named (`namespace/name`, name or uid)."""
         return {"pods": await asyncio.gather(*(self._of(each) for each in self._probes.commands(pod)))}
 
-    async def _of(self, told: dict[str, Any]) -> dict[str, Any]:
-        sandbox = told["sandbox"]
+    async def _of(self, costs: dict[str, Any]) -> dict[str, Any]:
+        sandbox = costs["sandbox"]
         try:
             async with self._asking:
-                return told | {"runtime_cpu_seconds": await self._spent(sandbox), "untold": ""}
+                return costs | {"runtime_cpu_seconds": await self._spent(sandbox), "untold": ""}
         except (KubengineError, OSError) as error:
-            return told | {"runtime_cpu_seconds": None, "untold": str(error)}
+            return costs | {"runtime_cpu_seconds": None, "untold": str(error)}
 
     async def _spent(self, sandbox: str) -> float:
         if not sandbox:

@@ -1,4 +1,4 @@
-"""Finds and kills what a timed-out exec probe leaves in its container.
+"""Finds and kills the processes that a timed-out exec probe leaves in its container.
 
 A runtime kills the command at its time-out, but not the processes that the command started: the container's
 init adopts them, and they stay. An exec begins a session whose leader has a parent outside of the container.
@@ -21,7 +21,7 @@ from typing import NamedTuple
 PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _AT_ONCE = (0.0,)
-_UNTIL_KILLED = (0.1, 0.4, 1.5)
+_UNTIL_KILLED = (0.1, 0.4, 1.5)  # pauses: a runtime kills a cancelled command only some time later
 
 
 class Leftovers:
@@ -32,7 +32,7 @@ class Leftovers:
 
     def note(self, probe: int, container_id: str, elapsed: float) -> None:
         """Note the sessions of a command that began `elapsed` seconds ago and is near its time-out."""
-        since = now_ticks() - round(elapsed * _TICKS) - 1
+        since = now_ticks() - round(elapsed * _TICKS) - 1  # both clocks are rounded
         looking = asyncio.to_thread(sessions_since, container_id, since)
         self._noted[probe] = asyncio.ensure_future(looking)
 
@@ -53,7 +53,7 @@ class Leftovers:
 
 
 class ExecSession(NamedTuple):
-    """The leader's pid and its start time in clock ticks since boot."""
+    """Hold the leader's pid and its start time in clock ticks since boot: pids are used again."""
 
     leader: int
     start: int
@@ -99,7 +99,10 @@ def _pids() -> Iterator[int]:
 
 
 def _stat(pid: int) -> tuple[int, int, int]:
-    """Return parent, session and start time."""
+    """Return parent, session and start time (proc_pid_stat(5)).
+
+    The command in parentheses may hold blanks and parentheses, so that fields are counted from the last one.
+    """
     fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     return int(fields[1]), int(fields[3]), int(fields[19])
 

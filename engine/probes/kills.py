@@ -14,7 +14,7 @@ LATE_SECONDS: Final = 0.1
 
 
 class KillBudget:
-    """The limits of `section` (0: none), each for the last `liveness_kills_within` seconds.
+    """Apply the limits of `section` (0: none), each to the last `liveness_kills_within` seconds.
 
     Raises `InvalidInput` for a negative limit and an invalid period.
     """
@@ -31,7 +31,7 @@ class KillBudget:
 
     @property
     def bounds(self) -> bool:
-        """Whether there is any limit."""
+        """Tell whether there is any limit."""
         return bool(self._per_node or self._per_owner)
 
     def take(self, owner: str, now: float, lateness: float = 0.0) -> str:

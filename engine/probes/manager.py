@@ -1,4 +1,4 @@
-"""The probe manager: pods in, results out. One worker per probe; the native loop does the probing."""
+"""Manages the probes of a node's pods: one worker per probe, while the native loop does the probing."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from engine.api.events import WARNING
 from engine.api.pod import Pod
 from engine.api.status import PodStatus
 from engine.host.node_context import NodeContext
+from engine.metrics import Registry
 from engine.probes.beyond import beyond
 from engine.probes.exec_tree import Leftovers
 from engine.probes.kills import KillBudget, owner_of
@@ -51,7 +52,9 @@ log = logging.getLogger("kubengine.probes")
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """A transition. `type` is liveness, readiness or startup; `result` is success, failure or unknown."""
+    """Hold a transition. `type` is liveness, readiness or startup; `result` is success, failure or
+    unknown.
+    """
 
     pod_uid: str
     container: str
@@ -78,26 +81,11 @@ class ProbeManager:
         networks: PodNetworks | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        section, registry = context.kubengine_config.probes, context.registry
-        if section.metrics not in ("container", "pod", "none"):
-            raise InvalidInput(f"{section.metrics!r} is not container, pod or none", subject="probes.metrics")
-        if section.max_connections < 1 or section.library_concurrency < 1:
-            raise InvalidInput("bounds must be at least 1", subject="probes")
+        section = context.kubengine_config.probes
         check_section(section)
         self._section = section
         self._kills = KillBudget(section)
-        self._decisions = context.decisions
-        self._withheld = registry.counter(
-            "kubengine_liveness_kills_withheld_total",
-            "Containers not killed after a failed liveness probe.",
-        )
-        self._came_back = registry.counter(
-            "kubengine_probe_restored_containers_total",
-            "Containers that an earlier agent probed, by recorded result: ready or waiting.",
-            ("as",),
-        )
-        self._recorder = context.recorder
-        self._clock = context.clock
+        self._decisions, self._recorder, self._clock = context.decisions, context.recorder, context.clock
         self._on_result = on_result
         self._has_runtime = runtime_socket is not None
         self._networks = networks
@@ -121,7 +109,19 @@ class ProbeManager:
         self._leftovers = Leftovers()
         self.entries = 0
         """How often the native loop has called Python."""
-        self._metrics = ProbeMetrics(registry, self._native, section.metrics, self._labels)
+        self._create_metrics(context.registry)
+
+    def _create_metrics(self, registry: Registry) -> None:
+        self._withheld = registry.counter(
+            "kubengine_liveness_kills_withheld_total",
+            "Containers not killed after a failed liveness probe.",
+        )
+        self._came_back = registry.counter(
+            "kubengine_probe_restored_containers_total",
+            "Containers that an earlier agent probed, by recorded result: ready or waiting.",
+            ("as",),
+        )
+        self._metrics = ProbeMetrics(registry, self._native, self._section.metrics, self._labels)
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class ProbeManager:
         self._native.close()
         await self._work.stop()
         for entry in self._pods.values():
-            self._leave_network(entry)
+            self._release_network(entry)
 
     def add_pod(self, pod: Pod, *, restored: PodStatus | None = None) -> None:
         """Start probing a pod; a second call has no effect.
@@ -222,7 +222,7 @@ class ProbeManager:
             return
         if sandbox is not None and sandbox != entry.sandbox:
             entry.sandbox = sandbox
-            self._leave_network(entry)
+            self._release_network(entry)
             if sandbox and entry.within() and self._networks is not None:
                 self._work.start(self._enter_network(entry, sandbox, self._networks), pod_uid)
         if pod_ip is not None and pod_ip != entry.address:
@@ -280,6 +280,7 @@ class ProbeManager:
         entry.deleted = True
         for container in entry.containers:
             self._observe(container)
+            # The loop notices the deletion at the next tick of a probe, which may be minutes away.
             for worker in (container.liveness, container.startup):
                 if worker is not None:
                     self._native.trigger(worker.key)
@@ -289,7 +290,7 @@ class ProbeManager:
         entry = self._pods.pop(pod_uid, None)
         if entry is None:
             return
-        self._leave_network(entry)
+        self._release_network(entry)
         for container in entry.containers:
             for worker in container.workers():
                 self._deregister(worker)
@@ -346,14 +347,14 @@ class ProbeManager:
                 continue
             info = self._native.info(worker.key)
             about = {"pod": of.full_name, "pod_uid": of.uid, "sandbox": entry.sandbox}
-            told = found.setdefault(of.uid, about)
+            costs = found.setdefault(of.uid, about)
             for name, amount in (
                 ("runs", sum(info["outcomes"])),
                 ("seconds", seconds[worker.key]),
                 ("cpu_seconds", info["cpu"]),
             ):
-                told[name] = told.get(name, 0) + amount
-        return sorted(found.values(), key=lambda told: str(told["pod"]))
+                costs[name] = costs.get(name, 0) + amount
+        return sorted(found.values(), key=lambda costs: str(costs["pod"]))
 
     def _container(self, pod_uid: str, name: str) -> ContainerProbes | None:
         entry = self._pods.get(pod_uid)
@@ -389,7 +390,9 @@ class ProbeManager:
             self._native.target(key, host, port, *parts, url_host=other, network=worker.network)
 
     def _parts(self, spec: ProbeSpec, host: str, port: int) -> tuple[bytes, bytes, bytes]:
-        """Return what is sent: before the host name, the name where it is not the address, and after it."""
+        """Return the request in three parts: before the host name, the name if it is not the address, and
+        after it.
+        """
         match spec.kind:
             case "http" | "https":
                 return http_request(host, port, spec.path, spec.headers)
@@ -440,6 +443,7 @@ class ProbeManager:
             self._leftovers.note(worker.key, container.runtime_id, elapsed or worker.spec.timeout)
         if what & NEWS_OUTCOME and outcome != rule.OUTCOME_SUCCESS:
             self._report(worker, outcome, reason, detail, excerpt)
+        # News of an earlier incarnation may still be on the way when its container is replaced.
         if what & NEWS_PUBLISHED and number == container.number and published != worker.published:
             if published == rule.FAILURE and worker.spec.type != "readiness" and container.state == RUNNING:
                 if why := self._spared_because(worker):
@@ -472,6 +476,7 @@ class ProbeManager:
         self._withheld.inc()
         self._decide_restart(worker, "withheld", why)
         self._event(worker, "LivenessKillWithheld", f"Liveness probe failed, container not restarted: {why}")
+        # A new registration, because only that resets the count of failures in the loop.
         self._deregister(worker)
         again = self._register(container, spec, spec.period)
         again.published, again.output = worker.published, worker.output
@@ -479,7 +484,7 @@ class ProbeManager:
         self._observe(container)
 
     def _unhealthy(self, worker: Worker) -> None:
-        """Tell whether the container must be killed for this probe, rather than the node's own lateness."""
+        """Record that the container is to be killed for this probe, with the lateness of the node's loop."""
         self._decide_restart(worker, "unhealthy", f"{worker.spec.type} probe failed: {worker.output}")
 
     def _decide_restart(self, worker: Worker, outcome: str, why: str) -> None:
@@ -530,10 +535,11 @@ class ProbeManager:
     async def _run_library(self, worker: Worker, generation: int) -> None:
         spec = worker.spec
         async with self._library:
+            # The probe may have been removed while it waited for its turn.
             if self._workers[worker.key] is not worker:
                 return
             try:
-                found = await self._attempt(worker)
+                found = await run(spec, *worker.target(), worker.network)
             except KubengineError as error:
                 found = LibraryProbeOutcome(rule.OUTCOME_ERROR, str(error))
             except Exception as error:
@@ -543,11 +549,6 @@ class ProbeManager:
             if found.text:
                 worker.output = found.text
             self._native.finish(worker.key, generation, found.outcome, Reason.LIBRARY)
-
-    async def _attempt(self, worker: Worker) -> LibraryProbeOutcome:
-        spec = worker.spec
-        host, port = worker.target()
-        return await run(spec, host, port, worker.network)
 
     async def _enter_network(self, entry: PodProbes, sandbox: str, networks: PodNetworks) -> None:
         """Open the network of the pod's sandbox for its probes, as soon as possible."""
@@ -562,6 +563,7 @@ class ProbeManager:
                     return
                 await asyncio.sleep(next(pauses))
                 continue
+            # The pod may have gone, or got another sandbox, while the runtime answered.
             if not self._is_in(entry, sandbox):
                 os.close(found)
                 return
@@ -584,11 +586,12 @@ class ProbeManager:
                 entry.pod, "probes", "failed", f"cannot enter the pod's network: {why}", inputs
             )
 
-    def _leave_network(self, entry: PodProbes) -> None:
+    def _release_network(self, entry: PodProbes) -> None:
         """Close the pod's network, because an open descriptor keeps the namespace alive."""
         inside, network = entry.is_inside(), entry.network
         entry.network, entry.network_trouble = NETWORK_OF_THE_NODE, ""
         if inside:
+            # First the loop, which could otherwise enter another file that gets the same number.
             for worker in entry.within():
                 self._native.untarget(worker.key)
             os.close(network)

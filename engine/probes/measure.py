@@ -28,7 +28,7 @@ _KINDS = {"tcp": 0, "http": 1, "grpc": 2}
 
 
 class ProbeMeasurement(msgspec.Struct, frozen=True):
-    """The result of a run; times in seconds; quantiles are upper bounds of the loop's buckets."""
+    """Hold the result of a run; times in seconds; quantiles are upper bounds of the loop's buckets."""
 
     probes: int
     seconds: float

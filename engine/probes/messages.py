@@ -16,7 +16,7 @@ from engine.probes.spec import ProbeSpec
 
 
 class Reason(IntEnum):
-    """The reasons of `table.h`."""
+    """Name the reasons of `table.h`."""
 
     NONE = 0
     HTTP_STATUS = 1

@@ -24,7 +24,9 @@ _NS_GET_NSTYPE: Final = 0xB703
 
 
 class PodNetworks:
-    """The namespaces of a runtime's pods; it is asked once per sandbox that is probed from inside."""
+    """Open the network namespaces of pods; the runtime is asked once per sandbox that is probed from
+    inside.
+    """
 
     def __init__(self, runtime: RuntimeClient) -> None:
         self._runtime = runtime

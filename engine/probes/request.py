@@ -39,7 +39,7 @@ def authority(host: str, port: int) -> str:
 def http_request(
     host: str, port: int, path: str, headers: Sequence[tuple[str, str]] = ()
 ) -> tuple[bytes, bytes, bytes]:
-    """The kubelet's GET as path, Host header and the other header lines (with the closing blank line).
+    """Return the kubelet's GET as path, Host header and remaining header lines (with the closing blank line).
 
     A header of the user replaces the default of its name; `Host` replaces the authority, and is empty where
     it is the authority; an empty `Accept` or `User-Agent` leaves that header out. Raises `InvalidInput` where
@@ -69,12 +69,13 @@ def http_request(
 
 
 def url_host(host: str) -> bytes:
-    """An address as a URL of the user's writes it; empty where that is the usual way."""
+    """Return an address in the spelling of the user's URL; empty if that is the usual one."""
     return b"" if host == str(ipaddress.ip_address(host)) and "%" not in host else host.encode()
 
 
 def grpc_request(service: str, scheme: str = "http") -> tuple[bytes, bytes]:
-    """A whole HTTP/2 connection with one Check call in it, before and after the text of its :authority.
+    """Return an HTTP/2 connection with one Check call in two parts: before and after the text of its
+    :authority.
 
     Its length (one byte, the last of the first part) and its share of the HEADERS frame's are zero.
     """
@@ -89,9 +90,9 @@ def grpc_request(service: str, scheme: str = "http") -> tuple[bytes, bytes]:
 def h2c_request(
     host: str, port: int, path: str, headers: Sequence[tuple[str, str]] = ()
 ) -> tuple[bytes, bytes, bytes]:
-    """The GET of `http_request` as a whole HTTP/2 connection: before its :authority, that where it is not the
-    address, and after it. Headers that only HTTP/1 has are left out. Raises `InvalidInput` too where a name
-    or all of it is longer than any server takes.
+    """Return the GET of `http_request` as an HTTP/2 connection in three parts: before its :authority, the
+    :authority if it is not the address, and after it. Headers that only HTTP/1 has are left out. Raises
+    `InvalidInput` too where a name or all of it is longer than any server takes.
     """
     target, name, rest = http_request(host, port, path, headers)
     lines = [line.partition(": ") for line in rest.decode().split("\r\n") if line]
@@ -106,17 +107,17 @@ def h2c_request(
 
 
 def with_authority(head: bytes, name: bytes, tail: bytes) -> bytes:
-    """What the native loop sends of such parts."""
+    """Join the parts as the native loop sends them."""
     block = int.from_bytes(head[_BLOCK_AT : _BLOCK_AT + 3], "big") + len(name)
     framed = head[:_BLOCK_AT] + block.to_bytes(3, "big") + head[_BLOCK_AT + 3 : -1]
     return framed + bytes((len(name),)) + name + tail
 
 
 def exec_request(command: Sequence[str], timeout: float) -> tuple[bytes, bytes]:
-    """A whole HTTP/2 connection with one ExecSync call, before its message and that message after the
-    container's id. The runtime counts whole seconds, and gets some more to tell of the time-out.
+    """Return an HTTP/2 connection with one ExecSync call in two parts: before the container's id, and after
+    it. The runtime counts whole seconds, and gets some more to report the time-out.
 
-    The windows are as wide as they go, so that no output waits for ours. Raises `InvalidInput`.
+    The windows have their maximum, so that no output waits for a window update. Raises `InvalidInput`.
     """
     seconds = math.ceil(timeout)
     message = ExecSyncRequest(cmd=command, timeout=seconds).SerializeToString()
@@ -140,7 +141,7 @@ def exec_request(command: Sequence[str], timeout: float) -> tuple[bytes, bytes]:
 def _around_authority(
     before: Sequence[tuple[str, str]], after: Sequence[tuple[str, str]], flags: int
 ) -> tuple[bytes, bytes]:
-    """The beginning of a connection, up to the :authority's text, and the rest of the header block."""
+    """Return the beginning of a connection up to the :authority's text, and the rest of the header block."""
     first = _block(*before) + b"\x00" + _string(":authority") + b"\x00"
     rest = _block(*after)
     head = _frame(1, flags, 1, first + rest)[: 9 + len(first)]

@@ -1,4 +1,4 @@
-"""`prober_*` metrics from the native counters, read when somebody scrapes and never before."""
+"""Exports `prober_*` metrics from the native counters, which are read only by a scrape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Scraped(dict[Labels, list[int]]):
 
 
 class ProbeMetrics:
-    """Registers what `/metrics/probes` shows. `detail`: container, pod (summed) or off.
+    """Register the metrics of `/metrics/probes`. `detail`: container, pod (summed) or none.
 
     Per pod, the `container` label stays and is empty, so that queries over pods work unchanged.
     """
@@ -50,6 +50,11 @@ class ProbeMetrics:
             buckets=LATENESS,
         )
         self.lateness.counts = _Scraped(self._read_lateness)
+        self._expose_loop(registry)
+        if detail != "none":
+            self._expose_probes(registry)
+
+    def _expose_loop(self, registry: Registry) -> None:
         registry.collected(
             "counter",
             "kubengine_probe_late_total",
@@ -86,8 +91,8 @@ class ProbeMetrics:
             ("feature",),
             self._features,
         )
-        if detail == "none":
-            return
+
+    def _expose_probes(self, registry: Registry) -> None:
         registry.collected(
             "counter",
             "prober_probe_total",

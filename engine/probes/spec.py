@@ -1,4 +1,4 @@
-"""What a pod's manifest says about its probes, with names resolved and times in seconds. Pure."""
+"""Reads the probes of a pod's manifest, with names resolved and times in seconds. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GETS = ("http", "https", "h2c")
 
 
 class ProbeSpec(msgspec.Struct, frozen=True):
-    """One probe of one container; times in seconds. Equal specs are one object.
+    """Describe one probe of one container; times in seconds. Equal specs are one object.
 
     `kind` is exec, http, https, h2c, tcp, grpc or grpcs. `host` is empty where the pod's address is meant,
     or with `network` "pod", from where the probe goes out, the pod's loopback. `start_period` is the period
@@ -54,7 +54,7 @@ class ProbeSpec(msgspec.Struct, frozen=True):
     """What the container calls `port`, where that is a name of its own."""
 
     def resolve_port(self) -> int:
-        """The port by number or by the container's name for it. Raises `InvalidInput`."""
+        """Return a port given as a number or by the container's name for it. Raises `InvalidInput`."""
         port: Any = self.port
         if isinstance(port, str):
             number = self.named_port if self.named_port is not None else decimal(port)
@@ -67,7 +67,7 @@ class ProbeSpec(msgspec.Struct, frozen=True):
 
     @property
     def native(self) -> bool:
-        """Whether the native loop can run it: not over TLS, and to an address rather than a name."""
+        """Tell whether the native loop can run it: not over TLS, and to an address rather than a name."""
         if self.kind in ("https", "grpcs"):
             return False
         try:
@@ -78,12 +78,16 @@ class ProbeSpec(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1024)
 def _shared(spec: ProbeSpec) -> ProbeSpec:
-    """The one object for equal specs: pods of one template come in numbers."""
+    """Return the one object for equal specs, since many pods come from one template."""
     return spec
 
 
 def check_section(section: ProbesSection) -> None:
-    """Raises `InvalidInput` for what probes cannot be."""
+    """Raise `InvalidInput` naming the first field with an impossible value."""
+    if section.metrics not in ("container", "pod", "none"):
+        raise InvalidInput(f"{section.metrics!r} is not container, pod or none", subject="probes.metrics")
+    if section.max_connections < 1 or section.library_concurrency < 1:
+        raise InvalidInput("bounds must be at least 1", subject="probes")
     if section.network not in NETWORKS:
         raise InvalidInput(f"{section.network!r} is not {' or '.join(NETWORKS)}", subject="probes.network")
     if section.start_period and section.start_period < MIN_PERIOD_MS / 1000:
@@ -91,7 +95,7 @@ def check_section(section: ProbesSection) -> None:
 
 
 def probe_specs(pod: Pod, section: ProbesSection) -> list[ProbeSpec]:
-    """The probes of the pod's containers and sidecars, in order; ordinary init containers have none.
+    """Return the probes of the pod's containers and sidecars, in order; ordinary init containers have none.
 
     Raises `InvalidInput` naming the field.
     """
@@ -123,7 +127,7 @@ def probe_specs(pod: Pod, section: ProbesSection) -> list[ProbeSpec]:
 
 
 def without_wishes(pod: Pod) -> Pod:
-    """The pod with what its manifest's fields say only."""
+    """Return the pod without its annotations about probes."""
     rest = {name: value for name, value in pod.annotations.items() if name != ANNOTATION}
     return replace(pod, metadata=replace(pod.metadata, annotations=rest))
 
@@ -167,7 +171,7 @@ def _seconds(milliseconds: int | None, otherwise: int) -> float:
 
 
 def _action(container: Container, type: str, probe: Probe, wish: Wish) -> dict[str, Any]:
-    """Kind and target of a probe, as `ProbeSpec` has them."""
+    """Return kind and target of a probe, as `ProbeSpec` has them."""
     where = f"{container.name}.{type}Probe"
     if wish.tls and probe.grpc is None:
         raise InvalidInput("tls is for grpc; HTTPS is httpGet's scheme", subject=where)

@@ -1,4 +1,4 @@
-"""What Python keeps of pods, containers and probes, and how it tells of them. No I/O."""
+"""Keeps the state of pods, containers and probes that is not in the native loop, and describes it. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OUTCOMES = ("success", "failure", "warning", "unknown", "error")
 
 
 class Worker:
-    """One probe: its native counterpart's key and what Python last heard from it."""
+    """Hold one probe: its key in the native loop, and the result and output that the loop last reported."""
 
     __slots__ = ("container", "key", "output", "published", "spec")
 
@@ -45,7 +45,7 @@ class Worker:
 
     @property
     def network(self) -> int:
-        """A descriptor of the network namespace that it goes out from."""
+        """Return a descriptor of the network namespace that the probe leaves from."""
         return self.container.pod.network if self.spec.network == "pod" else NETWORK_OF_THE_NODE
 
 
@@ -53,7 +53,7 @@ _NOTHING_RESTORED = ("", False, False)
 
 
 class ContainerProbes:
-    """One container with probes. `number` names the incarnation `id` to the native loop."""
+    """Hold one container with probes. `number` identifies its incarnation `id` in the native loop."""
 
     __slots__ = (
         "id",
@@ -86,7 +86,7 @@ class ContainerProbes:
 
     @property
     def runtime_id(self) -> str:
-        """The id as the runtime knows it, without its scheme."""
+        """Return the id as the runtime knows it, without its scheme."""
         return self.id.rpartition("://")[2]
 
     def started(self) -> bool:
@@ -106,7 +106,7 @@ class ContainerProbes:
         return readiness.published == rule.NONE and self.restored[0] == self.id and self.restored[1]
 
     def initial(self, type: str) -> int:
-        """What an incarnation starts with: an earlier agent's knowledge, or the type's own (0)."""
+        """Return the first result of an incarnation: that of an earlier agent, or the type's default (0)."""
         id, ready, started = self.restored
         known = id == self.id and bool(id)
         good = known and ((type == "readiness" and ready) or (type == "startup" and started))
@@ -142,7 +142,7 @@ class PodProbes:
         return [w for container in self.containers for w in container.workers() if w.spec.network == "pod"]
 
     def is_inside(self) -> bool:
-        """Whether the pod's network is open."""
+        """Tell whether the pod's network is open."""
         return self.network != NETWORK_OF_THE_NODE
 
     def container(self, name: str) -> ContainerProbes | None:
@@ -150,7 +150,7 @@ class PodProbes:
 
 
 def described(worker: Worker, info: ProbeInfo) -> dict[str, Any]:
-    """One probe as `kubengine probes` shows it."""
+    """Describe one probe as `kubengine probes` shows it."""
     of, spec = worker.container.pod.pod, worker.spec
     failing = info["last"] == rule.FAILURE
     return {

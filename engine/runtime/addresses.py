@@ -49,10 +49,10 @@ class PodNetwork:
         keep(self._file, json.dumps({"bridge": self.bridge, "subnet": str(self.subnet)}).encode())
         if Path("/sys/class/net", self.bridge).exists():
             return
-        _tell(links.bridge(self.bridge), f"bridge {self.bridge}")
+        _request(links.bridge(self.bridge), f"bridge {self.bridge}")
         index = socket.if_nametoindex(self.bridge)
-        _tell(links.address(index, self.gateway, self.subnet.prefixlen), f"address {self.gateway}")
-        _tell(links.up(self.bridge), f"bridge {self.bridge}")
+        _request(links.address(index, self.gateway, self.subnet.prefixlen), f"address {self.gateway}")
+        _request(links.up(self.bridge), f"bridge {self.bridge}")
 
     @property
     def gateway(self) -> str:
@@ -94,7 +94,7 @@ class PodNetwork:
         if Path("/sys/class/net", self.bridge).exists():
             from engine.runtime import links
 
-            _tell(links.deletion(self.bridge), f"bridge {self.bridge}")
+            _request(links.deletion(self.bridge), f"bridge {self.bridge}")
 
     def _choose(self) -> ipaddress.IPv4Network:
         chosen = kept(self._file, _subnet, without="choosing another subnet")
@@ -114,10 +114,10 @@ class PodNetwork:
         raise Refused("no free subnet; give one with --pod-cidr", subject=f"pod network {POOL}")
 
 
-def _tell(message: bytes, what: str) -> None:
+def _request(message: bytes, what: str) -> None:
     netlink = Netlink()
     try:
-        netlink.tell(message, what)
+        netlink.request(message, what)
     finally:
         netlink.close()
 

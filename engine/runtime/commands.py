@@ -84,7 +84,7 @@ class ProcessCommands:
         subject = f"container {container.id}"
         talk = await self._spawner.ask(command_request(container, self._notes(container).request, command))
         try:
-            message = await talk.hear(timeout)
+            message = await talk.receive(timeout)
         except TimeoutError:
             await talk.gone(5)
             raise TimedOut(
@@ -108,7 +108,7 @@ class ProcessCommands:
         )
         talk = await self._spawner.ask(request)
         try:
-            message = await talk.hear()
+            message = await talk.receive()
             if "error" in message:
                 raise Refused(message["error"], subject=subject)
         except BaseException:

@@ -19,7 +19,7 @@ class Events:
     def __init__(self) -> None:
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
 
-    def tell(self, sandbox: Sandbox, subject: str, kind: cri.ContainerEventType, when: int = 0) -> None:
+    def notify(self, sandbox: Sandbox, subject: str, kind: cri.ContainerEventType, when: int = 0) -> None:
         """Report that container or sandbox `subject` of `sandbox` changed, at `when` (Unix nanoseconds; 0:
         now).
         """

@@ -1,4 +1,4 @@
-"""Where containers' files are: writable layers, and the images that are mounted as volumes.
+"""Places containers' files: writable layers, and the images that are mounted as volumes.
 
 ROOT/containers/<id>/rootfs        where the root is put together, in the container's own mount namespace
 ROOT/containers/<id>/upper, work   its writable layer

@@ -1,4 +1,4 @@
-"""A runtime without processes: the whole CRI and its states, thousands of pods at next to no cost.
+"""Serves the whole CRI and its states without processes: thousands of pods at next to no cost.
 
 For tests of what is above the runtime, and for benches that must not measure containers. Annotations
 let containers end without anybody stopping them; each may be on the container, on the sandbox for all of
@@ -129,7 +129,7 @@ class HollowBackend:
         _integer(container, "exit-code")
 
     async def start_container(self, container: RuntimeContainer) -> None:
-        error = _told(container, "start-error")
+        error = _annotation(container, "start-error")
         if error:
             raise Refused(error, subject=f"container {container.id}")
         security = container.config.linux.security_context
@@ -139,7 +139,7 @@ class HollowBackend:
         lifetime = _seconds(container, "exit-after")
         if lifetime is not None:
             code = _integer(container, "exit-code")
-            self._end_later(container, lifetime, code, _told(container, "exit-reason"))
+            self._end_later(container, lifetime, code, _annotation(container, "exit-reason"))
 
     async def stop_container(self, container: RuntimeContainer, grace: float) -> None:
         delay = _seconds(container, "stop-after") or 0.0
@@ -258,7 +258,7 @@ class HollowRuntime:
         self.backend._end(self.service.records.container(container_id), exit_code, reason)
 
 
-def _told(container: RuntimeContainer, key: str) -> str:
+def _annotation(container: RuntimeContainer, key: str) -> str:
     own: Any = container.config.annotations
     pods: Any = container.sandbox.config.annotations
     name = PREFIX + key
@@ -266,7 +266,7 @@ def _told(container: RuntimeContainer, key: str) -> str:
 
 
 def _seconds(container: RuntimeContainer, key: str) -> float | None:
-    text = _told(container, key)
+    text = _annotation(container, key)
     try:
         return float(Duration.parse(text)) if text else None
     except InvalidInput as error:
@@ -274,7 +274,7 @@ def _seconds(container: RuntimeContainer, key: str) -> float | None:
 
 
 def _integer(container: RuntimeContainer, key: str) -> int:
-    text = _told(container, key)
+    text = _annotation(container, key)
     try:
         return int(text or 0)
     except ValueError:

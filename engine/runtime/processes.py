@@ -45,7 +45,7 @@ from engine.runtime.objects.records import (
 from engine.runtime.shim import linux
 from engine.runtime.spawning import Conversation, Spawner
 from engine.runtime.state import BackendNotes, StateDirectory
-from engine.runtime.watching import Watcher, lives, send_signal, settled
+from engine.runtime.watching import Watcher, lives, send_signal, wait_until
 from engine.wire import cri_v1_pb2 as cri
 
 STARTS_AT_ONCE = 16
@@ -173,7 +173,7 @@ class ProcessBackend:
         self._watcher.watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
 
     async def _bring_up(self, sandbox: Sandbox, notes: BackendNotes, talk: Conversation) -> None:
-        message = await talk.hear()
+        message = await talk.receive()
         if "error" in message:
             raise Refused(message["error"], subject=f"sandbox {sandbox.config.metadata.name!r}")
         sandbox.pid, sandbox.start_time = message["pid"], message["start_time"]
@@ -223,7 +223,7 @@ class ProcessBackend:
 
     async def _adopt_sandbox(self, sandbox: Sandbox, notes: BackendNotes) -> None:
         if notes.made:
-            await settled(lambda: self.state.up(sandbox) or not lives(sandbox.pid, sandbox.start_time))
+            await wait_until(lambda: self.state.up(sandbox) or not lives(sandbox.pid, sandbox.start_time))
         if not (notes.made and self.state.up(sandbox)):
             await self._discard_sandbox(sandbox, notes)
             return
@@ -299,7 +299,7 @@ class ProcessBackend:
 
     async def _let_it_run(self, container: RuntimeContainer, notes: BackendNotes, talk: Conversation) -> None:
         subject = f"container {container.config.metadata.name!r}"
-        message = await talk.hear()
+        message = await talk.receive()
         if "error" in message:
             raise Refused(message["error"], subject=subject)
         container.pid, container.start_time = message["pid"], message["start_time"]
@@ -310,7 +310,7 @@ class ProcessBackend:
         )
         self.state.save_container(container, notes)
         talk.go()
-        message = await talk.hear()
+        message = await talk.receive()
         if "error" in message:
             raise Refused(message["error"], subject=subject)
         container.started_at = message["started"]
@@ -394,7 +394,7 @@ class ProcessBackend:
         self._records.add_container(container)
         if container.state == EXITED or not container.shim:
             return
-        await settled(lambda: self.state.started(container) > 0 or not _shim_lives(container))
+        await wait_until(lambda: self.state.started(container) > 0 or not _shim_lives(container))
         started = self.state.started(container)
         if not started:
             container.state, container.pid, container.shim = CREATED, 0, 0

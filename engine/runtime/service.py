@@ -133,8 +133,8 @@ class RuntimeService:
             raise
         sandbox.state = READY
         self.records.add_sandbox(sandbox)
-        self._events.tell(sandbox, sandbox.id, cri.CONTAINER_CREATED_EVENT, sandbox.created_at)
-        self._events.tell(sandbox, sandbox.id, cri.CONTAINER_STARTED_EVENT)
+        self._events.notify(sandbox, sandbox.id, cri.CONTAINER_CREATED_EVENT, sandbox.created_at)
+        self._events.notify(sandbox, sandbox.id, cri.CONTAINER_STARTED_EVENT)
         return cri.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
 
     async def stop_pod_sandbox(self, request: cri.StopPodSandboxRequest) -> cri.StopPodSandboxResponse:
@@ -152,7 +152,7 @@ class RuntimeService:
                 if sandbox.id in self.records.sandboxes:
                     await self._backend.remove_sandbox(sandbox)
                     self.records.drop_sandbox(sandbox)
-                    self._events.tell(sandbox, sandbox.id, cri.CONTAINER_DELETED_EVENT)
+                    self._events.notify(sandbox, sandbox.id, cri.CONTAINER_DELETED_EVENT)
         return cri.RemovePodSandboxResponse()
 
     async def pod_sandbox_status(self, request: cri.PodSandboxStatusRequest) -> cri.PodSandboxStatusResponse:
@@ -221,7 +221,7 @@ class RuntimeService:
         if sandbox.id not in self.records.sandboxes:
             await self._remove_container(container)
             raise WrongState("its sandbox was removed in the meantime", subject=subject)
-        self._events.tell(sandbox, container.id, cri.CONTAINER_CREATED_EVENT, container.created_at)
+        self._events.notify(sandbox, container.id, cri.CONTAINER_CREATED_EVENT, container.created_at)
         return cri.CreateContainerResponse(container_id=container.id)
 
     async def start_container(self, request: cri.StartContainerRequest) -> cri.StartContainerResponse:
@@ -241,7 +241,7 @@ class RuntimeService:
             if container.state == CREATED:
                 container.state, container.wire = RUNNING, None
                 container.started_at = container.started_at or time.time_ns()
-                self._events.tell(
+                self._events.notify(
                     container.sandbox, container.id, cri.CONTAINER_STARTED_EVENT, container.started_at
                 )
         return cri.StartContainerResponse()
@@ -371,7 +371,7 @@ class RuntimeService:
     def sandbox_died(self, sandbox: Sandbox) -> None:
         if sandbox.state == READY:
             sandbox.state, sandbox.wire = NOT_READY, None
-            self._events.tell(sandbox, sandbox.id, cri.CONTAINER_STOPPED_EVENT)
+            self._events.notify(sandbox, sandbox.id, cri.CONTAINER_STOPPED_EVENT)
 
     # Steps that calls share
 
@@ -381,7 +381,7 @@ class RuntimeService:
         container.state, container.wire = EXITED, None
         container.exit_code, container.finished_at = exit_code, finished_at
         container.reason, container.message, container.pid = reason, message, 0
-        self._events.tell(container.sandbox, container.id, cri.CONTAINER_STOPPED_EVENT, finished_at)
+        self._events.notify(container.sandbox, container.id, cri.CONTAINER_STOPPED_EVENT, finished_at)
 
     async def _stop_sandbox(self, sandbox: Sandbox) -> None:
         running = [c for c in sandbox.containers.values() if c.state == RUNNING or c.lock.locked()]
@@ -406,7 +406,7 @@ class RuntimeService:
                 return
             await self._backend.remove_container(container)
             self.records.drop_container(container)
-        self._events.tell(container.sandbox, container.id, cri.CONTAINER_DELETED_EVENT)
+        self._events.notify(container.sandbox, container.id, cri.CONTAINER_DELETED_EVENT)
 
     def _stream(self, ticket: Ticket) -> str:
         if self._streaming is None:

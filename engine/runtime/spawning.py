@@ -29,7 +29,7 @@ class Conversation:
         self._reader = reader
         self._writer = writer
 
-    async def hear(self, timeout: float | None = ANSWER_TIMEOUT) -> dict[str, Any]:
+    async def receive(self, timeout: float | None = ANSWER_TIMEOUT) -> dict[str, Any]:
         """Return the next message. Raise Refused if the connection ended or nothing arrives in time."""
         try:
             async with asyncio.timeout(timeout):

@@ -1,4 +1,4 @@
-"""What a runtime writes down so that the next one finds its containers.
+"""Stores the state by which the next runtime process finds the containers of this one.
 
     STATE/sandboxes/<id>/record.json    and hosts, resolv.conf, hostname; up, which its shim makes
     STATE/containers/<id>/record.json   and started and exit, which its shim writes
@@ -123,7 +123,7 @@ class StateDirectory:
         """Return when its shim saw its program start (Unix nanoseconds), 0 if it did not."""
         path = self.directory(container) / "started"
         try:
-            return int(_said_twice(path))
+            return int(_read_copies(path))
         except FileNotFoundError:
             return 0
         except (OSError, ValueError) as error:
@@ -136,7 +136,7 @@ class StateDirectory:
     def ending(self, container: RuntimeContainer) -> Ending | None:
         path = self.directory(container) / "exit"
         try:
-            exit_code, signal, oom_kills, finished_at = map(int, _said_twice(path).split())
+            exit_code, signal, oom_kills, finished_at = map(int, _read_copies(path).split())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -158,7 +158,7 @@ class StateDirectory:
         keep(directory / RECORD, json.dumps(document).encode())
 
 
-def _said_twice(path: Path) -> str:
+def _read_copies(path: Path) -> str:
     """Read a shim's file: one line, written twice to reveal damage."""
     lines = path.read_text(encoding="ascii").split("\n")
     if len(lines) != 3 or lines[0] != lines[1] or lines[2].strip(" "):

@@ -110,13 +110,13 @@ def send_signal(pid: int, start_time: int, number: int) -> None:
         os.close(fd)
 
 
-async def settled(decided: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     """Wait until a process either confirms that it was allowed to continue or ends, which may take time on a
     starved machine.
 
     Waits `SETTLING_SECONDS` at most, in case the process is stopped.
     """
     for _ in range(int(SETTLING_SECONDS / 0.01)):
-        if decided():
+        if condition():
             return
         await asyncio.sleep(0.01)

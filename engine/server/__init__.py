@@ -1,4 +1,4 @@
-"""The agent's HTTP surface: the kubelet's read-only API, health, metrics text, and an admin socket.
+"""Serves the agent's HTTP API: the kubelet's read-only API, health, metrics, and an admin socket.
 
 `HttpServer` listens on the read-only port and the admin socket; `port` serves 10250 with TLS; `Routes`
 answers for both. `exposition` turns a `Registry` into text. The package imports `api` and `metrics`, and

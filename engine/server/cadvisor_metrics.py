@@ -156,7 +156,7 @@ _DISKS = (
 
 
 class CadvisorPage:
-    """The page of one node; keeps the labels of the cgroups."""
+    """Write the page of one node; keeps the labels of the cgroups."""
 
     def __init__(self) -> None:
         self._places = Places()

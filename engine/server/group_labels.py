@@ -20,7 +20,7 @@ _NAMES = ("container", "id", "image", "name", "namespace", "pod")
 
 
 class Shown(msgspec.Struct, frozen=True, eq=False):
-    """The cgroups in the order of the page, the root first.
+    """Hold the cgroups in the order of the page, the root first.
 
     They have rows in a reading, labels, and start times in microseconds (`ABSENT` if unknown). `pods` is the
     index of each pod's first cgroup, `owners` the cgroup that has the pod's network.

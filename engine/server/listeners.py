@@ -1,4 +1,4 @@
-"""The agent's HTTP listeners.
+"""Runs the agent's HTTP listeners.
 
 - `readOnlyPort` on `server.readOnlyAddress` (loopback by default): read-only, without authentication, and
   without what a kubelet serves only to authenticated clients (the configuration, for example).
@@ -33,12 +33,14 @@ from engine.server.interfaces.node import ServedNode
 from engine.server.routes import Routes
 
 MAX_CONNECTIONS = 128
-ACCEPTED_AT_ONCE = 16  # few beside MAX_CONNECTIONS, so that a crowd can't push out who is about to be read
+ACCEPTED_AT_ONCE = (
+    16  # few compared with MAX_CONNECTIONS, so that a crowd cannot displace peers that are about to be read
+)
 STEPS_IN_A_TURN = 4  # of the event loop, for each listener
 
 
 class _Door(msgspec.Struct):
-    """A bound socket, its request handler and its connections."""
+    """Hold a bound socket, its request handler and its connections."""
 
     socket: socket.socket
     handler: Handler
@@ -51,7 +53,7 @@ class _Door(msgspec.Struct):
 
 
 class OwnPort(Protocol):
-    """`engine.server.port.server.SecurePort`."""
+    """Serve the node's own port; `engine.server.port.server.SecurePort` implements it."""
 
     def bind(self) -> None: ...
 
@@ -169,7 +171,7 @@ class HttpServer:
             writer.transport.abort()
             door.connections.discard(task)
             if place is not None:
-                place.leave()
+                place.release()
 
     def _bind_unix(self, path: Path) -> socket.socket:
         bound = socket.socket(socket.AF_UNIX)

@@ -41,12 +41,12 @@ class _Shown(msgspec.Struct, frozen=True, eq=False):
     started: Numbers
 
 
-def resource_metrics(usage: NodeUsage, told: Sequence[RuntimeUse] = ()) -> Iterator[bytes]:
-    """Yield the page. `told` are the runtime's numbers where cgroups have none. Unknown values
+def resource_metrics(usage: NodeUsage, runtime_use: Sequence[RuntimeUse] = ()) -> Iterator[bytes]:
+    """Yield the page. `runtime_use` are the runtime's numbers where cgroups have none. Unknown values
     are omitted.
     """
     yield "".join(_of_node(usage)).encode()
-    yield from _of_pods(usage, _shown(tuple(usage.pods)), told)
+    yield from _of_pods(usage, _shown(tuple(usage.pods)), runtime_use)
     yield scrape_error(0)
 
 
@@ -70,16 +70,16 @@ def _of_node(usage: NodeUsage) -> Iterator[str]:
             yield family(f"node_{name}", help.format("node"), kind, (), samples)
 
 
-def _of_pods(usage: NodeUsage, shown: _Shown, told: Sequence[RuntimeUse]) -> Iterator[bytes]:
+def _of_pods(usage: NodeUsage, shown: _Shown, runtime_use: Sequence[RuntimeUse]) -> Iterator[bytes]:
     table, now = usage.table, int(usage.time * 1000)
     for of, labels, rows, others in (
-        ("pod", shown.pods, shown.pod_rows, [each for each in told if not each.container]),
-        ("container", shown.containers, shown.rows, [each for each in told if each.container]),
+        ("pod", shown.pods, shown.pod_rows, [each for each in runtime_use if not each.container]),
+        ("container", shown.containers, shown.rows, [each for each in runtime_use if each.container]),
     ):
         cpu = [(each, *each.cpu) for each in others if each.cpu is not None]
         memory = [(each, *each.memory) for each in others if each.memory is not None]
-        yield from _written(of, _CPU, [(labels, table.column("cpu")[rows], now), *_told(cpu)], NANO)
-        yield from _written(of, _MEMORY, [(labels, table.working_set[rows], now), *_told(memory)])
+        yield from _written(of, _CPU, [(labels, table.column("cpu")[rows], now), *_samples(cpu)], NANO)
+        yield from _written(of, _MEMORY, [(labels, table.working_set[rows], now), *_samples(memory)])
         yield from _written(of, _SWAP, [(labels, table.column("swap")[rows], now)])
     swap, most = (table.column(name)[shown.rows] for name in ("swap", "swap_limit"))
     limit = np.where((swap == ABSENT) | (most == ABSENT), ABSENT, np.maximum(swap, most))
@@ -87,12 +87,14 @@ def _of_pods(usage: NodeUsage, shown: _Shown, told: Sequence[RuntimeUse]) -> Ite
     measured = (table.column("cpu") != ABSENT) | (table.column("memory") != ABSENT)
     started = [(shown.containers, np.where(measured[shown.rows], shown.started, ABSENT), None)]
     started += [
-        (_labels([each]), np.array([int(each.started * 10**MICRO)]), None) for each in told if each.started
+        (_labels([each]), np.array([int(each.started * 10**MICRO)]), None)
+        for each in runtime_use
+        if each.started
     ]
     yield from _written("container", _START, started, MICRO)
 
 
-def _told(amounts: Iterable[tuple[RuntimeUse, int, int]]) -> Iterator[Part]:
+def _samples(amounts: Iterable[tuple[RuntimeUse, int, int]]) -> Iterator[Part]:
     """Group the runtime's numbers by the second of their reading."""
     by_second: dict[int, list[tuple[RuntimeUse, int]]] = {}
     for of, value, second in amounts:

@@ -46,7 +46,7 @@ _HEALTHZ: Final = "healthz"
 
 
 class Routes:
-    """A node's answers on all its doors, and what they keep from one to the next."""
+    """Answer the requests of all listeners of a node; keeps state that several answers share."""
 
     def __init__(self, view: ServedNode) -> None:
         self._view = view
@@ -101,7 +101,7 @@ class Routes:
             case "/metrics/probes":
                 return _metrics(view, prefix=PROBES)
             case "/metrics/slis":
-                self._health.look()
+                self._health.run()
                 return _metrics(view, prefix=HEALTH_METRICS)
             case "/metrics/resource":
                 return Response(200, metrics_text.CONTENT_TYPE, await _resources(view))
@@ -115,7 +115,7 @@ class Routes:
 
     @cached_property
     def _page_watch(self) -> PageWatch:
-        """The only one of the node: it reads once for all readers of the page."""
+        """Return the node's only page watch, which reads once for all readers of the page."""
         from engine.server.page.watch import PageWatch
 
         return PageWatch(self._view)
@@ -220,7 +220,7 @@ async def _act(name: str, component: object, action: str, request: Request) -> R
 
 
 class ServerHealth:
-    """The health checks of one node; every run counts for `/metrics/slis`, as in the kubelet."""
+    """Run the health checks of one node; every run counts for `/metrics/slis`, as in the kubelet."""
 
     def __init__(self, view: ServedNode) -> None:
         self._view = view
@@ -231,7 +231,7 @@ class ServerHealth:
             f"{HEALTH_METRICS}s_total", "Health checks run, by outcome.", ["name", "type", "status"]
         )
 
-    def look(self) -> Sequence[tuple[str, str | None]]:
+    def run(self) -> Sequence[tuple[str, str | None]]:
         """Run the checks; return the problem of each, or None."""
         checks = self._view.healthz()
         for name, error in checks:
@@ -244,7 +244,7 @@ class ServerHealth:
         if request.method not in {"GET", "HEAD"}:
             return failure(405, f"{request.method} is not allowed here")
         name = request.path.removeprefix("/healthz").strip("/")
-        checks = self.look()
+        checks = self.run()
         if name:
             checks = [check for check in checks if check[0] == name]
             if not checks:

@@ -25,11 +25,11 @@ def volume_metrics(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if named:
             samples = [(labels, float(claim[amount])) for labels, claim in named]
             yield family(f"kubelet_volume_stats_{name}", help, "gauge", _LABELS, samples)
-    told = [
+    samples = [
         (labels, float(claim["volumeHealthStats"]["abnormal"]))
         for labels, claim in named
         if "volumeHealthStats" in claim
     ]
-    if told:
+    if samples:
         help = "1 if the volume's driver reports it as abnormal, else 0."
-        yield family("kubelet_volume_stats_health_status_abnormal", help, "gauge", _LABELS, told)
+        yield family("kubelet_volume_stats_health_status_abnormal", help, "gauge", _LABELS, samples)

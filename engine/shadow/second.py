@@ -99,11 +99,11 @@ class SecondConfiguration:
         if seen.use is None:
             return
         told = observations(seen.use, seen.now)
-        now = self._tracker("now", seen.config).look(told, seen.now)
+        now = self._tracker("now", seen.config).update(told, seen.now)
         self._evicted = {uid: why for uid, why in self._evicted.items() if uid in seen.pods}
         left = _without(told, seen.use, self._evicted)
         tracker = self._tracker("next", following.config)
-        coming = tracker.look(left, seen.now)
+        coming = tracker.update(left, seen.now)
         if now.conditions != coming.conditions:
             low = (
                 ", ".join(f"{t.signal} below {t.value}" for t in coming.act_on or now.act_on)

@@ -132,14 +132,14 @@ class Logind:
         except (OSError, ValueError) as error:
             text = f"the system bus closed the connection: {error}"
             raise Unavailable(text, subject=self._address) from error
-        said = []
+        signals = []
         while self._signals:
             message = self._signals.popleft()
             if message.header.fields[HeaderFields.member] == OWNER:
                 raise Unavailable("logind restarted", subject=self._address)
             if message.body and isinstance(message.body[0], bool):
-                said.append(message.body[0])
-        return said
+                signals.append(message.body[0])
+        return signals
 
     def close(self) -> None:
         with suppress(OSError):

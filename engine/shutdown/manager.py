@@ -185,13 +185,13 @@ class ShutdownManager:
         try:
             while True:
                 for begins in logind.signals():
-                    await self._heard(logind, begins)
+                    await self._handle(logind, begins)
                 readable.clear()
                 await readable.wait()
         finally:
             loop.remove_reader(logind.fileno())
 
-    async def _heard(self, logind: Logind, begins: bool) -> None:
+    async def _handle(self, logind: Logind, begins: bool) -> None:
         what = "event" if begins else "cancellation"
         self._recorder.node(NORMAL, "Shutdown", f"Shutdown manager detected shutdown {what}")
         changed, self.shutting_down = self.shutting_down is not begins, begins

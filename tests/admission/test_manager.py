@@ -234,7 +234,7 @@ async def test_a_pod_preempted_while_waiting_does_not_start(ended: bool):
     waiting = make_pod("waiting", "1500m")
     situation = Situation([make_pod("old", "1500m")], cannot_kill=() if ended else ("waiting",))
     admission = situation.admission
-    admission.leave("old")
+    admission.terminating("old")
     admission.reserve(waiting)
     start = asyncio.create_task(admission.wait_for_room(waiting))
     verdict = admission.reserve(make_pod("critical", "1", static=True))
@@ -262,7 +262,7 @@ async def test_a_waiting_pod_names_the_others_and_is_rejected_after_a_limit():
     async def tell(reason: str, message: str) -> None:
         told.append((reason, message))
 
-    admission.leave("old")
+    admission.terminating("old")
     admission.reserve(late)
     with pytest.raises(AdmissionRejected) as rejection:
         await admission.wait_for_room(late, tell)
@@ -284,7 +284,7 @@ async def test_a_pod_that_waits_for_a_port_is_refused_for_the_port():
     )
     old.spec.termination_grace_period_seconds = 0
     admission = Situation([old], patience=0.05).admission
-    admission.leave("old")
+    admission.terminating("old")
     admission.reserve(late)
     with pytest.raises(AdmissionRejected) as rejection:
         await admission.wait_for_room(late)

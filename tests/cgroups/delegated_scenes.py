@@ -100,7 +100,7 @@ def _seen(manager: CgroupManager, given: Path) -> dict[str, Any]:
     )
     for _ in range(4):
         time.sleep(0.2)
-        squeeze.look()
+        squeeze.update()
     level = manager.levels.names[BEST_EFFORT]
     seen["ceiling"] = squeeze.ceiling
     seen["quota"] = (manager.tree.read(level, "cpu.max") or "").split()[0]

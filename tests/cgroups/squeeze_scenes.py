@@ -80,13 +80,13 @@ async def squeezed(root: str) -> dict[str, Any]:
                 before = manager.cpu_seconds(name)
                 while manager.cpu_seconds(name) - before < WORKED:
                     time.sleep(0.01)
-                squeeze.look()
+                squeeze.update()
                 ceilings.append(squeeze.ceiling)
                 if outcomes()[-1:] == [outcome]:
                     break
             return ceilings
 
-        squeeze.look()
+        squeeze.update()
         seen: dict[str, Any] = {"nobody here": (squeeze.ceiling, quota(manager))}
         pids = {}
         for cpu, pod in enumerate([guaranteed("works", "300m"), best_effort("fills")]):
@@ -103,13 +103,13 @@ async def squeezed(root: str) -> dict[str, Any]:
         seen["inputs"] = dict(decisions.after(0)[0].inputs)
         await squeeze.stop()
         seen["stopped"] = quota(manager)
-        squeeze.look()
-        squeeze.look()
+        squeeze.update()
+        squeeze.update()
         seen["again"] = quota(manager) != seen["stopped"]
         seen["pod's use"] = (manager.pod_cpu_seconds("fills"), manager.cpu_seconds(name))
         end(*pids.values())
         manager.remove_pod("fills", wait=5.0)
-        squeeze.look()
+        squeeze.update()
         with pytest.raises(Refused, match="fills"):
             manager.pod_cpu_seconds("fills")
         seen["gone"] = (squeeze.ceiling, quota(manager))

@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 
-from engine.cluster.client import ApiClient
-from engine.cluster.credentials import Credentials
-from engine.cluster.kubeconfig import load_kubeconfig
 from engine.host.mounts import unmount_below
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.objects.backend import ExecResult
 from engine.testing.apiserver import ApiServer
 from tests.cluster.agent_process import AgentProcess
-from tests.cluster_rig import Cluster, Object, condition
+from tests.cluster_rig import Cluster, Object, cluster, condition
 from tests.waiting import eventually
+
+__all__ = ["cluster"]
 
 NODE = "/api/v1/nodes/n1"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"
@@ -103,15 +102,6 @@ class Member:
 
 
 MakeMember = Callable[..., AbstractAsyncContextManager[Member]]
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with ApiServer(tmp_path / "api") as server:
-        config = load_kubeconfig(server.kubeconfig("admin"))
-        client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
-        yield Cluster(server, client)
-        client.close()
 
 
 @pytest.fixture

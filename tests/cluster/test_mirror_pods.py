@@ -15,7 +15,7 @@ from engine.api.qos import HASH_ANNOTATION, MIRROR_ANNOTATION
 from engine.api.struct import decode_hook
 from engine.cluster import mirror_pods
 from engine.cluster.client import ApiClient
-from engine.cluster.mirror_pods import MirrorPods, mirror_of, shows
+from engine.cluster.mirror_pods import MirrorPods, mirror_of, represents
 from engine.testing.apiserver import ApiServer
 from tests.waiting import eventually
 
@@ -82,16 +82,16 @@ def test_a_mirror_is_the_static_pod_owned_by_its_node():
 
 def test_a_mirror_that_is_deleted_or_of_another_hash_shows_nothing():
     mirror = as_pod(mirror_of(static(), "n1", "node-uid"))
-    assert shows(mirror, static())
-    assert not shows(mirror, static(digest="h2"))
+    assert represents(mirror, static())
+    assert not represents(mirror, static(digest="h2"))
     mirror.metadata.deletion_timestamp = datetime.now(UTC)
-    assert not shows(mirror, static())
+    assert not represents(mirror, static())
 
 
 @pytest.mark.parametrize("first", ["manifests", "server"])
 async def test_nothing_is_done_before_manifests_and_server_are_known(world: World, first: str):
     def want() -> None:
-        world.mirrors.want({static().full_name: static()})
+        world.mirrors.set_static_pods({static().full_name: static()})
 
     def replaced() -> None:
         world.mirrors.replaced([])
@@ -101,17 +101,17 @@ async def test_nothing_is_done_before_manifests_and_server_are_known(world: Worl
     assert world.mirrors.uid_of(static()) == ""
     steps[1]()
     await eventually(lambda: world.hashes() == ["h1"])
-    world.mirrors.heard(world.one())
+    world.mirrors.changed(world.one())
     assert world.mirrors.uid_of(static()) == world.one().uid
-    assert world.mirrors.shown_by(world.one()) is not None
+    assert world.mirrors.static_pod_of(world.one()) is not None
 
 
 async def test_a_deleted_mirror_pod_is_created_again(world: World):
-    world.mirrors.want({static().full_name: static()})
+    world.mirrors.set_static_pods({static().full_name: static()})
     world.mirrors.replaced([])
     await eventually(lambda: world.hashes() == ["h1"])
     before = world.one()
-    world.mirrors.heard(before)
+    world.mirrors.changed(before)
     world.server.delete(f"{PODS}/web-n1", grace=0)
     world.mirrors.deleted(before)
     await eventually(lambda: [mirror.uid for mirror in world.there()] not in ([], [before.uid]))
@@ -120,7 +120,7 @@ async def test_a_deleted_mirror_pod_is_created_again(world: World):
 async def test_one_of_another_hash_is_replaced_and_one_without_a_pod_taken_away(world: World):
     for name in ("web-n1", "gone-n1"):
         world.server.create(f"{PODS}/{name}", mirror_of(static(name), "n1", "node-uid"))
-    world.mirrors.want({static().full_name: static(digest="h2")})
+    world.mirrors.set_static_pods({static().full_name: static(digest="h2")})
     world.mirrors.replaced(world.there())
     await eventually(lambda: world.hashes() == ["h2"])
     assert world.one().metadata.name == "web-n1"
@@ -132,7 +132,7 @@ async def test_a_namesake_of_another_uid_is_not_deleted(world: World):
     world.server.delete(f"{PODS}/web-n1", grace=0)
     world.server.create(f"{PODS}/web-n1", mirror_of(static(digest="other"), "n1", "node-uid"))
     world.mirrors.replaced([old])
-    world.mirrors.want({})
+    world.mirrors.set_static_pods({})
     await eventually(lambda: world.asked("DELETE") == 1 and not world.mirrors._tasks)
     assert world.hashes() == ["other"]
 
@@ -140,19 +140,19 @@ async def test_a_namesake_of_another_uid_is_not_deleted(world: World):
 async def test_a_refused_mirror_is_retried(world: World):
     world.server.fail(500, path="/pods", times=3)
     world.mirrors.replaced([])
-    world.mirrors.want({static().full_name: static()})
+    world.mirrors.set_static_pods({static().full_name: static()})
     await eventually(lambda: world.hashes() == ["h1"])
 
 
 async def test_a_mirror_deleted_before_its_creation_is_answered_is_created_again(world: World):
-    world.mirrors.want({static().full_name: static()})
+    world.mirrors.set_static_pods({static().full_name: static()})
     world.mirrors.replaced([])
     create, client = world.mirrors._client.create, world.mirrors._client
 
     async def slow(*args: Any) -> Pod:
         made: Pod = await create(*args)
         client.create = create  # type: ignore[method-assign]
-        world.mirrors.heard(made)
+        world.mirrors.changed(made)
         world.server.delete(f"{PODS}/web-n1", grace=0)
         world.mirrors.deleted(made)
         return made

@@ -13,8 +13,8 @@ from engine.cluster.lease import renewed
 from engine.cluster.merge import strategic_patch
 from engine.cluster.node_object import (
     CONTROLLER_ATTACHES,
+    former_resources,
     full_patch,
-    left_behind,
     metadata_patch,
     reconciliation,
     registration,
@@ -107,8 +107,10 @@ def test_where_no_plugin_has_ever_been_the_resources_of_an_older_node_are_gone()
     def node(*names: str) -> Node:
         return Node(status=NodeStatus(capacity=dict.fromkeys(names, Quantity.parse("1"))))
 
-    assert left_behind(node("cpu", "example.com/gpu", "hugepages-2Mi"), node("cpu")) == {"example.com/gpu"}
-    assert left_behind(node("example.com/gpu"), node("cpu", "example.com/fpga")) == set()
+    assert former_resources(node("cpu", "example.com/gpu", "hugepages-2Mi"), node("cpu")) == {
+        "example.com/gpu"
+    }
+    assert former_resources(node("example.com/gpu"), node("cpu", "example.com/fpga")) == set()
 
 
 def test_registration_and_reconciliation():

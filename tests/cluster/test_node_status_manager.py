@@ -71,10 +71,10 @@ async def test_a_change_from_the_watch_during_a_patch_is_kept():
     keeper = manager(server)
     capacity = {"cpu": "2", "example.com/dongle": "4"}
     given = node(3, capacity=capacity, allocatable={"cpu": "2"}, conditions=[])
-    server.meanwhile = lambda: keeper.heard(given)
-    assert await keeper.tell()
+    server.meanwhile = lambda: keeper.on_changed(given)
+    assert await keeper.report()
     server.meanwhile = lambda: None
-    assert await keeper.tell()
+    assert await keeper.report()
     assert server.patches[1:] == [{"allocatable": {"example.com/dongle": "4"}}]
 
 
@@ -86,7 +86,7 @@ async def test_a_patch_answered_before_the_deletion_does_not_bring_a_deleted_nod
 
     def delete() -> None:
         server.is_deleted = True
-        keeper.deleted(node(1))
+        keeper.on_deleted(node(1))
         patched.set()
 
     server.meanwhile = delete

@@ -51,7 +51,7 @@ class World:
     def hear(self, *names: str) -> list[str]:
         pods = [self.make(name) for name in names]
         for pod in pods:
-            self.writer.heard(pod)
+            self.writer.update(pod)
         return [pod.uid for pod in pods]
 
     def sent(self, method: str = "PATCH") -> list[str]:
@@ -70,33 +70,33 @@ async def world(
 
 async def test_a_status_that_the_server_has_is_not_sent_again(world: World):
     (uid,) = world.hear("a")
-    world.writer.tell(uid, status(), may_run=True)
+    world.writer.report(uid, status(), may_run=True)
     await eventually(lambda: world.phase("a") == "Running")
-    world.writer.heard(world.known("a"))
-    world.writer.tell(uid, status(), may_run=True)
-    world.writer.tell("of nobody", status(), may_run=True)
-    await world.writer.settled(uid)
+    world.writer.update(world.known("a"))
+    world.writer.report(uid, status(), may_run=True)
+    world.writer.report("of nobody", status(), may_run=True)
+    await world.writer.wait_reported(uid)
     assert world.sent() == ["a"]
 
 
 async def test_an_overwritten_status_is_sent_again(world: World):
     (uid,) = world.hear("a")
-    world.writer.tell(uid, status(), may_run=True)
-    await world.writer.settled(uid)
+    world.writer.report(uid, status(), may_run=True)
+    await world.writer.wait_reported(uid)
     await world.writer._client.patch(f"{PODS}/a/status", {"status": {"phase": "Unknown"}}, Object)
-    world.writer.heard(world.known("a"))
+    world.writer.update(world.known("a"))
     await eventually(lambda: world.phase("a") == "Running")
 
 
 async def test_news_older_than_an_answer_changes_nothing_but_a_list_does(world: World):
     (uid,) = world.hear("a")
     before = world.known("a")
-    world.writer.tell(uid, status(), may_run=True)
+    world.writer.report(uid, status(), may_run=True)
     await eventually(lambda: world.phase("a") == "Running")
-    world.writer.heard(before)
-    await world.writer.settled(uid)
+    world.writer.update(before)
+    await world.writer.wait_reported(uid)
     assert world.sent() == ["a"]
-    world.writer.heard(before, listed=True)
+    world.writer.update(before, listed=True)
     await eventually(lambda: world.sent() == ["a", "a"])
 
 
@@ -105,22 +105,22 @@ async def test_pods_that_become_ready_come_first(world: World, monkeypatch: pyte
     names = [f"p{number}" for number in range(6)]
     uids = world.hear(*names)
     for uid in uids[:5]:
-        world.writer.tell(uid, status(), may_run=True)
-    world.writer.tell(uids[5], status(ready="True"), may_run=True)
-    await asyncio.gather(*map(world.writer.settled, uids))
+        world.writer.report(uid, status(), may_run=True)
+    world.writer.report(uids[5], status(ready="True"), may_run=True)
+    await asyncio.gather(*map(world.writer.wait_reported, uids))
     assert world.sent() == ["p0", "p5", "p1", "p2", "p3", "p4"]
 
 
 async def test_details_come_last(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pod_writer, "AT_ONCE", 1)
     monkeypatch.setattr(pod_writer, "DETAILS_AT_ONCE", 1)
-    monkeypatch.setattr(pod_writer, "SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(pod_writer, "DETAIL_DELAY_SECONDS", 0.0)
     names = [f"p{number}" for number in range(5)]
     uids = world.hear(*names)
     for uid in uids[:3]:
-        world.writer.tell(uid, status("Pending", reason="Waiting"), may_run=True)
-    world.writer.tell(uids[3], status(), may_run=True)
-    world.writer.tell(uids[4], status(ready="True"), may_run=True)
+        world.writer.report(uid, status("Pending", reason="Waiting"), may_run=True)
+    world.writer.report(uids[3], status(), may_run=True)
+    world.writer.report(uids[4], status(ready="True"), may_run=True)
     await eventually(lambda: len(world.sent()) == 5)
     assert world.sent() == ["p0", "p4", "p3", "p1", "p2"]
 
@@ -128,23 +128,23 @@ async def test_details_come_last(world: World, monkeypatch: pytest.MonkeyPatch):
 async def test_a_pod_that_starts_at_once_sends_one_status(world: World):
     (uid,) = world.hear("a")
     for reason in ("", "Preparing", "Starting"):
-        world.writer.tell(uid, status("Pending", reason=reason), may_run=True)
-    world.writer.tell(uid, status(ready="True"), may_run=True)
-    await world.writer.settled(uid)
+        world.writer.report(uid, status("Pending", reason=reason), may_run=True)
+    world.writer.report(uid, status(ready="True"), may_run=True)
+    await world.writer.wait_reported(uid)
     assert (world.phase("a"), world.sent()) == ("Running", ["a"])
 
 
 async def test_a_last_detail_is_sent_too(world: World):
     (uid,) = world.hear("a")
-    world.writer.tell(uid, status("Pending", reason="Waiting"), may_run=True)
+    world.writer.report(uid, status("Pending", reason="Waiting"), may_run=True)
     await eventually(lambda: world.server.get(f"{PODS}/a")["status"].get("reason") == "Waiting")
 
 
 async def test_an_awaited_detail_is_sent_at_once(world: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pod_writer, "SETTLING_SECONDS", float("inf"))
+    monkeypatch.setattr(pod_writer, "DETAIL_DELAY_SECONDS", float("inf"))
     (uid,) = world.hear("a")
-    world.writer.tell(uid, status("Pending", reason="Waiting"), may_run=True)
-    await world.writer.settled(uid)
+    world.writer.report(uid, status("Pending", reason="Waiting"), may_run=True)
+    await world.writer.wait_reported(uid)
     assert world.server.get(f"{PODS}/a")["status"]["reason"] == "Waiting"
 
 
@@ -152,7 +152,7 @@ async def test_an_awaited_detail_is_sent_at_once(world: World, monkeypatch: pyte
 async def test_a_refused_status_is_sent_until_it_is_accepted(world: World, fault: ApiServerFault | int):
     world.server.fail(fault, path="/status", times=3, retry_after=0)
     (uid,) = world.hear("a")
-    world.writer.tell(uid, status(), may_run=True)
+    world.writer.report(uid, status(), may_run=True)
     await eventually(lambda: world.phase("a") == "Running")
 
 
@@ -160,52 +160,52 @@ async def test_pods_of_the_same_name_share_no_state(world: World):
     (uid,) = world.hear("a")
     world.server.delete(f"{PODS}/a", grace=0)
     other = to_builtins(world.make("a"))
-    world.writer.tell(uid, status("Failed"), may_run=False)
-    world.writer.left(uid)
+    world.writer.report(uid, status("Failed"), may_run=False)
+    world.writer.removed(uid)
     await eventually(lambda: len(world.sent()) > 1)
     world.writer.forget(uid)
-    await world.writer.settled(uid)
+    await world.writer.wait_reported(uid)
     assert to_builtins(world.known("a")) == other
 
 
 async def test_a_deleted_pod_is_removed_once_its_end_is_known_and_nothing_remains(world: World):
     (uid,) = world.hear("a")
     world.server.delete(f"{PODS}/a", grace=30)
-    world.writer.heard(world.known("a"))
-    world.writer.tell(uid, status("Succeeded"), may_run=False)
-    await world.writer.settled(uid)
+    world.writer.update(world.known("a"))
+    world.writer.report(uid, status("Succeeded"), may_run=False)
+    await world.writer.wait_reported(uid)
     assert (world.phase("a"), world.sent("DELETE")) == ("Succeeded", [])
-    world.writer.left(uid)
+    world.writer.removed(uid)
     await eventually(lambda: world.server.list(PODS) == [])
-    assert world.writer.has_left(uid)
+    assert world.writer.is_removed(uid)
 
 
 async def test_a_pod_that_was_not_deleted_stays(world: World):
     (uid,) = world.hear("a")
-    world.writer.tell(uid, status("Failed"), may_run=False)
-    world.writer.left(uid)
-    await world.writer.settled(uid)
+    world.writer.report(uid, status("Failed"), may_run=False)
+    world.writer.removed(uid)
+    await world.writer.wait_reported(uid)
     assert (world.phase("a"), world.sent("DELETE")) == ("Failed", [])
 
 
 async def test_every_waiter_for_a_status_is_notified(world: World):
     world.server.fail(500, path="/status", times=1)
     (uid,) = world.hear("a")
-    world.writer.tell(uid, status("Failed"), may_run=False)
+    world.writer.report(uid, status("Failed"), may_run=False)
     async with asyncio.timeout(PATIENCE):
-        await asyncio.gather(*(world.writer.settled(uid) for _ in range(3)))
+        await asyncio.gather(*(world.writer.wait_reported(uid) for _ in range(3)))
     assert world.phase("a") == "Failed"
 
 
 async def test_a_pod_that_a_restored_server_has_again_is_deleted_again(world: World):
     (uid,) = world.hear("a")
     world.server.delete(f"{PODS}/a", grace=30)
-    world.writer.heard(world.known("a"))
+    world.writer.update(world.known("a"))
     snapshot = world.server.objects.snapshot()
-    world.writer.tell(uid, status("Succeeded"), may_run=False)
-    world.writer.left(uid)
+    world.writer.report(uid, status("Succeeded"), may_run=False)
+    world.writer.removed(uid)
     await eventually(lambda: world.server.list(PODS) == [])
     await eventually(lambda: not world.writer._tasks)
     world.server.objects.set_back(snapshot)
-    world.writer.heard(world.known("a"), listed=True)
+    world.writer.update(world.known("a"), listed=True)
     await eventually(lambda: world.server.list(PODS) == [])

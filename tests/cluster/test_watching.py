@@ -30,9 +30,9 @@ class Follower:
         self.pods: dict[str, Pod] = {}
         self.sets = 0
         self.pauses = 0
-        heard = WatchHandler(self._replaced, self._changed, self._deleted)
+        handler = WatchHandler(self._replaced, self._changed, self._deleted)
         resource = WatchedResource("/api/v1/pods", Pod, "spec.nodeName=n1")
-        self.watch = ResourceWatch(client, resource, heard, pause=self._pause)
+        self.watch = ResourceWatch(client, resource, handler, pause=self._pause)
 
     async def _pause(self, seconds: float) -> None:
         self.pauses += 1
@@ -98,7 +98,7 @@ async def test_news_that_a_listener_failed_at_is_delivered_again(
     faults = {kind: OSError(5, f"not {kind}") for kind in kinds}
 
     def failing_once(kind: str) -> Callable[[Any], None]:
-        hears = getattr(follower.watch.heard, kind)
+        hears = getattr(follower.watch.handler, kind)
 
         def hear(told: Any) -> None:
             if kind in faults:
@@ -107,7 +107,7 @@ async def test_news_that_a_listener_failed_at_is_delivered_again(
 
         return hear
 
-    follower.watch.heard = WatchHandler(*(failing_once(kind) for kind in kinds))
+    follower.watch.handler = WatchHandler(*(failing_once(kind) for kind in kinds))
 
     async def again_and_again() -> None:
         while True:

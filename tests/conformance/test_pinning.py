@@ -19,22 +19,18 @@ import pytest
 
 from engine.api import cpu_set as cpu_sets
 from engine.api.config import KubeletConfiguration
-from engine.api.decisions import Decisions
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput
-from engine.api.events import EventRecorder
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.cpumanager import static_policy
-from engine.cpumanager.manager import CpuManager
+from engine.cpumanager.manager import CpuManager, CpuReaders
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.devices.allocation import Allocator, TopologyError
 from engine.devices.state import DeviceState
 from engine.host.state_file import no_fault
-from engine.host.tasks import Tasks
 from engine.memorymanager.manager import MemoryManager
 from engine.memorymanager.state import NodeMemory
-from engine.metrics import Registry
 from engine.topologymanager.policy import Hints, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError
 from engine.topologymanager.search import DeviceCounts
@@ -81,15 +77,7 @@ class Machine:
         self.topology = CpuTopology(
             [Processor(p["cpu"], p["core"], p["l3"], p["socket"], p["node"]) for p in given["cpus"]]
         )
-        common: dict[str, Any] = {
-            "config": config,
-            "numa": numa,
-            "root": root,
-            "registry": Registry(),
-            "recorder": EventRecorder(lambda: 0.0),
-            "decisions": Decisions(lambda: 0.0),
-            "tasks": Tasks(),
-        }
+        context = node_context(config, root=root, clock=lambda: 0.0)
         self.numa = numa
         try:
             self.policy = TopologyPolicy.from_config(
@@ -102,13 +90,12 @@ class Machine:
             raise Refused(f"topology: {error.message}") from error
         try:
             self.cpus = CpuManager(
-                topology=lambda: self.topology,
-                online=lambda: self.topology.cpus,
-                offline=lambda: 0,
+                context,
+                readers=CpuReaders(lambda: self.topology, lambda: self.topology.cpus, lambda: 0),
+                numa=numa,
                 reserved=reserved.get("cpu"),
                 running=lambda: (),
                 move=lambda container, cpus: asyncio.sleep(0),
-                **common,
             )
         except InvalidInput as error:
             raise Refused(f"cpu: new static policy error: {error.message}") from error
@@ -117,11 +104,11 @@ class Machine:
             for n in nodes
         ]
         try:
-            self.memory = MemoryManager(machine=lambda: memory, reserved=reserved, **common)
+            self.memory = MemoryManager(context, machine=lambda: memory, numa=numa, reserved=reserved)
         except InvalidInput as error:
             raise Refused(f"memory: {error.message}") from error
         self.allocator = Allocator(
-            node_context(config=config, registry=common["registry"], decisions=common["decisions"]),
+            node_context(config=config, registry=context.registry, decisions=context.decisions),
             DeviceState(),
             NothingKept(),  # type: ignore[arg-type]
             endpoints={},

@@ -16,12 +16,11 @@ from engine.api.documents import convert
 from engine.api.events import EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
-from engine.cpumanager.manager import FILE_NAME, CpuManager
+from engine.cpumanager.manager import FILE_NAME, CpuManager, CpuReaders
 from engine.cpumanager.moving import RunningContainer
 from engine.cpumanager.topology import CpuTopology, Processor
-from engine.host.tasks import Tasks
-from engine.metrics import Registry
 from engine.topologymanager.policy import Hint, Numa
+from tests.contexts import node_context
 
 PROCESSORS = [Processor(cpu, cpu % 4, 0, 0, 0) for cpu in range(8)]
 """Four cores of two threads: 0 and 4, 1 and 5, …"""
@@ -64,19 +63,17 @@ class Rig:
         reserved = cpu_set.parse(self.config.get("reservedSystemCPUs", "0")).bit_count()
         topology = CpuTopology([one for one in PROCESSORS if self.online >> one.cpu & 1])
         manager = CpuManager(
-            config=convert(dict(self.config), KubeletConfiguration, "config"),
-            topology=lambda: topology,
-            online=lambda: topology.cpus,
-            offline=lambda: 0,
+            node_context(
+                convert(dict(self.config), KubeletConfiguration, "config"),
+                root=self.root,
+                recorder=self.recorder,
+                decisions=self.decisions,
+            ),
+            readers=CpuReaders(lambda: topology, lambda: topology.cpus, lambda: 0),
             numa=Numa(),
             reserved=Quantity.parse(str(reserved)),
-            root=self.root,
             running=lambda: self.running,
             move=self._move,
-            registry=Registry(),
-            recorder=self.recorder,
-            decisions=self.decisions,
-            tasks=Tasks(),
         )
         await manager.start()
         try:

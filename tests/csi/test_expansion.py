@@ -46,19 +46,19 @@ SIZE = Quantity.parse("2Gi")
 @pytest.mark.parametrize(
     ("found", "wanted"),
     [
-        (claim(capacity={"storage": "1Gi"}), Growth(SIZE, said=False, tracked=False)),
-        (claim(capacity={"storage": "2Gi"}), Growth(SIZE, said=True, tracked=False)),
-        (claim(**step("NodeResizePending")), Growth(SIZE, said=False, tracked=True)),
-        (claim(**step("NodeResizeInProgress")), Growth(SIZE, said=False, tracked=True)),
+        (claim(capacity={"storage": "1Gi"}), Growth(SIZE, recorded=False, tracked=False)),
+        (claim(capacity={"storage": "2Gi"}), Growth(SIZE, recorded=True, tracked=False)),
+        (claim(**step("NodeResizePending")), Growth(SIZE, recorded=False, tracked=True)),
+        (claim(**step("NodeResizeInProgress")), Growth(SIZE, recorded=False, tracked=True)),
         (claim(**step("NodeResizeInfeasible")), None),
         (claim(**step("ControllerResizeInProgress")), None),
         (claim(**step("")), None),
         (claim(**step("", has="2Gi")), None),
-        (claim(["ReadWriteMany"], **step("", has="2Gi")), Growth(SIZE, said=True, tracked=True)),
+        (claim(["ReadWriteMany"], **step("", has="2Gi")), Growth(SIZE, recorded=True, tracked=True)),
         (claim(["ReadWriteMany"], **step("")), None),
         (
             claim(**step("NodeResizePending", size="1536Mi")),
-            Growth(Quantity.parse("1536Mi"), said=False, tracked=True),
+            Growth(Quantity.parse("1536Mi"), recorded=False, tracked=True),
         ),
     ],
 )

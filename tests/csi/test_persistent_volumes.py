@@ -135,7 +135,7 @@ async def test_a_secret_that_is_missing_holds_the_pod_up(csi: CsiRig) -> None:
 
 
 @pytest.mark.parametrize("method", ["NodeStageVolume", "NodePublishVolume"])
-@pytest.mark.parametrize("status", [3, 4], ids=["settled", "unsettled"])
+@pytest.mark.parametrize("status", [3, 4], ids=["final", "unfinished"])
 async def test_a_half_finished_setup_is_removed_with_its_pod(csi: CsiRig, method: str, status: int) -> None:
     csi.known()
     csi.claim()

@@ -83,7 +83,7 @@ class Agent:
                 active=lambda: self.pods,
                 sources_ready=lambda: self.ready,
                 is_running=lambda uid, name: (uid, name) in self.running,
-                leaves=options.pop("leaves", lambda uid: False),
+                is_terminating=options.pop("leaves", lambda uid: False),
                 all=lambda: [*self.pods, *self.finished],
             ),
             numa=options.pop("numa", Numa((0, 1))),

@@ -30,7 +30,7 @@ def known(now: float, *healths: str, back: bool = True) -> DeviceState:
 
 
 def reason(state: DeviceState, *, now: float = 100.0, leaving: str = "") -> str:
-    found = why_it_passes(state, POD, leaves=lambda uid: uid == leaving, now=now, allowance=40.0)
+    found = why_it_passes(state, POD, is_terminating=lambda uid: uid == leaving, now=now, allowance=40.0)
     return found.reason if found is not None else ""
 
 
@@ -80,4 +80,4 @@ def test_devices_of_pods_that_end_will_be_free():
 def test_a_pod_without_devices_waits_for_none():
     state = known(100.0, back=False)
     bare = make_pod("bare", container("app"))
-    assert why_it_passes(state, bare, leaves=lambda _: True, now=100.0, allowance=40.0) is None
+    assert why_it_passes(state, bare, is_terminating=lambda _: True, now=100.0, allowance=40.0) is None

@@ -22,7 +22,7 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Pod
-from engine.eviction.cleanup import QUIET_LOOKS, GarbageCollectors, Settling
+from engine.eviction.cleanup import QUIET_READINGS, GarbageCollectors, Settling
 from engine.eviction.layout import reclaims
 from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.images.manager import ImageManager
@@ -188,8 +188,8 @@ async def test_an_interrupted_cleanup_is_waited_for(model, monkeypatch: pytest.M
 
 def test_settling_waits_for_consecutive_quiet_samples():
     settling = Settling()
-    looks = [10, 10, 20, 20, 15, 30, *[30] * QUIET_LOOKS]
-    assert [settling.look(available) for available in looks].index(True) == len(looks) - 1
+    looks = [10, 10, 20, 20, 15, 30, *[30] * QUIET_READINGS]
+    assert [settling.update(available) for available in looks].index(True) == len(looks) - 1
 
 
 @pytest.mark.parametrize("layout", ["shared", "imagefs", "split"])

@@ -47,19 +47,19 @@ def test_only_what_lasts_raises_or_clears_a_condition():
         (220, 5000, False),
     ]  # fmt: skip
     for now, waited, becomes in looks:
-        assert one.look(waited, now) == (becomes is not None), now
+        assert one.update(waited, now) == (becomes is not None), now
         if becomes is not None:
             assert one.holding is becomes
 
 
 def test_an_unreadable_value_is_unknown_and_starts_a_new_interval():
     one = Contention(IO_PRESSURE, 10, period=10)
-    assert not one.look(None, 0)
+    assert not one.update(None, 0)
     assert one.condition(0, 0).status == "Unknown"
     for now, waited in ((10, 2000), (15, None), (20, 2000), (29, 2000)):
-        assert not one.look(waited, now)
+        assert not one.update(waited, now)
     assert one.condition(0, 29).status == "False"
-    assert one.look(2000, 30)
+    assert one.update(2000, 30)
     shown = one.condition(0, 30)
     assert (shown.status, shown.reason) == ("True", "PodsStall")
     assert shown.message == "all tasks of pods wait for disks more than 10% of the time"

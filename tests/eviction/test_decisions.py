@@ -40,15 +40,15 @@ def test_memory_goes_before_disk_and_the_rest_as_configured():
     tracker = PressureTracker(
         parsed({"pid.available": "10", "nodefs.available": "10Mi", "memory.available": "10Mi"}), 300
     )
-    seen = tracker.look(observed(1, pid__available=1, nodefs__available=1, memory__available=1), 1)
+    seen = tracker.update(observed(1, pid__available=1, nodefs__available=1, memory__available=1), 1)
     assert signals_of(seen.act_on) == ["memory.available", "pid.available", "nodefs.available"]
     assert seen.conditions == ("MemoryPressure", "DiskPressure", "PIDPressure")
 
 
 def test_the_threshold_itself_is_not_met():
     tracker = PressureTracker(parsed({"memory.available": "10Mi"}), 300)
-    assert tracker.look(observed(1, memory__available=10 * MIB), 1).act_on == ()
-    assert signals_of(tracker.look(observed(2, memory__available=10 * MIB - 1), 2).act_on) == [
+    assert tracker.update(observed(1, memory__available=10 * MIB), 1).act_on == ()
+    assert signals_of(tracker.update(observed(2, memory__available=10 * MIB - 1), 2).act_on) == [
         "memory.available"
     ]
 
@@ -58,43 +58,43 @@ def test_soft_waits_and_starts_again_after_a_recovery():
         parsed(soft={"memory.available": "10Mi"}, grace={"memory.available": "30s"}), 300
     )
     low, high = 5 * MIB, 50 * MIB
-    first = tracker.look(observed(0, memory__available=low), 0)
+    first = tracker.update(observed(0, memory__available=low), 0)
     assert (first.act_on, first.conditions) == ((), ("MemoryPressure",))
     assert first.waiting[0][1] == 30
-    assert tracker.look(observed(29, memory__available=low), 29).act_on == ()
-    assert tracker.look(observed(29.5, memory__available=high), 29.5).act_on == ()
-    assert tracker.look(observed(30, memory__available=low), 30).act_on == ()
-    assert tracker.look(observed(59, memory__available=low), 59).act_on == ()
-    assert len(tracker.look(observed(60, memory__available=low), 60).act_on) == 1
+    assert tracker.update(observed(29, memory__available=low), 29).act_on == ()
+    assert tracker.update(observed(29.5, memory__available=high), 29.5).act_on == ()
+    assert tracker.update(observed(30, memory__available=low), 30).act_on == ()
+    assert tracker.update(observed(59, memory__available=low), 59).act_on == ()
+    assert len(tracker.update(observed(60, memory__available=low), 60).act_on) == 1
 
 
 def test_minimum_reclaim_holds_only_what_was_acted_on():
     tracker = PressureTracker(parsed({"memory.available": "10Mi"}, reclaim={"memory.available": "5Mi"}), 0)
-    assert tracker.look(observed(1, memory__available=12 * MIB), 1).act_on == ()
-    assert len(tracker.look(observed(2, memory__available=9 * MIB), 2).act_on) == 1
-    assert len(tracker.look(observed(3, memory__available=12 * MIB), 3).act_on) == 1
-    assert tracker.look(observed(4, memory__available=15 * MIB), 4).act_on == ()
-    assert tracker.look(observed(5, memory__available=12 * MIB), 5).act_on == ()
+    assert tracker.update(observed(1, memory__available=12 * MIB), 1).act_on == ()
+    assert len(tracker.update(observed(2, memory__available=9 * MIB), 2).act_on) == 1
+    assert len(tracker.update(observed(3, memory__available=12 * MIB), 3).act_on) == 1
+    assert tracker.update(observed(4, memory__available=15 * MIB), 4).act_on == ()
+    assert tracker.update(observed(5, memory__available=12 * MIB), 5).act_on == ()
 
 
 def test_a_condition_stays_for_the_transition_period():
     tracker = PressureTracker(parsed({"memory.available": "10Mi"}), 300)
-    assert tracker.look(observed(0, memory__available=1), 0).raised == ("MemoryPressure",)
-    assert tracker.look(observed(299, memory__available=20 * MIB), 299).conditions == ("MemoryPressure",)
-    assert tracker.look(observed(300, memory__available=20 * MIB), 300).cleared == ("MemoryPressure",)
+    assert tracker.update(observed(0, memory__available=1), 0).raised == ("MemoryPressure",)
+    assert tracker.update(observed(299, memory__available=20 * MIB), 299).conditions == ("MemoryPressure",)
+    assert tracker.update(observed(300, memory__available=20 * MIB), 300).cleared == ("MemoryPressure",)
 
 
 def test_readings_that_are_not_newer_are_not_acted_on_twice():
     tracker = PressureTracker(parsed({"memory.available": "10Mi"}), 300)
     same = observed(1, memory__available=1)
-    assert len(tracker.look(same, 1).act_on) == 1
-    assert tracker.look(same, 2).act_on == ()
+    assert len(tracker.update(same, 1).act_on) == 1
+    assert tracker.update(same, 2).act_on == ()
 
 
 def test_a_signal_without_a_reading_keeps_nothing_alive():
     tracker = PressureTracker(parsed({"memory.available": "10Mi"}), 0)
-    tracker.look(observed(1, memory__available=1), 1)
-    assert tracker.look({}, 2).act_on == ()
+    tracker.update(observed(1, memory__available=1), 1)
+    assert tracker.update({}, 2).act_on == ()
     assert tracker.first_met == {}
 
 

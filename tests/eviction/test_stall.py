@@ -144,8 +144,8 @@ def test_after_an_eviction_the_interval_starts_again(tmp_path: Path):
     tracker = PressureTracker([threshold], 300)
 
     def act(now: float) -> bool:
-        return bool(tracker.look({MEMORY_STALL: SignalObservation(5000, 10_000, now)}, now).act_on)
+        return bool(tracker.update({MEMORY_STALL: SignalObservation(5000, 10_000, now)}, now).act_on)
 
     assert [act(now) for now in (0, 29, 30)] == [False, False, True]
-    tracker.begin_anew(threshold)
+    tracker.restart_grace(threshold)
     assert [act(now) for now in (40, 69, 70)] == [False, False, True]

@@ -15,7 +15,7 @@ def test_the_longest_idle_connection_is_closed() -> None:
         return place
 
     first, second, third = enter("first"), enter("second"), enter("third")
-    first.fall_silent()
+    first.set_idle()
     fourth = enter("fourth")
     assert gone == ["second"]
     third.work()
@@ -24,12 +24,12 @@ def test_the_longest_idle_connection_is_closed() -> None:
     enter("fifth")
     assert gone == ["second", "fourth"]
     assert third in crowd
-    third.fall_silent()
+    third.set_idle()
     enter("sixth")
     enter("seventh")
     assert gone == ["second", "fourth", "fifth", "third"]
     for place in (second, fourth, third):  # who was dropped has no place to come back to
-        place.fall_silent()
+        place.set_idle()
         place.work()
         assert place not in crowd
     assert crowd.at_work == 1
@@ -43,6 +43,6 @@ def test_busy_connections_are_not_dropped() -> None:
         place.work()
     assert crowd.enter(lambda: None) is None
     assert places[0] is not None
-    places[0].leave()
-    places[0].leave()
+    places[0].release()
+    places[0].release()
     assert crowd.enter(lambda: None) is not None

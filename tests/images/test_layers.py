@@ -8,7 +8,7 @@ import pytest
 
 from engine.api.errors import Unavailable
 from engine.api.kubengine_config import ImagesSection
-from engine.images.layers import Layer, removal_order, told_layers
+from engine.images.layers import Layer, removal_order, reported_layers
 from tests.images.test_manager import GIB, Runtime, disk, make  # noqa: F401
 
 BASE, OTHER = Layer("base", 100), Layer("other", 30)
@@ -75,7 +75,7 @@ def test_the_order_is_that_of_ranking_again_after_each_removal():
     ],
 )
 def test_which_layers_runtimes_report(info: dict[str, str], layers: tuple[Layer, ...]):
-    assert told_layers(info, "id", 90) == layers
+    assert reported_layers(info, "id", 90) == layers
 
 
 class Layered(Runtime):

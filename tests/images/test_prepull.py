@@ -58,13 +58,13 @@ def keeping(names: list[str], source: Registries, **given) -> tuple[Prepull, Dec
 async def test_missing_images_are_pulled_and_present_ones_are_not():
     source = Registries()
     prepull, decisions, registry = keeping(["busybox", "r.io/app@sha256:00", "me/tool:1"], source)
-    prepull.look(["docker.io/library/busybox:latest", "other"])
-    prepull.look(["busybox:latest"])
+    prepull.update(["docker.io/library/busybox:latest", "other"])
+    prepull.update(["busybox:latest"])
     await eventually(lambda: registry.metrics[MISSING].values == {(): 0})
     assert sorted(source.asked) == ["me/tool:1", "r.io/app@sha256:00"]
     assert [(one.kind, one.outcome) for one in decisions.after(0)] == [("image-pull", "pulled")] * 2
     await eventually(lambda: not prepull._under_way)
-    prepull.look(["busybox", "r.io/app@sha256:00", "docker.io/me/tool:1"])
+    prepull.update(["busybox", "r.io/app@sha256:00", "docker.io/me/tool:1"])
     assert not prepull._under_way
     await prepull.stop()
 
@@ -72,7 +72,7 @@ async def test_missing_images_are_pulled_and_present_ones_are_not():
 async def test_at_most_the_configured_number_is_pulled_at_once():
     source = Registries()
     prepull, _, registry = keeping([f"app:{n}" for n in range(9)], source, at_once=2)
-    prepull.look([])
+    prepull.update([])
     await eventually(lambda: registry.metrics[MISSING].values == {(): 0})
     assert source.most == 2
     await prepull.stop()
@@ -81,7 +81,7 @@ async def test_at_most_the_configured_number_is_pulled_at_once():
 async def test_a_failed_pull_is_retried_and_reported_once(caplog: pytest.LogCaptureFixture):
     source = Registries({"app:1": 3})
     prepull, decisions, registry = keeping(["app:1", "app:2"], source)
-    prepull.look([])
+    prepull.update([])
     await eventually(lambda: registry.metrics[MISSING].values == {(): 0})
     assert registry.metrics[PULLS].values == {("failed",): 3, ("pulled",): 2}
     assert [one.outcome for one in decisions.after(0)] == ["failed", "pulled", "pulled"]
@@ -92,7 +92,7 @@ async def test_a_failed_pull_is_retried_and_reported_once(caplog: pytest.LogCapt
 async def test_an_end_waits_for_no_pull():
     source = Registries({"app:1": 10**9})
     prepull, _, _ = keeping(["app:1"], source)
-    prepull.look([])
+    prepull.update([])
     await eventually(lambda: len(source.asked) > 2)
     await prepull.stop()
     asked = len(source.asked)

@@ -69,7 +69,7 @@ async def volumes(tmp_path: Path, fabric: Fabric) -> AsyncIterator[FcVolumes]:
     made = FcVolumes(tmp_path / "root", Tasks(), ScsiDisks(fabric.sys, fabric.dev))
     yield made
     for uid in ("u1", "u2"):
-        await made.leave(uid)
+        await made.release(uid)
     await eventually(lambda: not [m for m in mounted() if m.point.startswith(f"{tmp_path}/")])
     await made.stop()
 
@@ -151,7 +151,7 @@ async def test_all_paths_of_a_multipath_device_are_deleted_once_it_is_free(
     fabric.busy.touch()
     volumes.reserve("u1", LUN, block=False)
     await volumes.attach(LUN, Access())
-    await volumes.leave("u1")
+    await volumes.release("u1")
     await eventually(lambda: f"multipath -f {mapped}" in fabric.commands())
     assert not fabric.deleted("sdb")
     fabric.busy.unlink()
@@ -175,12 +175,12 @@ async def test_two_pods_share_one_disk_and_the_last_deletes_it(
         paths.append(await volumes.mount_for_pod(uid, "v", directory, Access()))
     assert paths[0] == tmp_path / "root/pods/u1/volumes/kubernetes.io~fc/v"
     (paths[0] / "file").write_text("kept")
-    await volumes.leave("u1")
+    await volumes.release("u1")
     after = FcVolumes(tmp_path / "root", Tasks(), ScsiDisks(fabric.sys, fabric.dev))
     assert after.users(LUN, block=False) == {"u2"}
     assert (paths[1] / "file").read_text() == "kept"
     assert not fabric.deleted(device.name)
-    await volumes.leave("u2")
+    await volumes.release("u2")
     await eventually(lambda: not directory.exists())
     assert fabric.deleted(device.name)
 
@@ -198,7 +198,7 @@ async def test_a_block_volume_stays_while_a_pod_has_its_link(
     assert link.resolve() == (directory / "u1").resolve() == device
     after = FcVolumes(tmp_path / "root", Tasks(), ScsiDisks(fabric.sys, fabric.dev))
     assert after.users(LUN, block=True) == {"u1"}
-    await volumes.leave("u1")
+    await volumes.release("u1")
     await eventually(lambda: not directory.exists())
     assert not link.is_symlink()
     assert fabric.deleted(device.name)

@@ -42,7 +42,7 @@ async def volumes(tmp_path: Path, tools: HostTools) -> AsyncIterator[IscsiVolume
     made = IscsiVolumes(tmp_path / "root", Tasks(), pause=0.0)
     yield made
     for uid in ("u1", "u2"):
-        await made.leave(uid)
+        await made.release(uid)
     await eventually(lambda: not mounted_below(tmp_path / "root"))
     await made.stop()
 
@@ -72,11 +72,11 @@ async def test_two_pods_share_one_disk_and_the_last_detaches_it(
     second = await use(volumes, "u2", a_disk())
     assert (second / "file").read_text() == "kept"
     assert len([line for line in tools.commands("iscsiadm") if line.endswith("--login")]) == 1
-    await volumes.leave("u1")
+    await volumes.release("u1")
     assert not first.exists()
     assert (second / "file").read_text() == "kept"
     assert not any("--logout" in line for line in tools.commands())
-    await volumes.leave("u2")
+    await volumes.release("u2")
     directory = a_disk().directory(tmp_path / "root", block=False)
     await eventually(lambda: not directory.exists())
     node = f"iscsiadm -m node -p {PORTAL} -T {IQN}"
@@ -124,11 +124,11 @@ async def test_another_lun_keeps_the_session(
         tools.lun(1, other)
         await use(volumes, "u1", a_disk())
         await use(volumes, "u2", a_disk("pv2", lun=1))
-        await volumes.leave("u1")
+        await volumes.release("u1")
         await eventually(lambda: not a_disk().directory(tmp_path / "root", block=False).exists())
         assert tools.deleted(device)
         assert not any("--logout" in line for line in tools.commands())
-        await volumes.leave("u2")
+        await volumes.release("u2")
         await eventually(lambda: any("--logout" in line for line in tools.commands()))
 
 
@@ -144,7 +144,7 @@ async def test_an_initiator_name_makes_an_interface_and_removes_it(
         f"{made} -o update -n iface.mtu -v 0",
         f"{made} -o update -n iface.transport_name -v tcp",
     ]
-    await volumes.leave("u1")
+    await volumes.release("u1")
     await eventually(lambda: f"{made} -o delete" in tools.commands())
 
 
@@ -193,10 +193,10 @@ async def test_another_agent_continues(
     used = await use(volumes, "u1", a_disk())
     next_one = IscsiVolumes(tmp_path / "root", Tasks(), pause=0.0)
     await next_one.start()
-    await next_one.leave("u2")
+    await next_one.release("u2")
     (used / "file").touch()
     assert not any("--logout" in line for line in tools.commands())
-    await next_one.leave("u1")
+    await next_one.release("u1")
     await eventually(lambda: any("--logout" in line for line in tools.commands()))
     await next_one.stop()
 
@@ -220,7 +220,7 @@ async def test_a_busy_disk_is_detached_later(
     volumes.reserve("u1", disk, block=False)
     directory = await volumes.mount_for_all(disk, await volumes.attach(disk, Access()), Access())
     (tools.here / "busy").touch()
-    await volumes.leave("u1")
+    await volumes.release("u1")
     await eventually(lambda: tools.commands("umount"))
     await asyncio.sleep(0)
     assert is_mount_point(directory)
@@ -242,7 +242,7 @@ async def test_a_device_is_linked_and_released(
     next_one = IscsiVolumes(tmp_path / "root", Tasks(), pause=0.0)
     await next_one.start()
     assert next_one.users(disk, block=True) == {"u1"}
-    await next_one.leave("u1")
+    await next_one.release("u1")
     await eventually(lambda: not disk.directory(tmp_path / "root", block=True).exists())
     assert any("--logout" in line for line in tools.commands())
     await next_one.stop()

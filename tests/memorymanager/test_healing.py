@@ -16,11 +16,10 @@ from engine.api.documents import convert
 from engine.api.events import EventRecorder
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
-from engine.host.tasks import Tasks
 from engine.memorymanager.manager import FILE_NAME, MemoryManager
 from engine.memorymanager.state import NodeMemory
-from engine.metrics import Registry
 from engine.topologymanager.policy import Hint, Numa
+from tests.contexts import node_context
 
 GIB = 1 << 30
 ANYWHERE = Hint(None, preferred=False)
@@ -57,15 +56,15 @@ class Rig:
         self.recorder, self.decisions = EventRecorder(lambda: 0.0), Decisions(lambda: 0.0)
         reservation = [{"numaNode": 0, "limits": {"memory": f"{self.reserved}Gi"}}]
         manager = MemoryManager(
-            config=convert({**self.fields, "reservedMemory": reservation}, KubeletConfiguration, "config"),
+            node_context(
+                convert({**self.fields, "reservedMemory": reservation}, KubeletConfiguration, "config"),
+                root=self.root,
+                recorder=self.recorder,
+                decisions=self.decisions,
+            ),
             machine=lambda: [NodeMemory(node, size * GIB) for node, size in enumerate(self.gib)],
             numa=Numa((0, 1)),
             reserved={"memory": Quantity.parse(f"{self.reserved}Gi")},
-            root=self.root,
-            registry=Registry(),
-            recorder=self.recorder,
-            decisions=self.decisions,
-            tasks=Tasks(),
         )
         await manager.start()
         try:

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.cluster.client import ApiClient
-from engine.cluster.credentials import Credentials
-from engine.cluster.kubeconfig import load_kubeconfig
 from engine.host.mounts import unmount_below
 from engine.runtime.hollow import HollowRuntime
-from engine.testing.apiserver import ApiServer
-from tests.cluster_rig import Cluster, Joined
+from tests.cluster_rig import Cluster, Joined, cluster
 from tests.disks import disk
 from tests.node_rig import Rig
+
+__all__ = ["cluster"]
 
 
 @pytest.fixture
@@ -31,15 +29,6 @@ async def rig(tmp_path: Path, hollow: HollowRuntime) -> AsyncIterator[Rig]:
     rig = Rig(tmp_path, hollow.socket)
     yield rig
     await rig.close()
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with ApiServer(tmp_path / "api") as server:
-        config = load_kubeconfig(server.kubeconfig("admin"))
-        client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
-        yield Cluster(server, client)
-        client.close()
 
 
 @pytest.fixture

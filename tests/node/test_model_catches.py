@@ -152,7 +152,7 @@ def in_the_way_is_off(patch: Patch) -> None:
 
 
 def who_leaves_is_forgotten(patch: Patch) -> None:
-    patch.setattr(PodAdmission, "leaves", lambda self, uid: self._admission.remove(uid))
+    patch.setattr(PodAdmission, "terminating", lambda self, uid: self._admission.remove(uid))
 
 
 def what_runs_is_not_counted(patch: Patch) -> None:
@@ -198,7 +198,7 @@ def the_rejected_are_not_tried_again(patch: Patch) -> None:
 
 
 def nobody_is_told_of_room(patch: Patch) -> None:
-    patch.setattr(Admission, "_tell", lambda _: None)
+    patch.setattr(Admission, "_notify", lambda _: None)
 
 
 def ends_are_not_read(patch: Patch) -> None:

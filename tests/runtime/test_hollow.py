@@ -180,7 +180,7 @@ async def test_reader_that_falls_behind_is_cut_off(hollow: Hollow, monkeypatch: 
     reading = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
     for _ in range(6):
-        runtime.service._events.tell(
+        runtime.service._events.notify(
             runtime.service.records.sandbox(sandbox), sandbox, cri.CONTAINER_STARTED_EVENT, 1
         )
 

@@ -229,8 +229,8 @@ async def test_answers_of_helpers_are_bounded_objects() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(messages.pack({"exit_code": 1, "stdout_size": 2}, b"ab\xff"))
     talk = Conversation(reader, None)  # type: ignore[arg-type]
-    assert await talk.hear() == {"exit_code": 1, "stdout_size": 2, "content": b"ab\xff"}
+    assert await talk.receive() == {"exit_code": 1, "stdout_size": 2, "content": b"ab\xff"}
     for wrong in (messages.HEAD.pack(messages.MOST, 1), messages.HEAD.pack(1, 0) + b"1"):
         reader.feed_data(wrong)
         with pytest.raises(Exception, match="a message"):
-            await talk.hear()
+            await talk.receive()

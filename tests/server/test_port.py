@@ -471,7 +471,7 @@ async def test_unauthenticated_clients_leave_nothing_behind(
     for _, writer in crowd:
         writer.transport.abort()
     await eventually(lambda: not port.port._connections)
-    assert not port.port._crowd.silent
+    assert not port.port._crowd.idle
 
 
 async def test_the_error_names_a_port_in_use(open_port: Open) -> None:

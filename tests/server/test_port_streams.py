@@ -216,7 +216,7 @@ async def test_clients_that_vanish_leave_nothing(port: Secured, backend: Backend
             writer.transport.abort()
     await eventually(lambda: not backend.open and not port.port._connections)
     assert not port.port._sessions
-    assert not port.port._crowd.silent
+    assert not port.port._crowd.idle
 
 
 async def test_sessions_are_bounded_and_strangers_do_not_end_them(

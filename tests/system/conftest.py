@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from engine.testing.containerd import Containerd
+from tests.cluster_rig import Cluster, Joined, cluster
 from tests.node_rig import Rig
+
+__all__ = ["cluster"]
 
 
 @pytest.fixture
@@ -20,5 +23,14 @@ async def rig(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) 
         enforce_node_allocatable=["pods"],
         cgroup_root=private_cgroup_root,
     )
+    yield rig
+    await rig.close()
+
+
+@pytest.fixture
+async def joined(tmp_path: Path, containerd: Containerd, cluster: Cluster) -> AsyncIterator[Joined]:
+    """A node of the cluster on containerd, not started yet."""
+    rig = Joined(tmp_path, containerd.socket)
+    rig.kubeconfig = cluster.server.kubeconfig("system:node:n1")
     yield rig
     await rig.close()

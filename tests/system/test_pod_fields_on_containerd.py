@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.cluster.client import ApiClient
-from engine.cluster.credentials import Credentials
-from engine.cluster.kubeconfig import load_kubeconfig
-from engine.testing.apiserver import ApiServer
-from engine.testing.containerd import Containerd
 from tests.cluster_rig import Cluster, Joined
 from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container
@@ -82,23 +76,6 @@ async def test_a_class_is_carried_out_by_its_handler(rig: Rig) -> None:
     await eventually(lambda: said(rig, "FailedCreatePodSandBox"))
     assert 'no runtime for "nobody" is configured' in said(rig, "FailedCreatePodSandBox")[0]
     assert rig.phase("b") == "Pending"
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with ApiServer(tmp_path / "api") as server:
-        config = load_kubeconfig(server.kubeconfig("admin"))
-        client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
-        yield Cluster(server, client)
-        client.close()
-
-
-@pytest.fixture
-async def joined(tmp_path: Path, containerd: Containerd, cluster: Cluster) -> AsyncIterator[Joined]:
-    rig = Joined(tmp_path, containerd.socket)
-    rig.kubeconfig = cluster.server.kubeconfig("system:node:n1")
-    yield rig
-    await rig.close()
 
 
 async def test_a_container_has_a_claims_block_device(

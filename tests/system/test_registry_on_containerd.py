@@ -9,19 +9,15 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.cluster.client import ApiClient
-from engine.cluster.credentials import Credentials
-from engine.cluster.kubeconfig import load_kubeconfig
 from engine.node import Node
 from engine.node.images.providers import load_programs
 from engine.node.nodeinfo.options import NodeOptions
-from engine.testing.apiserver import ApiServer
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
 from tests.cluster_rig import Cluster, Joined
@@ -96,23 +92,6 @@ def image(registry: Registry, containerd: Containerd, request: pytest.FixtureReq
     containerd.ctr("images", "rm", "--sync", name)
     yield name
     containerd.ctr("images", "rm", "--sync", name)
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with ApiServer(tmp_path / "api") as server:
-        config = load_kubeconfig(server.kubeconfig("admin"))
-        client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
-        yield Cluster(server, client)
-        client.close()
-
-
-@pytest.fixture
-async def joined(tmp_path: Path, containerd: Containerd, cluster: Cluster) -> AsyncIterator[Joined]:
-    rig = Joined(tmp_path, containerd.socket)
-    rig.kubeconfig = cluster.server.kubeconfig("system:node:n1")
-    yield rig
-    await rig.close()
 
 
 def docker_config(registry: Registry, password: str = PASSWORD) -> bytes:

@@ -16,27 +16,23 @@ from typing import Any, TypeVar
 
 from engine.api import cpu_set
 from engine.api.config import KubeletConfiguration, MemoryReservation
-from engine.api.decisions import Decisions
 from engine.api.documents import convert
 from engine.api.errors import Refused
-from engine.api.events import EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.cpumanager import checkpoint as cpu_checkpoint
 from engine.cpumanager.manager import FILE_NAME as CPU_FILE
-from engine.cpumanager.manager import CpuManager
+from engine.cpumanager.manager import CpuManager, CpuReaders
 from engine.cpumanager.moving import RunningContainer
 from engine.cpumanager.resizing import Align
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.devices.allocation import Allocator, TopologyError
 from engine.devices.state import DeviceState
 from engine.host.state_file import no_fault
-from engine.host.tasks import Tasks
 from engine.memorymanager import checkpoint as memory_checkpoint
 from engine.memorymanager.manager import FILE_NAME as MEMORY_FILE
 from engine.memorymanager.manager import MemoryManager
 from engine.memorymanager.state import Block, NodeMemory
-from engine.metrics import Registry
 from engine.topologymanager.policy import Hint, Hints, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError, CannotResize
 from tests.contexts import NothingKept, node_context
@@ -153,29 +149,23 @@ class World:
                 return
 
     def _make(self) -> None:
-        common: dict[str, Any] = {
-            "config": self.config,
-            "numa": self.numa,
-            "root": self.root,
-            "registry": Registry(),
-            "recorder": EventRecorder(lambda: 0.0),
-            "decisions": Decisions(lambda: 0.0),
-            "tasks": Tasks(),
-            "fault": self.step,
-        }
+        context = node_context(self.config, root=self.root, clock=lambda: 0.0)
+        common: dict[str, Any] = {"numa": self.numa, "fault": self.step}
         reservations = self.config.reserved_memory or []
         held_back = sum(one.limits["memory"].value for one in reservations if one.limits)
         self.cpus = CpuManager(
-            topology=lambda: self.topology,
-            online=lambda: self.topology.cpus,
-            offline=lambda: 0,
+            context,
+            readers=CpuReaders(lambda: self.topology, lambda: self.topology.cpus, lambda: 0),
             reserved=Quantity.parse("1"),
             running=self.running,
             move=self.move,
             **common,
         )
         self.promised = MemoryManager(
-            machine=lambda: self.memory, reserved={"memory": Quantity.from_value(held_back)}, **common
+            context,
+            machine=lambda: self.memory,
+            reserved={"memory": Quantity.from_value(held_back)},
+            **common,
         )
         self.topology_policy = TopologyPolicy.from_config(
             self.config.topology_manager_policy,
@@ -184,7 +174,7 @@ class World:
             self.numa,
         )
         self._allocator = Allocator(
-            node_context(registry=common["registry"], decisions=common["decisions"]),
+            node_context(registry=context.registry, decisions=context.decisions),
             DeviceState(),
             NothingKept(),  # type: ignore[arg-type]
             endpoints={},

@@ -23,7 +23,7 @@ _EVICTION_RESOURCES = {"memory.available": MEMORY, "nodefs.available": EPHEMERAL
 
 
 class HardThreshold(msgspec.Struct, frozen=True):
-    """One hard eviction threshold."""
+    """Hold one hard eviction threshold."""
 
     signal: str
     value: Amount
@@ -39,7 +39,7 @@ class HardThreshold(msgspec.Struct, frozen=True):
 
 
 class NodeAllocatable(msgspec.Struct, frozen=True):
-    """A node's capacity (with `pid`) and its reservations; None if not given at all."""
+    """Hold a node's capacity (with `pid`) and its reservations; None if not given at all."""
 
     capacity: ResourceList
     kube_reserved: ResourceList | None = None

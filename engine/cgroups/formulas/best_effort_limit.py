@@ -29,8 +29,8 @@ class Used(NamedTuple):
 
 
 class SqueezeRules(msgspec.Struct, frozen=True):
-    """The machine's milli-CPU, its system reservation, the percentage of the machine that may be in use with
-    BestEffort pods, and the percentage that they always get.
+    """Hold the rules of the limit: the machine's milli-CPU, its system reservation, the percentage of the
+    machine that may be in use with BestEffort pods, and the percentage that they always get.
     """
 
     capacity: int

@@ -38,7 +38,7 @@ Column = NDArray[np.int64]
 
 
 class ContainerColumns(msgspec.Struct):
-    """The containers of a PodTable's rows, end to end, init containers first.
+    """Hold the containers of a PodTable's rows, end to end, init containers first.
 
     offsets         int64[N + 1]  row r has containers offsets[r] to offsets[r + 1]
     cpu_request     int64[M]      milli-CPU, −1 where none is given
@@ -102,7 +102,9 @@ class ContainerColumns(msgspec.Struct):
 
 
 class BulkValues(msgspec.Struct):
-    """The results as `_cgroup_values_py` describes them: int64[5, N], int64[7, M] and int64[7, nodes]."""
+    """Hold the results as `_cgroup_values_py` describes them: int64[5, N], int64[7, M] and int64[7,
+    nodes].
+    """
 
     pods: Column
     containers: Column

@@ -15,7 +15,7 @@ SMALL_SHARE = 0.05
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One finding: what, where, what it means, and whether `--fix` can repair it.
+    """Describe one finding: the fault, its place, its meaning, and whether `--fix` can repair it.
 
     A `risk` is not wrong in itself: it tells what may happen under full load.
     """
@@ -39,7 +39,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class PodObservation(msgspec.Struct, frozen=True):
-    """The cgroups of one pod: desired shares of its containers, and the weights found below its cgroup."""
+    """Hold the cgroups of one pod: desired shares of its containers, and the weights found below its
+    cgroup.
+    """
 
     path: str
     wanted_shares: Sequence[int]
@@ -47,7 +49,7 @@ class PodObservation(msgspec.Struct, frozen=True):
 
 
 class RootObservation(msgspec.Struct, frozen=True):
-    """The root of all pods and its siblings: CPU weights (v2) or shares (v1), quota in cores."""
+    """Hold the root of all pods and its siblings: CPU weights (v2) or shares (v1), quota in cores."""
 
     path: str
     version: int

@@ -42,7 +42,7 @@ LEAST_SHOWN_MILLI_CPU = 10
 
 
 class ContainerResources(msgspec.Struct, frozen=True):
-    """The fields of CRI `LinuxContainerResources`, under the same names; 0 means not set."""
+    """Hold the fields of CRI `LinuxContainerResources`, under the same names; 0 means not set."""
 
     cpu_period: int = 0
     cpu_quota: int = 0
@@ -57,7 +57,7 @@ class ContainerResources(msgspec.Struct, frozen=True):
 
 
 class ContainerRules(msgspec.Struct, frozen=True):
-    """The properties of node and configuration that container values depend on; memory in bytes."""
+    """Hold the properties of node and configuration that container values depend on; memory in bytes."""
 
     memory_capacity: int
     allocatable_memory: int = 0

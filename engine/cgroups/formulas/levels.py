@@ -22,7 +22,7 @@ LEVELS = (GUARANTEED, BURSTABLE, BEST_EFFORT)
 
 
 class Contribution(msgspec.Struct, frozen=True):
-    """What one pod adds to its level: requested milli-CPU and bytes."""
+    """Hold the part of one pod in its level: requested milli-CPU and bytes."""
 
     qos_class: str
     cpu_milli: int = 0
@@ -35,7 +35,7 @@ class Contribution(msgspec.Struct, frozen=True):
 
 
 class LevelRules(msgspec.Struct, frozen=True):
-    """The settings of the levels.
+    """Hold the settings of the levels.
 
     `reserved_percent` is `qosReserved.memory` (None: no reservation). Memory is in bytes, None if the node
     does not report it. `cpuset` is passed through. With `best_effort_idle` the BestEffort level gets only
@@ -51,7 +51,7 @@ class LevelRules(msgspec.Struct, frozen=True):
 
 
 class LevelSums(msgspec.Struct):
-    """The requests of the active pods by class."""
+    """Hold the summed requests of the active pods by class."""
 
     pods: dict[str, Contribution] = msgspec.field(default_factory=dict)
     burstable_milli: int = 0

@@ -1,4 +1,4 @@
-"""What a pod's annotations ask of its cgroups beyond Kubernetes' fields. Pure.
+"""Parses the annotations by which a pod sets cgroup files that Kubernetes has no field for. Pure.
 
 | annotation | value | what it does | kernel |
 |---|---|---|---|
@@ -52,7 +52,7 @@ _NUMBER = re.compile(r"\d{1,7}:\d{1,7}", re.ASCII)
 
 
 class PodWishes(msgspec.Struct, frozen=True):
-    """The parsed annotations: `cpu_burst` in percent of the quota, `swap` in bytes or `max`, `io_max` as
+    """Hold the parsed annotations: `cpu_burst` in percent of the quota, `swap` in bytes or `max`, `io_max` as
     kernel lines.
     """
 
@@ -95,7 +95,7 @@ NONE: Final = PodWishes()
 
 
 def as_written(path: str) -> str:
-    """A `DeviceNumber` that keeps the path, where nobody examines the machine's devices."""
+    """Return the path of a device unchanged; the `DeviceNumber` for callers without the node's devices."""
     return path
 
 

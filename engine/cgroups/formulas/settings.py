@@ -39,7 +39,7 @@ _PERCENT = re.compile(r"([0-9]{1,3})%")
 
 
 class ReservedGroup(msgspec.Struct, frozen=True):
-    """A cgroup of system or Kubernetes daemons whose reservation is enforced."""
+    """Name a cgroup of system or Kubernetes daemons whose reservation is enforced."""
 
     kind: str
     name: CgroupName
@@ -241,7 +241,7 @@ def _reserved_groups(config: KubeletConfiguration, node: NodeAllocatable) -> tup
 
 
 def _reservations(config: KubeletConfiguration) -> tuple[ResourceList | None, ResourceList | None]:
-    """kubeReserved and systemReserved; reservedSystemCPUs takes the place of the cpu in both."""
+    """Return kubeReserved and systemReserved; reservedSystemCPUs replaces the CPU of both."""
     kube = parse_resources(config.kube_reserved, "kubeReserved")
     system = parse_resources(config.system_reserved, "systemReserved")
     if not config.reserved_system_cpus:

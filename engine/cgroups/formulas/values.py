@@ -28,7 +28,7 @@ from engine.cgroups.formulas.pod_annotations import NONE, DeviceNumber, as_writt
 
 
 class GroupValues(msgspec.Struct, frozen=True):
-    """The values of one cgroup; None means "leave what the kernel has".
+    """Hold the values of one cgroup; None keeps the kernel's value.
 
     Shares, quota, period and burst are in kernel units (microseconds), memory in bytes, huge pages as page
     size → limit in bytes, `unified` as cgroup v2 file → text. A cgroup that is `cpu_idle` has no shares: it
@@ -48,7 +48,7 @@ class GroupValues(msgspec.Struct, frozen=True):
 
 
 class PodRules(msgspec.Struct, frozen=True):
-    """The settings that pod values depend on, resolved once from the configuration."""
+    """Hold the settings that pod values depend on, resolved once from the configuration."""
 
     enforce_cpu_limits: bool = True
     cpu_period_us: int = DEFAULT_PERIOD_US

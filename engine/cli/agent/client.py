@@ -1,4 +1,4 @@
-"""How a command asks a running agent: HTTP over its unix socket, or over its read-only port.
+"""Asks a running agent for a command: HTTP over its unix socket, or over its read-only port.
 
     @click.command()
     @agent_option

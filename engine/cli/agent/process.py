@@ -41,7 +41,7 @@ class _OwnRuntime(Protocol):
 
 
 class AgentOptions(msgspec.Struct, frozen=True):
-    """Options for starting an agent.
+    """Hold the options for starting an agent.
 
     `runtime` is `embedded`, `hollow`, a CRI socket, or None for the best built-in runtime. `clean_up` says
     what an interrupt does. `port` is the node's own, 0 for none; None takes the port of the configuration in

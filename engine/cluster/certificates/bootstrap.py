@@ -33,14 +33,14 @@ def kubeconfig_text(bootstrap: Kubeconfig, certificate: Path) -> str:
         "tls-server-name": cluster.tls_server_name,
         "proxy-url": cluster.proxy_url,
     }
-    said = "\n".join(f"    {name}: {json.dumps(value)}" for name, value in fields.items() if value)
+    sections = "\n".join(f"    {name}: {json.dumps(value)}" for name, value in fields.items() if value)
     pair = json.dumps(str(certificate))
     return f"""apiVersion: v1
 kind: Config
 clusters:
 - name: default-cluster
   cluster:
-{said}
+{sections}
 contexts:
 - name: default-context
   context:

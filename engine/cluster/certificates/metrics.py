@@ -15,7 +15,7 @@ _FAILURES: Final = {
 
 
 class CertificateMetrics:
-    """Metrics of the client or the server certificate; `clock` returns Unix seconds."""
+    """Measure the client or the server certificate; `clock` returns Unix seconds."""
 
     def __init__(
         self, registry: Registry, whose: Literal["client", "server"], clock: Callable[[], float]

@@ -1,4 +1,4 @@
-"""The node's identity at the API server: bootstrapped where there is none yet, then renewed.
+"""Obtains the node's identity at the API server by bootstrap if it has none, and then renews it.
 
 Follows the kubelet v1.36. The bootstrap kubeconfig is read only when the kubeconfig is missing, cannot be
 read or has no certificate that is still valid: kubeadm names the file at every start and deletes it after
@@ -34,7 +34,8 @@ log = logging.getLogger("kubengine.cluster")
 
 
 class NodeIdentity:
-    """`config` and `credentials` are for the node's client; `ready` is set once they are valid.
+    """Keep the node's identity: `config` and `credentials` are for its client; `ready` is set once they are
+    valid.
 
     `bootstrap` is the path of a bootstrap kubeconfig, which need not exist; `directory` is the kubelet's
     `--cert-dir`.

@@ -33,8 +33,8 @@ _ALTERNATIVES = "[alternatives]\nsubjectAltName = {names}\n"
 
 
 class CertificateFacts(msgspec.Struct, frozen=True):
-    """The facts of a certificate: times in Unix seconds, and subject alternative names with IP addresses in
-    short form.
+    """Hold the facts of a certificate: times in Unix seconds, and subject alternative names with IP addresses
+    in short form.
     """
 
     not_before: float
@@ -148,5 +148,5 @@ async def _openssl(command: str, *arguments: str, stdin: bytes = b"", config: st
     finally:
         os.close(descriptor)
     if printed.code:
-        raise Refused(printed.said[-300:], subject=subject)
+        raise Refused(printed.errors[-300:], subject=subject)
     return printed.out

@@ -23,7 +23,7 @@ WAIT_SECONDS: Final = 15 * 60.0
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A certificate of the node: signer, usages, and names."""
+    """Describe a certificate to request: signer, usages, and names."""
 
     signer: str
     usages: tuple[str, ...]
@@ -78,7 +78,7 @@ class _Status(Struct):
 
 
 class SigningRequest(Struct):
-    """The fields of certificates.k8s.io/v1 that are read."""
+    """Hold the fields of certificates.k8s.io/v1 that are read."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     status: _Status = msgspec.field(default_factory=_Status)
@@ -91,9 +91,9 @@ def issued(request: SigningRequest) -> bytes | None:
     conditions = {each.type: each for each in request.status.conditions or ()}
     for kind, words in (("Denied", "is denied"), ("Failed", "failed")):
         if kind in conditions:
-            said = conditions[kind]
+            condition = conditions[kind]
             raise Refused(
-                f"it {words}, reason: {said.reason}, message: {said.message}",
+                f"it {words}, reason: {condition.reason}, message: {condition.message}",
                 subject=f"certificate signing request {request.metadata.name}",
             )
     if "Approved" not in conditions or not request.status.certificate:
@@ -109,8 +109,8 @@ async def request_name(wanted: Wanted, key: bytes) -> str:
     """Return the request's name, which is the same for the same content and key, so that a restarted agent
     finds it.
     """
-    said = (wanted.common_name, ORGANIZATION, *wanted.usages)
-    parts = [await public_key(key), *(word.encode() for word in said)]
+    content = (wanted.common_name, ORGANIZATION, *wanted.usages)
+    parts = [await public_key(key), *(word.encode() for word in content)]
     return f"node-csr-{_text(digest(''.join(f'{_text(part)}|' for part in parts).encode()))}"
 
 
@@ -157,7 +157,7 @@ async def _signed(client: ApiClient, meta: ObjectMeta) -> bytes:
     signed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     subject = f"certificate signing request {meta.name}"
 
-    def heard(request: SigningRequest) -> None:
+    def changed(request: SigningRequest) -> None:
         if signed.done():
             return
         try:
@@ -176,10 +176,12 @@ async def _signed(client: ApiClient, meta: ObjectMeta) -> bytes:
 
     def replaced(requests: Sequence[SigningRequest]) -> None:
         for request in requests:
-            heard(request)
+            changed(request)
 
     resource = WatchedResource(REQUESTS, SigningRequest, f"metadata.name={meta.name}")
-    watching = asyncio.create_task(ResourceWatch(client, resource, WatchHandler(replaced, heard, gone)).run())
+    watching = asyncio.create_task(
+        ResourceWatch(client, resource, WatchHandler(replaced, changed, gone)).run()
+    )
     try:
         return await signed
     finally:

@@ -22,7 +22,7 @@ from engine.cluster.certificates.request import Wanted
 from engine.cluster.certificates.store import CertificateStore, read_certificates
 
 RETRIES: Final = RetryDelays(2.0, 32.0)
-LOOK_AGAIN: Final = 3600.0
+CHECK_SECONDS: Final = 3600.0
 """Seconds between checks of a distant deadline: clocks get set, and machines sleep."""
 
 log = logging.getLogger("kubengine.cluster")
@@ -49,8 +49,8 @@ def pauses(chance: random.Random) -> Iterator[float]:
 class CertificateRotation:
     """Keep the current certificate of `store` fresh.
 
-    `wanted()` returns the certificate to request, None while that is not known; `sign` returns a signed
-    certificate and its key; `changed` is called after each new one. With `at_once` the first renewal is due
+    `wanted()` returns the certificate to request, or None while it is not known. `sign` returns a signed
+    certificate and its key. `changed` is called after each renewal. With `at_once` the first renewal is due
     now.
     """
 
@@ -77,7 +77,7 @@ class CertificateRotation:
         self._for: Wanted | None = None
         self._other_wanted = asyncio.Event()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check whether another certificate is wanted now."""
         if self._wanted() != self._for:
             self._other_wanted.set()
@@ -87,16 +87,16 @@ class CertificateRotation:
         while True:
             self._other_wanted.clear()
             self._for = wanted = self._wanted()
-            due = await self._due(wanted) if wanted is not None else self._clock() + LOOK_AGAIN
+            due = await self._due(wanted) if wanted is not None else self._clock() + CHECK_SECONDS
             if await self._reached(due):
                 await self._renew_until_it_works()
                 await self._pause(RETRIES.most)
 
     async def _reached(self, due: float) -> bool:
-        """Wait until the time has come; return False if another certificate is wanted before."""
+        """Wait until the clock reads `due`; return False if another certificate is wanted before."""
         while (left := due - self._clock()) > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                async with asyncio.timeout(min(left, CHECK_SECONDS)):
                     await self._other_wanted.wait()
                     return False
         return True

@@ -32,16 +32,16 @@ log = logging.getLogger("kubengine.cluster")
 
 
 class ServingPair(msgspec.Struct, frozen=True):
-    """PEM files of certificate and key; both may be the same file."""
+    """Name the PEM files of certificate and key; both may be the same file."""
 
     certificate: Path
     key: Path
 
 
 class ServingCertificate:
-    """The serving certificate; `directory` is the kubelet's `--cert-dir`.
+    """Choose the serving certificate; `directory` is the kubelet's `--cert-dir`.
 
-    `pair` may name other files after a change, and the same files may get other content.
+    After a change, `pair` may name other files, or the same files with new content.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ _MOST = 1 << 20
 
 
 class CertificateStore:
-    """The certificates named `prefix` (`kubelet-client`, `kubelet-server`) in `directory`."""
+    """Store the certificates named `prefix` (`kubelet-client`, `kubelet-server`) in `directory`."""
 
     def __init__(self, directory: Path, prefix: str) -> None:
         self._directory = directory

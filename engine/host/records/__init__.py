@@ -1,1 +1,1 @@
-"""One file for the small records that the agent reads back after a restart."""
+"""Keeps small records that the agent reads back after a restart in one file."""

@@ -1,4 +1,4 @@
-"""The lines of a record file: `CHECKSUM KEY VALUE KEY`, appended one after another; the last of a key counts.
+"""Writes and reads lines of a record file: `CHECKSUM KEY VALUE KEY`, appended; the last one of a key counts.
 
 The checksum covers everything after it. The key stands at both ends, so that damage to a line tells which
 record is lost: an older line of that key must not be taken for it.
@@ -18,7 +18,7 @@ Place = tuple[int, int]
 
 
 class Scan:
-    """What a record file holds: `places` by key, and the offsets of `damaged` lines.
+    """Hold the content of a record file: `places` by key, and the offsets of `damaged` lines.
 
     `end` is where the last whole line ends. What follows it is an append that a crash or a power cut
     interrupted.
@@ -74,7 +74,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _keys(damaged: bytes) -> set[str]:
-    """Return what may be the keys of a damaged line, or of two whose line feed is damaged."""
+    """Return the possible keys of a damaged line, or of two lines whose line feed is damaged."""
     words = damaged.split()
     return {word.decode(errors="replace") for word in (*words[:2], *words[-1:])}
 

@@ -21,14 +21,14 @@ from engine.host.files import remove_unfinished, replace_file
 from engine.host.records import lines
 from engine.host.records.lines import Place
 from engine.host.state_file import STEP_SECONDS, FaultPoint, no_fault
-from engine.host.tasks import Tasks, WriteSchedule, settle
+from engine.host.tasks import Tasks, WriteSchedule, resolve
 
 OUTDATED_BYTES: Final = 1 << 18
 """Bytes of outdated lines that are always left in the file."""
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _ALL: Final = ""
-"""Who waits for this key waits for every record."""
+"""A caller that waits for this key waits for every record."""
 WITHOUT: Final = "what was recorded there is unknown"
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ log = logging.getLogger("kubengine.files")
 
 
 class StoredNames:
-    """The names of keys in the file; by default each key is its own name.
+    """Name keys in the file; by default each key is its own name.
 
     `of` and `sync` are called in the writing thread, for each record and once before a group is synced; they
     may raise `OSError` or `Refused`. `key` returns None for a record that nothing needs any longer.
@@ -46,14 +46,14 @@ class StoredNames:
         return key
 
     def sync(self) -> None:
-        """Return when what the names refer to is on disk."""
+        """Return when the objects that the names refer to are on disk."""
 
     def key(self, name: str) -> str | None:
         return name
 
 
 class RecordStore:
-    """The records of one file, and their writer, a background task.
+    """Keep the records of one file, and write them with a background task.
 
     `open` reads the file; until then there are no records. `put` returns when the record is on disk,
     `put_soon` at once: such a record is written with the next ones and survives the end of the process, but
@@ -146,7 +146,7 @@ class RecordStore:
         finally:
             await self._writer.stop()
             for _, waiter in self._waiters:
-                settle(waiter, Refused("its writer has stopped", subject=str(self.path)))
+                resolve(waiter, Refused("its writer has stopped", subject=str(self.path)))
             with self._lock:
                 file, self._file = self._file, -1
             if file >= 0:
@@ -187,7 +187,7 @@ class RecordStore:
             await self._commit_with(key, asyncio.get_running_loop().create_future())
 
     def put_soon(self, key: str, value: bytes) -> None:
-        """Store a record; nobody waits for it."""
+        """Store a record without waiting for it."""
         self._unwritten[key] = value
         self._schedule.want()
 
@@ -230,7 +230,7 @@ class RecordStore:
             self._under_way = {}
             for key, waiter in waiters:
                 failure = next(iter(failures.values()), None) if key == _ALL else failures.get(key)
-                settle(waiter, failure)
+                resolve(waiter, failure)
 
     def _append(self, group: Mapping[str, bytes], *, sync: bool) -> dict[str, KubengineError]:
         """Write records; return those that failed alone, because they have no names.

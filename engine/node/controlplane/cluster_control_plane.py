@@ -203,7 +203,7 @@ class ClusterControlPlane:
         await self._follow.stop()
 
     def stop_waiting(self) -> None:
-        self._pods.leave()
+        self._pods.stop_waiting()
 
     async def stop(self) -> None:
         await self.unfollow_pods()
@@ -215,7 +215,7 @@ class ClusterControlPlane:
         await self._credentials.stop()
         self._client.close()
 
-    def tell(self, event: Event) -> None:
+    def send_event(self, event: Event) -> None:
         """Send an event to the API server."""
         self._events.take(event)
 
@@ -235,4 +235,4 @@ class ClusterControlPlane:
         """Update the node's status now instead of at the next period."""
         self._node.soon()
         if self._serving is not None:
-            self._serving.look()
+            self._serving.check()

@@ -55,7 +55,7 @@ class ClusterObjects(Protocol):
     def follow(self, pod: Pod) -> None:
         """Start following the objects that the pod refers to."""
 
-    def leave(self, uid: str) -> None:
+    def forget(self, uid: str) -> None:
         """Stop following the objects of the pod."""
 
     def on_change(self, changed: Callable[[str], None]) -> None:
@@ -123,7 +123,7 @@ class NoCluster:
 
     def follow(self, pod: Pod) -> None: ...
 
-    def leave(self, uid: str) -> None: ...
+    def forget(self, uid: str) -> None: ...
 
     def on_change(self, changed: Callable[[str], None]) -> None: ...
 

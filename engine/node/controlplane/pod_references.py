@@ -42,7 +42,7 @@ class PodReferences:
 
     def __init__(self, client: ApiClient, tasks: Tasks, clock: Callable[[], float]) -> None:
         self._client = client
-        self._heard: list[Callable[[str], None]] = []
+        self._listeners: list[Callable[[str], None]] = []
         self._objects = ReferredObjects(client, tasks, self._changed)
         self._tokens = Tokens(client, clock=clock)
         self._services = ServiceLister(client)
@@ -66,14 +66,14 @@ class PodReferences:
         self._classes.refer(pod.uid, needs=bool(pod.spec.runtime_class_name))
         self._bundles.refer(pod.uid, needs=names_trust_bundles(pod))
 
-    def leave(self, uid: str) -> None:
+    def forget(self, uid: str) -> None:
         self._objects.refer(uid, ())
         self._classes.refer(uid, needs=False)
         self._bundles.refer(uid, needs=False)
         self._tokens.forget(uid)
 
     def on_change(self, changed: Callable[[str], None]) -> None:
-        self._heard.append(changed)
+        self._listeners.append(changed)
 
     async def secret(self, pod: Pod, name: str) -> Secret:
         return await self._objects.get(Secret, pod.metadata.namespace, name)
@@ -134,8 +134,8 @@ class PodReferences:
         return self._services.all()
 
     def _changed(self, uid: str) -> None:
-        for heard in self._heard:
-            heard(uid)
+        for changed in self._listeners:
+            changed(uid)
 
 
 def _claim_path(pod: Pod, name: str) -> str:

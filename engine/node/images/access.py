@@ -139,14 +139,14 @@ class ImageAccess:
         self._accounts: dict[tuple[str, str], tuple[object, _Account]] = {}
         """By image and reference: the edition of the records at the time of reading, and what they said."""
 
-    async def settle(self, runtime: RuntimeClient) -> None:
+    async def reconcile(self, runtime: RuntimeClient) -> None:
         """Update the records that an earlier agent left; call it before the first image is requested."""
         try:
             if await asyncio.to_thread(lambda: self._records.empty):
                 return
             images = await runtime.list_images()
             present = [(image.id, [*image.repo_tags, *image.repo_digests]) for image in images]
-            await asyncio.to_thread(self._records.settle, present)
+            await asyncio.to_thread(self._records.reconcile, present)
         except (Refused, OSError) as error:
             log.error("cannot update the records of pulled images: %s", error)
 

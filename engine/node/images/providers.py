@@ -328,7 +328,7 @@ class _Program:
             environment={**os.environ, **{one.name: one.value for one in provider.env or []}},
         )
         if printed.code != 0:
-            raise Refused(f"exit status {printed.code}: {printed.said[-500:]}", subject=subject)
+            raise Refused(f"exit status {printed.code}: {printed.errors[-500:]}", subject=subject)
         try:
             response = _responses.decode(printed.out)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

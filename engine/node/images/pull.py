@@ -60,7 +60,7 @@ class StartRefused(KubengineError):
         self.event, self.text, self.kind = event, text or waiting.message, kind
         super().__init__(f"{waiting.reason}: {waiting.message}")
 
-    def say(self, recorder: EventRecorder, pod: Pod, container: str) -> None:
+    def report(self, recorder: EventRecorder, pod: Pod, container: str) -> None:
         """Emit the event; for an image problem also the failure event of the container."""
         recorder.pod(pod, self.kind, self.event, self.text, container=container)
         if self.waiting.reason in _OF_IMAGES:
@@ -161,7 +161,7 @@ class ImagePuller:
         present: bool | None = None
         pull: bool | None = None
         try:
-            there = await self._look(wanted)
+            there = await self._inspect(wanted)
             present = there is not None
             found = await self._if_usable(pod, wanted, there)
             pull = found is None if present or wanted.policy != "Never" else None
@@ -206,7 +206,7 @@ class ImagePuller:
                 text = f"Failed to pull {wanted.named}: {error.message}"
                 raise StartRefused(waiting, event="Failed", text=text) from error
             pulled_at = self._clock()
-            found = await self._look(wanted)
+            found = await self._inspect(wanted)
             # Inside the slot, so that the next pod in line finds the record of the credential.
             if found is not None:
                 await self._access.came(wanted.image, found.reference, credential)
@@ -252,7 +252,7 @@ class ImagePuller:
 
     async def _usable(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
         """Return the image if it exists and the pod may use it. Other pods do not learn that it exists."""
-        return await self._if_usable(pod, wanted, await self._look(wanted))
+        return await self._if_usable(pod, wanted, await self._inspect(wanted))
 
     async def _if_usable(
         self, pod: Pod, wanted: WantedImage, found: PresentImage | None
@@ -290,7 +290,7 @@ class ImagePuller:
         answers = [_answer(error) for error in refusals]
         raise Refused(answers[0] if len(answers) == 1 else f"[{', '.join(answers)}]")
 
-    async def _look(self, wanted: WantedImage) -> PresentImage | None:
+    async def _inspect(self, wanted: WantedImage) -> PresentImage | None:
         try:
             found = await self._runtime.image_status(wanted.image)
         except Refused as error:

@@ -165,7 +165,7 @@ class PullRecords:
     def empty(self) -> bool:
         return not _files(self._pulling) and not _files(self._pulled)
 
-    def settle(self, present: Iterable[tuple[str, Sequence[str]]]) -> None:
+    def reconcile(self, present: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Record, at start, an image (id and names) that a dead agent was pulling as pulled with unknown
         credentials, and remove the records of deleted images. Raises `Refused` or `OSError`.
         """

@@ -48,7 +48,7 @@ class LogWatch:
     def _begin(self, directory: Path, *, first: bool) -> None:
         try:
             if self._watch is None:
-                self._watch = InotifyWatch(self._tell)
+                self._watch = InotifyWatch(self._notify)
             if first:
                 self._watch.add(directory, FILES_CHANGED | IN_MODIFY | IN_CREATE)
         except KubengineError:
@@ -62,12 +62,12 @@ class LogWatch:
             self._watch.close()
             self._watch = None
 
-    def _tell(self, _mask: int, directory: Path, name: str) -> None:
+    def _notify(self, _mask: int, directory: Path, name: str) -> None:
         """Notify the readers of a file. An event without a name means that the kernel lost events, so all are
         notified.
         """
-        told: Iterable[set[asyncio.Event]] = [self._readers.get(directory, set())]
-        for readers in told if name else self._readers.values():
+        of_file: Iterable[set[asyncio.Event]] = [self._readers.get(directory, set())]
+        for readers in of_file if name else self._readers.values():
             for news in readers:
                 news.set()
 

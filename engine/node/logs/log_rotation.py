@@ -91,9 +91,9 @@ class LogRotation:
         while True:
             await asyncio.sleep(self._interval)
             with self._task.step(STEP_SECONDS):
-                await self._look()
+                await self._rotate_large()
 
-    async def _look(self) -> None:
+    async def _rotate_large(self) -> None:
         logs = {container.log_path: container for container in self._running() if container.log_path}
         # One iterator for all workers, so that each log is taken by one of them.
         large = iter(await asyncio.to_thread(_larger_than, self._max_size, list(logs)))
@@ -123,7 +123,7 @@ class LogRotation:
             try:
                 await self._runtime.reopen_container_log(container.id)
             except Refused:
-                # The runtime still writes to the open file: under its old name the next look finds it again.
+                # The runtime still writes to the open file: under its old name the next check finds it again.
                 with contextlib.suppress(OSError):
                     moved.rename(held)
                 raise

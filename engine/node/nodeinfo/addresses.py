@@ -74,7 +74,7 @@ async def node_ips(name: str, given: Sequence[str]) -> list[str]:
 class HostAddresses:
     """The current addresses of the node.
 
-    `ips` starts with what `node_ips` found. `look` searches again, as kubelet v1.36 does whenever it
+    `ips` starts with what `node_ips` found. `refresh` searches again, as kubelet v1.36 does whenever it
     computes the node's status; if nothing is found, the addresses stay. With `external_cloud` the addresses
     of the API server's Node replace them once a cloud's controller has set them. `changed` is called when
     they differ.
@@ -134,7 +134,7 @@ class HostAddresses:
             self.ips = tuple(by_family.values())
         self._changed()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         if self._of_the_cloud or _fixed(self._name, self._given):
             return
         found = await _found(self._name, self._given)

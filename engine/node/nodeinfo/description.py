@@ -141,7 +141,7 @@ class NodeDescription:
 
         A runtime that hangs must delay neither the node's status nor a reader of `/kubengine/node`.
         """
-        await self._addresses.look()
+        await self._addresses.refresh()
         node = self.own()
         try:
             async with asyncio.timeout(IMAGES_SECONDS):

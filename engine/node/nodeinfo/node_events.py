@@ -79,7 +79,7 @@ class NodeEvents:
         reason = "NodeNotSchedulable" if unschedulable else "NodeSchedulable"
         self._recorder.node(NORMAL, reason, f"Node {self._node} status is now: {reason}")
 
-    def look(self, conditions: Iterable[NodeCondition]) -> None:
+    def report_conditions(self, conditions: Iterable[NodeCondition]) -> None:
         for condition in conditions:
             reason = _REASONS.get(condition.type, {}).get(condition.status)
             if reason is None or self._seen.get(condition.type) == condition.status:

@@ -32,7 +32,7 @@ from engine.node.pod.resize import Resize
 
 
 class LifeState(Enum):
-    """The state of the pod, which determines the work to do for it."""
+    """Name the state of a pod, which determines the work to do for it."""
 
     ADMITTING = "is in admission, or waits for others to release resources"
     REJECTED = "does not fit the node as it is"
@@ -61,12 +61,12 @@ class LifeEvent(Enum):
 
 
 class Action(Enum):
-    """An action that is due at once; the state implies the longer work."""
+    """Name an action that is due at once; the state implies the longer work."""
 
     INTERRUPT = "stop doing what is being done for it"
     LEAVE = "admit other pods without counting it"
     RELEASE = "release its resources"
-    HASTEN = "if it is being stopped, stop it within the grace that is left now"
+    SHORTEN_GRACE = "if it is being stopped, stop it within the grace that is left now"
 
 
 S, E, A = LifeState, LifeEvent, Action
@@ -96,35 +96,36 @@ IGNORED: Final = frozenset(
     | {(state, E.RETRY) for state in S if state is not S.REJECTED}
     | {(state, E.REMOVE) for state in UNWANTED}
 )
-"""What may come too late and changes nothing."""
+"""Events that may come too late and change nothing."""
 
 HOLDING: Final = frozenset({S.ADMITTING, S.WORKING, S.FAILING, S.LEAVING})
-"""States in which a pod may run, so that what it holds is nobody else's."""
+"""States in which a pod may run, and so holds its resources."""
 
 OVER: Final = frozenset(S) - HOLDING
-"""States in which nothing of a pod runs, or will without another event."""
+"""States in which nothing of a pod runs, nor will without another event."""
 
 STOPPING: Final = frozenset({S.FAILING, S.LEAVING})
 
 
 class PodLife:
-    """Where one pod is in its life, and the first end that it was given."""
+    """Hold the state of one pod, and the first reason for its end."""
 
     def __init__(self, state: LifeState = LifeState.ADMITTING, end: PodEnd | None = None) -> None:
         self.state = state
         self.end = end
         self.grace: int | None = None
-        """Seconds that its sources leave it to stop, None for its own."""
+        """Seconds that its sources give it to stop; None for its own grace period."""
 
-    def tell(
+    def handle(
         self, event: LifeEvent, end: PodEnd | None = None, grace: int | None = None
     ) -> tuple[Action, ...]:
-        """What is to be done now. `Bug` for an event that cannot happen in this state.
+        """Move to the next state and return the actions that are due now.
 
-        `end` comes with FAIL and REJECT; `grace`, in seconds, may come with REMOVE.
+        `end` comes with FAIL and REJECT; `grace`, in seconds, may come with REMOVE. Raises `Bug` for an event
+        that cannot happen in this state.
         """
         shorter = grace is not None and (self.grace is None or grace < self.grace)
-        shorten_grace = (Action.HASTEN,) if shorter and self.state in STOPPING else ()
+        shorten_grace = (Action.SHORTEN_GRACE,) if shorter and self.state in STOPPING else ()
         if shorter:
             self.grace = grace
         return (*self._move(event, end), *shorten_grace)
@@ -144,7 +145,7 @@ class PodLife:
 
     @property
     def holds(self) -> bool:
-        """Whether something of the pod may run."""
+        """Tell whether something of the pod may run."""
         return self.state in HOLDING
 
     @property
@@ -153,27 +154,27 @@ class PodLife:
 
     @property
     def final(self) -> bool:
-        """Whether it has ended for good, so that its status stays as it is."""
+        """Tell whether the pod has ended for good, so that its status no longer changes."""
         return self.state in (LifeState.FINISHED, LifeState.FAILED)
 
     @property
     def wanted(self) -> bool:
-        """Whether a source still wants it."""
+        """Tell whether a source still wants the pod."""
         return self.state not in UNWANTED
 
     @property
     def stopped(self) -> bool:
-        """Whether the node, or its source, has ended it and nothing of it runs."""
+        """Tell whether the node or the pod's source has ended it, and nothing of it runs."""
         return self.state is LifeState.FAILED or (self.over and not self.wanted)
 
     @property
     def given_grace(self) -> int | None:
-        """Seconds that each container has to stop, whatever it asks for itself; None for what it asks."""
+        """Return the seconds that each container has to stop; None for the grace period of its own."""
         limits = (self.end.grace_period_seconds if self.end is not None else None, self.grace)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def validate(self) -> None:
-        """Raises `Bug` where what is kept contradicts the state."""
+        """Raise `Bug` if an attribute contradicts the state."""
         if self.grace is not None and self.wanted:
             raise Bug(f"{self.state.name} and asked to terminate", subject="pod life")
         needs_end = self.state in (LifeState.REJECTED, LifeState.FAILING, LifeState.FAILED)
@@ -184,7 +185,7 @@ class PodLife:
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Why a container does not run, or why its pod is not admitted, as the worker last found."""
+    """Hold the reason why a container does not run, or its pod is not admitted, as the worker last found."""
 
     reason: str
     message: str = ""
@@ -194,7 +195,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class PodState(msgspec.Struct):
-    """The state of one pod; `pod.status` is the status that was published last.
+    """Hold the state of one pod; `pod.status` is the status that was published last.
 
     `started_at` is a Unix time; `waiting_reason` is why the pod is not admitted yet. By container name:
     `waiting` is why a container does not run, `restarts` counts the runs of containers that were removed
@@ -216,5 +217,5 @@ class PodState(msgspec.Struct):
 
     @property
     def wanted(self) -> Pod:
-        """The pod as its source wants it; it differs from `pod` while a resize waits."""
+        """Return the pod as its source wants it; it differs from `pod` while a resize waits."""
         return self.resize.wanted if self.resize is not None else self.pod

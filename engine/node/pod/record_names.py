@@ -39,7 +39,7 @@ def forget(store: RecordStore, uid: str) -> None:
 
 
 class PodRecordNames(StoredNames):
-    """`pods` has the directories of the pods."""
+    """Name records after directories of pods, which are in `pods`."""
 
     def __init__(self, pods: Path) -> None:
         self._pods = pods

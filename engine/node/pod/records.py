@@ -35,14 +35,14 @@ _T = TypeVar("_T")
 
 
 class _Accepted(msgspec.Struct, frozen=True):
-    """`manifest` is the digest of the manifest, empty for a pod of another source."""
+    """Hold an accepted pod; `manifest` is the digest of its manifest, empty for a pod of another source."""
 
     manifest: str
     pod: msgspec.Raw
 
 
 class AcceptedSpecs:
-    """The accepted pods in a record file."""
+    """Keep the accepted pods in a record file."""
 
     def __init__(self, store: RecordStore) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class AcceptedSpecs:
         self._manifests[uid] = manifest
 
     def forget_manifests(self, uids: Iterable[str]) -> None:
-        """No manifest stands for these pods any longer."""
+        """Forget the manifests of these pods, which no longer come from one."""
         for uid in uids:
             self._manifests.pop(uid, None)
 
@@ -66,7 +66,7 @@ class AcceptedSpecs:
         return self._manifests.get(uid) or self._read(uid, _decode_manifest) or ""
 
     async def keep(self, pod: Pod) -> None:
-        """Return when the record is on disk. Raises `Refused` with the path."""
+        """Write the record, and return when it is on disk. Raises `Refused` with the path."""
         await self._store.put(key(pod.uid, ACCEPTED), self.record(pod))
 
     def record(self, pod: Pod) -> bytes:
@@ -91,28 +91,30 @@ def _decode_manifest(content: bytes) -> str:
 
 
 class TerminationRecord(msgspec.Struct, frozen=True):
-    """`end` is None for a pod that ended by itself; `status` is None while something of the pod runs."""
+    """Hold the end of a pod. `end` is None if it ended by itself; `status` is None while something of it
+    runs.
+    """
 
     end: PodEnd | None = None
     status: PodStatus | None = None
 
     @property
     def life(self) -> PodLife:
-        """The state of the pod's life that the record implies."""
+        """Return the state of the pod's life that the record implies."""
         if self.end is None:
             return PodLife(LifeState.FINISHED)
         return PodLife(LifeState.FAILING if self.status is None else LifeState.FAILED, self.end)
 
 
 class TerminationRecords:
-    """The termination records in a record file."""
+    """Keep the termination records in a record file."""
 
     def __init__(self, store: RecordStore) -> None:
         self._store = store
         self._decoder = msgspec.json.Decoder(TerminationRecord, dec_hook=decode_hook)
 
     async def write(self, uid: str, end: TerminationRecord) -> None:
-        """Return when the record is on disk. Raises `Refused`."""
+        """Write the record, and return when it is on disk. Raises `Refused`."""
         await self._store.put(key(uid, END), to_json(end))
 
     def read(self, uid: str) -> TerminationRecord | None:
@@ -123,7 +125,7 @@ class TerminationRecords:
 
 
 class ReadinessRecords:
-    """The readiness of pods in a record file."""
+    """Keep the readiness of pods in a record file."""
 
     def __init__(self, store: RecordStore) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""A resize of a pod that runs: named states, one table of transitions. Pure.
+"""Defines the resize of a running pod: named states and one table of transitions. Pure.
 
     PROPOSED ──defer──▸ DEFERRED ──refuse──▸ INFEASIBLE
        │                  │ ◂─────defer─────── │
@@ -7,8 +7,8 @@
                                                      ▾                    │
                                                    FAILED ────complete────┘
 
-What has begun counts as held from then on, and is gone on with, not judged again. Only a pod that works is
-resized; its life cycle (`life`) continues independently.
+A resize that has begun counts with its new amounts, and is continued without another decision. Only a pod in
+the state WORKING is resized; its life cycle (`life`) continues independently.
 """
 
 from __future__ import annotations
@@ -53,25 +53,27 @@ TRANSITIONS: Final[dict[tuple[ResizeState, ResizeEvent], ResizeState]] = {
     (S.FAILED, E.COMPLETE): S.DONE,
 }
 
-SAID: Final = {
+CONDITIONS: Final = {
     S.DEFERRED: (PENDING, DEFERRED),
     S.INFEASIBLE: (PENDING, INFEASIBLE),
     S.RESIZING: (IN_PROGRESS, ""),
     S.FAILED: (IN_PROGRESS, FAILED),
 }
-"""Type and reason of the condition that a state shows; the others show none."""
+"""Type and reason of the condition that a state shows; the remaining states show none."""
 
 
 class Resize:
-    """One that a pod's source asks for: `wanted` is the pod as it is to be."""
+    """Hold a resize that a pod's source asks for: `wanted` is the pod with its new amounts."""
 
     def __init__(self, wanted: Pod) -> None:
         self.wanted = wanted
         self.state = ResizeState.PROPOSED
         self.condition: PodCondition | None = None
 
-    def tell(self, event: ResizeEvent, condition: PodCondition | None = None) -> None:
-        """`condition` is what the new state shows. `Bug` for an event that cannot happen in this state."""
+    def handle(self, event: ResizeEvent, condition: PodCondition | None = None) -> None:
+        """Move to the next state, which shows `condition`. Raises `Bug` for an event that cannot
+        happen now.
+        """
         if (self.state, event) not in TRANSITIONS:
             raise Bug(f"{event.name} while {self.state.name}", subject="pod resize")
         self.state, self.condition = TRANSITIONS[self.state, event], condition
@@ -79,16 +81,16 @@ class Resize:
 
     @property
     def begun(self) -> bool:
-        """Whether the new amounts count."""
+        """Tell whether the new amounts count."""
         return self.state not in JUDGED
 
     @property
     def waiting(self) -> bool:
-        """Whether it has to wait until the node has more free resources."""
+        """Tell whether the resize waits until the node has more free resources."""
         return self.state is ResizeState.DEFERRED
 
     def validate(self) -> None:
-        """Raises `Bug` where the condition is not the state's."""
-        said = (self.condition.type, self.condition.reason) if self.condition is not None else None
-        if said != SAID.get(self.state):
-            raise Bug(f"{self.state.name} says {said}", subject="pod resize")
+        """Raise `Bug` if the condition is not the one of the state."""
+        shown = (self.condition.type, self.condition.reason) if self.condition is not None else None
+        if shown != CONDITIONS.get(self.state):
+            raise Bug(f"{self.state.name} says {shown}", subject="pod resize")

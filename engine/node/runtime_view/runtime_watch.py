@@ -210,7 +210,8 @@ class RuntimeWatch:
                 await self._reread_changed(_listed(sandboxes, containers, changed), listed_at)
             else:
                 self._agreed = digest, of_containers
-        # What was heard before this list was requested is part of it, and contradicts nothing any longer.
+        # Events that arrived before this list was requested are part of it, and contradict nothing any
+        # longer.
         self._touched = {uid: at for uid, at in self._touched.items() if at >= listed_at}
         self.last_relist = self._clock()
         self.last_error = ""
@@ -349,7 +350,7 @@ class RuntimeWatch:
 
     async def _follow_events(self) -> None:
         while True:
-            settled = asyncio.get_running_loop().call_later(STREAM_SETTLED_SECONDS, self._stream_is_up)
+            up_timer = asyncio.get_running_loop().call_later(STREAM_SETTLED_SECONDS, self._stream_is_up)
             try:
                 async for event in self._runtime.events():
                     self._apply(event)
@@ -364,7 +365,7 @@ class RuntimeWatch:
                 if self._streaming:
                     log.warning("%s", error)
             finally:
-                settled.cancel()
+                up_timer.cancel()
                 # Nothing reports what happens from here on, so health and views must not trust the stream.
                 if self._streaming:
                     self._stream_lost_at = self._clock()

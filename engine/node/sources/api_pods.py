@@ -62,9 +62,9 @@ class ApiPods:
     async def run(self) -> None:
         await self._watch.run()
 
-    def leave(self) -> None:
+    def stop_waiting(self) -> None:
         """Stop waiting for the API server to acknowledge statuses."""
-        self._writer.leave()
+        self._writer.stop_waiting()
 
     async def stop(self) -> None:
         await self._mirrors.stop()
@@ -78,14 +78,14 @@ class ApiPods:
             self._show()
         uid = self._in_api(pod)
         if uid:
-            self._writer.tell(uid, pod.status, may_run=may_run)
+            self._writer.report(uid, pod.status, may_run=may_run)
 
     async def end_known(self, pod: Pod) -> None:
         if is_static(pod):
             self._static_ended(pod)
         else:
-            self._writer.left(pod.uid)
-            await self._writer.settled(pod.uid)
+            self._writer.removed(pod.uid)
+            await self._writer.wait_reported(pod.uid)
 
     def manifests_changed(self, pods: Sequence[Pod]) -> None:
         """Take the wanted static pods. A pod that is no longer wanted keeps its mirror until it has ended."""
@@ -109,7 +109,7 @@ class ApiPods:
 
     def _show(self) -> None:
         shown = {**self._static, **self._ending}
-        self._mirrors.want({name: pod for name, pod in shown.items() if pod.uid not in self._back})
+        self._mirrors.set_static_pods({name: pod for name, pod in shown.items() if pod.uid not in self._back})
 
     def _in_api(self, pod: Pod) -> str:
         """Return the uid under which the API has the pod, or an empty text."""
@@ -124,37 +124,37 @@ class ApiPods:
         for uid in self._seen.keys() - {pod.uid for pod in wanted}:
             self._forget(uid)
         for pod in wanted:
-            self._writer.heard(pod, listed=True)
+            self._writer.update(pod, listed=True)
         # The list may be older than the node's last report: a pod that has ended here does not begin again.
-        here = [pod for pod in wanted if not self._writer.has_left(pod.uid)]
-        heard = [(pod.uid, pod.status) for pod in here]
+        here = [pod for pod in wanted if not self._writer.is_removed(pod.uid)]
+        statuses = [(pod.uid, pod.status) for pod in here]
         self._pods.set_desired([self._known_as(pod) for pod in here], API)
         # Only now are there workers to take the statuses over.
-        for uid, status in heard:
+        for uid, status in statuses:
             self._pods.update_conditions(uid, status)
-            self._say(uid)
+            self._report(uid)
         for mirror in self._mirrors.replaced(mirrors):
             self._writer.forget(mirror)
         for pod in mirrors:
-            self._mirror_heard(pod, listed=True)
+            self._mirror_changed(pod, listed=True)
 
     def _changed(self, pod: Pod) -> None:
         assert self._pods is not None
         if is_mirror(pod):
-            self._mirrors.heard(pod)
-            self._mirror_heard(pod)
+            self._mirrors.changed(pod)
+            self._mirror_changed(pod)
             return
         if not _can_have_a_place(pod):
             return
         status = pod.status
         known = self._seen.get(pod.uid)
-        self._writer.heard(pod)
-        if self._writer.has_left(pod.uid):
+        self._writer.update(pod)
+        if self._writer.is_removed(pod.uid):
             return
         ours = self._known_as(pod)
         if known is None or _is_changed(known, ours):
             self._pods.update_pod(ours, API)
-            self._say(pod.uid)
+            self._report(pod.uid)
         self._pods.update_conditions(pod.uid, status)
 
     def _deleted(self, pod: Pod) -> None:
@@ -173,16 +173,16 @@ class ApiPods:
         self._seen.pop(uid, None)
         self._writer.forget(uid)
 
-    def _mirror_heard(self, mirror: Pod, *, listed: bool = False) -> None:
+    def _mirror_changed(self, mirror: Pod, *, listed: bool = False) -> None:
         """Send the static pod's status to a mirror that is new or that somebody else changed."""
         assert self._pods is not None
         mirror.metadata.managed_fields = None
-        self._writer.heard(mirror, listed=listed)
-        static = self._mirrors.shown_by(mirror)
+        self._writer.update(mirror, listed=listed)
+        static = self._mirrors.static_pod_of(mirror)
         if static is not None:
-            self._say(static.uid)
+            self._report(static.uid)
 
-    def _say(self, uid: str) -> None:
+    def _report(self, uid: str) -> None:
         assert self._pods is not None
         pod = self._pods.get(uid)
         if pod is not None:

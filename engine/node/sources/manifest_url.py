@@ -92,10 +92,10 @@ class ManifestUrl:
     async def _run(self) -> None:
         while True:
             with self._task.step(STEP_SECONDS):
-                await self._look()
+                await self._fetch()
             await asyncio.sleep(self._period)
 
-    async def _look(self) -> None:
+    async def _fetch(self) -> None:
         try:
             data = await asyncio.to_thread(fetch, self._url, self._headers)
             if data != self._data:

@@ -163,15 +163,15 @@ class ManifestDirectory:
             self._ensure_watch()
             unread = await self._find_unread()
         held = self._uids.held() if unread else {}
-        told = READ_AT_ONCE
+        reported = READ_AT_ONCE
         for count, path in enumerate(unread, 1):
             with self._task.step(STEP_SECONDS):
                 self._changed |= self._read_file(path, held)
                 # Lets pods start that were read before.
                 await asyncio.sleep(0)
-                if count in (told, len(unread)):
+                if count in (reported, len(unread)):
                     self._report_changes()
-                    told = 2 * count
+                    reported = 2 * count
 
     async def _find_unread(self) -> list[Path]:
         """Forget files that are gone, and return those to read."""

@@ -49,7 +49,7 @@ async def _printed(*command: str) -> str:
     subject = " ".join((PROGRAM, *command[1:]))
     printed = await run_child(command, seconds=_SECONDS, most=_MOST_PRINTED, subject=subject)
     if printed.code:
-        raise Unavailable(printed.said or f"it exited with {printed.code}", subject=subject)
+        raise Unavailable(printed.errors or f"it exited with {printed.code}", subject=subject)
     return printed.out.decode(errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""Reads the size and use of the machine's filesystems, and what its disks did, as cAdvisor shows them.
+"""Reads the size and use of the machine's file systems and the counters of its disks, as cAdvisor shows them.
 
 Only filesystems on block devices: a kubelet's page has them in the root cgroup alone, as containerd's
 containers have none of their own there. The table of mounts is long on a full node, so it is read seldom.
@@ -23,11 +23,11 @@ DISK_COUNTS: Final = (
     *("writes", "writes_merged", "sectors_written", "write_milliseconds"),
     *("in_progress", "io_milliseconds", "weighted_milliseconds"),
 )
-"""What /proc/diskstats counts of a device, in its order."""
+"""The counters of a device in /proc/diskstats, in its order."""
 
 
 class Filesystem(msgspec.Struct, frozen=True):
-    """One filesystem: sizes in bytes; `disk` are `DISK_COUNTS`, empty if the kernel has none."""
+    """Hold one file system: sizes in bytes; `disk` are `DISK_COUNTS`, empty if the kernel has none."""
 
     device: str
     limit: int
@@ -50,7 +50,7 @@ def disk_counts(diskstats: str) -> dict[Device, tuple[int, ...]]:
 
 
 class Filesystems:
-    """The filesystems of the machine; `proc` is where its tables are."""
+    """Read the file systems of the machine; `proc` is where its tables are."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc

@@ -40,7 +40,7 @@ _STALLED: Final = {name: len(COLUMNS) + 4 * at for at, name in enumerate(PRESSUR
 
 
 class PressureStall(msgspec.Struct, frozen=True):
-    """PSI: `total` in microseconds, averages in percent."""
+    """Hold PSI: `total` in microseconds, averages in percent."""
 
     total: int
     avg10: float
@@ -49,7 +49,7 @@ class PressureStall(msgspec.Struct, frozen=True):
 
 
 class GroupTable:
-    """One reading of all groups.
+    """Hold one reading of all groups.
 
     `numbers` has a row for each group, `io` rows of `IO_COLUMNS`. `looked_at` are the groups in which
     something ran since the last reading, and those whose turn it was. `rates` are nanoseconds of CPU per
@@ -98,7 +98,7 @@ class GroupTable:
 
 
 class Groups:
-    """A set of groups that are read repeatedly; each keeps its row while it is in the set.
+    """Read a set of groups repeatedly; each keeps its row while it is in the set.
 
     A group is read again only if something ran in it; values set from outside, and memory that the kernel
     reclaims, are refreshed every `SETTINGS_SECONDS`. The descriptors of its processes are counted again then
@@ -245,7 +245,7 @@ class _Column:
 
 
 class GroupSample:
-    """The numbers of one group: `numbers` by `COLUMNS`, `ABSENT` where there is none, followed by
+    """Hold the numbers of one group: `numbers` by `COLUMNS`, `ABSENT` if there is none, followed by
     pressure.
     """
 
@@ -289,12 +289,12 @@ class GroupSample:
 
     @property
     def rate(self) -> int | None:
-        """Nanoseconds of CPU per second since the last reading."""
+        """Return nanoseconds of CPU per second since the last reading."""
         return _known(self.table.rates[self.row])
 
     @property
     def working_set(self) -> int | None:
-        """Memory in use minus the inactive page cache, in bytes."""
+        """Return the memory in use minus the inactive page cache, in bytes."""
         return _known(self.table.working_set[self.row])
 
     @property

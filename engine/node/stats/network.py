@@ -10,7 +10,7 @@ MOST = 1 << 18
 
 
 class Interface(msgspec.Struct, frozen=True):
-    """Counters since the device was created."""
+    """Hold the counters of a device since it was created."""
 
     name: str
     rx_bytes: int
@@ -24,7 +24,7 @@ class Interface(msgspec.Struct, frozen=True):
 
     @property
     def counters(self) -> tuple[int, ...]:
-        """The counters in their order."""
+        """Return the counters in their order."""
         return (
             *(self.rx_bytes, self.rx_packets, self.rx_errors, self.rx_dropped),
             *(self.tx_bytes, self.tx_packets, self.tx_errors, self.tx_dropped),

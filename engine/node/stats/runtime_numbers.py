@@ -57,15 +57,15 @@ _CONTAINERS: Final = Picker(
 
 
 class RuntimeStats(msgspec.Struct, frozen=True, eq=False):
-    """The statistics of pods and containers.
+    """Hold the statistics of pods and containers.
 
-    `places` are name, namespace and uid of each pod, `told` the names of its containers. `pods` has columns
+    `places` are name, namespace and uid of each pod, `names` the names of its containers. `pods` has columns
     by `USE` and `PROCESSES`; `containers` by `USE` and `LAYER`, pod after pod. Missing values are `ABSENT`;
     times are whole seconds.
     """
 
     places: Sequence[tuple[str, str, str]]
-    told: Sequence[Sequence[str]]
+    names: Sequence[Sequence[str]]
     pods: Columns
     containers: Columns
 
@@ -75,12 +75,12 @@ def read(message: bytes) -> RuntimeStats:
     names, namespaces, uids, inside, *numbers = _PODS.pick(message)
     container_names, *of_containers = _CONTAINERS.pick_items([*chain.from_iterable(inside)])
     begins = accumulate(map(len, inside), initial=0)
-    told = [container_names[begin:end] for begin, end in pairwise(begins)]
+    of_pods = [container_names[begin:end] for begin, end in pairwise(begins)]
     *used, measured, processes = map(np.asarray, numbers)
     pods = _columns(USE, used)
     pods[PROCESSES] = np.where(measured == ABSENT, ABSENT, np.maximum(processes, 0))
     places = [*zip(names, namespaces, uids, strict=True)]
-    return RuntimeStats(places, told, pods, _columns((*USE, *LAYER), map(np.asarray, of_containers)))
+    return RuntimeStats(places, of_pods, pods, _columns((*USE, *LAYER), map(np.asarray, of_containers)))
 
 
 def _columns(names: Sequence[str], columns: Any) -> dict[str, NDArray[np.int64]]:

@@ -14,7 +14,7 @@ _CPU, _MEMORY = ("usage_core_nano_seconds", "cpu_second"), ("working_set_bytes",
 
 
 class RuntimeUse(msgspec.Struct, frozen=True):
-    """The usage of a container, or of a pod if `container` is "".
+    """Hold the usage of a container, or of a pod if `container` is "".
 
     `cpu` is the total in nanoseconds and `memory` the working set in bytes, each with its Unix second; None
     if the cgroup provides the number, or nothing does. `started` is a Unix time, 0 if unknown.
@@ -29,21 +29,21 @@ class RuntimeUse(msgspec.Struct, frozen=True):
 
 
 def runtime_use(usage: NodeUsage, stats: RuntimeStats) -> Iterator[RuntimeUse]:
-    """Return the containers and pods of which the runtime knows more than their cgroups."""
+    """Return the usage of containers and pods whose cgroups lack numbers that the runtime has."""
     groups = {(pod.record.uid, ""): pod.group for pod in usage.pods}
     groups |= {
         (pod.record.uid, name): group for pod in usage.pods for name, (group, _) in pod.by_name.items()
     }
     first = 0
-    for at, ((name, namespace, uid), containers) in enumerate(zip(stats.places, stats.told, strict=True)):
+    for at, ((name, namespace, uid), containers) in enumerate(zip(stats.places, stats.names, strict=True)):
         sources = [("", stats.pods, at)]
         sources += [(container, stats.containers, first + i) for i, container in enumerate(containers)]
         first += len(containers)
         for container, columns, row in sources:
             group = groups.get((uid, container))
             own_cpu, own_memory = _own(usage, group)
-            cpu = None if own_cpu else _told(columns, *_CPU, row)
-            memory = None if own_memory else _told(columns, *_MEMORY, row)
+            cpu = None if own_cpu else _reported(columns, *_CPU, row)
+            memory = None if own_memory else _reported(columns, *_MEMORY, row)
             started = 0.0
             if group is not None and group.container is not None and not (own_cpu or own_memory):
                 started = group.container.started_at
@@ -59,6 +59,6 @@ def _own(usage: NodeUsage, group: UsedGroup | None) -> tuple[bool, bool]:
     return bool(cpu), bool(memory)
 
 
-def _told(columns: Columns, name: str, second: str, row: int) -> tuple[int, int] | None:
+def _reported(columns: Columns, name: str, second: str, row: int) -> tuple[int, int] | None:
     value, at = int(columns[name][row]), int(columns[second][row])
     return None if ABSENT in (value, at) else (value, at)

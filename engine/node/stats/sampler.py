@@ -86,15 +86,15 @@ class UsageSampler:
             if cgroup is None:
                 apart = apart or bool(record.may_run)
             else:
-                told = (cgroup, *record.containers, *record.sandboxes)
+                reported = (cgroup, *record.containers, *record.sandboxes)
                 before = self._known.get(record.uid)
-                if (before is not None and before.complete and before.told == told) or record.may_run:
-                    held.append((record, cgroup, told))
+                if (before is not None and before.complete and before.reported == reported) or record.may_run:
+                    held.append((record, cgroup, reported))
         return held, apart
 
     def _read_all(self, held: Sequence[_Held], apart: bool, pods_root: str | None) -> NodeUsage:
         now = self._clock()
-        self._system.look(self._runtime, pods_root, self._mounts)
+        self._system.update(self._runtime, pods_root, self._mounts)
         pods = self._place(held)
         table = self._groups.read(self._mounts, now, self._proc)
         without_memory, without_cpu = (
@@ -130,11 +130,11 @@ class UsageSampler:
             self._inner_of = np.repeat(np.arange(len(pods)), [len(pod.inner_rows) for pod in pods])
         return self._shown
 
-    def _pod(self, record: PodRecord, cgroup: str, told: tuple[object, ...]) -> UsedPod:
+    def _pod(self, record: PodRecord, cgroup: str, reported: tuple[object, ...]) -> UsedPod:
         """Find the cgroups of a pod; only those that are new or gone are searched."""
         before = self._known.get(record.uid)
         lost = record.uid in self._gone
-        same = before is not None and not lost and before.record is record and before.told == told
+        same = before is not None and not lost and before.record is record and before.reported == reported
         if before is not None and same and before.complete:
             return before
         where = {} if before is None or lost else {group.owner: group.cgroup for group in before.groups}
@@ -168,7 +168,7 @@ class UsageSampler:
             None
             if sandbox_at is None or record.sandbox is None
             else UsedGroup(sandbox_at, first + 1 + len(inside), record.sandbox.id),
-            told,
+            reported,
             complete,
         )
         return pod

@@ -68,10 +68,10 @@ class Summaries:
         uids = dict.fromkeys(pod.record.uid for pod in usage.pods)
         uids |= dict.fromkeys(uid for _, _, uid in stats.places)
         known = [pod for pod in map(self._known, uids) if pod is not None]
-        told = await self._volumes.of_drivers(known)
+        of_drivers = await self._volumes.of_drivers(known)
         files = await self._files_of(known)
         opening = b'{"node":' + to_json(await self._node(usage)) + b',"pods":['
-        return self._pods.pages(opening, usage, stats, files, told)
+        return self._pods.pages(opening, usage, stats, files, of_drivers)
 
     async def cpu_and_memory(self) -> Iterator[bytes]:
         """Yield the Summary with only CPU, memory and swap; asks the runtime only where cgroups provide
@@ -87,7 +87,8 @@ class Summaries:
         return self._pods_use.pages(opening, usage, stats, {}, {})
 
     async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
-        """Return CPU and memory of what has no cgroup numbers; asks the runtime only if there may be such.
+        """Return CPU and memory of containers without cgroup numbers; asks the runtime only if there may be
+        any.
 
         Raises `Unavailable` if the runtime does not answer.
         """

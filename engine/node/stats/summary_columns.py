@@ -36,7 +36,7 @@ Stalled = dict[str, list[Numbers]]
 
 
 class Items(msgspec.Struct, frozen=True, eq=False):
-    """The items of a summary.
+    """Hold the items of a summary.
 
     `rows` are their rows in a reading, -1 without a cgroup. `runtime` has the runtime's numbers by name,
     `disk` the `DISK` numbers of each. `pods` are the items that are pods, `of` the index in `pods` of each
@@ -119,7 +119,7 @@ def _of(column: Numbers, rows: NDArray[np.intp]) -> Numbers:
 
 
 def _left(most: Numbers, used: Numbers) -> Numbers:
-    """Return what may still be used, where limit and usage are known."""
+    """Return limit minus usage if both are known."""
     known = (most != ABSENT) & (used != ABSENT)
     return np.where(known, np.maximum(np.where(known, most - used, 0), 0), ABSENT)
 

@@ -44,8 +44,8 @@ _NO_DISK: Final = (ABSENT,) * len(DISK)
 
 
 class PodFiles(msgspec.Struct, frozen=True):
-    """The files of a pod: `logs` by container, `volumes` and the names of the `ephemeral` ones, bytes and
-    inodes of `hosts`, and the `disk` that holds all of them.
+    """Hold the files of a pod: `logs` by container, `volumes` and the names of the `ephemeral` ones, bytes
+    and inodes of `hosts`, and the `disk` that holds all of them.
     """
 
     logs: Mapping[str, Entry]
@@ -56,18 +56,18 @@ class PodFiles(msgspec.Struct, frozen=True):
 
 
 class _Known(NamedTuple):
-    """The inputs of a pod's text; `told` are the containers that the runtime lists."""
+    """Hold the inputs of a pod's text; `listed` are the containers that the runtime lists."""
 
     place: Place
     used: UsedPod | None
-    told: Sequence[str]
+    listed: Sequence[str]
     files: PodFiles | None
     of_drivers: Sequence[Entry]
     devices: Sequence[Interface]
 
 
-class _Told(NamedTuple):
-    """The inputs of all texts: `places` and `containers` from the runtime, mappings by uid."""
+class _Inputs(NamedTuple):
+    """Hold the inputs of all texts: `places` and `containers` from the runtime, mappings by uid."""
 
     pods: Sequence[UsedPod]
     places: Sequence[Place]
@@ -78,8 +78,8 @@ class _Told(NamedTuple):
 
 
 class _Kept(msgspec.Struct, frozen=True, eq=False):
-    """The texts of a pod with the form after each and its item, the constant numbers of the items, and the
-    items of the containers that the runtime lists.
+    """Hold the texts of a pod with the form after each and its item, the constant numbers of the items, and
+    the items of the containers that the runtime lists.
     """
 
     known: _Known
@@ -89,17 +89,17 @@ class _Kept(msgspec.Struct, frozen=True, eq=False):
     rows: list[int]
     disk: tuple[int, ...]
     files: tuple[int, int]
-    told: list[int]
+    listed: list[int]
 
 
 class _Layout(msgspec.Struct, frozen=True, eq=False):
-    """All pods in sequence; `told` are the items of the containers that the runtime lists."""
+    """Hold all pods in sequence; `listed` are the items of the containers that the runtime lists."""
 
     pods: Sequence[_Kept]
     texts: Texts
     forms: Numbers
     places: Numbers
-    told: NDArray[np.intp]
+    listed: NDArray[np.intp]
     rows: NDArray[np.intp]
     disk: Numbers
     own: NDArray[np.intp]
@@ -114,7 +114,7 @@ class SummaryPods:
         self._whole = whole
         self._kept: dict[str, _Kept] = {}
         self._layout: _Layout | None = None
-        self._told: _Told | None = None
+        self._inputs: _Inputs | None = None
         self._places: NDArray[np.intp] = np.empty(0, np.intp)
 
     def pages(
@@ -127,30 +127,30 @@ class SummaryPods:
     ) -> Iterator[bytes]:
         """Yield `opening` and the list of pods: those with a cgroup, then others that the runtime lists."""
         networks = usage.networks if self._whole else {}
-        told = _Told(usage.pods, stats.places, stats.told, dict(files), dict(of_drivers), dict(networks))
-        if self._layout is None or told != self._told:
-            self._layout, self._places = self._lay_out(told)
-            self._told = told
+        inputs = _Inputs(usage.pods, stats.places, stats.names, dict(files), dict(of_drivers), dict(networks))
+        if self._layout is None or inputs != self._inputs:
+            self._layout, self._places = self._lay_out(inputs)
+            self._inputs = inputs
         runtime = _runtime_columns(self._layout, self._places, stats, counted(usage.table))
         return _written(opening, usage, self._layout, runtime, self._whole)
 
-    def _lay_out(self, told: _Told) -> tuple[_Layout, NDArray[np.intp]]:
+    def _lay_out(self, inputs: _Inputs) -> tuple[_Layout, NDArray[np.intp]]:
         """Arrange the texts; unchanged pods keep theirs. Also returns each pod's index in the runtime's list,
         or -1.
         """
-        by_uid = {place[2]: at for at, place in enumerate(told.places)}
-        used = {pod.record.uid: pod for pod in told.pods}
+        by_uid = {place[2]: at for at, place in enumerate(inputs.places)}
+        used = {pod.record.uid: pod for pod in inputs.pods}
         before, self._kept = self._kept, {}
         places = []
         for uid in used | by_uid:
             pod, at = used.get(uid), by_uid.get(uid, -1)
             known = _Known(
-                _place(pod) if pod is not None else told.places[at],
+                _place(pod) if pod is not None else inputs.places[at],
                 pod,
-                told.containers[at] if at >= 0 else [],
-                told.files.get(uid),
-                told.of_drivers.get(uid, ()),
-                told.networks.get(uid, ()),
+                inputs.containers[at] if at >= 0 else [],
+                inputs.files.get(uid),
+                inputs.of_drivers.get(uid, ()),
+                inputs.networks.get(uid, ()),
             )
             kept = before.get(uid)
             self._kept[uid] = kept if kept is not None and kept.known == known else _made(known)
@@ -169,15 +169,15 @@ def _runtime_columns(
     `places` are the indexes of the pods in `stats`, -1 if absent; of cgroups that are `read`, only the
     layers come from the runtime.
     """
-    told = np.fromiter(map(len, stats.told), np.intp, len(stats.told))
+    counts_of = np.fromiter(map(len, stats.names), np.intp, len(stats.names))
     here = places[places >= 0]
     own = layout.own[places >= 0]
-    counts = told[here]
-    begins = (np.cumsum(told) - told)[here]
+    counts = counts_of[here]
+    begins = (np.cumsum(counts_of) - counts_of)[here]
     containers = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
     columns = {name: np.full(len(layout.rows), ABSENT, np.int64) for name in (*USE, *LAYER, PROCESSES)}
     for name, values in stats.containers.items():
-        columns[name][layout.told] = values[containers]
+        columns[name][layout.listed] = values[containers]
     for name, values in stats.pods.items():
         columns[name][own] = values[here]
     of_groups = (layout.rows >= 0) & read[layout.rows]
@@ -198,52 +198,52 @@ def _place(pod: UsedPod) -> Place:
 def _made(known: _Known) -> _Kept:
     name, namespace, uid = known.place
     grouped = _grouped(known.used) if known.used is not None else {}
-    containers = [*dict.fromkeys((*grouped, *known.told))]
+    containers = [*dict.fromkeys((*grouped, *known.listed))]
     files = known.files
     texts: list[bytes] = []
     forms: list[int] = []
     items: list[int] = []
 
     def add(form: int, item: int) -> None:
-        """Add what was written since the last form as a text, followed by a form."""
-        texts.append(b"".join(said))
-        said.clear()
+        """Add the parts since the last form as one text, followed by a form."""
+        texts.append(b"".join(parts))
+        parts.clear()
         forms.append(form)
         items.append(item)
 
-    said = [b'{"podRef":', to_json({"name": name, "namespace": namespace, "uid": uid})]
+    parts = [b'{"podRef":', to_json({"name": name, "namespace": namespace, "uid": uid})]
     sandbox = known.used.record.sandbox if known.used is not None else None
     if sandbox is not None:
-        said.append(b',"startTime":' + to_json(rfc3339(sandbox.created_at)))
-    said.append(b',"containers":[')
+        parts.append(b',"startTime":' + to_json(rfc3339(sandbox.created_at)))
+    parts.append(b',"containers":[')
     for item, container in enumerate(containers):
-        said.append((b"," if item else b"") + b'{"name":' + to_json(container))
+        parts.append((b"," if item else b"") + b'{"name":' + to_json(container))
         if container in grouped:
-            said.append(b',"startTime":' + to_json(rfc3339(grouped[container][1])))
+            parts.append(b',"startTime":' + to_json(rfc3339(grouped[container][1])))
         add(CONTAINER, item)
         logs = files.logs.get(container) if files is not None else None
         if logs is not None:
-            said.append(b',"logs":' + to_json(logs))
-        said.append(b"}")
+            parts.append(b',"logs":' + to_json(logs))
+        parts.append(b"}")
     own = len(containers)
-    said.append(b"]")
+    parts.append(b"]")
     add(POD, own)
     if known.devices:
-        said.append(b',"network":{')
+        parts.append(b',"network":{')
         add(NETWORK, own)
-        said.append(b"," + to_json(shown.devices(known.devices))[1:])
+        parts.append(b"," + to_json(shown.devices(known.devices))[1:])
     if files is not None:
-        said.append(b',"volume":' + to_json([*files.volumes, *known.of_drivers]))
-        said.append(b',"ephemeral-storage":' + to_json(files.disk)[:-1])
+        parts.append(b',"volume":' + to_json([*files.volumes, *known.of_drivers]))
+        parts.append(b',"ephemeral-storage":' + to_json(files.disk)[:-1])
         add(EPHEMERAL, own)
-        said.append(b"}")
-    said.append(b"}")
+        parts.append(b"}")
+    parts.append(b"}")
     add(NONE, own)
     rows = [grouped[each][0] if each in grouped else -1 for each in containers]
     rows.append(known.used.group.row if known.used is not None else -1)
     disk = tuple(files.disk[each] for each in DISK) if files is not None else _NO_DISK
-    told = [containers.index(each) for each in known.told]
-    return _Kept(known, texts, forms, items, rows, disk, _files_used(files, containers), told)
+    listed = [containers.index(each) for each in known.listed]
+    return _Kept(known, texts, forms, items, rows, disk, _files_used(files, containers), listed)
 
 
 def _files_used(files: PodFiles | None, containers: Sequence[str]) -> tuple[int, int]:
@@ -274,7 +274,7 @@ def _laid_out(pods: Sequence[_Kept]) -> _Layout:
         np.array([form for pod in pods for form in pod.forms], np.int64),
         places + np.repeat(begins, [len(pod.items) for pod in pods]),
         np.array(
-            [begin + item for pod, begin in zip(pods, begins, strict=True) for item in pod.told], np.intp
+            [begin + item for pod, begin in zip(pods, begins, strict=True) for item in pod.listed], np.intp
         ),
         np.array([row for pod in pods for row in pod.rows], np.intp),
         np.repeat(np.array([pod.disk for pod in pods], np.int64).reshape(-1, len(DISK)), counts, axis=0),

@@ -19,14 +19,14 @@ Places = dict[str, str]
 
 
 class SystemGroups:
-    """The groups by name, without those that could not be found."""
+    """Find the system groups; `groups` has by name those that exist."""
 
     def __init__(self, rows: Groups) -> None:
         self._rows = rows
         self._places: dict[str, Places] = {}
         self.groups: dict[str, UsedGroup] = {}
 
-    def look(self, runtime: Path, pods: str | None, mounts: Mounts) -> None:
+    def update(self, runtime: Path, pods: str | None, mounts: Mounts) -> None:
         """Find the groups; a group that has not moved keeps its rows. `runtime` is the runtime's socket."""
         found = {
             "kubelet": own_places("self", mounts),

@@ -13,7 +13,7 @@ from engine.node.stats.network import Interface
 
 
 class UsedGroup(msgspec.Struct, frozen=True):
-    """A cgroup and its row in each reading; `owner` is the id of a container or sandbox, "" for others."""
+    """Hold a cgroup and its row in each reading; `owner` is the id of its container or sandbox, or ""."""
 
     cgroup: str
     row: int
@@ -22,27 +22,27 @@ class UsedGroup(msgspec.Struct, frozen=True):
 
 
 class UsedPod(msgspec.Struct, frozen=True, eq=False, weakref=True):
-    """A pod's cgroups; the same object while the runtime reports the same and the cgroups have not moved.
+    """Hold a pod's cgroups; the object stays while the runtime reports the same and no cgroup has moved.
 
-    `sandbox` is the cgroup of the sandbox, if there is one; `told` is the runtime's report; `complete` means
-    that the sandbox and each container that may run have a cgroup.
+    `sandbox` is the cgroup of the sandbox, if there is one; `reported` is the runtime's report; `complete`
+    means that the sandbox and each container that may run have a cgroup.
     """
 
     record: PodRecord
     group: UsedGroup
     containers: Sequence[UsedGroup]
     sandbox: UsedGroup | None = None
-    told: tuple[object, ...] = ()
+    reported: tuple[object, ...] = ()
     complete: bool = False
 
     @property
     def groups(self) -> list[UsedGroup]:
-        """All of them, in the order of their rows."""
+        """Return all cgroups of the pod, in the order of their rows."""
         return [self.group, *self.containers, *([self.sandbox] if self.sandbox is not None else [])]
 
     @property
     def by_name(self) -> dict[str, tuple[UsedGroup, ContainerRecord]]:
-        """The newest container of each name; the runtime may have no statistics of older ones."""
+        """Return the newest container of each name; the runtime may have no statistics of older ones."""
         newest_last = reversed(self.containers)
         return {
             each.container.name: (each, each.container) for each in newest_last if each.container is not None
@@ -50,13 +50,13 @@ class UsedPod(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
     @property
     def inner_rows(self) -> range:
-        """The rows inside of the pod's own cgroup."""
+        """Return the rows of the cgroups inside of the pod's own."""
         inner = len(self.containers) + (self.sandbox is not None)
         return range(self.group.row + 1, self.group.row + 1 + inner)
 
 
 class NodeUsage(msgspec.Struct, frozen=True):
-    """The usage of the node.
+    """Hold the usage of the node.
 
     `time` is a Unix time; `table` has all cgroups; `system` are the cgroups of the agent (`kubelet`), the
     runtime and all pods. `pods` is the same object while the pods are the same. `network` are the host's

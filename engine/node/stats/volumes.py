@@ -34,7 +34,7 @@ _NONE: Final = dict.fromkeys(
 
 
 class VolumeFigures:
-    """The usage of volumes; `made` returns a pod's mounted volumes by its uid and their names."""
+    """Measure the usage of volumes; `made` returns a pod's mounted volumes by its uid and their names."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class VolumeFigures:
         clock: Callable[[], float],
     ) -> None:
         self._made, self._csi, self._recorder, self._clock = made, csi, recorder, clock
-        self._said: dict[tuple[str, str], str] = {}
+        self._reported: dict[tuple[str, str], str] = {}
 
     def of_files(self, pod: Pod) -> list[Entry]:
         """Measure the volumes that the node can measure itself. Walks files; call it in a thread."""
@@ -64,23 +64,23 @@ class VolumeFigures:
         ]
         if not asked:
             return {}
-        told = await self._csi.usage({each.path: (pod, volume, each.bound) for pod, volume, each in asked})
+        usage = await self._csi.usage({each.path: (pod, volume, each.bound) for pod, volume, each in asked})
         found: dict[str, list[Entry]] = {}
         for pod, volume, made in asked:
-            measured = told.get(made.path)
+            measured = usage.get(made.path)
             if measured is not None and measured.usage is not None:
                 found.setdefault(pod.uid, []).append(_of_driver(pod, volume, measured))
-                self._say(pod, volume, measured)
+                self._report(pod, volume, measured)
         return found
 
     async def of_claims(self, pods: Iterable[Pod]) -> list[Entry]:
         """Return the usage of each claim without walking any files."""
         with_claims = [pod for pod in pods if any(made.bound for _, made in self._volumes(pod))]
-        told = await self.of_drivers(with_claims)
+        usage = await self.of_drivers(with_claims)
         found: dict[tuple[str, str], Entry] = {}
         for pod in with_claims:
             local = await asyncio.to_thread(self._of_local, pod)
-            for entry in (*local, *told.get(pod.uid, ())):
+            for entry in (*local, *usage.get(pod.uid, ())):
                 claim = entry.get("pvcRef")
                 if claim is not None:
                     found.setdefault((claim["namespace"], claim["name"]), entry)
@@ -97,16 +97,16 @@ class VolumeFigures:
         made = self._made(pod.uid)
         return [(volume, made[volume.name]) for volume in pod.spec.volumes or () if volume.name in made]
 
-    def _say(self, pod: Pod, volume: Volume, measured: VolumeMeasurement) -> None:
+    def _report(self, pod: Pod, volume: Volume, measured: VolumeMeasurement) -> None:
         """Emit an event for an abnormal volume, once per reason."""
         condition = measured.usage.condition if measured.usage is not None else None
         message = condition.message if condition is not None and condition.abnormal else None
         key = pod.uid, volume.name
         if message is None:
-            self._said.pop(key, None)
-        elif self._said.get(key) != message:
-            self._said = {known: text for known, text in self._said.items() if self._made(known[0])}
-            self._said[key] = message
+            self._reported.pop(key, None)
+        elif self._reported.get(key) != message:
+            self._reported = {known: text for known, text in self._reported.items() if self._made(known[0])}
+            self._reported[key] = message
             self._recorder.pod(pod, WARNING, "VolumeConditionAbnormal", f"Volume {volume.name}: {message}")
 
 
@@ -170,10 +170,10 @@ def file_system(path: Path) -> dict[str, int]:
 
 
 class _RemoteFileSystems:
-    """Asks file systems of servers, each in a thread of its own, for at most `PATIENCE_SECONDS`.
+    """Ask file systems of servers, each in a thread of its own, for at most `PATIENCE_SECONDS`.
 
-    One whose server does not answer holds up neither the caller nor other threads of the agent, and is not
-    asked again before it has answered.
+    A server that does not answer delays neither the caller nor other threads of the agent, and is not asked
+    again before it has answered.
     """
 
     def __init__(self) -> None:

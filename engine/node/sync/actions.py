@@ -105,7 +105,7 @@ Hash = Callable[[Container], str]
 
 
 class ContainerHealth(msgspec.Struct, frozen=True):
-    """What the probes report about a running container; `failed` names the probe that asks for a restart."""
+    """Hold the results of a running container's probes; `failed` names the probe that asks for a restart."""
 
     started: bool = True
     failed: str = ""

@@ -235,7 +235,7 @@ def _attempts_logged(directory: Path) -> int:
 
 
 def _cdi_devices(claimed: Sequence[str], grant: DeviceRunOptions) -> list[cri.CDIDevice]:
-    """Those of claims first, each once: a runtime refuses a device that is named twice."""
+    """Return the CDI devices, those of claims first, each once: a runtime refuses a duplicate."""
     names = dict.fromkeys([*claimed, *(device.name for device in grant.cdi_devices)])
     return [cri.CDIDevice(name=name) for name in names]
 

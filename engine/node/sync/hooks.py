@@ -52,10 +52,10 @@ async def run_hook(
     """Run a hook. Raises `Refused` with what went wrong, and `TimeoutError` if it took too long."""
     async with asyncio.timeout(LONGEST_SECONDS):
         if handler.exec is not None:
-            kind, said = "Exec", f"[{' '.join(handler.exec.command or [])}]"
+            kind, detail = "Exec", f"[{' '.join(handler.exec.command or [])}]"
             failure = await _exec(runtime, container_id, handler.exec)
         elif handler.http_get is not None:
-            kind, said = "HTTP", handler.http_get.path
+            kind, detail = "HTTP", handler.http_get.path
             failure = await asyncio.to_thread(_get, handler.http_get, container, pod_ip)
         elif handler.sleep is not None:
             await asyncio.sleep(handler.sleep.seconds)
@@ -65,7 +65,7 @@ async def run_hook(
     if failure:
         meta = pod.metadata
         whose = f'Container "{container.name}" in Pod "{meta.name}_{meta.namespace}({meta.uid})"'
-        raise Refused(f"{kind} lifecycle hook ({said}) for {whose} failed - error: {failure}")
+        raise Refused(f"{kind} lifecycle hook ({detail}) for {whose} failed - error: {failure}")
 
 
 async def _exec(runtime: RuntimeClient, container_id: str, action: ExecAction) -> str:

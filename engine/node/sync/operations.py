@@ -1,4 +1,4 @@
-"""Creates what carries out the work on pods: each part from the parts of the node that it uses."""
+"""Creates the operations on pods, each from the parts of the node that it uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.node.sync.stopping import PodStopper
 
 
 class PodOperations:
-    """The operations on the pods of one node. They keep nothing about a pod; all workers share them."""
+    """Hold the operations on the pods of one node, which all workers share. They keep no state of a pod."""
 
     def __init__(self, services: Services) -> None:
         context, runtime, addresses = services.context, services.runtime, services.addresses

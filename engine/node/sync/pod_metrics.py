@@ -165,7 +165,7 @@ class PodMetrics:
 
 
 class _Startup(msgspec.Struct):
-    """The start of one pod: `seen` is a Unix time, `pulling` the seconds spent on images."""
+    """Hold the start of one pod: `seen` is a Unix time, `pulling` the seconds spent on images."""
 
     seen: float
     pulling: float = 0.0
@@ -286,7 +286,7 @@ class StartCounts:
 
     @contextmanager
     def container(self, pod: Pod, container: Container) -> Iterator[None]:
-        """Count everything that the start of a container takes."""
+        """Count the start of a container, pulls and hook included."""
         kind = _kind(pod, container)
         self._containers.inc(kind)
         try:

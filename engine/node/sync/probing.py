@@ -35,7 +35,7 @@ class Probing:
         self._probed: set[str] = set()
         """Uids of the pods on this node that have probes; all others count as started and ready."""
         self._recorded: set[str] = set()
-        """Uids of those whose readiness is recorded."""
+        """Uids of the pods whose readiness is recorded."""
 
     def accepted(self, pod: Pod) -> None:
         """Start probing the pod."""

@@ -42,7 +42,7 @@ def _operation(before: Quantity, after: Quantity) -> Operation | None:
 
 
 class ResizeMetrics:
-    """The resizes of one node. `trigger` is the reason why deferred ones are evaluated again."""
+    """Count the resizes of one node. `trigger` is the reason why deferred ones are evaluated again."""
 
     def __init__(self, registry: Registry) -> None:
         self.trigger: Trigger = "periodic_retry"
@@ -82,5 +82,5 @@ class ResizeMetrics:
         self._accepted.inc(self.trigger)
 
     def carried_out(self, seconds: float, *, success: bool) -> None:
-        """Record one attempt to write a resize to cgroups and containers."""
+        """Record one attempt to write a resize to cgroups and containers, in milliseconds."""
         self._duration.observe(seconds * 1000, str(success).lower())

@@ -79,11 +79,11 @@ class PodResizer:
             if resize.condition != failed:
                 self._context.recorder.pod(pod, WARNING, "ResizeError", resize_text("error", wanted, text))
                 self._context.decisions.pod(pod, "resize", "failed", text, _inputs(pod, wanted))
-            resize.tell(ResizeEvent.FAIL, failed)
+            resize.handle(ResizeEvent.FAIL, failed)
             raise
         self._allocations.placement.resized(wanted)
         self._metrics.carried_out(clock() - began, success=True)
-        resize.tell(ResizeEvent.COMPLETE)
+        resize.handle(ResizeEvent.COMPLETE)
         self._context.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
         self._context.decisions.pod(pod, "resize", "resized", "", _inputs(pod, wanted))
         return wanted
@@ -108,7 +108,9 @@ class PodResizer:
         }
         pending = decision.condition()
         if pending is not None:
-            resize.tell(ResizeEvent.DEFER if decision.verdict == "Deferred" else ResizeEvent.REFUSE, pending)
+            resize.handle(
+                ResizeEvent.DEFER if decision.verdict == "Deferred" else ResizeEvent.REFUSE, pending
+            )
             if resize.state is not before:
                 why = f"OutOf{decision.short}" if decision.short else pending.reason
                 text = resize_text(why, wanted, pending.message)
@@ -119,7 +121,7 @@ class PodResizer:
             return False
         if before is ResizeState.DEFERRED:
             self._metrics.accepted_after_waiting()
-        resize.tell(ResizeEvent.BEGIN, in_progress())
+        resize.handle(ResizeEvent.BEGIN, in_progress())
         self._context.recorder.pod(pod, NORMAL, "ResizeStarted", resize_text("started", wanted))
         self._context.decisions.pod(pod, "resize", "started", "", inputs)
         return True
@@ -147,13 +149,15 @@ class PodResizer:
                     old.uid, container.id, container.sandbox_id, notify=False
                 )
 
-        await self._allocations.placement.settle()
+        await self._allocations.placement.wait_placed()
         usage = await self._memory_usage(list(running.values()))
         await self._update_runtime(new)
         await self._allocations.cgroups.resize_pod(old, new, update, usage)
 
     async def _update_runtime(self, new: Pod) -> None:
-        """The runtime may refuse the pod's new amounts before a cgroup is touched. Raises `Refused` then."""
+        """Send the pod's new amounts to the runtime, which may refuse before a cgroup is touched. Raises
+        `Refused`.
+        """
         sandbox = self._runtime.watch.pod(new.uid).sandbox
         if sandbox is not None:
             overhead = cri_resources(self._allocations.cgroups.overhead_resources(new))

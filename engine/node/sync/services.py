@@ -49,7 +49,7 @@ class ResourceAccounting(Protocol):
     def observed(self, pod: Pod, record: PodRecord) -> None:
         """Update from the runtime's record of the pod."""
 
-    def leaves(self, uid: str) -> None:
+    def terminating(self, uid: str) -> None:
         """Stop counting the pod in admission decisions, since it ends; others still wait for what
         it holds.
         """
@@ -91,7 +91,7 @@ class DeviceProvider(Protocol):
 
 
 class ContainerPlacement(Protocol):
-    """`engine.node.pinning.Pinning`: where containers may run, and which NUMA nodes their memory is on."""
+    """Choose the CPUs and NUMA nodes of containers; `engine.node.pinning.Pinning` implements it."""
 
     def place(self, pod: Pod, container: Container, values: ContainerResources) -> ContainerResources:
         """Add a container's CPUs and NUMA nodes to its configuration for the runtime."""
@@ -99,18 +99,18 @@ class ContainerPlacement(Protocol):
     def resize(self, old: Pod, new: Pod) -> ResizeDecision:
         """Reserve the CPUs and NUMA nodes' memory of a running pod's new amounts, or say why not."""
 
-    async def settle(self) -> None:
-        """Return when every container runs where it belongs. Raises `Refused`."""
+    async def wait_placed(self) -> None:
+        """Return when every container runs on its CPUs. Raises `Refused`."""
 
     def resized(self, pod: Pod) -> None:
-        """Called when a resized pod's containers have their new amounts."""
+        """Handle a resized pod, whose containers have their new amounts."""
 
     def starting(self, pod: Pod, container: Container) -> None:
-        """Called before a created container is started."""
+        """Handle a created container that is about to start."""
 
 
 class RuntimeServices(msgspec.Struct, frozen=True):
-    """The runtime: its client, the view of its pods, whether it is healthy, its name and version."""
+    """Hold the runtime: its client, the view of its pods, its health, its name and version."""
 
     client: RuntimeClient
     watch: RuntimeWatch
@@ -120,14 +120,14 @@ class RuntimeServices(msgspec.Struct, frozen=True):
 
 
 class VolumeServices(msgspec.Struct, frozen=True):
-    """The directories of pods, and the manager that mounts volumes in them."""
+    """Hold the directories of pods, and the manager that mounts volumes in them."""
 
     directories: PodVolumes
     manager: VolumeManager
 
 
 class PodRecords(msgspec.Struct, frozen=True):
-    """What the agent records of pods: the accepted spec, and that a pod terminates.
+    """Hold the records of pods: the accepted spec, and that a pod terminates.
 
     `forget` forgets all records of a pod, whose directory is gone.
     """
@@ -138,7 +138,9 @@ class PodRecords(msgspec.Struct, frozen=True):
 
 
 class Allocations(msgspec.Struct, frozen=True):
-    """What pods get of the machine: cgroups, devices, claims, CPUs and NUMA nodes, and user ids."""
+    """Hold the allocators of the machine's resources: cgroups, devices, claims, CPUs and NUMA nodes, user
+    ids.
+    """
 
     cgroups: NodeCgroups
     devices: DeviceProvider
@@ -148,14 +150,16 @@ class Allocations(msgspec.Struct, frozen=True):
 
 
 class StartControl(msgspec.Struct, frozen=True):
-    """When containers may start: `slots` limits how many pods start at once; `backoff` delays restarts."""
+    """Limit starts of containers: `slots` is how many pods may start at once; `backoff` delays restarts."""
 
     slots: asyncio.Semaphore
     backoff: Backoff
 
 
 class Services(msgspec.Struct, frozen=True):
-    """The parts of a node that run its pods; `operations.PodOperations` passes each only what it uses."""
+    """Hold the parts of a node that run its pods; `operations.PodOperations` passes each only what it
+    uses.
+    """
 
     context: NodeContext
     addresses: HostAddresses

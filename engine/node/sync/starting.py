@@ -184,7 +184,7 @@ class ContainerStarter:
         record = self._runtime.watch.pod(pod.uid)
         attempt = await self._next_attempt(pod, container, record)
         assert record.sandbox is not None
-        # Image GC must not remove an image between the look for it and the container that uses it.
+        # Image GC must not remove an image between the lookup and the container that uses it.
         async with contextlib.AsyncExitStack() as leases:
             images: dict[str, PresentImage] = {}
             for wanted in wanted_images(pod, container):

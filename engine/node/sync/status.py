@@ -42,7 +42,7 @@ PENDING, RUNNING_PHASE, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "
 
 
 class StatusInputs(msgspec.Struct):
-    """The inputs of a status besides the spec and the runtime's record.
+    """Hold the inputs of a status besides the spec and the runtime's record.
 
     `ready` and `started` answer for a running container. `end` is the reason why the node ends the pod
     (rejected, evicted, past its deadline). `reset` are the restart counts of containers that were removed so
@@ -164,15 +164,15 @@ def _lost(status: ContainerStatus) -> ContainerStatus:
     return msgspec.structs.replace(status, state=ContainerState(terminated=ended))
 
 
-def with_others(status: PodStatus, heard: PodStatus) -> PodStatus:
-    """Return the node's status with what others write into the API's: conditions, and names of claims."""
+def with_others(status: PodStatus, server: PodStatus) -> PodStatus:
+    """Return the node's status with the conditions and claim names that other clients wrote to the API."""
     own = [c for c in status.conditions or () if is_own_condition(c.type)]
-    others = [c for c in heard.conditions or () if not is_own_condition(c.type)]
+    others = [c for c in server.conditions or () if not is_own_condition(c.type)]
     return msgspec.structs.replace(
         status,
         conditions=[*others, *own] or None,
-        resource_claim_statuses=heard.resource_claim_statuses,
-        extended_resource_claim_status=heard.extended_resource_claim_status,
+        resource_claim_statuses=server.resource_claim_statuses,
+        extended_resource_claim_status=server.extended_resource_claim_status,
     )
 
 
@@ -366,8 +366,8 @@ def _conditions(
     if could_restart_all(pod):
         conditions.append(_all_restarting(pod, record, inputs, status.phase))
     known = {condition.type: condition for condition in pod.status.conditions or []}
-    said = {condition.type for condition in conditions}
-    others = [c for c in known.values() if not is_own_condition(c.type) and c.type not in said]
+    own = {condition.type for condition in conditions}
+    others = [c for c in known.values() if not is_own_condition(c.type) and c.type not in own]
     now = _time(inputs.now)
     for condition in conditions:
         before = known.get(condition.type)
@@ -379,8 +379,9 @@ def _conditions(
 
 
 def _resize_times(condition: PodCondition, before: PodCondition | None, now: datetime | None) -> None:
-    """Transition and probe time of the resize condition: the first changes with the reason, the second with
-    any change.
+    """Return transition and probe time of the resize condition.
+
+    The first changes with the reason, the second with any change.
     """
     if before is None or before.reason != condition.reason:
         condition.last_transition_time = condition.last_probe_time = now
@@ -466,7 +467,7 @@ _INITIALIZED = (
 def status_of_unseen(
     pod: Pod, blank: ContainerStatus, why: ContainerStateWaiting | None, *, past: bool
 ) -> ContainerStatus:
-    """Fill in `blank` with what `pod.status` says about the container.
+    """Fill in `blank` from the status of the container in `pod.status`.
 
     `why` is the reason why it has not started, if the node tried. `past` is true if the pod has reached the
     containers after it, so that it will not be started again.

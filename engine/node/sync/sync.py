@@ -46,7 +46,7 @@ def retry_seconds(failures: int) -> float:
 
 
 class SyncResult(msgspec.Struct, frozen=True):
-    """What one sync came to.
+    """Hold the result of one sync.
 
     `delay` is the number of seconds until the next one (None: when something changes). `event` and `end`
     tell what has become of the pod. `idle` means that there was nothing to do.
@@ -59,14 +59,14 @@ class SyncResult(msgspec.Struct, frozen=True):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next sync follows at once."""
+        """Tell whether the next sync follows at once."""
         return self.event is None and self.delay == 0
 
 
 class PodSync:
     """Sync one pod. `made_room` is called when the pod holds less.
 
-    `recorded` tells whether the termination record says that the pod has ended for good; `left_volumes` is
+    `recorded` tells whether the termination record says that the pod has ended for good; `volumes_removed` is
     set when it has no volume left.
     """
 
@@ -74,7 +74,7 @@ class PodSync:
         self, state: PodState, services: Services, operations: PodOperations, *, made_room: Callable[[], None]
     ) -> None:
         self.recorded = state.life.final
-        self.left_volumes = asyncio.Event()
+        self.volumes_removed = asyncio.Event()
         self._state = state
         self._services = services
         self._operations = operations
@@ -92,8 +92,8 @@ class PodSync:
         """Publish the status of the pod."""
         await self._operations.statuses.publish(self._state)
 
-    async def leave(self) -> None:
-        """Leave the pod running, because the agent stops."""
+    async def stop(self) -> None:
+        """Stop background work of the sync, because the agent stops; the pod keeps running."""
         await self._shortening.stop()
 
     async def sync_pod(self) -> SyncResult:
@@ -192,8 +192,9 @@ class PodSync:
         self._volumes = await services.volumes.manager.set_up(pod)
 
     async def _prepare_claims(self, actions: PodActions) -> None:
-        """Before a sandbox, since its containers may need what drivers make for the pod; and where the record
-        of an earlier agent is lost."""
+        """Prepare the claims before the sandbox, since its containers may need devices that drivers create
+        for the pod, and again if the record of an earlier agent is lost.
+        """
         pod, claims = self._state.pod, self._services.allocations.claims
         if has_claims(pod) and (actions.create_sandbox or not claims.knows(pod)):
             try:
@@ -319,7 +320,7 @@ class PodSync:
         """
         pod, services, name = self._state.pod, self._services, container.name
         if self._state.waiting.get(name) != refused.waiting:
-            refused.say(services.context.recorder, pod, name)
+            refused.report(services.context.recorder, pod, name)
         self._state.waiting[name] = refused.waiting
         times = self._refused.get(name, (0, 0.0))[0] + 1
         wait = retry_seconds(times)
@@ -395,13 +396,13 @@ class PodSync:
             running = self._services.runtime.watch.pod(pod.uid).may_run
             self._shortening.start(self._operations.stopper.stop_sooner(running, grace), pod.full_name)
 
-    async def leave_volumes(self) -> None:
+    async def remove_volumes(self) -> None:
         """Unmount and remove the volumes of an ended pod, which would occupy memory or disk. Raises
         `Refused`.
         """
-        if not self.left_volumes.is_set():
-            await self._services.volumes.manager.leave(self._state.pod.uid)
-            self.left_volumes.set()
+        if not self.volumes_removed.is_set():
+            await self._services.volumes.manager.remove_volumes(self._state.pod.uid)
+            self.volumes_removed.set()
 
     async def clean_up(self) -> None:
         """Remove the cgroup and the volumes; dead containers can wait. Raises `Refused`."""
@@ -411,7 +412,7 @@ class PodSync:
         services.allocations.cgroups.remove_pod(uid)
         await services.volumes.manager.tear_down(uid)
         services.records.forget(uid)
-        self.left_volumes.set()
+        self.volumes_removed.set()
 
     async def sync_terminated(self) -> None:
         """Remove everything of the pod from the node. Raises `Refused` naming what could not be removed."""

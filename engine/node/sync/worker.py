@@ -38,9 +38,9 @@ Enter = Callable[["PodWorker"], Awaitable[None]]
 
 
 class Signal:
-    """An event for one waiter; `set`, before or during `wait`, ends the wait.
+    """Wake one waiter; `set`, before or during `wait`, ends the wait.
 
-    Thousands of pod workers sleep most of the time, so what each sleeps on must cost next to nothing: an
+    Thousands of pod workers sleep most of the time, so the object that they wait for must be cheap: an
     event without a queue of waiters, and a time-out without a task.
     """
 
@@ -108,7 +108,7 @@ class PodWorker:
         self._enter = enter
         self._on_transition = moved_on
         self._sync = PodSync(self._state, services, operations, made_room=lambda: self._on_transition(self))
-        self._failures, self._said_failed = 0, ""
+        self._failures, self._reported_failure = 0, ""
         loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
@@ -116,7 +116,7 @@ class PodWorker:
         self._busy = self._abandoned = False
         self._next_work = "create"
         self._refusals: list[asyncio.Future[None]] = []
-        self._said_rejected = ""
+        self._reported_rejection = ""
         self._task = loop.create_task(self._run(), name=f"pod {pod.full_name}")
 
     @property
@@ -125,7 +125,7 @@ class PodWorker:
 
     @property
     def past(self) -> Mapping[str, int]:
-        """How often each container had run when the pod was removed, by name."""
+        """Return how often each container had run when the pod was removed, by name."""
         return self._state.past
 
     # Messages from the node to a worker
@@ -172,7 +172,7 @@ class PodWorker:
 
     @property
     def wanted(self) -> Pod:
-        """The pod as its source wants it; the node's pod differs while a resize waits."""
+        """Return the pod as its source wants it; the node's pod differs while a resize waits."""
         return self._state.wanted
 
     @property
@@ -182,7 +182,7 @@ class PodWorker:
 
     @property
     def may_want_room(self) -> bool:
-        """Whether the pod waits for admission or for a resize."""
+        """Tell whether the pod waits for admission or for a resize."""
         return self.life.state in (LifeState.ADMITTING, LifeState.REJECTED) or self._state.resize is not None
 
     def end(self, end: PodEnd) -> None:
@@ -195,9 +195,9 @@ class PodWorker:
         if not self.life.over:
             await self.wait_stopped()
 
-    async def wait_volumes_left(self) -> None:
-        """Returns when a pod that has ended has no volume any longer."""
-        await self._sync.left_volumes.wait()
+    async def wait_volumes_removed(self) -> None:
+        """Return when a pod that has ended no longer has a volume."""
+        await self._sync.volumes_removed.wait()
 
     async def wait_stopped(self) -> None:
         """Wait until nothing of a terminating pod runs. Raises the first refusal."""
@@ -229,21 +229,21 @@ class PodWorker:
         self._wake.set()
 
     def update_conditions(self, published: PodStatus) -> None:
-        """Take over what others write into the status that the API has."""
+        """Adopt the conditions that other clients write into the pod's status in the API."""
         status = with_others(self._state.pod.status, published)
         if self.life.holds and status != self._state.pod.status:
             self._state.pod.status = status
             self._wake.set()
 
     def _apply_event(self, event: LifeEvent, end: PodEnd | None = None, grace: int | None = None) -> None:
-        for action in self.life.tell(event, end, grace):
+        for action in self.life.handle(event, end, grace):
             if action is Action.INTERRUPT:
                 # First the probes: a failed liveness probe must not restart what is being ended.
                 self._services.probes.ending(self._state.pod.uid)
                 self._interrupt()
             elif action is Action.LEAVE:
-                self._services.admission.leaves(self._state.pod.uid)
-            elif action is Action.HASTEN:
+                self._services.admission.terminating(self._state.pod.uid)
+            elif action is Action.SHORTEN_GRACE:
                 self._sync.shorten_grace()
             else:
                 self._release()
@@ -264,11 +264,11 @@ class PodWorker:
         self._abandoned = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._sync.leave()
+        await self._sync.stop()
 
     @property
     def gone(self) -> bool:
-        """Whether nothing of the pod is left."""
+        """Tell whether nothing of the pod is left."""
         return self._gone.done()
 
     async def wait_at_rest(self) -> None:
@@ -313,7 +313,9 @@ class PodWorker:
         self._apply_event(LifeEvent.FREED)
 
     async def _report(self) -> None:
-        """Wait until the source knows the last status, which is computed from what is removed then."""
+        """Wait until the source knows the last status. It is computed from containers that are removed
+        afterwards.
+        """
         await self._sync.publish()
         await self._services.control_plane.end_known(self._state.pod)
         self._apply_event(LifeEvent.KNOWN)
@@ -334,7 +336,7 @@ class PodWorker:
         if state is LifeState.FINISHED and not self._sync.recorded:
             await self._sync.record_end()
         if state in (LifeState.FINISHED, LifeState.FAILED):
-            await self._sync.leave_volumes()
+            await self._sync.remove_volumes()
         self._wake.clear()
         if self.life.state is state:
             await self._wake.wait()
@@ -353,8 +355,8 @@ class PodWorker:
         except AdmissionRejected as rejected:
             text = f"Pod was rejected: {rejected.message}"
             self._apply_event(LifeEvent.REJECT, PodEnd(rejected.reason, text, rejected=True))
-            if rejected.reason != self._said_rejected:
-                self._said_rejected = rejected.reason
+            if rejected.reason != self._reported_rejection:
+                self._reported_rejection = rejected.reason
                 self._services.metrics.rejected(rejected.reason)
                 self._services.context.recorder.pod(
                     self._state.pod, WARNING, rejected.reason, rejected.message
@@ -384,7 +386,7 @@ class PodWorker:
                 await self._sync.publish()
                 with self._span("syncPod"):
                     result = await self._sync.sync_pod()
-                self._failures, self._said_failed = 0, ""
+                self._failures, self._reported_failure = 0, ""
                 if result.event is not None:
                     self._apply_event(result.event, result.end)
                 if not (result.idle or result.goes_on):
@@ -459,8 +461,8 @@ class PodWorker:
         expected = isinstance(error, KubengineError | OSError)
         if not expected:
             services.context.tasks.failures.inc("pod-worker")
-        if str(error) != self._said_failed:
-            self._said_failed = str(error)
+        if str(error) != self._reported_failure:
+            self._reported_failure = str(error)
             if not expected:
                 log.error("pod %s: unexpected error", self._state.pod.full_name, exc_info=error)
             services.context.recorder.pod(self._state.pod, WARNING, *_failure_event(error, doing))

@@ -156,7 +156,7 @@ class CsiVolumes:
             infeasible = failure.code in _INFEASIBLE
             raise NotGrown(
                 f"{_EXPANDING}{'' if infeasible else ' :'} {failure}",
-                settled=failure.settled,
+                final=failure.final,
                 infeasible=infeasible,
                 in_use=failure.code == FAILED_PRECONDITION,
             ) from failure
@@ -275,15 +275,15 @@ class CsiVolumes:
         return {key: value.decode(errors="surrogateescape") for key, value in (secret.data or {}).items()}
 
     async def _tokens(self, pod: Pod, spec: CSIDriverSpec) -> dict[str, str]:
-        said = {}
+        tokens = {}
         for request in spec.token_requests or []:
             seconds = request.expiration_seconds or DEFAULT_TOKEN_SECONDS
             token = await self._objects.token(pod, request.audience, seconds)
-            said[request.audience] = {
+            tokens[request.audience] = {
                 "token": token.text,
                 "expirationTimestamp": rfc3339(token.expires_at),
             }
-        return {TOKENS: json.dumps(said, sort_keys=True, separators=(",", ":"))} if said else {}
+        return {TOKENS: json.dumps(tokens, sort_keys=True, separators=(",", ":"))} if tokens else {}
 
 
 def _doing(volume: CsiVolume) -> tuple[str, str]:

@@ -76,7 +76,7 @@ class CsiStorage:
     async def start(self) -> None:
         """Mark what an earlier agent left staged as in use. Raises `Refused`."""
         if places.all_staged(self._root).exists():
-            await self._parts.mounting.look_around()
+            await self._parts.mounting.adopt_staged()
         self._attachments.complete()
 
     def check(self, name: str, socket: Path, versions: Sequence[str]) -> None:

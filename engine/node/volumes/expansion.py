@@ -25,7 +25,7 @@ from engine.csi.expansion import (
     grown,
     growth,
     is_other_than_wanted,
-    is_said,
+    is_recorded,
     size_of,
 )
 from engine.node.controlplane.control_plane import ClusterObjects
@@ -108,7 +108,7 @@ class Growing:
             with refusing(bound.name, MEANWHILE):
                 await self._grow(replace(mounted, bound=bound), known)
 
-    def leave(self, uid: str) -> None:
+    def forget(self, uid: str) -> None:
         """Forget a pod that no longer has volumes."""
         for name in [name for name, known in self._known.items() if uid in known.pods]:
             del self._known[name].pods[uid]
@@ -124,16 +124,16 @@ class Growing:
             claim = await self._claim(mounted)
             if mounted.read_only:
                 text = "MountVolume.NodeExpandVolume failed for volume"
-                said = f'{text} "{mounted.bound.name}" requested read-only file system'
-                self._say(mounted, claim, WARNING, IMPOSSIBLE, said)
+                message = f'{text} "{mounted.bound.name}" requested read-only file system'
+                self._report(mounted, claim, WARNING, IMPOSSIBLE, message)
                 known.size = wanted
                 return
             step = growth(claim, wanted)
             if step is None:
-                if is_said(claim, wanted):
+                if is_recorded(claim, wanted):
                     known.size = wanted
                 return
-            if step.tracked and not step.said:
+            if step.tracked and not step.recorded:
                 claim = await self._patch(mounted, claim, begun(claim))
             if await self._expanded(mounted, claim, step, known):
                 await self._finish(mounted, claim, step)
@@ -155,10 +155,10 @@ class Growing:
         try:
             await mounted.expand(mounted.bound, step.size.value)
         except NotGrown as error:
-            if error.unsupported and (step.said or not step.tracked):
+            if error.unsupported and (step.recorded or not step.tracked):
                 return False
             known.refused = error.in_use
-            if error.settled and step.tracked:
+            if error.final and step.tracked:
                 await self._fail(mounted, claim, step, known, error)
             if known.refused:
                 log.error("volume %s was not expanded: %s", mounted.bound.name, error)
@@ -187,8 +187,8 @@ class Growing:
 
     async def _finish(self, mounted: _Mounted, claim: PersistentVolumeClaim, step: Growth) -> None:
         text = f'MountVolume.NodeExpandVolume succeeded for volume "{mounted.bound.name}" {self._node}'
-        self._say(mounted, claim, NORMAL, SUCCEEDED, text)
-        if not step.said:
+        self._report(mounted, claim, NORMAL, SUCCEEDED, text)
+        if not step.recorded:
             try:
                 await self._patch(mounted, claim, grown(claim, step.size))
             except Refused as error:
@@ -202,7 +202,7 @@ class Growing:
             return claim
         return await self._objects.patch_claim(mounted.pod, claim.metadata.name, patch)
 
-    def _say(
+    def _report(
         self, mounted: _Mounted, claim: PersistentVolumeClaim, kind: str, reason: str, message: str
     ) -> None:
         """Emit the event on the pod and on the claim."""

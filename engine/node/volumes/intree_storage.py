@@ -136,11 +136,11 @@ class InTreeStorage:
         pod = self._root / "pods" / uid
         try:
             if (pod / _NFS).exists():
-                await self._nfs.leave(uid)
+                await self._nfs.release(uid)
             if "_iscsi" in self.__dict__ or any((pod / each).exists() for each in _ISCSI):
-                await self._iscsi.leave(uid)
+                await self._iscsi.release(uid)
             if "_fc" in self.__dict__ or any((pod / each).exists() for each in _FC):
-                await self._fc.leave(uid)
+                await self._fc.release(uid)
         except OSError as error:
             raise Refused(str(error), errno=error.errno) from error
         if self._attachments is not None:

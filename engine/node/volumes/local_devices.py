@@ -88,7 +88,7 @@ class LocalDevices:
                     about = f"local: failed to mount device {volume.path} at {target} (fstype: {kind}), error"
                     failed = type(error)(f"{about} {error}", errno=error.errno)
                     if isinstance(error, FilesystemMismatch):
-                        self._say_mismatch(bound, failed)
+                        self._report_mismatch(bound, failed)
                     raise failed from error
                 self._mismatches.pop(name, None)
         return target
@@ -106,7 +106,7 @@ class LocalDevices:
         except (KubengineError, OSError) as error:
             raise NotGrown(str(error)) from error
 
-    async def leave(self, uid: str) -> None:
+    async def release(self, uid: str) -> None:
         """Release volumes of a pod, and unmount those that no pod uses."""
         for name, users in list(self._users.items()):
             users.discard(uid)
@@ -123,7 +123,7 @@ class LocalDevices:
                 if not self._users.get(name):
                     await self._try_to_take_away(name)
 
-    def _say_mismatch(self, bound: BoundVolume, error: Exception) -> None:
+    def _report_mismatch(self, bound: BoundVolume, error: Exception) -> None:
         """Emit the event about a wrong file system, once while it stays the same."""
         text = f'MountVolume failed for volume "{bound.name}" {error}'
         if self._mismatches.get(bound.name) != text:

@@ -45,7 +45,7 @@ class AttachLimitExceeded(VolumeRefused):
 class NotGrown(Refused):
     """Raised if a volume was not expanded.
 
-    `settled`: nothing is under way; `infeasible`: it cannot have that size; `in_use`: impossible while pods
+    `final`: nothing is under way; `infeasible`: it cannot have that size; `in_use`: impossible while pods
     use it; `unsupported`: nothing on this node can do it.
     """
 
@@ -53,12 +53,12 @@ class NotGrown(Refused):
         self,
         message: str,
         *,
-        settled: bool = True,
+        final: bool = True,
         infeasible: bool = False,
         in_use: bool = False,
         unsupported: bool = False,
     ) -> None:
-        self.settled, self.infeasible = settled, infeasible
+        self.final, self.infeasible = final, infeasible
         self.in_use, self.unsupported = in_use, unsupported
         super().__init__(message)
 

@@ -131,7 +131,7 @@ class VolumeManager:
             self.follow(pod)
             self._changed(pod.uid)
 
-    async def leave(self, uid: str) -> None:
+    async def remove_volumes(self, uid: str) -> None:
         """Remove the volumes of a pod that no longer runs. Raises `Refused`."""
         await self._take_away(uid, self._volumes.remove_volumes)
 
@@ -148,10 +148,10 @@ class VolumeManager:
         await self._in_tree.stop()
 
     async def _take_away(self, uid: str, remove: Callable[[str], None]) -> None:
-        self._objects.leave(uid)
+        self._objects.forget(uid)
         kept = self._kept.get(uid)
         if kept is not None:
-            kept.leave()
+            kept.begin_removal()
             kept.forget_time()
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS):
@@ -166,9 +166,9 @@ class VolumeManager:
             await self._csi.withdraw(uid)
             await self._in_tree.withdraw(uid)
             await asyncio.to_thread(remove, uid)
-            await self._local.leave(uid)
+            await self._local.release(uid)
         if self._has_claims:
-            self._growing.leave(uid)
+            self._growing.forget(uid)
         self._kept.pop(uid, None)
 
     async def _set_up(self, kept: _Kept, made: asyncio.Future[Mapping[str, Path]]) -> None:
@@ -195,7 +195,7 @@ class VolumeManager:
                     }
                     volumes = made_here | await self._of_drivers(kept, bound)
                     await self._grow_at_mount(kept.pod, volumes)
-                    self._look_again_at(kept, contents)
+                    self._schedule_update(kept, contents)
                 kept.made = volumes
                 kept.shown = True
             if kept.stale:
@@ -232,8 +232,8 @@ class VolumeManager:
                     except VolumeRefused as error:
                         self._failed(kept, error)
                     else:
-                        kept.failures, kept.said = 0, ""
-                        self._look_again_at(kept, contents)
+                        kept.failures, kept.reported = 0, ""
+                        self._schedule_update(kept, contents)
         finally:
             kept.refreshing = False
 
@@ -305,7 +305,7 @@ class VolumeManager:
     async def _publish(self, kept: _Kept, volume: Volume, bound: BoundVolume | None) -> MadeVolume:
         with self._counts.timed() as durations, durations.of(plugin_name(volume, bound), mounting(bound)):
             storage = self._in_tree if in_tree_source(volume, bound) is not None else self._csi
-            made = await storage.set_up(kept.pod, volume, bound, kept.leaving)
+            made = await storage.set_up(kept.pod, volume, bound, kept.removal)
         if made.relabel and self._volumes.selinux.enabled:
             return replace(made, relabel=await asyncio.to_thread(takes_labels, made.path))
         return made
@@ -372,14 +372,14 @@ class VolumeManager:
         """Handle a failed update: the old contents stay. A missing object will be reported; other failures
         are retried.
         """
-        if str(error) != kept.said:
-            kept.said = str(error)
+        if str(error) != kept.reported:
+            kept.reported = str(error)
             self._recorder.pod(kept.pod, WARNING, error.reason, str(error))
         if not isinstance(error.__cause__, NotFound):
             kept.failures += 1
-            self._look_again_in(kept, RETRIES.after(kept.failures))
+            self._update_in(kept, RETRIES.after(kept.failures))
 
-    def _look_again_at(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
+    def _schedule_update(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
         """Return when to act next: a token expires, a driver wants another call, or a claim needs a look."""
         kept.forget_time()
         first = min((each.renew_at for each in contents.values()), default=float("inf"))
@@ -388,13 +388,13 @@ class VolumeManager:
         if self._may_grow(kept.pod.uid):
             first = min(first, self._steady() + GROWTH_SECONDS)
         if first != float("inf"):
-            self._look_again_in(kept, max(first - self._steady(), RETRIES.first))
+            self._update_in(kept, max(first - self._steady(), RETRIES.first))
 
-    def _look_again_in(self, kept: _Kept, seconds: float) -> None:
+    def _update_in(self, kept: _Kept, seconds: float) -> None:
         kept.forget_time()
         if not kept.left:
-            look = partial(self._changed, kept.pod.uid)
-            kept.timer = asyncio.get_running_loop().call_later(seconds, look)
+            update = partial(self._changed, kept.pod.uid)
+            kept.timer = asyncio.get_running_loop().call_later(seconds, update)
 
 
 class _Kept:
@@ -403,32 +403,32 @@ class _Kept:
     """
 
     __slots__ = (
-        "_leaving", "failures", "left", "lock", "made", "pod", "refreshing", "said", "shown", "stale",
+        "_removal", "failures", "left", "lock", "made", "pod", "refreshing", "reported", "shown", "stale",
         "timer",
     )  # fmt: skip
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
         self.lock = asyncio.Lock()
-        self._leaving: asyncio.Event | None = None
+        self._removal: asyncio.Event | None = None
         self.shown = self.stale = self.refreshing = self.left = False
         self.made: Mapping[str, MadeVolume] = {}
-        self.failures, self.said = 0, ""
+        self.failures, self.reported = 0, ""
         self.timer: asyncio.TimerHandle | None = None
 
-    def leave(self) -> None:
+    def begin_removal(self) -> None:
         self.left = True
-        if self._leaving is not None:
-            self._leaving.set()
+        if self._removal is not None:
+            self._removal.set()
 
     @property
-    def leaving(self) -> asyncio.Event:
+    def removal(self) -> asyncio.Event:
         """Return an event that is set on removal; created on demand, since it takes most of a KiB."""
-        if self._leaving is None:
-            self._leaving = asyncio.Event()
+        if self._removal is None:
+            self._removal = asyncio.Event()
             if self.left:
-                self._leaving.set()
-        return self._leaving
+                self._removal.set()
+        return self._removal
 
     def plugins(self) -> Iterator[tuple[str, bool]]:
         """Return the plugin of each of the pod's volumes, and whether the pod has it."""

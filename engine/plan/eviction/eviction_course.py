@@ -165,7 +165,7 @@ class Courses:
 
     def _follow(self, alike: _Alike) -> None:
         """Run one pass and its consequences; nodes whose course has ended are left out afterwards."""
-        seen = alike.tracker.look(self._observations(int(alike.nodes[0]), alike.looks), alike.now)
+        seen = alike.tracker.update(self._observations(int(alike.nodes[0]), alike.looks), alike.now)
         if not seen.act_on and not seen.waiting:
             last_seen = alike.tracker.last_seen.items()
             clears = {condition: round(at + self._transition_period) for condition, at in last_seen}

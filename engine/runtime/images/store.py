@@ -1,4 +1,4 @@
-"""The image store: images imported from archives, their layers, and the built-in `host` image.
+"""Stores images imported from archives, their layers, and the built-in `host` image.
 
     ROOT/images/<id>.json    one per image: configuration, names, layers
     ROOT/layers/<name>/      one unpacked layer; a layer that several images share is there once

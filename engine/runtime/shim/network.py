@@ -32,7 +32,7 @@ class Netlink:
     def close(self) -> None:
         self._socket.close()
 
-    def tell(self, message: bytes, what: str) -> None:
+    def request(self, message: bytes, what: str) -> None:
         """Send one message and wait for its acknowledgement. Raise OSError about `what`."""
         self._socket.send(message)
         while True:
@@ -52,7 +52,7 @@ def set_up(host: Netlink, steps: Iterable[tuple[str, str, str]]) -> None:
     pod = Netlink()
     try:
         for where, message, what in steps:
-            (host if where == HOST else pod).tell(bytes.fromhex(message), what)
+            (host if where == HOST else pod).request(bytes.fromhex(message), what)
     finally:
         pod.close()
         host.close()

@@ -30,7 +30,7 @@ class StreamConnection(Protocol):
     async def keep_alive(self) -> None:
         """Write data without meaning, so that a dead peer is noticed. Raise ConnectionError."""
 
-    async def leave(self) -> None:
+    async def finish(self) -> None:
         """Give the client a moment to read the last data before the connection closes."""
 
 
@@ -106,7 +106,7 @@ class SpdyConnection:
         self._session.ping(self._pings)
         await self._flush()
 
-    async def leave(self) -> None:
+    async def finish(self) -> None:
         for inbox in self._inboxes.values():
             inbox.discard()
         with contextlib.suppress(ConnectionError, TimeoutError):
@@ -190,10 +190,10 @@ class ChannelConnection:
     async def keep_alive(self) -> None:
         await self._link.ping()
 
-    async def leave(self) -> None:
+    async def finish(self) -> None:
         for inbox in self._inboxes.values():
             inbox.discard()
-        await self._link.leave()
+        await self._link.finish()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_TIME):
                 await self.gone.wait()

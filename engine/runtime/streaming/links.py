@@ -77,7 +77,7 @@ class WebSocketLink:
                     with contextlib.suppress(ConnectionError):
                         await self._link.write(self._framing.pong(message.data))
                 if message.kind == websocket.CLOSE:
-                    await self.leave()
+                    await self.finish()
                     return b""
             data = await self._link.read()
             if not data:
@@ -85,7 +85,7 @@ class WebSocketLink:
             try:
                 self._messages.extend(self._framing.feed(data))
             except websocket.WebSocketError as error:
-                await self.leave(error.code, str(error))
+                await self.finish(error.code, str(error))
                 return b""
 
     def push(self, data: bytes) -> None:
@@ -97,7 +97,7 @@ class WebSocketLink:
     async def ping(self) -> None:
         await self._link.write(self._framing.ping())
 
-    async def leave(self, code: int = websocket.NORMAL, reason: str = "") -> None:
+    async def finish(self, code: int = websocket.NORMAL, reason: str = "") -> None:
         """Send the close frame, once."""
         if not self._closed:
             self._closed = True

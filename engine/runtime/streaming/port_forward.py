@@ -118,7 +118,7 @@ class WebSocketForwarder:
         everything.cancel()
         leaving.cancel()
         await asyncio.gather(everything, leaving, return_exceptions=True)
-        await self.connection.leave()
+        await self.connection.finish()
 
     async def _forward_all(self) -> None:
         await asyncio.gather(*(self._forward(number) for number in range(len(self._ports))))

@@ -197,4 +197,4 @@ async def _conclude(client: Client, status: bytes) -> None:
             await client.send(ERROR, status)
         for channel in (STDOUT, STDERR, ERROR):
             await client.end(channel)
-    await client.connection.leave()
+    await client.connection.finish()

@@ -95,7 +95,7 @@ class StreamingServer:
         self._connections: set[asyncio.Task[None]] = set()
         self._sessions = 0
         self._failures = 0
-        self._said_at = -QUIET
+        self._logged_at = -QUIET
 
     async def start(self) -> None:
         """Start listening. Raise Refused if the port is taken."""
@@ -132,23 +132,23 @@ class StreamingServer:
         except (ConnectionError, asyncio.CancelledError):
             pass
         except Exception as error:
-            self._say(error)
+            self._log_failure(error)
         finally:
             self._connections.discard(connection)
             if place is not None:
-                place.leave()
+                place.release()
             writer.close()
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(CLOSE_TIME):
                     await writer.wait_closed()
             writer.transport.abort()  # the client does not read the rest
 
-    def _say(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         """Log a failure, then suppress further ones for QUIET seconds and count them."""
         self._failures += 1
-        if self._clock() - self._said_at >= QUIET:
+        if self._clock() - self._logged_at >= QUIET:
             LOG.error("unexpected failure of a streaming session, number %d", self._failures, exc_info=error)
-            self._said_at = self._clock()
+            self._logged_at = self._clock()
 
     async def _handle(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: ConnectionSlot
@@ -171,7 +171,7 @@ class StreamingServer:
         except _Rejected as rejection:
             await _reject(http, writer, rejection)
             return
-        place.leave()
+        place.release()
         self._sessions += 1
         try:
             writer.write(http.send(h11.InformationalResponse(status_code=101, headers=upgrade.answer)) or b"")

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: h11 says what the bytes mean, this file moves them within bounds.
+"""Serves one HTTP/1.1 connection: h11 parses the bytes, this module reads and writes them within bounds.
 
 A peer may be slow, hostile or gone. Each request has a deadline to arrive whole and limits on its head and
 its body. A peer that keeps sending waits before each further step for its turn of the event loop, as all
@@ -97,7 +97,7 @@ class Connection:
 
     async def _exchange(self) -> bool:
         """Handle one request; return whether another may follow."""
-        self._place.fall_silent()
+        self._place.set_idle()
         first = await self._first_bytes()
         if not first:
             return False
@@ -239,10 +239,12 @@ class Connection:
         await self._write(self._http.send(h11.EndOfMessage()))
 
     async def _until_it_goes(self) -> None:
-        """Wait until the peer closes; drop its bytes, since no request is answered here, up to a limit."""
-        said = 0
-        while said <= MAX_HEAD and (data := await self._reader.read(READ)):
-            said += len(data)
+        """Wait until the peer closes. Its bytes are dropped, up to a limit, since no further request is
+        answered.
+        """
+        dropped = 0
+        while dropped <= MAX_HEAD and (data := await self._reader.read(READ)):
+            dropped += len(data)
 
     async def _write(self, data: bytes | None, deadline: float = 0.0) -> None:
         if not data:
@@ -250,7 +252,7 @@ class Connection:
         if self._writer.is_closing():
             raise ConnectionResetError("the peer has disconnected")
         self._writer.write(data)
-        self._place.fall_silent()
+        self._place.set_idle()
         if not await while_it_takes(self._writer, self._writer.drain, deadline or WRITE_DEADLINE):
             self._writer.transport.abort()
             raise ConnectionAbortedError("the peer does not read")

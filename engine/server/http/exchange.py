@@ -1,4 +1,4 @@
-"""What goes through a connection: a request, and the answer to it. No sockets here."""
+"""Defines requests and responses. No I/O."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """`path` has no query; `query` has the last value of each name, `pairs` all of them, in order.
-    `body` is its first KiB. `trusted` is true on the admin socket, which alone may change something."""
+    """Hold a request: `path` has no query; `query` has the last value of each name, `pairs` all of them, in
+    order. `body` is its first KiB. `trusted` is true on the admin socket, which alone may change something.
+    """
 
     method: str
     path: str
@@ -72,9 +73,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """`body` is whole, or pieces that are made while they are sent, or come when they come.
+    """Hold an answer: `body` is whole, or an iterator of pieces, sent as they are produced.
 
-    `last` ends the connection with this answer.
+    `last` closes the connection after this answer.
     """
 
     status: int
@@ -85,9 +86,10 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Takeover(msgspec.Struct, frozen=True):
-    """The connection becomes something else: 101 with `headers`, then `converse` has it until it returns.
+    """Switch the connection to another protocol: 101 with `headers`, then `converse` owns it until it
+    returns.
 
-    `converse` gets what the peer has already said. `close` is called in any case, at the end.
+    `converse` gets the bytes that the peer has already sent. `close` is called in any case, at the end.
     """
 
     headers: Headers

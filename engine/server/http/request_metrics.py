@@ -44,7 +44,7 @@ def count_websocket(registry: Registry, subresource: str) -> None:
 
 
 class ServerRequestMetrics:
-    """The requests that one kind of server of a node has received."""
+    """Measure the requests to one kind of server of a node."""
 
     def __init__(self, registry: Registry, server_type: ServerType) -> None:
         self._server_type = server_type

@@ -1,4 +1,4 @@
-"""Whether a peer still takes what it is sent: who reads, however slowly, loses nothing."""
+"""Ends writes to a peer that no longer reads; a peer that reads, however slowly, loses nothing."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class ServedNode(Protocol):
-    """A node as its HTTP API sees it. Every method is called on the node's event loop."""
+    """State the node's interface for its HTTP API. Every method is called on the node's event loop."""
 
     @property
     def config(self) -> KubeletConfiguration: ...
@@ -72,13 +72,13 @@ class ServedNode(Protocol):
 
 
 class ReviewServer(Protocol):
-    """The part of `engine.cluster.client.ApiClient` that reviews need."""
+    """State the part of `engine.cluster.client.ApiClient` that reviews need."""
 
     async def create(self, path: str, value: Any, kind: type[T]) -> T: ...
 
 
 class PemFiles(Protocol):
-    """PEM files of certificate and key; both may be the same file."""
+    """Name the PEM files of certificate and key; both may be the same file."""
 
     @property
     def certificate(self) -> Path: ...
@@ -88,7 +88,7 @@ class PemFiles(Protocol):
 
 
 class CertificateSource(Protocol):
-    """The certificate that the port serves; `pair` may change at any time, and is None while
+    """Provide the certificate that the port serves; `pair` may change at any time, and is None while
     there is none.
     """
 
@@ -99,7 +99,7 @@ class CertificateSource(Protocol):
 
 
 class PortNode(ServedNode, Protocol):
-    """A node as its own port (10250) sees it."""
+    """State the node's interface for its own port (10250)."""
 
     @property
     def name(self) -> str: ...

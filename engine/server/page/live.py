@@ -21,7 +21,7 @@ def live(watch: PageWatch) -> Response:
 
 
 async def _news(watch: PageWatch) -> AsyncGenerator[bytes, None]:
-    told: dict[str, Mapping[str, bytes]] = {}
+    sent: dict[str, Mapping[str, bytes]] = {}
     failures: dict[str, str] = {}
     async with watch.reading() as news:
         yield b"retry: 2000\nevent: begin\ndata: {}\n\n"
@@ -35,10 +35,10 @@ async def _news(watch: PageWatch) -> AsyncGenerator[bytes, None]:
             news.clear()
             pieces: list[bytes] = []
             for name, rows in watch.parts.items():
-                changed = list(differences(told.get(name, {}), rows))
-                if changed or name not in told:
+                changed = list(differences(sent.get(name, {}), rows))
+                if changed or name not in sent:
                     pieces += [_event(name), *(changed or [b"{}"]), b"\n\n"]
-                told[name] = rows
+                sent[name] = rows
                 if watch.failures[name] != failures.get(name, ""):
                     failures[name] = watch.failures[name]
                     pieces += [_event("failure"), to_json({"part": name, "error": failures[name]}), b"\n\n"]

@@ -102,7 +102,7 @@ def _per(amount: int | None, unit: float, digits: int) -> float | None:
     return None if amount is None else round(amount / unit, digits)
 
 
-def cgroup_rows(told: Mapping[str, Any]) -> Rows:
+def cgroup_rows(state: Mapping[str, Any]) -> Rows:
     """Return each cgroup by its path with its actual and expected values, and the settings."""
     rows: Rows = {
         group["path"]: {
@@ -114,13 +114,13 @@ def cgroup_rows(told: Mapping[str, Any]) -> Rows:
                 for name, value in group["files"].items()
             },
         }
-        for group in told.get("groups", ())
+        for group in state.get("groups", ())
     }
-    rows["settings"] = {name: told.get(name) for name in ("enabled", "version", "driver", "root")}
+    rows["settings"] = {name: state.get(name) for name in ("enabled", "version", "driver", "root")}
     return rows
 
 
-def device_rows(told: Mapping[str, Any]) -> Rows:
+def device_rows(state: Mapping[str, Any]) -> Rows:
     """Return each resource by name, with its devices, their NUMA nodes and their holders."""
     return {
         resource["name"]: {
@@ -142,24 +142,24 @@ def device_rows(told: Mapping[str, Any]) -> Rows:
                 for device in resource["devices"][:MOST_DEVICES]
             ],
         }
-        for resource in told["resources"]
+        for resource in state["resources"]
     }
 
 
-def cpu_rows(told: Mapping[str, Any]) -> Rows:
+def cpu_rows(state: Mapping[str, Any]) -> Rows:
     """Return each NUMA node with its caches, their cores, and the use of each CPU; and the settings, with the
     offline CPUs, whose place the kernel does not tell.
 
     A CPU is `[number, use, container]`; the use is "held", "reserved" or "shared".
     """
-    reserved = set(numbers(parse(told["reserved"])))
+    reserved = set(numbers(parse(state["reserved"])))
     owners = {
         cpu: f"{one['pod'] or one['podUID']}/{one['container']}"
-        for one in told["containers"]
+        for one in state["containers"]
         for cpu in numbers(parse(one["cpus"]))
     }
     nodes: dict[int, dict[tuple[int, int], dict[int, list[list[Any]]]]] = {}
-    for cpu in told["processors"]:
+    for cpu in state["processors"]:
         number, owner = cpu["cpu"], owners.get(cpu["cpu"], "")
         use = "held" if owner else "reserved" if number in reserved else "shared"
         cores = nodes.setdefault(cpu["node"], {}).setdefault((cpu["socket"], cpu["cache"]), {})
@@ -174,16 +174,16 @@ def cpu_rows(told: Mapping[str, Any]) -> Rows:
         }
         for node, caches in sorted(nodes.items())
     }
-    rows["settings"] = {name: told[name] for name in ("policy", "shared", "reserved", "offline")}
-    rows["settings"]["away"] = list(numbers(parse(told["offline"])))
+    rows["settings"] = {name: state[name] for name in ("policy", "shared", "reserved", "offline")}
+    rows["settings"]["away"] = list(numbers(parse(state["offline"])))
     return rows
 
 
-def eviction_rows(told: Mapping[str, Any]) -> Rows:
+def eviction_rows(state: Mapping[str, Any]) -> Rows:
     """Return each threshold, and which pods would be evicted first when a resource is short."""
     rows: Rows = {}
-    for threshold in told["thresholds"]:
-        signal, observed = threshold["signal"], told["signals"].get(threshold["signal"], {})
+    for threshold in state["thresholds"]:
+        signal, observed = threshold["signal"], state["signals"].get(threshold["signal"], {})
         step = 1 if _counted(signal) else _MIB
         rows[f"{signal} {threshold['gracePeriod']:g}"] = {
             "signal": signal,
@@ -193,7 +193,7 @@ def eviction_rows(told: Mapping[str, Any]) -> Rows:
             **{name: _rounded(observed.get(name), step) for name in ("available", "capacity")},
             **{name: _rounded(threshold[name], step) for name in ("limit", "distance")},
         }
-    for resource, candidates in told["first"].items():
+    for resource, candidates in state["first"].items():
         going = [each for each in candidates if not each["critical"]]
         rows[f"first {resource}"] = {
             "resource": resource,
@@ -216,7 +216,7 @@ def _rounded(amount: int | None, step: int) -> int | None:
     return None if amount is None else amount // step * step
 
 
-def image_rows(told: Mapping[str, Any]) -> Rows:
+def image_rows(state: Mapping[str, Any]) -> Rows:
     """Return each image by id with what protects it, and the thresholds of garbage collection."""
     rows: Rows = {
         f"{image['id']} {image['handler']}": {
@@ -228,14 +228,14 @@ def image_rows(told: Mapping[str, Any]) -> Rows:
             "more": max(len(image["inUseBy"]) - USERS, 0),
             "stays": image["protected"],
         }
-        for image in told["images"]
+        for image in state["images"]
     }
     names = ("highThresholdPercent", "lowThresholdPercent", "order")
-    rows["settings"] = {name: told[name] for name in names}
+    rows["settings"] = {name: state[name] for name in names}
     return rows
 
 
-def probe_rows(told: Mapping[str, Any]) -> Rows:
+def probe_rows(state: Mapping[str, Any]) -> Rows:
     """Return each probe with its last result and how late it started."""
     return {
         f"{probe['pod_uid']} {probe['container']} {probe['type']}": {
@@ -247,7 +247,7 @@ def probe_rows(told: Mapping[str, Any]) -> Rows:
             "took": _milliseconds(probe["duration_seconds"]),
             "lateness": _milliseconds(probe["lateness_seconds"]),
         }
-        for probe in told["probes"]
+        for probe in state["probes"]
     }
 
 

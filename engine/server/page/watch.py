@@ -1,4 +1,4 @@
-"""Reads the node while somebody looks at the page, once for all readers."""
+"""Reads the node while somebody has the page open, once for all readers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SHARE = 20.0
 """The pause after a read is at least this many times as long as the read."""
 DECISIONS = 300
 
-Look = Callable[[], Awaitable[rows.Rows]]
+ReadRows = Callable[[], Awaitable[rows.Rows]]
 
 
 class PageWatch:
-    """The rows of each part of one node as JSON.
+    """Keep the rows of each part of one node as JSON.
 
     `parts` are replaced as a whole, so that a reader can keep what it has sent. `failures` tell why a part
     could not be read.
@@ -49,8 +49,8 @@ class PageWatch:
             news.set()
         if not self._tasks:
             self._tasks = [
-                asyncio.create_task(self._keep_looking(name, every, look), name=f"page: {name}")
-                for name, (every, look) in self._looks().items()
+                asyncio.create_task(self._keep_reading(name, every, read_rows), name=f"page: {name}")
+                for name, (every, read_rows) in self._parts().items()
             ]
             if "decisions" in self._view.components:
                 self._tasks.append(asyncio.create_task(self._follow_decisions(), name="page: decisions"))
@@ -64,9 +64,9 @@ class PageWatch:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _looks(self) -> dict[str, tuple[float, Look]]:
+    def _parts(self) -> dict[str, tuple[float, ReadRows]]:
         """Return for each part of the node how to read it, and how often in seconds."""
-        told: dict[str, tuple[str, float, Callable[[Mapping[str, Any]], rows.Rows]]] = {
+        components: dict[str, tuple[str, float, Callable[[Mapping[str, Any]], rows.Rows]]] = {
             "node": ("node", 10, lambda node: rows.node_rows(to_builtins(node), self._view.healthz())),
             "cgroups": ("cgroups", 10, rows.cgroup_rows),
             "cpus": ("cpus", 10, rows.cpu_rows),
@@ -75,11 +75,11 @@ class PageWatch:
             "images": ("images", 30, rows.image_rows),
             "probes": ("probes", 3, rows.probe_rows),
         }
-        looks: dict[str, tuple[float, Look]] = {"pods": (1, self._pods), "use": (3, self._use)}
-        for name, (component, every, shown) in told.items():
+        parts: dict[str, tuple[float, ReadRows]] = {"pods": (1, self._pods), "use": (3, self._use)}
+        for name, (component, every, shown) in components.items():
             if hasattr(self._view.components.get(component), "describe"):
-                looks[name] = every, self._room(component, shown)
-        return looks
+                parts[name] = every, self._component(component, shown)
+        return parts
 
     async def _pods(self) -> rows.Rows:
         return rows.pod_rows(self._view.pods())
@@ -87,25 +87,25 @@ class PageWatch:
     async def _use(self) -> rows.Rows:
         return rows.use_rows(await self._view.usage())
 
-    def _room(self, name: str, shown: Callable[[Mapping[str, Any]], rows.Rows]) -> Look:
-        async def look() -> rows.Rows:
+    def _component(self, name: str, shown: Callable[[Mapping[str, Any]], rows.Rows]) -> ReadRows:
+        async def read_rows() -> rows.Rows:
             described = self._view.components[name].describe()  # type: ignore[attr-defined]
             return shown(await described if inspect.isawaitable(described) else described)
 
-        return look
+        return read_rows
 
-    async def _keep_looking(self, name: str, every: float, look: Look) -> None:
+    async def _keep_reading(self, name: str, every: float, read_rows: ReadRows) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             began = clock()
             try:
-                found = {key: to_json(row) for key, row in (await look()).items()}
-                self._tell(name, found, "")
+                found = {key: to_json(row) for key, row in (await read_rows()).items()}
+                self._publish(name, found, "")
             except KubengineError as error:
-                self._tell(name, self.parts.get(name, {}), str(error))
+                self._publish(name, self.parts.get(name, {}), str(error))
             except Exception as error:
                 log.exception("the page cannot show %s", name)
-                self._tell(name, self.parts.get(name, {}), f"{type(error).__name__}: {error}")
+                self._publish(name, self.parts.get(name, {}), f"{type(error).__name__}: {error}")
             await asyncio.sleep(max(every, SHARE * (clock() - began)))
 
     async def _follow_decisions(self) -> None:
@@ -115,9 +115,9 @@ class PageWatch:
             async for lines in news:
                 for line in lines.splitlines():
                     held.append((str(msgspec.json.decode(line)["number"]), line))
-                self._tell("decisions", dict(held), "")
+                self._publish("decisions", dict(held), "")
 
-    def _tell(self, name: str, found: Mapping[str, bytes], failure: str) -> None:
+    def _publish(self, name: str, found: Mapping[str, bytes], failure: str) -> None:
         if found == self.parts.get(name) and failure == self.failures.get(name, ""):
             return
         self.parts[name], self.failures[name] = found, failure

@@ -25,7 +25,7 @@ _ALONE = (
 
 
 class RequestUser(msgspec.Struct, frozen=True):
-    """The user of a request, as an API server's TokenReview describes it."""
+    """Hold the user of a request, as an API server's TokenReview describes it."""
 
     name: str
     uid: str = ""
@@ -34,7 +34,7 @@ class RequestUser(msgspec.Struct, frozen=True):
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """A verb on subresources of the node; permission for any of them is enough."""
+    """Hold a verb on subresources of the node; permission for any of them is enough."""
 
     verb: str
     subresources: tuple[str, ...]

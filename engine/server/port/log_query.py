@@ -27,7 +27,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 class LogQuery(msgspec.Struct, frozen=True):
-    """What a caller wants: of services, or one file below /var/log. Times are Unix nanoseconds."""
+    """Hold a query for logs of services, or for one file below /var/log. Times are Unix nanoseconds."""
 
     services: tuple[str, ...] = ()
     files: tuple[str, ...] = ()

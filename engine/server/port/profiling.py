@@ -41,7 +41,7 @@ symbol      nothing: stacks have their names already
 
 
 class Profiling:
-    """The profiles of this process."""
+    """Take the profiles of this process."""
 
     def __init__(self) -> None:
         self._sampling = False

@@ -266,13 +266,13 @@ def statusz(view: PortNode, paths: Sequence[str]) -> Response:
     """Return start time, version and paths of the agent."""
     started = process_started()
     up = int(time.time() - started)
-    said = {
+    fields = {
         "Started": time.strftime("%a %b %d %H:%M:%S UTC %Y", time.gmtime(started)),
         "Up": f"{up // 3600} hr {up // 60 % 60:02d} min {up % 60:02d} sec",
         "Python version": platform.python_version(),
         "Binary version": engine_version(),
         "Paths": " ".join(paths),
     }
-    lines = [f"{name}: {value}\n" for name, value in said.items()]
+    lines = [f"{name}: {value}\n" for name, value in fields.items()]
     failing = [f"{check}: {error}\n" for check, error in view.healthz() if error]
     return Response(200, TEXT, "".join([_HEAD.format(page="statusz"), *lines, *failing]).encode())

@@ -1,4 +1,5 @@
-"""The port itself: connections, their handshakes, and each request on its way through the two questions.
+"""Serves the node's own port: connections, their handshakes, and each request through authentication and
+authorization.
 
 Nothing is read but a bounded head and body, and nothing is done, before it is known who asks and that they
 may. A bounded number of strangers is inside; who has been silent longest makes way for a new one. Answers
@@ -167,7 +168,7 @@ class SecurePort:
         except (asyncio.CancelledError, TimeoutError):
             return
         finally:
-            place.leave()
+            place.release()
             self._sessions.discard(task)
             self._presented.pop(task, None)
 
@@ -220,7 +221,7 @@ class SecurePort:
             await _give_up(answer)
             return plain(429, f"{MAX_SESSIONS} sessions are open\n")
         self._sessions.add(task)
-        place.leave()
+        place.release()
         return answer
 
     def _end_who_is_unvouched(self, tls: ServingTLS) -> None:

@@ -103,20 +103,20 @@ class ServingTLS:
             if pair is None:
                 raise FileNotFoundError("there is no serving certificate yet")
             paths = [pair.certificate, pair.key, *filter(None, [self._authorities])]
-            seen = tuple(map(_look, paths))
+            seen = tuple(map(_stat, paths))
             if seen != self._seen or self._context is None:
                 self._context = self._read(pair)
                 self._seen = seen
         except (OSError, ValueError) as error:
             failure = InvalidInput(f"no usable TLS: {error}", subject=", ".join(map(str, paths)))
-            self._say(failure)
+            self._log_failure(failure)
             if self._context is None:
                 raise failure from error
         else:
             self._trouble = ""
         return self._context
 
-    def _say(self, failure: InvalidInput) -> None:
+    def _log_failure(self, failure: InvalidInput) -> None:
         """Log a problem once while it lasts, however many clients connect."""
         if str(failure) != self._trouble:
             self._trouble = str(failure)
@@ -140,7 +140,7 @@ class ServingTLS:
         return context
 
 
-def _look(path: Path) -> tuple[str, int, int, int]:
+def _stat(path: Path) -> tuple[str, int, int, int]:
     """Return what changes when a file is written or replaced."""
     found = path.stat()
     return str(path), found.st_ino, found.st_mtime_ns, found.st_size

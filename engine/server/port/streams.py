@@ -59,7 +59,7 @@ async def handed_to(url: str, request: Request, *, idle: float) -> Answer:
 
 
 class _Session:
-    """The connection to the runtime."""
+    """Hold the connection to the runtime."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle: float) -> None:
         self._reader = reader
@@ -98,10 +98,10 @@ class _Session:
         return event
 
     async def _converse(
-        self, said: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, received: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Copy bytes until one side closes or the session is idle."""
-        self._writer.write(said)
+        self._writer.write(received)
         writer.write(self._http.trailing_data[0])
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(self._idle) as patience:

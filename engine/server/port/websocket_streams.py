@@ -66,7 +66,10 @@ async def translated(request: Request, wanted: ContainerStreams, hand_over: Hand
         return answer
     version = dict(_lower(answer.headers)).get(_VERSION, V1)
     return _accepted(
-        request, V5, answer, lambda said, reader, writer: Translation(said, reader, writer, wanted, version)
+        request,
+        V5,
+        answer,
+        lambda received, reader, writer: Translation(received, reader, writer, wanted, version),
     )
 
 
@@ -77,7 +80,7 @@ async def tunnelled(request: Request, hand_over: HandOver) -> Answer:
 
 
 class SessionClient(Protocol):
-    """The client of a session as `streams` sees it."""
+    """State the interface of a session's client for `streams`."""
 
     async def read(self, size: int) -> bytes: ...
     def write(self, data: bytes) -> None: ...
@@ -103,8 +106,8 @@ def _over_spdy(request: Request, versions: tuple[str, ...]) -> Request:
 def _accepted(request: Request, subprotocol: str, answer: Takeover, make: _MakeClient) -> Answer:
     """Return the answer to the WebSocket's handshake, and the conversation with the runtime behind it."""
 
-    async def converse(said: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client: Any = make(said, reader, writer)
+    async def converse(received: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client: Any = make(received, reader, writer)
         try:
             await answer.converse(b"", client, client)
         finally:
@@ -126,10 +129,10 @@ def _lower(headers: Headers) -> Headers:
 
 
 class MessageStream:
-    """The messages of a client's WebSocket."""
+    """Read and write the messages of a client's WebSocket."""
 
-    def __init__(self, said: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._said = said
+    def __init__(self, received: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._received = received
         self._reader = reader
         self._writer = writer
         self._framing = websocket.Framing()
@@ -137,8 +140,8 @@ class MessageStream:
 
     async def messages(self) -> AsyncIterator[bytes]:
         """Yield the data of each message until the client closes; answer its pings."""
-        while data := self._said or await self._reader.read(PIECE):
-            self._said = b""
+        while data := self._received or await self._reader.read(PIECE):
+            self._received = b""
             try:
                 for message in self._framing.feed(data):
                     match message.kind:
@@ -175,10 +178,10 @@ class MessageStream:
 
 
 class Tunnel:
-    """A WebSocket whose messages are pieces of a SPDY connection."""
+    """Pass on a WebSocket whose messages are pieces of a SPDY connection."""
 
-    def __init__(self, said: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._stream = MessageStream(said, reader, writer)
+    def __init__(self, received: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._stream = MessageStream(received, reader, writer)
         self._messages = self._stream.messages()
 
     async def read(self, _size: int) -> bytes:
@@ -217,20 +220,20 @@ def _joined(events: Iterable[Event]) -> Iterator[Event]:
 
 
 class Translation:
-    """A WebSocket of `v5.channel.k8s.io` as the streams of a SPDY connection.
+    """Translate a WebSocket of `v5.channel.k8s.io` into the streams of a SPDY connection.
 
     The status of the command is sent last, after all of its output, as clients stop reading with it.
     """
 
     def __init__(
         self,
-        said: bytes,
+        received: bytes,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         wanted: ContainerStreams,
         version: str,
     ) -> None:
-        self._stream = MessageStream(said, reader, writer)
+        self._stream = MessageStream(received, reader, writer)
         self._version = version
         self._session = SpdySession(client=True)
         self._status = bytearray()

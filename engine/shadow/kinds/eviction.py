@@ -89,7 +89,7 @@ class EvictionComparer:
             period = float(seen.config.eviction_pressure_transition_period)
             self._tracker = PressureTracker(thresholds_from_config(seen.config), period)
             self._config = seen.config
-        return self._tracker.look(observations(use, seen.now), seen.now).conditions
+        return self._tracker.update(observations(use, seen.now), seen.now).conditions
 
 
 def node_conditions(node: Node) -> list[str]:

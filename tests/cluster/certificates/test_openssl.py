@@ -31,7 +31,7 @@ async def test_a_request_names_the_node_and_its_addresses():
     assert "Subject: O = system:nodes, CN = system:node:n1" in text
     assert "DNS:n1.example, IP Address:10.0.0.1, IP Address:FE80:0:0:0:0:0:0:1" in text
     assert "ecdsa-with-SHA256" in text
-    assert "verify OK" in text + shown.said
+    assert "verify OK" in text + shown.errors
 
 
 async def test_a_certificate_that_vouches_for_itself():

@@ -91,7 +91,7 @@ async def test_many_pods_of_few_secrets_cost_a_watch_for_each_on_one_connection(
     port = int(client.peer.rpartition(":")[2])
     await eventually(lambda: connections(port) == 1)
     for pod in pods:
-        references.leave(pod.uid)
+        references.forget(pod.uid)
     await eventually(lambda: not watched(), every=0.2)
     await references.stop()
     another = connect(real.admin)

@@ -53,7 +53,7 @@ async def test_three_hundred_pods_of_fifty_secrets_have_fifty_watches_on_one_con
     await eventually(lambda: len(changed) == PODS // SECRETS * EACH)
     assert {int(uid[1:]) % SECRETS for uid in changed} == {5, 6, 7}
     for each in pods:
-        references.leave(each.uid)
+        references.forget(each.uid)
     await eventually(lambda: server.open_watches == [])
     await references.stop()
 

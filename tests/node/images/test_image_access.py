@@ -283,7 +283,7 @@ def test_an_image_pulled_after_the_agent_died_needs_credentials(tmp_path: Path) 
     PullRecords(tmp_path, lambda: NOW).begins(PRIVATE)
     PullRecords(tmp_path, lambda: NOW).came("gone:1", "sha256:2", None)
     records = PullRecords(tmp_path, lambda: NOW)
-    records.settle([("sha256:1", [PRIVATE])])
+    records.reconcile([("sha256:1", [PRIVATE])])
     assert records.is_ours(PRIVATE, "sha256:1")
     assert records.who_may_use(PRIVATE, "sha256:1") is None
     assert not records.is_ours("gone:1", "sha256:2")

@@ -80,7 +80,7 @@ async def test_the_nodes_status_and_its_pods_follow_its_address(
 @pytest.mark.parametrize(("name", "given"), [("n1", ["203.0.113.5"]), ("203.0.113.5", [])])
 async def test_an_address_that_was_given_stays(name: str, given: list[str], route: Route) -> None:
     found = addresses.HostAddresses(name, given, await addresses.node_ips(name, given), pytest.fail)
-    await found.look()
+    await found.refresh()
     assert (found.ips, route.looks) == (("203.0.113.5",), 0)
 
 

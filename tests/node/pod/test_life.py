@@ -55,7 +55,7 @@ def test_an_event_that_cannot_happen_is_a_bug():
         for event in LifeEvent:
             if (state, event) not in TRANSITIONS and (state, event) not in IGNORED:
                 with pytest.raises(Bug, match=f"{event.name} while {state.name}"):
-                    PodLife(state, END).tell(event)
+                    PodLife(state, END).handle(event)
 
 
 @given(st.lists(st.sampled_from(LifeEvent)))
@@ -65,7 +65,7 @@ def test_resources_of_a_pod_are_released_exactly_when_it_stops_using_them(events
         if (life.state, event) not in TRANSITIONS and (life.state, event) not in IGNORED:
             continue
         before = life.state
-        actions = life.tell(event, END)
+        actions = life.handle(event, END)
         released = Action.RELEASE in actions
         assert released == (before in HOLDING and life.state in OVER and event is not LifeEvent.REJECT)
         assert (Action.LEAVE in actions) == (before is not life.state and life.state in STOPPING)
@@ -81,22 +81,22 @@ def test_a_second_termination_can_only_shorten_the_grace_period(graces, state):
     life = PodLife(state, END if state is LifeState.FAILING else None)
     for grace in graces:
         before, stopping = life.grace, life.state in (LifeState.FAILING, LifeState.LEAVING)
-        actions = life.tell(LifeEvent.REMOVE, grace=grace)
+        actions = life.handle(LifeEvent.REMOVE, grace=grace)
         shorter = grace is not None and (before is None or grace < before)
         assert life.state is LifeState.LEAVING
         assert life.grace == (grace if shorter else before)
-        assert (Action.HASTEN in actions) == (shorter and stopping)
+        assert (Action.SHORTEN_GRACE in actions) == (shorter and stopping)
     assert life.grace == min((grace for grace in graces if grace is not None), default=None)
 
 
 def test_the_node_and_the_sources_may_each_give_a_grace_and_the_shorter_one_holds():
     life = PodLife(LifeState.WORKING)
     assert life.given_grace is None
-    life.tell(LifeEvent.FAIL, PodEnd("Evicted", "no room", grace_period_seconds=3))
+    life.handle(LifeEvent.FAIL, PodEnd("Evicted", "no room", grace_period_seconds=3))
     assert life.given_grace == 3
-    life.tell(LifeEvent.REMOVE, grace=9)
+    life.handle(LifeEvent.REMOVE, grace=9)
     assert life.given_grace == 3
-    life.tell(LifeEvent.REMOVE, grace=1)
+    life.handle(LifeEvent.REMOVE, grace=1)
     assert life.given_grace == 1
 
 
@@ -112,7 +112,7 @@ def test_a_pod_is_removed_only_once_its_last_status_is_known():
     way = [LifeEvent.REMOVE, LifeEvent.STOPPED, LifeEvent.FREED, LifeEvent.KNOWN, LifeEvent.REMOVED]
     states = []
     for event in way:
-        life.tell(event)
+        life.handle(event)
         states.append(life.state)
     assert states == [
         LifeState.LEAVING,

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from engine.api.errors import Bug
 from engine.api.pod import Pod
 from engine.api.status import PodCondition
-from engine.node.pod.resize import JUDGED, SAID, TRANSITIONS, Resize, ResizeEvent, ResizeState
+from engine.node.pod.resize import CONDITIONS, JUDGED, TRANSITIONS, Resize, ResizeEvent, ResizeState
 
 
 def shown_in(state: ResizeState) -> PodCondition | None:
-    said = SAID.get(state)
-    return None if said is None else PodCondition(type=said[0], status="True", reason=said[1])
+    shown = CONDITIONS.get(state)
+    return None if shown is None else PodCondition(type=shown[0], status="True", reason=shown[1])
 
 
 def test_every_state_is_reached_and_all_but_the_last_are_left():
@@ -30,9 +30,9 @@ def test_a_resize_in_progress_is_never_evaluated_again_until_it_completes(events
         target = TRANSITIONS.get((before, event))
         if target is None:
             with pytest.raises(Bug, match=f"{event.name} while {before.name}"):
-                resize.tell(event)
+                resize.handle(event)
             continue
-        resize.tell(event, shown_in(target))
+        resize.handle(event, shown_in(target))
         assert resize.begun == (begun or event is ResizeEvent.BEGIN)
         assert resize.waiting == (resize.state is ResizeState.DEFERRED)
         assert (resize.state in JUDGED) != resize.begun
@@ -41,4 +41,4 @@ def test_a_resize_in_progress_is_never_evaluated_again_until_it_completes(events
 def test_a_state_that_shows_something_else_is_a_bug():
     resize = Resize(Pod())
     with pytest.raises(Bug, match="DEFERRED says"):
-        resize.tell(ResizeEvent.DEFER, shown_in(ResizeState.RESIZING))
+        resize.handle(ResizeEvent.DEFER, shown_in(ResizeState.RESIZING))

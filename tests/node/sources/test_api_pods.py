@@ -194,9 +194,9 @@ async def test_a_pod_of_two_sources_stays_until_neither_wants_it(joined: Joined,
     (pod,) = pods.all()
     pods.set_desired([pod])
     pods.remove_pod(pod.uid, API)
-    assert not pods.leaves(pod.uid)
+    assert not pods.is_terminating(pod.uid)
     pods.set_desired([])
-    assert pods.leaves(pod.uid)
+    assert pods.is_terminating(pod.uid)
 
 
 async def test_a_static_pod_is_mirrored_with_its_status_while_it_exists(joined: Joined, cluster: Cluster):

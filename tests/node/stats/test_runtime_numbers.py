@@ -64,7 +64,7 @@ def assert_read(found: RuntimeStats, told: Sequence[cri.PodSandboxStats]) -> Non
     assert [place[:2] for place in found.places] == places
     assert [place[2] for place in found.places] == [each.attributes.metadata.uid for each in told]
     inside = [each for pod in told for each in pod.linux.containers]
-    assert [list(each) for each in found.told] == [
+    assert [list(each) for each in found.names] == [
         [each.attributes.metadata.name for each in pod.linux.containers] for pod in told
     ]
     of_pods = [

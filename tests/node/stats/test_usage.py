@@ -288,7 +288,7 @@ def test_a_system_group_has_the_values_of_each_hierarchy(
     looked = SystemGroups(groups)
     seen = []
     for time in (100.0, 102.0, 104.0):
-        looked.look(tmp_path / "none.sock", "/none", laid_out(mount))
+        looked.update(tmp_path / "none.sock", "/none", laid_out(mount))
         (tmp_path / "cpuacct/cpu/agent/cpuacct.usage").write_text(f"{int(time)}000000000\n")
         sample = groups.read(laid_out(mount), time).sample(looked.groups["kubelet"].row)
         seen.append((sample.cpu, sample.cpu_user, sample.shares, sample.memory, sample.threads, sample.rate))
@@ -296,7 +296,7 @@ def test_a_system_group_has_the_values_of_each_hierarchy(
     assert seen == [(100 * 10**9, *known, None), (102 * 10**9, *known, 10**9), (104 * 10**9, *known, 10**9)]
     assert set(looked.groups) == {"kubelet", "pods"}
     monkeypatch.setattr(system, "own_places", lambda pid, mounts: {"memory": "/agent"})
-    looked.look(tmp_path / "none.sock", None, laid_out(mount))
+    looked.update(tmp_path / "none.sock", None, laid_out(mount))
     sample = groups.read(laid_out(mount), 106.0).sample(looked.groups["kubelet"].row)
     assert (sample.cpu, sample.memory, set(looked.groups)) == (None, 1_000_000, {"kubelet"})
 

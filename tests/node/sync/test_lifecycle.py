@@ -368,7 +368,7 @@ async def test_a_sandbox_that_is_refused_repeatedly_is_reported_once(
 
 
 async def test_an_unreachable_runtime_is_one_clear_error(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("engine.node.runtime_view.wait_for_runtime.RUNTIME_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("engine.node.runtime_view.wait_until_available.WAIT_SECONDS", 0.5)
     rig.endpoint = rig.root.parent / "nothing.sock"
     with pytest.raises(Refused, match=r"CRI Version on unix://.*nothing\.sock: the runtime does not answer"):
         await rig.start()

@@ -342,7 +342,7 @@ async def test_volumes_are_counted_by_plugin_and_their_operations_by_outcome(
     Path(missing.path).mkdir()
     await keeper.set_up(pod)
     assert volumes_are("actual_state_of_world") == dict.fromkeys(plugins, 1)
-    await keeper.leave("u1")
+    await keeper.remove_volumes("u1")
     assert volumes_are("desired_state_of_world") == volumes_are("actual_state_of_world") == {}
     taken = {labels[0]: count for labels, count in operations().items() if labels[1] == "volume_unmount"}
     assert taken == dict.fromkeys(plugins, 1)
