@@ -63,12 +63,12 @@ class ContainerGCReport(msgspec.Struct):
 
 
 class ContainerGC:
-    """Remove what dead containers leave, every minute.
+    """Remove dead containers, their sandboxes and logs, every minute.
 
-    `content_removed(uid)`: the pod is gone for good and everything of it may go. `runtime_removed(uid)`: it
-    has terminated, so its runtime objects may go under disk pressure. `sources_ready()`: every pod source
-    has reported, so that an unknown pod is really gone. A removal that fails is reported and tried again in
-    the next run.
+    `content_removed(uid)` tells that the pod is gone for good, so that everything of it may be removed.
+    `runtime_removed(uid)` tells that it has terminated, so that its containers may be removed under disk
+    pressure. `sources_ready()` tells that every pod source has reported, so that an unknown pod is really
+    gone. A removal that fails is reported, and tried again in the next run.
     """
 
     def __init__(
@@ -138,6 +138,7 @@ class ContainerGC:
     async def _run(self, *, evict_non_deleted: bool) -> ContainerGCReport:
         async with self._running:
             report = self.last_report = ContainerGCReport(self._clock())
+            # Read once: a source that becomes ready between two steps must not make their decisions differ.
             sources_ready = self._sources_ready()
             errors = []
             steps: tuple[Callable[[], Awaitable[None]], ...] = (
@@ -203,6 +204,7 @@ class ContainerGC:
             path = (await self._runtime.container_status(id)).status.log_path
         except NotFound:
             return
+        # Logs first: without the container nobody would know their path after a failure.
         if path:
             await asyncio.to_thread(self._delete_logs, Path(path), id)
         await self._runtime.remove_container(id)
@@ -220,6 +222,8 @@ class ContainerGC:
     async def _evict_sandboxes(self, report: ContainerGCReport, evict_non_deleted: bool) -> None:
         if all(map(_is_ready, await self._runtime.list_pod_sandboxes())):
             return
+        # Containers before sandboxes: a sandbox that is created in between then has no container in the list,
+        # but it is ready, and only sandboxes that are not ready are removed.
         containers = await self._runtime.list_containers()
         sandboxes = await self._runtime.list_pod_sandboxes()
         plan = sandboxes_to_remove(

@@ -172,6 +172,7 @@ class ImageManager:
         These are current; during a collection, or if the runtime fails, they are those of the last
         detection.
         """
+        # A collection may take minutes: whoever asks meanwhile gets the last detection.
         if not self._running.locked():
             with contextlib.suppress(ImageGCFailure):
                 await self.detect()
@@ -214,6 +215,7 @@ class ImageManager:
             except Exception as bug:
                 self._task.failed(bug)
                 error = str(bug)
+            # As in the kubelet, a first failure makes no event: after a start the runtime may not be ready.
             if error and failed:
                 self._recorder.node(WARNING, "ImageGCFailed", error)
             elif error:
@@ -270,7 +272,7 @@ class ImageManager:
                 for key in report.removed if self._layers else ():
                     self._layers.pop(key.partition(",")[0], None)
                 if report.removed:
-                    self._listed = (float("-inf"), [])
+                    self._listed = (float("-inf"), [])  # the node's status must not show removed images
             for key, error in report.failed.items():
                 log.warning("image %s could not be removed: %s", key, error)
             if not dry_run:
@@ -332,6 +334,7 @@ class ImageManager:
             images = await self._runtime.read_images(self._reader.read)
         except KubengineError as error:
             raise ImageGCFailure("list_images", str(error)) from error
+        # After the images: a container that was created in between counts as a user of its image.
         try:
             used = await self._runtime.read_containers(self._used_keys)
             await self._find_image_volumes()

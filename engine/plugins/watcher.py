@@ -105,9 +105,9 @@ class PluginWatcher:
             self._examine(directory / name)
 
     def _scan(self, directory: Path) -> None:
-        """Look at a directory and everything below it, MAX_DEPTH levels and MAX_ENTRIES at most.
+        """Examine a directory and everything below it, MAX_DEPTH levels and MAX_ENTRIES at most.
 
-        Other processes write here: each directory may be gone, or another one, at any step.
+        Other processes write here: each directory may be removed or replaced at any step.
         """
         waiting, seen = [directory], 0
         while waiting:
@@ -124,9 +124,10 @@ class PluginWatcher:
                     waiting.append(entry)
 
     def _entries(self, directory: Path) -> list[Path]:
-        """Watch a directory, again where another one has its name, and list it; nothing where it is gone."""
+        """Watch a directory, again if another one has its name, and list it; return nothing if it is gone."""
         assert self._watch is not None
         try:
+            # Watched before it is listed: a socket that appears in between is examined twice, not missed.
             self._watch.add(directory, _APPEARANCES)
             return list(islice(directory.iterdir(), MAX_ENTRIES + 1))
         except FileNotFoundError:
@@ -141,7 +142,7 @@ class PluginWatcher:
             self._scan(path)
 
     def _take(self, path: Path) -> bool:
-        """Take on a path that appeared, or end what was done for one that is gone.
+        """Serve a path that appeared, or end the service of one that is gone.
 
         Return whether it is a directory.
         """
@@ -154,6 +155,7 @@ class PluginWatcher:
             return False
         if stat.S_ISDIR(mode):
             return True
+        # A plugin that restarts replaces its socket under the same name, and has to be registered again.
         if stat.S_ISSOCK(mode):
             self._end(path)
             if len(self._tasks) >= MAX_SOCKETS:
@@ -169,7 +171,8 @@ class PluginWatcher:
             task.cancel()
 
     async def _serve(self, path: Path, turn: asyncio.Lock) -> None:
-        """Register one socket and hold on to it until it is removed."""
+        """Register one socket and keep it registered until it is removed."""
+        # The earlier task of this path must have deregistered its plugin before this one registers the next.
         async with turn:
             for failures in count(1):
                 try:
@@ -178,7 +181,7 @@ class PluginWatcher:
                 except KubengineError as error:
                     log.warning("plugin socket %s: %s", path, error)
                     if isinstance(error, InvalidInput):
-                        return
+                        return  # it stays invalid until its plugin replaces the socket
                 await asyncio.sleep(RETRIES.after(failures))
             log.info("plugin %s registered with the endpoint %s", name, endpoint)
             try:
