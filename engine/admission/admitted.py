@@ -32,7 +32,7 @@ _LARGEST_SUM: Final = 2**63 - 1
 
 
 class _Terminating(msgspec.Struct, frozen=True):
-    """A terminating pod: `amounts` is what it still holds; `holds` tells whether it had started."""
+    """Hold a terminating pod: `amounts` is what it still holds; `holds` tells whether it had started."""
 
     pod: Pod
     amounts: dict[str, int]

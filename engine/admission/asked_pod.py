@@ -29,8 +29,8 @@ _WELL_KNOWN = {
 
 
 class PodParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The pods in question: one of `file`, `like` or the fields after them, which also override those of the
-    manifest.
+    """Hold the pods in question: one of `file`, `like` or the fields after them, which also override those of
+    the manifest.
     """
 
     file: Annotated[

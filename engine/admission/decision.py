@@ -30,7 +30,9 @@ class NotEnoughToPreempt(Refused):
 
 
 class AdmissionStep(msgspec.Struct, frozen=True):
-    """One victim: what was missing before, what it frees of that, and the distance that remains (0: none)."""
+    """Hold one victim: what was missing before, what it frees of that, and the distance that remains (0:
+    none).
+    """
 
     uid: str
     qos: str
@@ -41,7 +43,7 @@ class AdmissionStep(msgspec.Struct, frozen=True):
 
 
 class PassedOver(msgspec.Struct, frozen=True):
-    """A pod that stays, and why."""
+    """Hold a pod that stays, and why."""
 
     uid: str
     qos: str
@@ -50,7 +52,7 @@ class PassedOver(msgspec.Struct, frozen=True):
 
 
 class Preemption(PartlyShown, frozen=True):
-    """The pods that end for another one.
+    """Hold the pods that end for another one.
 
     `victims` are uids in the order of killing; `requirements` is what had to be freed; `proven` is False if
     a time limit cut the search off and the best result so far is used. The explanation (`steps`,

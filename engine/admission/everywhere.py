@@ -22,7 +22,7 @@ _NATIVE = (CPU, MEMORY, EPHEMERAL_STORAGE)
 
 
 class Shortages(msgspec.Struct, frozen=True):
-    """One pod's amounts against M nodes.
+    """Hold the shortages of one pod on M nodes.
 
     resources  names in the order of the checks: pods, cpu, memory, ephemeral-storage, others by name
     ids        int32[k], their ids in the cluster: -1 for pods, beyond its last one for what no node has

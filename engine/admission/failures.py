@@ -13,7 +13,7 @@ OS_FIELD_REASON: Final = "PodOSNotSupported"
 
 
 class InsufficientResource(msgspec.Struct, frozen=True):
-    """A resource that does not fit. Amounts are milli-CPU for cpu, base units otherwise."""
+    """Name a resource that does not fit. Amounts are milli-CPU for cpu, base units otherwise."""
 
     resource: str
     requested: int
@@ -46,7 +46,7 @@ class InsufficientResource(msgspec.Struct, frozen=True):
 
 
 class PredicateFailure(msgspec.Struct, frozen=True):
-    """A failed check that freeing resources would not help: affinity, node name, ports, taints."""
+    """Describe a failed check that freeing resources would not help: affinity, node name, ports, taints."""
 
     predicate: str
     detail: str
@@ -64,7 +64,7 @@ class PredicateFailure(msgspec.Struct, frozen=True):
 
 
 class WrongOS(msgspec.Struct, frozen=True):
-    """The pod is for another operating system; nothing else is checked."""
+    """Reject a pod for another operating system; nothing else is checked."""
 
     reason: str
     message: str

@@ -23,7 +23,7 @@ _LARGEST_TABLE: Final = 1 << 22
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A pod that may be preempted: its row, what it frees of each requirement, its priority (0
+    """Hold a pod that may be preempted: its row, what it frees of each requirement, its priority (0
     without one).
     """
 

@@ -14,7 +14,7 @@ from engine.api.qos import is_critical
 
 
 class Verdict(NamedTuple):
-    """The answer: yes; yes after `preemption.victims` have ended; or no, with reason and message for the
+    """Hold the answer: yes; yes after `preemption.victims` have ended; or no, with reason and message for the
     pod's status.
 
     `failures` are all failed checks in the kubelet's order, including those that preemption cures.

@@ -49,7 +49,7 @@ log = logging.getLogger("kubengine.containers")
 
 
 class ContainerGCReport(msgspec.Struct):
-    """One run: removed ids with reasons, failures by id, and deleted log directories and links."""
+    """Hold one run: removed ids with reasons, failures by id, and deleted log directories and links."""
 
     at: float
     removed: dict[str, str] = msgspec.field(default_factory=dict)

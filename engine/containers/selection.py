@@ -35,7 +35,7 @@ class ContainerGCPolicy(msgspec.Struct, frozen=True):
 
 
 class DeadContainer(msgspec.Struct, frozen=True):
-    """A container as the runtime lists it; `created` in Unix seconds, `state` as in CRI, lower case."""
+    """Hold a container as the runtime lists it; `created` in Unix seconds, `state` as in CRI, lower case."""
 
     id: str
     pod_uid: str
@@ -54,7 +54,7 @@ class DeadSandbox(msgspec.Struct, frozen=True):
 
 
 class Removal(msgspec.Struct, frozen=True):
-    """One container to remove; `stop` because its state is unknown and it may be running."""
+    """Hold one container to remove; `stop` because its state is unknown and it may be running."""
 
     container: DeadContainer
     reason: str

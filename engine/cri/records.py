@@ -31,7 +31,7 @@ _STAGES: dict[int, int] = {CREATED: 0, UNKNOWN: 1, RUNNING: 1, EXITED: 2}
 
 
 class ContainerRecord(msgspec.Struct, frozen=True):
-    """One container of the runtime. Times are Unix seconds, 0 if they have not come."""
+    """Hold one container of the runtime. Times are Unix seconds, 0 if they have not come."""
 
     id: str
     name: str
@@ -66,7 +66,7 @@ class ContainerRecord(msgspec.Struct, frozen=True):
 
 
 class SandboxRecord(msgspec.Struct, frozen=True):
-    """One pod sandbox. `ips` are its addresses, empty in the host's network."""
+    """Hold one pod sandbox. `ips` are its addresses, empty in the host's network."""
 
     id: str
     ready: bool

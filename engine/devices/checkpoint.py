@@ -24,7 +24,7 @@ _int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, dict=True):
-    """The devices of one resource that one container holds.
+    """Hold the devices of one resource that one container holds.
 
     `device_ids` maps a NUMA node (-1: none) to ids; a device of several nodes is listed at each.
     `alloc_resp` is the plugin's serialized ContainerAllocateResponse.
@@ -71,7 +71,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True
 
 
 class Checkpoint(msgspec.Struct, frozen=True, rename="pascal", kw_only=True):
-    """The devices that containers hold, and the healthy devices of each registered resource."""
+    """Hold the devices that containers hold, and the healthy devices of each registered resource."""
 
     pod_device_entries: list[CheckpointEntry] | None = None
     registered_devices: dict[str, list[str] | None] | None = None

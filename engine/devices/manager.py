@@ -55,7 +55,7 @@ log = logging.getLogger("kubengine.devices")
 
 
 class DevicePods(msgspec.Struct, frozen=True):
-    """The pods of a node as the device manager sees them.
+    """Hold the pods of a node as the device manager sees them.
 
     `active` returns the pods that the node has accepted and not finished. `sources_ready` tells whether all
     pods are known; until then no pod's devices are collected. `may_run(pod uid)` tells whether something of a

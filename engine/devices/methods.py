@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 
 class Method(NamedTuple):
-    """A unary call: `answer` gets a `request` and raises `transport.grpc_channel.CallFailed`."""
+    """Describe a unary call: `answer` gets a `request` and raises `transport.grpc_channel.CallFailed`."""
 
     request: type[Message]
     answer: Callable[[Any], Awaitable[Message]]

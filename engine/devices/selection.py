@@ -22,7 +22,7 @@ class SelectionError(Exception):
 
 
 class Preference(msgspec.Struct, frozen=True):
-    """A question to the plugin: which `size` of `available`, including `must_include`?"""
+    """Hold a question to the plugin: which `size` of `available`, including `must_include`?"""
 
     available: list[str]
     must_include: list[str]
@@ -30,7 +30,7 @@ class Preference(msgspec.Struct, frozen=True):
 
 
 class DeviceSelection(NamedTuple):
-    """The chosen devices by the reason of their choice, in order."""
+    """Hold the chosen devices by the reason of their choice, in order."""
 
     reused: tuple[str, ...] = ()
     aligned: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ STOP_GRACE = 300.0
 
 
 class DeviceResource(msgspec.Struct):
-    """One plugin resource.
+    """Hold one plugin resource.
 
     `listed`: it counts in the node's capacity. `connected`: its plugin is there; `reported`: the plugin has
     sent its devices. `stopped_at` is when the plugin went away, or when the agent started without it;

@@ -46,7 +46,7 @@ def set_open_files(most: int) -> None:
 
 
 class Cgroups(msgspec.Struct, frozen=True):
-    """The directories of the mounted hierarchies, or of the cgroups that act as their roots.
+    """Hold the directories of the mounted hierarchies, or of the cgroups that act as their roots.
 
     The first one lists the processes that are in no cgroup.
     """

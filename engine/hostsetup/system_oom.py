@@ -87,7 +87,7 @@ class SystemOom:
 
 
 class OomKill(msgspec.Struct, frozen=True):
-    """A kill. `cgroup` is the group whose limit was reached, "/" for the machine's memory."""
+    """Describe a kill. `cgroup` is the group whose limit was reached, "/" for the machine's memory."""
 
     process: str
     pid: int

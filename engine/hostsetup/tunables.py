@@ -32,7 +32,7 @@ log = logging.getLogger("kubengine.hostsetup")
 
 
 class Differing(msgspec.Struct, frozen=True):
-    """A tunable with a wrong value; `actual` is None if it cannot be read."""
+    """Hold a tunable with a wrong value; `actual` is None if it cannot be read."""
 
     name: str
     wanted: int

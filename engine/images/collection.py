@@ -38,7 +38,7 @@ FOR_SPACE: Final = "for space"
 
 
 class FilesystemReading(msgspec.Struct, frozen=True):
-    """The state of the image file system in bytes and inodes; None where unknown."""
+    """Hold the state of the image file system in bytes and inodes; None where unknown."""
 
     capacity: int | None
     available: int | None
@@ -78,7 +78,7 @@ class Stayed(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """The fate of an image, as in `ImageVerdict`."""
+    """Hold the fate of an image, as in `ImageVerdict`."""
 
     verdict: str
     reason: str
@@ -86,7 +86,7 @@ class Judged(NamedTuple):
 
 
 class Account(NamedTuple):
-    """An examined image with its fate, and the bytes that it gave back."""
+    """Hold an examined image with its fate, and the bytes that it gave back."""
 
     image: SeenImage
     judged: Judged
@@ -94,7 +94,7 @@ class Account(NamedTuple):
 
 
 class Outcomes(msgspec.Struct):
-    """The fate of the images that were to be removed, by row.
+    """Hold the fate of the images that were to be removed, by row.
 
     `chosen` has all of them in order, as if none `failed`; `gone` are the removed ones. `measured` is what a
     removal gave back where that was measured; otherwise it gave the image's size.

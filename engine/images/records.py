@@ -14,7 +14,7 @@ from engine.tables import NEVER, ImageTable
 
 
 class SeenImage(NamedTuple):
-    """An image as the runtime lists it; `handler` is the runtime handler that it was pulled for."""
+    """Hold an image as the runtime lists it; `handler` is the runtime handler that it was pulled for."""
 
     id: str
     size: int

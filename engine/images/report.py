@@ -18,8 +18,8 @@ SPACE: Final = "space"
 
 
 class ImageVerdict(msgspec.Struct):
-    """One image: `verdict` is removed, would-remove, failed or kept; `cause` is age or space if a pass chose
-    it; `freed` are the bytes that its removal gave back.
+    """Hold one image: `verdict` is removed, would-remove, failed or kept; `cause` is age or space if a pass
+    chose it; `freed` are the bytes that its removal gave back.
     """
 
     key: str
@@ -32,7 +32,7 @@ class ImageVerdict(msgspec.Struct):
 
 
 class ImageGCReport(msgspec.Struct):
-    """One run; amounts in bytes, times in Unix seconds.
+    """Hold one run; amounts in bytes, times in Unix seconds.
 
     `wanted` is None if usage was below the high threshold, or the run failed before it was known. `error` is
     the failure in the kubelet's words, `kind` its type: list_images, get_pods, stats, invalid_capacity,

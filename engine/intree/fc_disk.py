@@ -20,7 +20,7 @@ _TARGETS: Final = re.compile(r"(?P<wwns>.+)-lun-(?P<lun>[0-9]{1,3})")
 
 
 class FcDisk(msgspec.Struct, frozen=True):
-    """A LUN of targets (`wwns` and `lun`), or a disk with one of the identifiers `wwids`, in which
+    """Hold a LUN of targets (`wwns` and `lun`), or a disk with one of the identifiers `wwids`, in which
     underscores take the place of spaces, as in /dev/disk/by-id.
     """
 

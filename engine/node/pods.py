@@ -81,7 +81,7 @@ class PodManager:
 
     @property
     def known(self) -> bool:
-        """Whether every source has been read once."""
+        """Tell whether every source has been read once."""
         return not self._unseen
 
     def set_desired(self, pods: Sequence[Pod], source: str = MANIFESTS) -> None:

@@ -19,7 +19,7 @@ SYSTEM_CRITICAL_PRIORITY: Final = 2_000_000_000
 
 
 class Period(msgspec.Struct, frozen=True):
-    """The grace period in seconds of pods with this priority, up to the priority of the next period."""
+    """Hold the grace period in seconds of pods with this priority, up to the priority of the next period."""
 
     priority: int
     seconds: int

@@ -42,7 +42,7 @@ NEVER = "0001-01-01T00:00:00Z"
 
 
 class LogindPlaces(msgspec.Struct, frozen=True):
-    """The system bus and the directory of logind's drop-ins."""
+    """Hold the system bus and the directory of logind's drop-ins."""
 
     bus: str
     drop_ins: Path

@@ -31,7 +31,7 @@ SYSTEM_NODES = Path("/sys/devices/system/node")
 
 
 class Numa(msgspec.Struct, frozen=True):
-    """The machine's NUMA nodes in ascending order; `distances[i][j]` between the i-th and the j-th."""
+    """Hold the machine's NUMA nodes in ascending order; `distances[i][j]` between the i-th and the j-th."""
 
     nodes: tuple[int, ...] = (0,)
     distances: tuple[tuple[int, ...], ...] = ()
@@ -59,7 +59,7 @@ class Numa(msgspec.Struct, frozen=True):
 
 
 class Hint(msgspec.Struct, frozen=True):
-    """A set of NUMA nodes that can provide a resource (a mask of positions, None: any) and whether it is
+    """Hold a set of NUMA nodes that can provide a resource (a mask of positions, None: any) and whether it is
     preferred.
     """
 
@@ -68,7 +68,7 @@ class Hint(msgspec.Struct, frozen=True):
 
 
 class TopologyDecision(msgspec.Struct, frozen=True):
-    """The merged hint, and whether the policy admits the pod.
+    """Hold the merged hint, and whether the policy admits the pod.
 
     Beyond `DENSE_NODES` nodes a better hint may exist if it is not `proven`: see `search`.
     """
@@ -86,7 +86,7 @@ Partial hints are listed for the relevant nodes.
 
 
 class TopologyPolicy(msgspec.Struct, frozen=True):
-    """A named policy with its options, for one machine. `decide` merges the hints of resources."""
+    """Apply a named policy with its options, for one machine. `decide` merges the hints of resources."""
 
     name: str = "none"
     scope: str = "container"

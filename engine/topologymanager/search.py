@@ -208,7 +208,7 @@ class _Search(msgspec.Struct):
 
 
 class Merged(NamedTuple):
-    """The merged hint; `proven` if no search for it ended early."""
+    """Hold the merged hint; `proven` if no search for it ended early."""
 
     mask: int
     preferred: bool

@@ -25,7 +25,7 @@ _GO_ESCAPES: Final = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2
 
 
 class SecretSource(msgspec.Struct, frozen=True, order=True):
-    """The pull secret that a credential comes from."""
+    """Hold the pull secret that a credential comes from."""
 
     namespace: str
     name: str
@@ -33,7 +33,7 @@ class SecretSource(msgspec.Struct, frozen=True, order=True):
 
 
 class AccountSource(msgspec.Struct, frozen=True, order=True):
-    """The service account with whose token a credential was requested."""
+    """Hold the service account with whose token a credential was requested."""
 
     namespace: str
     name: str
@@ -41,7 +41,7 @@ class AccountSource(msgspec.Struct, frozen=True, order=True):
 
 
 class Credential(PartlyShown, frozen=True):
-    """One credential of a pull secret (`source`) or a service account (`account`), or of the node, which
+    """Hold one credential of a pull secret (`source`) or a service account (`account`), or of the node, which
     every pod may use.
     """
 

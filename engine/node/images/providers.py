@@ -47,8 +47,9 @@ class EnvironmentVariable(Struct):
 
 
 class TokenAttributes(Struct):
-    """A provider that gets a service account token of the pod. `cache_type` says for whom an answer is good:
-    `ServiceAccount`, or `Token` for the pod whose token it was."""
+    """Describe a provider that gets a service account token of the pod. `cache_type` says for whom an answer
+    is good: `ServiceAccount`, or `Token` for the pod whose token it was.
+    """
 
     service_account_token_audience: str = ""
     cache_type: str = ""
@@ -58,7 +59,7 @@ class TokenAttributes(Struct):
 
 
 class CredentialProvider(Struct):
-    """One program, by the name of its file; `match_images` as `keyring.matches` reads them."""
+    """Describe one program, by the name of its file; `match_images` as `keyring.matches` reads them."""
 
     name: str
     match_images: list[str] | None = None

@@ -68,7 +68,7 @@ class StartRefused(KubengineError):
 
 
 class WantedImage(msgspec.Struct, frozen=True):
-    """An image that a container needs: its own, or that of an image volume."""
+    """Hold an image that a container needs: its own, or that of an image volume."""
 
     container: str
     image: str
@@ -82,7 +82,7 @@ class WantedImage(msgspec.Struct, frozen=True):
 
 
 class PresentImage(msgspec.Struct, frozen=True):
-    """An image in the runtime's store, and the user that it asks for."""
+    """Hold an image in the runtime's store, and the user that it asks for."""
 
     reference: str
     uid: int | None

@@ -29,7 +29,7 @@ class Unknown(InvalidInput):
 
 
 class ContainerStreams(msgspec.Struct, frozen=True):
-    """The streams of a session; a terminal has one output."""
+    """Hold the streams of a session; a terminal has one output."""
 
     stdin: bool
     stdout: bool

@@ -29,8 +29,8 @@ class OutOfRange(InvalidInput):
 
 
 class LogOptions(msgspec.Struct, frozen=True):
-    """The part of a log to return: the last `tail` lines, at most `limit` bytes, lines since `since` (Unix
-    nanoseconds).
+    """Hold the part of a log to return: the last `tail` lines, at most `limit` bytes, lines since `since`
+    (Unix nanoseconds).
 
     None and 0 mean everything.
     """

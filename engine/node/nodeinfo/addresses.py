@@ -97,7 +97,7 @@ class HostAddresses:
 
     @property
     def first(self) -> str:
-        """The first address; its family is the default for pods."""
+        """Return the first address; its family is the default for pods."""
         return self.ips[0]
 
     def listed(self) -> list[NodeAddress]:

@@ -51,7 +51,7 @@ gate is off.
 
 
 class NodeParts(msgspec.Struct, frozen=True):
-    """The parts of a running node that its description asks.
+    """Hold the parts of a running node that its description asks.
 
     `runtime` is the runtime's name and version. `pressures()` returns the pressure conditions, `problems()`
     the reasons why the node is not ready, `images()` the images of the runtime, and `volumes_in_use()` the

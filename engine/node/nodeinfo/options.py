@@ -16,7 +16,7 @@ CERTIFICATES: Final = "pki"
 
 
 class NodeOptions(msgspec.Struct, frozen=True):
-    """The options of a node beyond its context.
+    """Hold the options of a node beyond its context.
 
     `view` tells what counts as the node for eviction, by default the whole machine. `kubeconfig` names the
     API server, if any, and `bootstrap_kubeconfig` how to get credentials for it, which creates a missing

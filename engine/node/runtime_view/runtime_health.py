@@ -30,14 +30,14 @@ CHECK_WHEN_WELL_SECONDS: Final = 300.0
 
 
 class HandlerFeatures(msgspec.Struct, frozen=True):
-    """The features of one runtime handler; a missing answer means no."""
+    """Hold the features of one runtime handler; a missing answer means no."""
 
     user_namespaces: bool = False
     recursive_read_only_mounts: bool = False
 
 
 class RuntimeFeatures(msgspec.Struct, frozen=True):
-    """The features of a runtime; handlers are listed by name, the default one is ''. Older runtimes list
+    """Hold the features of a runtime; handlers are listed by name, the default one is ''. Older runtimes list
     none.
     """
 

@@ -171,7 +171,7 @@ class _Form(Enum):
 
 
 class _Member(msgspec.Struct, frozen=True):
-    """A field of a structure: the text before its value, and how to find and print the value."""
+    """Describe a field of a structure: the text before its value, and how to find and print the value."""
 
     struct: str
     name: str
@@ -199,7 +199,7 @@ class _Member(msgspec.Struct, frozen=True):
 
 
 class _Field(NamedTuple):
-    """A field of a structure, read from values of one class. `attribute` None is always absent."""
+    """Describe a field of a structure, read from values of one class. `attribute` None is always absent."""
 
     label: str
     attribute: str | None

@@ -32,7 +32,7 @@ _PROPAGATION = {
 
 
 class ContainerInputs(msgspec.Struct):
-    """The inputs of a container's configuration besides its spec."""
+    """Hold the inputs of a container's configuration besides its spec."""
 
     attempt: int
     image: str

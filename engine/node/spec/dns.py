@@ -118,7 +118,7 @@ def _once(texts: Iterable[str]) -> list[str]:
 
 
 class PodHostname(msgspec.Struct, frozen=True):
-    """The host name of a pod; `domain` is empty without a subdomain."""
+    """Hold the host name of a pod; `domain` is empty without a subdomain."""
 
     name: str
     domain: str = ""

@@ -22,7 +22,7 @@ _BLANKS: Final = b" \t"
 
 
 class EnvFile(msgspec.Struct, frozen=True):
-    """An environment file on this host; without a text it could not be read."""
+    """Hold an environment file on this host; without a text it could not be read."""
 
     path: str
     text: bytes | None

@@ -44,7 +44,7 @@ def references(text: str) -> set[str]:
 
 
 class EnvSources(msgspec.Struct, frozen=True):
-    """The sources of a container's environment besides its spec.
+    """Hold the sources of a container's environment besides its spec.
 
     They are the pod's addresses, the node's allocatable, the cluster objects that the container refers to,
     the services (None: not known yet), and files in the pod's volumes by volume and path.

@@ -33,7 +33,7 @@ _PROTECTED = "kubernetes.io/pvc-protection"
 
 
 class BoundVolume(msgspec.Struct, frozen=True):
-    """A persistent volume with its settings and its claim.
+    """Hold a persistent volume with its settings and its claim.
 
     A volume of a cloud that a pod names in its own spec has no claim.
 

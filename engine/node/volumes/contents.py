@@ -33,8 +33,8 @@ Files = dict[str, PublishedFile]
 
 
 class Contents(PartlyShown, frozen=True):
-    """The files of a volume; at `renew_at`, a time of the node's steady clock, they change though no object
-    does.
+    """Hold the files of a volume; at `renew_at`, a time of the node's steady clock, they change though no
+    object does.
     """
 
     HIDDEN = frozenset(("files",))
@@ -43,7 +43,9 @@ class Contents(PartlyShown, frozen=True):
 
 
 class ContentSource(msgspec.Struct, frozen=True):
-    """The sources of one pod: the pod, its cluster's objects, and the downward API values of its node."""
+    """Hold the sources of one pod: the pod, its cluster's objects, and the downward API values of its
+    node.
+    """
 
     pod: Pod
     objects: ClusterObjects

@@ -42,7 +42,7 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class _Mounted(msgspec.Struct, frozen=True):
-    """The volume of one pod."""
+    """Hold the volume of one pod."""
 
     pod: Pod
     bound: BoundVolume
