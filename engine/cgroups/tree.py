@@ -422,6 +422,8 @@ class CgroupTree:
             try:
                 _put(control, f"+{controller}")
             except OSError as error:
+                if error.errno == errno.EACCES and controller not in NEEDED:
+                    continue  # a cgroup above the subtree that was delegated to this user, without it
                 raise enable_refused(error, control, controller) from error
         if self.slices is None:
             self._enabled.add(path)
