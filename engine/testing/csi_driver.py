@@ -206,10 +206,13 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         await self._begin("NodeUnpublishVolume", request, context)
         target = Path(request.target_path)
         _hide(target)
-        if target.is_dir() and not target.is_symlink():
-            target.rmdir()
-        elif target.exists():
-            target.unlink()
+        try:
+            if target.is_dir() and not target.is_symlink():
+                target.rmdir()
+            elif target.exists():
+                target.unlink()
+        except OSError as error:  # gRPC logs other exceptions with all that their frames hold
+            await context.abort(grpc.StatusCode.INTERNAL, str(error))
         await self._end("NodeUnpublishVolume", context)
         return wire.NodeUnpublishVolumeResponse()
 

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
+from engine.host.trees import remove_tree
 from engine.node.images import providers
 from engine.testing.csi_driver import SampleCsiDriver
 from engine.wire import csi_v1_pb2 as wire
@@ -191,7 +192,19 @@ def worst_of(victim: Path) -> dict[str, Callable[[Any, Any], Any]]:
             Path(request.target_path).write_text("no directory")
         return wire.NodePublishVolumeResponse()
 
-    return {each.__name__: each for each in (says_much, leaves_a_link, leaves_a_file)}
+    async def leaves_directories(request: Any, context: Any) -> Any:
+        """Nest them deeper than a path may be long."""
+        Path(request.target_path).mkdir(parents=True, exist_ok=True)
+        below = os.open(request.target_path, os.O_RDONLY)
+        for _ in range(200):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir("n" * 100, dir_fd=below)
+            below, above = os.open("n" * 100, os.O_RDONLY, dir_fd=below), below
+            os.close(above)
+        os.close(below)
+        return wire.NodePublishVolumeResponse()
+
+    return {each.__name__: each for each in (says_much, leaves_a_link, leaves_a_file, leaves_directories)}
 
 
 @pytest.mark.parametrize("kind", worst_of(Path()))
@@ -218,8 +231,7 @@ async def test_storage_drivers(member: MakeMember, short: Path, kind: str) -> No
             assert (victim / "file").read_text() == "private"
             driver.worst = None
             for each in (node.agent.root / "pods").glob("*/volumes/kubernetes.io~csi/v/mount"):
-                if each.is_symlink() or each.is_file():
-                    each.unlink()  # what only its maker may take away
+                remove_tree(each)  # what only its maker may take away
             await node.cluster.gone("p")
             assert (victim / "file").read_text() == "private"
             assert "Traceback" not in node.agent.log()

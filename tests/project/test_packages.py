@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -390,6 +391,48 @@ def test_a_lock_file_holds_names_versions_and_hashes_only(name: str) -> None:
     ]
     assert [line for line in lines if not ENTRY.match(line) and not re.match(HASH, line)] == []
     assert len(lines) > len(locked(name)) > 5
+
+
+@pytest.mark.parametrize("name", ["build", "node", "plan", "dev"])
+def test_each_locked_version_has_a_hash(name: str) -> None:
+    lines = (LOCKS / f"{name}.txt").read_text().splitlines()
+    bare = [
+        line
+        for line, after in itertools.pairwise([*lines, ""])
+        if ENTRY.match(line) and not re.match(HASH, after)
+    ]
+    assert bare == []
+
+
+UNLOCKED = ("'atheris>=3'", "'pip-tools>=7.5'")
+"""What `make fuzz` and `make lock` take from the index: no part of what is built or shipped."""
+
+
+def test_make_installs_what_is_locked_and_nothing_else() -> None:
+    text = (ROOT / "Makefile").read_text()
+    assert re.findall(r"^LOCKED := (.*)$", text, re.MULTILINE) == [
+        "$(BIN)/pip install -q --require-hashes --no-deps"
+    ]
+    installing = [line.strip() for line in text.splitlines() if re.search(r"\bpip (install|wheel)\b", line)]
+    others = [
+        line
+        for line in installing
+        if not line.startswith("LOCKED")
+        and "--no-deps" not in line
+        and not any(name in line for name in UNLOCKED)
+    ]
+    assert others == []
+
+
+def test_what_users_install_has_an_upper_bound() -> None:
+    """A major version of a library may take away what is used here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = [
+        *project["dependencies"],
+        *(line for name in ("plan", "claims", "tracing") for line in extras[name]),
+    ]
+    assert [line for line in lines if "<" not in line and "==" not in line] == []
 
 
 HASH = r"    --hash=sha256:[0-9a-f]{64}( \\)?$"
