@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -55,3 +57,20 @@ def test_html_shows_the_first_rows_and_escapes_texts(answer: Answer) -> None:
     assert "<li>a &lt;note&gt;: 2</li>" in text
     assert text.count("<tr>") == 21
     assert f"{len(answer):,} rows" in text
+
+
+PAGE = (Path(__file__).parents[2] / "docs/how-to/notebook.md").read_text()
+CELLS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_worked_notebook_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for cell in CELLS:
+        exec(cell, names)
+        shown = re.findall(r"^# (.*)$", cell, re.MULTILINE)
+        assert capsys.readouterr().out.splitlines() == shown
+    assert (tmp_path / "drain.html").stat().st_size > 10_000
+    assert len(CELLS) == 6
