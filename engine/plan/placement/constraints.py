@@ -7,7 +7,7 @@ pods (`topology`). Source: the v1.36 scheduler's filter plugins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import msgspec
@@ -20,9 +20,9 @@ from engine.api.encoding.json_text import encode_json
 from engine.api.node import Taint
 from engine.api.pod import Pod
 from engine.api.scheduling import NodeSelector
-from engine.plan.placement.topology import Allowed, Nodes, PodTopology, Undecidable, node_labels
+from engine.plan.placement.topology import Allowed, Nodes, PodTopology, Undecidable, node_labels, node_taints
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
-from engine.plan.snapshot.objects import decoded_spec, node_object
+from engine.plan.snapshot.objects import decoded_spec
 
 EFFECTS = ("NoSchedule", "NoExecute")
 CORDON = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
@@ -115,18 +115,19 @@ class Constraints:
         return [dict(labels) for labels in node_labels(self._snapshot)]
 
     @cached_property
+    def all_taints(self) -> list[Sequence[Taint]]:
+        """Return the taints of each node, of every effect."""
+        return node_taints(self._snapshot)
+
+    @cached_property
     def _node_taints(self) -> tuple[list[tuple[Taint, ...]], NDArray[np.int64]]:
         """Return the distinct sets of taints that repel pods, and int64[nodes]: the set of each node."""
         numbers: dict[bytes, int] = {}
         distinct: list[tuple[Taint, ...]] = []
         codes = []
         cordoned = self._snapshot.nodes["unschedulable"].to_pylist()
-        for node in range(self._snapshot.node_count):
-            taints = [
-                taint
-                for taint in node_object(self._snapshot, node).spec.taints or ()
-                if taint.effect in EFFECTS
-            ]
+        for node, all_taints in enumerate(self.all_taints):
+            taints = [taint for taint in all_taints if taint.effect in EFFECTS]
             if cordoned[node]:
                 taints.append(CORDON)
             key = encode_json(taints)

@@ -32,7 +32,7 @@ from engine.plan.placement.constraints import Constraints
 from engine.plan.placement.room import Room
 from engine.plan.placement.topology import Undecidable, spread_selector
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.objects import decoded_spec, node_object
+from engine.plan.snapshot.objects import decoded_spec
 
 MOST: Final = 100
 HOSTNAME: Final = "kubernetes.io/hostname"
@@ -126,8 +126,7 @@ class NodeScores:
         numbers: dict[tuple[tuple[str, str], ...], int] = {}
         distinct: list[tuple[Taint, ...]] = []
         codes = []
-        for node in range(self._snapshot.node_count):
-            taints = node_object(self._snapshot, node).spec.taints or ()
+        for taints in self._constraints.all_taints:
             mine = tuple(taint for taint in taints if taint.effect == "PreferNoSchedule")
             key = tuple((taint.key, taint.value) for taint in mine)
             if key not in numbers:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from engine.admission.selectors import selects_labels
 from engine.api.encoding.json_text import encode_json
+from engine.api.node import Taint
 from engine.api.pod import Pod
 from engine.api.references import LabelSelector, LabelSelectorRequirement
 from engine.api.scheduling import PodAffinity, PodAffinityTerm, TopologySpreadConstraint
@@ -309,9 +310,23 @@ def node_labels(snapshot: Snapshot) -> list[Mapping[str, str]]:
     return [(decoder.decode(text).metadata.labels or {}) if text else {} for text in texts]
 
 
+def node_taints(snapshot: Snapshot) -> list[Sequence[Taint]]:
+    """Return the taints of every node; none if its Node object is unknown."""
+    decoder = msgspec.json.Decoder(_Document)
+    texts = snapshot.nodes["document"].to_pylist()
+    return [(decoder.decode(text).spec.taints or ()) if text else () for text in texts]
+
+
 class _Meta(msgspec.Struct):
     labels: dict[str, str] | None = None
 
 
+class _Spec(msgspec.Struct):
+    taints: list[Taint] | None = None
+
+
 class _Document(msgspec.Struct):
+    """The parts of a Node object that placement needs of every node; amounts would take longest to decode."""
+
     metadata: _Meta = msgspec.field(default_factory=_Meta)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
