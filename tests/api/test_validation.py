@@ -261,6 +261,122 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+NODES = f", affinity: {{nodeAffinity: {{{REQUIRED}: {{nodeSelectorTerms: [{{%s}}]}}}}}}"
+PODS = f", affinity: {{podAffinity: {{{REQUIRED}: [{{topologyKey: k, %s}}]}}}}"
+RULE = "{action: Restart, exitCodes: {operator: In, values: [%s]}}"
+VOLUME = ", volumes: [{name: v, %s}]"
+MOUNTS = ", volumeMounts: [%s]"
+HOST_PROCESS = "securityContext: {windowsOptions: {hostProcess: %s}}"
+
+REFUSED += [
+    (
+        {"spec": NODES % "matchFields: [{key: metadata.name, operator: In, values: [a, b]}]"},
+        "values: expected one",
+    ),
+    ({"spec": NODES % "matchExpressions: [{key: a, operator: In}]"}, "values: expected at least one"),
+    (
+        {"spec": NODES % "matchExpressions: [{key: a, operator: Gt, values: ['1', '2']}]"},
+        "values: expected one",
+    ),
+    (
+        {
+            "spec": PODS % "labelSelector: {matchLabels: {a: b}, matchExpressions: [{key: a, operator: In, "
+            "values: [b]}]}, matchLabelKeys: [a]"
+        },
+        "matchLabelKeys: 'a' is a key",
+    ),
+    (
+        {"spec": PODS % "labelSelector: {}, matchLabelKeys: [a], mismatchLabelKeys: [a]"},
+        "matchLabelKeys: 'a' is one of mismatchLabelKeys",
+    ),
+    (
+        {
+            "spec": ", topologySpreadConstraints: [{maxSkew: 1, topologyKey: k, minDomains: 2, "
+            "whenUnsatisfiable: ScheduleAnyway}]"
+        },
+        "minDomains: requires whenUnsatisfiable",
+    ),
+    ({"spec": ", containers: []"}, "spec.containers: expected at least one"),
+    ({"spec": ", initContainers: [{name: c, image: i}]"}, "'c' is already the name of another"),
+    ({"spec": ", containers: [{name: c, image: ' i'}]"}, "image: must not begin or end with white space"),
+    (
+        {
+            "container": MOUNTS % "{name: v, mountPath: /a}, {name: v, mountPath: /a}",
+            "spec": VOLUME % "emptyDir: {}",
+        },
+        "'/a' is mounted twice",
+    ),
+    (
+        {
+            "container": MOUNTS % "{name: v, mountPath: /a, readOnly: true, recursiveReadOnly: Enabled, "
+            "mountPropagation: HostToContainer}",
+            "spec": VOLUME % "emptyDir: {}",
+        },
+        "recursiveReadOnly: must not be set with mountPropagation",
+    ),
+    ({"container": f", restartPolicyRules: [{RULE % 1}]"}, "must specify restartPolicy when restart rules"),
+    (
+        {"container": f", restartPolicy: Never, restartPolicyRules: [{', '.join([RULE % 1] * 21)}]"},
+        "restartPolicyRules: expected at most 20",
+    ),
+    (
+        {"container": ", restartPolicy: Never, restartPolicyRules: [{action: Restart}]"},
+        "exitCodes: must be specified",
+    ),
+    (
+        {
+            "container": ", restartPolicy: Never, restartPolicyRules: "
+            f"[{RULE % ', '.join(map(str, range(256)))}]"
+        },
+        "exitCodes.values: expected at most",
+    ),
+    (
+        {"spec": f", dnsConfig: {{searches: [{', '.join(f's{number}' for number in range(33))}]}}"},
+        "searches: at most 32",
+    ),
+    ({"metadata": ", uid: 'a b'"}, "metadata.uid: expected letters"),
+    ({"container": ", livenessProbe: {}"}, "expected exactly one handler"),
+    ({"container": f", livenessProbe: {{{PROBE}, tcpSocket: {{port: 1}}}}"}, "expected exactly one handler"),
+    ({"container": ", livenessProbe: {exec: {command: []}}"}, "exec.command: expected a command"),
+    (
+        {"container": ", resources: {requests: {example.com/x: 1}, limits: {example.com/x: 2}}"},
+        "requests.example.com/x: expected to equal the limit 2",
+    ),
+    ({"container": ", resources: {limits: {cpu: 10E}}"}, "does not fit in 64 bits"),
+    (
+        {
+            "container": ", securityContext: {allowPrivilegeEscalation: false, "
+            "capabilities: {add: [CAP_SYS_ADMIN]}}"
+        },
+        "with the capability CAP_SYS_ADMIN",
+    ),
+    (
+        {"spec": ", volumes: [{name: v, emptyDir: {}}, {name: v, emptyDir: {}}]"},
+        "already the name of another volume",
+    ),
+    ({"spec": VOLUME % "fc: {targetWWNs: [a], lun: 256}"}, "lun: expected 0 to 255, got 256"),
+    (
+        {
+            "spec": VOLUME % "projected: {sources: [{downwardAPI: {items: [{path: a, fieldRef: {fieldPath: "
+            "metadata.name}}]}}, {downwardAPI: {items: [{path: a, fieldRef: {fieldPath: metadata.name}}]}}]}"
+        },
+        "'a' is the path of two files",
+    ),
+    ({"spec": ", os: {name: windows}, hostUsers: true"}, "spec.hostUsers: must not be set for a Windows pod"),
+    (
+        {"spec": ", os: {name: windows}, securityContext: {sysctls: [{name: kernel.sem, value: '1'}]}"},
+        "securityContext.sysctls: must not be set for a Windows pod",
+    ),
+    (
+        {
+            "spec": ", os: {name: windows}, hostNetwork: true, containers: [{name: d, image: i}, "
+            f"{{name: c, image: i, {HOST_PROCESS % 'true'}}}]"
+        },
+        "either all containers or none are hostProcess",
+    ),
+]
+
+
 @pytest.mark.parametrize(("parts", "names"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
 def test_is_refused(parts: dict[str, str], names: str) -> None:
     said = found(pod(**parts))
