@@ -8,6 +8,7 @@ Source: the API conventions for `resource.Quantity`; pinned by `tests/conformanc
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from engine.api.errors import InvalidInput
@@ -22,6 +23,8 @@ MOST_DIGITS: Final = 18
 
 _SHAPE = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([eEinumkKMGTP]*[+-]?[0-9]*)")
 _LONGEST = 512
+_KEPT: Final = 1024
+"""Amounts that are kept to be shared: the pods of a node mostly have the same few."""
 _EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
@@ -85,20 +88,7 @@ class Quantity:
 
         Raises `QuantityError`.
         """
-        match = _SHAPE.fullmatch(text) if len(text) <= _LONGEST else None
-        if not text or match is None:
-            raise QuantityError("format", text)
-        sign, whole, fraction, suffix = match.groups(default="")
-        base, exponent, family = _interpret(suffix, text)
-        whole = whole.lstrip("0")
-        digits = int(whole + fraction or "0")
-        nano = _scale_to_nano(digits, len(fraction), base, exponent)
-        if family == BINARY_SI:
-            nano = min(nano, MAX_BINARY)
-            if 0 < nano < NANO:
-                family = DECIMAL_SI
-        echoed = _is_echoed(digits, whole, fraction, base, exponent)
-        return cls(-nano if sign == "-" else nano, family, text if echoed else None, text)
+        return _parsed(text)
 
     @classmethod
     def from_value(cls, value: int, format: str = DECIMAL_SI) -> Quantity:
@@ -186,6 +176,24 @@ class Quantity:
 
 
 ZERO: Final = Quantity()
+
+
+@lru_cache(_KEPT)
+def _parsed(text: str) -> Quantity:
+    match = _SHAPE.fullmatch(text) if len(text) <= _LONGEST else None
+    if not text or match is None:
+        raise QuantityError("format", text)
+    sign, whole, fraction, suffix = match.groups(default="")
+    base, exponent, family = _interpret(suffix, text)
+    whole = whole.lstrip("0")
+    digits = int(whole + fraction or "0")
+    nano = _scale_to_nano(digits, len(fraction), base, exponent)
+    if family == BINARY_SI:
+        nano = min(nano, MAX_BINARY)
+        if 0 < nano < NANO:
+            family = DECIMAL_SI
+    echoed = _is_echoed(digits, whole, fraction, base, exponent)
+    return Quantity(-nano if sign == "-" else nano, family, text if echoed else None, text)
 
 
 def _interpret(suffix: str, text: str) -> tuple[int, int, str]:

@@ -9,6 +9,7 @@ import msgspec
 
 from engine.api.documents import parse_pods
 from engine.api.pod import Pod
+from engine.api.quantity import Quantity
 from engine.api.struct import Struct, forget_empty
 from engine.node.sources.static_pods import static_pod
 
@@ -88,3 +89,9 @@ def read(text: bytes) -> Pod:
     return static_pod(
         manifest, node_name="node", origin="web.yaml", seen_at=0, uid_of=lambda pod, digest, new: new()
     )
+
+
+def test_pods_share_equal_amounts():
+    """Each further pod of a node would hold about 1 KB for the same few amounts."""
+    assert Quantity.parse("250m") is Quantity.parse("250m")
+    assert Quantity.parse("64Mi").in_milli() is Quantity.parse("64Mi")

@@ -67,14 +67,15 @@ class PodSync:
     """Sync one pod. `made_room` is called when the pod holds less.
 
     `recorded` tells whether the termination record says that the pod has ended for good; `volumes_removed` is
-    set when it has no volume left.
+    done when it has no volume left.
     """
 
     def __init__(
         self, state: PodState, services: Services, operations: PodOperations, *, made_room: Callable[[], None]
     ) -> None:
         self.recorded = state.life.final
-        self.volumes_removed = asyncio.Event()
+        # A future, because an event would hold 760 bytes for each pod's life.
+        self.volumes_removed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._state = state
         self._services = services
         self._operations = operations
@@ -400,9 +401,9 @@ class PodSync:
         """Unmount and remove the volumes of an ended pod, which would occupy memory or disk. Raises
         `Refused`.
         """
-        if not self.volumes_removed.is_set():
+        if not self.volumes_removed.done():
             await self._services.volumes.manager.remove_volumes(self._state.pod.uid)
-            self.volumes_removed.set()
+            self._note_volumes_removed()
 
     async def clean_up(self) -> None:
         """Remove the cgroup and the volumes; dead containers can wait. Raises `Refused`."""
@@ -412,7 +413,11 @@ class PodSync:
         services.allocations.cgroups.remove_pod(uid)
         await services.volumes.manager.tear_down(uid)
         services.records.forget(uid)
-        self.volumes_removed.set()
+        self._note_volumes_removed()
+
+    def _note_volumes_removed(self) -> None:
+        if not self.volumes_removed.done():
+            self.volumes_removed.set_result(None)
 
     async def sync_terminated(self) -> None:
         """Remove everything of the pod from the node. Raises `Refused` naming what could not be removed."""

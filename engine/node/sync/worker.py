@@ -197,7 +197,7 @@ class PodWorker:
 
     async def wait_volumes_removed(self) -> None:
         """Return when a pod that has ended no longer has a volume."""
-        await self._sync.volumes_removed.wait()
+        await asyncio.shield(self._sync.volumes_removed)
 
     async def wait_stopped(self) -> None:
         """Wait until nothing of a terminating pod runs. Raises the first refusal."""
