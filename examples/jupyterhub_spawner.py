@@ -48,6 +48,8 @@ EVICTABLE = {"kubernetes.io/config.source": "api"}
 """Makes a manifest the pod of an API server: static pods are critical, and never evicted."""
 CONTAINER = "server"
 POLL_SECONDS = 0.1
+SETTLE_SECONDS = 2.0
+"""The reason of an eviction follows the end of the containers."""
 
 
 class SpawnFailed(Exception):
@@ -109,13 +111,13 @@ class KubengineSpawner(Spawner):
                     raise SpawnFailed(reason)
                 status = pod["status"]
                 if status.get("phase") == "Running" and status.get("podIP"):
-                    self.ended = ""
                     self.log.info("server of %s is at %s port %d", self._log_name, status["podIP"], self.port)
                     return status["podIP"], self.port
             await asyncio.sleep(POLL_SECONDS)
 
     async def stop(self, now: bool = False) -> None:
         """End the server; it gets its grace period."""
+        self.ended = ""
         await self._remove_pod(await self._node())
 
     async def poll(self) -> int | None:
@@ -126,9 +128,11 @@ class KubengineSpawner(Spawner):
         pod = self._pod(node)
         if pod is None:
             return None  # the agent has just started, and has not read the manifest yet
-        if reason := reason_of_end(pod):
-            self.ended = reason
-            self.log.warning("server of %s: %s", self._log_name, reason)
+        if reason_of_end(pod):
+            await asyncio.sleep(SETTLE_SECONDS)
+            pod = self._pod(node) or pod
+            self.ended = reason_of_end(pod)
+            self.log.warning("server of %s: %s", self._log_name, self.ended)
             await self._remove_pod(node)
             return exit_code(pod)
         await self._reclaim_if_idle(node, pod)

@@ -56,6 +56,7 @@ c.JupyterHub.hub_connect_ip = "{gateway}"
 c.JupyterHub.db_url = "sqlite:///{directory}/hub.sqlite"
 c.JupyterHub.cookie_secret_file = "{directory}/cookie_secret"
 c.JupyterHub.cleanup_servers = False
+c.JupyterHub.tornado_settings = {{"slow_spawn_timeout": 0}}  # a request does not wait for the server
 c.JupyterHub.services = [{{"name": "test", "api_token": "{token}"}}]
 c.JupyterHub.load_roles = [{{"name": "test", "services": ["test"],
     "scopes": ["admin:users", "admin:servers", "access:servers", "read:hub", "shutdown"]}}]
