@@ -85,3 +85,14 @@ OS_SELECTOR: Final = WrongOS(
     OS_SELECTOR_REASON, "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label"
 )
 OS_FIELD: Final = WrongOS(OS_FIELD_REASON, "Failed to admit pod as the OS field doesn't match node OS")
+
+_PREEMPTION: Final = "attempting to recover from admission failure"
+"""Part of the message of a critical pod for which not enough can be preempted."""
+
+
+def is_of_predicates(reason: str, message: str) -> bool:
+    """Tell whether predicates or preemption refused a pod, not the managers of devices, CPUs and memory."""
+    if reason == UNEXPECTED:
+        return _PREEMPTION in message
+    known = (NODE_AFFINITY, NODE_NAME, NODE_PORTS, TAINT)
+    return reason.startswith("OutOf") or reason in [failure.reason for failure in known]

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from engine.admission.admitted import NodeAllocations
 from engine.admission.decision import Preemption
 from engine.admission.preemption import POLICIES
 from engine.admission.verdict import Verdict, decide
-from engine.api.decisions import Decisions
+from engine.api.decisions import Decisions, Measured
 from engine.api.defaults import apply_defaults
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput, KubengineError
@@ -74,6 +74,7 @@ class Admission:
                 f"expected one of {', '.join(POLICIES)}, got {self._section.policy!r}",
                 subject="preemption.policy",
             )
+        self._node, self._node_recorded = node, False
         self.admitted = NodeAllocations(node, pods)
         admission_section = admission_section or AdmissionSection()
         self.patience: float = admission_section.patience
@@ -97,7 +98,10 @@ class Admission:
 
     def set_node(self, node: Node) -> None:
         """Set changed allocatable, labels or taints, which count for later pods."""
+        before, self._node = self.admitted.node, node
         self.admitted.set_node(node)
+        if self.admitted.node is not before:
+            self._node_recorded = False
 
     def add(self, pod: Pod) -> None:
         """Add a pod that is already on the node, whether or not it fits; a known one is updated (resize)."""
@@ -105,15 +109,35 @@ class Admission:
             self.admitted.update(pod)
         elif self.admitted.find(pod.uid) is None:
             self.admitted.add(pod)
+        self._measured("added", lambda: {"pod": pod}, pod)
 
     def terminating(self, uid: str) -> None:
         """Stop counting a pod that will end; others still wait for what it holds."""
         self.admitted.terminating(uid)
+        self._measured("leaves", dict, uid=uid)
 
     def remove(self, uid: str) -> None:
         """Remove a pod that has ended; an unknown one is fine."""
         self.admitted.remove(uid)
+        self._measured("removed", dict, uid=uid)
         self._notify()
+
+    def arrives(self, pod: Pod) -> None:
+        """Tell a record that a pod is judged from here on."""
+        self._measured("arrives", lambda: {"pod": pod}, pod)
+
+    def _measured(
+        self, name: str, inputs: Callable[[], Mapping[str, Any]], pod: Pod | None = None, *, uid: str = ""
+    ) -> None:
+        """Tell a record what happens to a pod, after the node as it is then."""
+        tell = self._decisions.record_measured
+        if tell is None:
+            return
+        if not self._node_recorded:
+            self._node_recorded = True
+            tell(Measured("node", "node", inputs={"node": self._node}))
+        whose, uid = (pod.full_name, pod.uid) if pod is not None else ("", uid)
+        tell(Measured("pod", name, pod=whose, uid=uid, inputs=inputs()))
 
     async def wait_for_room(self, pod: Pod, report: ReportWaiting = report_nothing) -> None:
         """Return when no terminating pod holds what a reserved pod needs, so that it may start.
@@ -172,6 +196,7 @@ class Admission:
 
         From here on, its victims no longer count and it does.
         """
+        self._measured("judged", dict, pod)
         if self.admitted.expect_if_it_fits(pod):
             return Verdict(pod.full_name, True, is_critical(pod))
         try:
@@ -191,6 +216,7 @@ class Admission:
         """Release a reserved pod that will not come; none of its victims has been ended."""
         for victim in verdict.victims:
             self.admitted.stay(victim)
+            self._measured("stays", dict, uid=victim)
         self.remove(uid)
 
     async def make_room(self, verdict: Verdict) -> None:
@@ -231,6 +257,7 @@ class Admission:
             log.error("pod %s could not be preempted: %s", pod.full_name, why)
             self._decisions.pod(pod, "preemption", "failed", str(why), inputs)
             self.admitted.stay(pod.uid)
+            self._measured("stays", dict, pod)
             self._notify()
             return
         self._preemptions.inc(preemption.requirements[0][0] if preemption.requirements else "")

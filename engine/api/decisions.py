@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -92,8 +92,26 @@ class _Series(NamedTuple):
             )
 
 
+class Measured(NamedTuple):
+    """What a decision was computed from, for a record that can repeat it.
+
+    `stream` and `name` say which measurement it is. `values` are integers, one or more for each of the keys.
+    """
+
+    stream: str
+    name: str
+    keys: str = ""
+    values: Sequence[int] = ()
+    pod: str = ""
+    uid: str = ""
+    inputs: Mapping[str, Any] = {}
+
+
 class Decisions:
-    """Record the decisions of all packages and hold the last `capacity`. Recording never waits nor fails."""
+    """Record the decisions of all packages and hold the last `capacity`. Recording never waits nor fails.
+
+    `record_measured`, if somebody keeps measurements, takes each of them in the order of the decisions.
+    """
 
     def __init__(self, clock: Callable[[], float], capacity: int = CAPACITY) -> None:
         self._clock = clock
@@ -102,6 +120,7 @@ class Decisions:
         self._held = 0
         self._number = 0
         self._news: asyncio.Event | None = None
+        self.record_measured: Callable[[Measured], None] | None = None
 
     def pod(
         self,

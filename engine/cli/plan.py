@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -60,8 +60,8 @@ def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that control where the answer goes and how it is computed."""
+def answer_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that control where the answer goes."""
     for option in reversed(
         (
             click.option("-o", "--output", default="", help="File; its suffix gives the format."),
@@ -84,6 +84,16 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="DECISIONS",
                 help="Exit status 1 if the answer has rows of these (evict,oom-kill).",
             ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that control where the answer goes and how it is computed."""
+    for option in reversed(
+        (
             click.option("--only", "only", multiple=True, help="Only these nodes: names or patterns."),
             click.option(
                 "--node-selector-labels",
@@ -102,7 +112,7 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
         )
     ):
         function = option(function)
-    return function
+    return answer_options(function)
 
 
 def opened(options: dict[str, Any]) -> Cluster:
@@ -155,12 +165,14 @@ def report_faults(faults: FaultLog, what: str = "were left out of the snapshot")
         click.echo(f"  {line}", err=True)
 
 
-def deliver(answer: Answer, cluster: Cluster, asked: dict[str, Any], options: dict[str, Any]) -> None:
-    """Write an answer as the options say."""
+def deliver(
+    answer: Answer, meta: Mapping[str, object], asked: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Write an answer as the options say; `meta` describes what was asked."""
     if options["as_json"] and options["format_"] not in (None, "json"):
         raise InvalidInput(f"contradicts --format {options['format_']}", subject="--json")
     format = format_for(options["output"], "json" if options["as_json"] else options["format_"] or "")
-    source = provenance(cluster.meta, asked)
+    source = provenance(meta, asked)
     if format == "html":
         from engine.plan.report import write_report
 
@@ -213,7 +225,7 @@ def verb(name: str) -> click.Command:
                 dask=options["dask"],
                 step=step,
             )
-        deliver(answer, cluster, {"question": name, "parameters": given}, options)
+        deliver(answer, cluster.meta, {"question": name, "parameters": given}, options)
 
     decorated = parameter_options(asked.parameters)(output_options(source_options(run)))
     help = f"{asked.summary}\n\n{inspect.cleandoc(asked.function.__doc__ or '')}\n\n{SNAPSHOT_HELP}"
@@ -224,7 +236,7 @@ class _PlanGroup(click.Group):
     """List question and file commands; a command that is not a question is imported when it is called."""
 
     COMPARISONS = ("diff", "compare")
-    FILES = ("snapshot", "history", "synth", "place", "run", "schema")
+    FILES = ("snapshot", "history", "synth", "place", "replay", "run", "schema")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*QUESTIONS, *self.COMPARISONS, *self.FILES]
@@ -240,7 +252,7 @@ class _PlanGroup(click.Group):
             return verb(cmd_name)
         if cmd_name in (*self.COMPARISONS, *self.FILES):
             commands: dict[str, click.Command] = {}
-            for module in ("plan_files", "plan_history", "plan_scenarios"):
+            for module in ("plan_files", "plan_history", "plan_replay", "plan_scenarios"):
                 commands |= import_module(f"engine.cli.{module}").COMMANDS
             return commands.get(cmd_name)
         return None

@@ -37,7 +37,7 @@ def run(context: click.Context, /, file: str, **options: Any) -> None:
         outcome = plan.run(cluster, shard_pods=options["shard_pods"], dask=options["dask"], step=step)
     asked = {"file": file, "points": [name for _, name, _ in outcome.points], "seed": plan.file.seed}
     asked["failures"] = [f"{failure.scenario}: {failure.message}" for failure in outcome.failures]
-    deliver(outcome.answer, cluster, asked, options)
+    deliver(outcome.answer, cluster.meta, asked, options)
     for failure in outcome.failures:
         click.echo(f"failed: {failure.scenario}: {failure.message}", err=True)
     checked = sum(len(scenario.fail_if) for scenario in plan.file.scenarios)
@@ -83,7 +83,7 @@ def diff(question: str, common: str, side_a: str, side_b: str, **options: Any) -
             for parameters in asked_of
         ]  # fmt: skip
     asked = {"question": question, "with": base, "a": sides[0], "b": sides[1]}
-    deliver(difference(*answers), cluster, asked, options)
+    deliver(difference(*answers), cluster.meta, asked, options)
 
 
 @click.command()
@@ -115,7 +115,9 @@ def compare(a: str, b: str, questions: tuple[str, ...], common: str, **options: 
             answers = [ask(cluster, name, parameters, selection=selection, step=step) for cluster in clusters]
             parts.append(difference(*answers).named(name))
     answer = replace(joined(parts), headline=found.headline)
-    deliver(answer, clusters[1], {"question": "compare", "a": a, "b": b, "ask": list(questions)}, options)
+    deliver(
+        answer, clusters[1].meta, {"question": "compare", "a": a, "b": b, "ask": list(questions)}, options
+    )
 
 
 def _parameters(question: str, given: dict[str, Any], option: str) -> msgspec.Struct:

@@ -12,12 +12,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from engine.api.decisions import Measured
 from engine.api.duration import RetryDelays
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING
@@ -242,7 +243,9 @@ class EvictionManager:
             return []
         pods = list(self._active_pods())
         observations = self.reader.read(self._monotonic())
-        seen = self.tracker.update(observations, self._monotonic())
+        now = self._monotonic()
+        seen = self.tracker.update(observations, now)
+        self._record_signals(observations, now)
         self._announce(seen)
         self._notifiers.arm(observations)
         if self._config.local_storage_capacity_isolation and self._limits_due():
@@ -256,11 +259,36 @@ class EvictionManager:
         self._recorder.node(WARNING, "EvictionThresholdMet", f"Attempting to reclaim {resource}")
         # Unused images and dead containers go first: no pod has to end for them.
         if await self._cleanup.relieves(threshold.signal):
+            self._measured("relieved", threshold.signal)
             return []
         if not pods:
             log.warning("the node is low on %s and has no pod to evict", resource)
             return []
         return await self._evict_one(threshold, seen, observations, pods)
+
+    def _record_signals(self, observations: Observations, now: float) -> None:
+        """Tell a record the signals of a round: the time of the round and of the reading in monotonic
+        microseconds, then what is available and the capacity of each.
+        """
+        if self._decisions.record_measured is None or not observations:
+            return
+        values = [round(now * 1e6), *(round(one.at * 1e6) for one in islice(observations.values(), 1))]
+        for one in observations.values():
+            values += (one.available, one.capacity)
+        layout = self.reader.layout if self._layout_known else ""
+        self._measured(f"signals {layout}".rstrip(), " ".join(observations), values)
+
+    def _record_ranking(self, threshold: Threshold, pods: Sequence[Pod], ranked: Ranking) -> None:
+        """Tell a record what each pod used when it was ranked, -1 for a pod without statistics."""
+        if self._decisions.record_measured is None:
+            return
+        used = {pod.uid: amount for pod, amount in ranked}
+        values = [-1 if (amount := used[pod.uid]) is None else amount for pod in pods]
+        self._measured(f"ranking {threshold.signal}", " ".join(pod.uid for pod in pods), values)
+
+    def _measured(self, name: str, keys: str, values: Sequence[int] = ()) -> None:
+        if self._decisions.record_measured is not None:
+            self._decisions.record_measured(Measured("pressure", name, keys, values))
 
     def _check_contention(self) -> None:
         changed = [
@@ -299,10 +327,12 @@ class EvictionManager:
             pods = causes(pods, stalls)
         usage = await self.meter.whole(pods) if disk else self.meter.quick(pods)
         ranked = self._ranked(threshold.signal, pods, usage)
+        self._record_ranking(threshold, pods, ranked)
         # Measuring disk usage takes seconds, in which an earlier victim may have freed enough.
         if self.section.recheck_before_evict:
             again = self.reader.read(self._monotonic())
             if not pressure.met(seen.act_on, again, reclaimed=True):
+                self._measured("recovered", threshold.signal)
                 log.info("%s recovered before a pod was evicted", threshold.signal)
                 return []
         now = self._monotonic()

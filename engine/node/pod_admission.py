@@ -134,6 +134,7 @@ class PodAdmission:
 
     def judge(self, pod: Pod) -> Verdict:
         """Decide, and count the pod. Raises `AdmissionRejected`, after which the pod holds nothing."""
+        self._admission.arrives(pod)
         # Questions about the whole node come first: a pod that they reject claims no devices or victims.
         self._shutting_down()
         self._eviction.admit(pod)

@@ -115,7 +115,7 @@ class RunningNode:
         self._events = NodeEvents(context.recorder, context.name, context.root / "boot_id")
         self._reconciler = context.tasks.task("cgroup-reconcile")
         self._pod_cidr = PodCidr(runtime, context.tasks, context.config.pod_cidr)
-        self._decision_keepers = decision_keepers(context)
+        self._decision_keepers = decision_keepers(context, self.usage)
         self._addresses = HostAddresses(
             context.name,
             options.node_ips,

@@ -41,7 +41,7 @@ class Record(msgspec.Struct):
 
     def _segment(self, segment: Path) -> Iterator[RecordRow]:
         try:
-            data = _content(segment)
+            data = segment_content(segment)
         except OSError as error:
             self.gaps.append(f"{segment.name}: cannot be read: {error.strerror}")
             return
@@ -60,7 +60,7 @@ class Record(msgspec.Struct):
         )
 
 
-def _content(segment: Path) -> bytes:
+def segment_content(segment: Path) -> bytes:
     """Return the bytes of a regular file; anything else could keep the reader waiting."""
     with open(segment, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

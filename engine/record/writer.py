@@ -1,7 +1,8 @@
 """Append rows to a record, once a second. A process that is killed loses at most the last second.
 
-A record is a directory of segments, `<Unix milliseconds>.krec`. A segment that is full, or a day old, is
-closed, and the oldest are removed while the directory is larger or older than allowed. Rows that cannot be
+A record is a directory of segments, `<Unix milliseconds>.krec`. A segment that is full, or an hour old, is
+closed and written again in fewer blocks, and the oldest are removed while the directory is larger or older
+than allowed. Rows that cannot be
 written, as on a full disk, are kept for a while and then dropped; the record itself says how many, from when
 to when, and why.
 """
@@ -21,7 +22,7 @@ from typing import Final
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import RecordSection
 from engine.api.quantity import decimal
-from engine.record.blocks import RecordRow, encode_block
+from engine.record.blocks import RecordRow, TornRecord, decode_blocks, encode_block
 
 SUFFIX: Final = ".krec"
 STREAM: Final = "record"
@@ -30,8 +31,12 @@ FLUSH_SECONDS: Final = 1.0
 MOST_WAITING: Final = 20_000
 """Rows that wait for a disk that takes none."""
 SEGMENTS: Final = 8
-SEGMENT_SECONDS: Final = 86_400.0
+SEGMENT_SECONDS: Final = 3600.0
+BLOCK_ROWS: Final = 4096
+"""Rows of a block of a closed segment."""
 LEAST_BYTES: Final = 64 * 1024
+_PACKED: Final = ".packed"
+"""Suffix of a closed segment while it is written again; a file that is left over is removed at a start."""
 _OPEN: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 log = logging.getLogger("kubengine.record")
@@ -65,6 +70,8 @@ class RecordWriter:
         """Make the directory. Raise `Refused` if it cannot be made."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for left in self.directory.glob(f"*{_PACKED}"):
+                left.unlink()
         except OSError as error:
             text = f"cannot be made: {error.strerror}"
             raise Refused(text, subject=str(self.directory), errno=error.errno) from None
@@ -145,6 +152,8 @@ class RecordWriter:
             old = not 0 <= now - self._segment_began < min(SEGMENT_SECONDS, self._most_age)
             if not (full or old):
                 return segment
+        if segment is not None:
+            _pack(segment)
         latest = max((began_at(path) for path in segments(self.directory)), default=0.0)
         name = max(round(now * 1000), round(latest * 1000) + 1)
         self._segment = self.directory / f"{name:015d}{SUFFIX}"
@@ -164,6 +173,26 @@ class RecordWriter:
             with suppress(OSError):
                 path.unlink()
             total -= sizes[path]
+
+
+def _pack(segment: Path) -> None:
+    """Write a closed segment again with large blocks, which take less space and are read faster.
+
+    A segment that cannot be read or written stays as it is.
+    """
+    packed = segment.with_suffix(_PACKED)
+    try:
+        rows = [row for block in decode_blocks(segment.read_bytes()) for row in block]
+        blocks = (encode_block(rows[at : at + BLOCK_ROWS]) for at in range(0, len(rows), BLOCK_ROWS))
+        with open(packed, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            for block in blocks:
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        packed.replace(segment)
+    except (OSError, TornRecord):
+        with suppress(OSError):
+            packed.unlink()
 
 
 def record_writer(section: RecordSection, clock: Callable[[], float]) -> RecordWriter:

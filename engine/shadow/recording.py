@@ -133,12 +133,22 @@ def _standing(pod: Pod) -> tuple[str, str, str]:
 
 
 def _use(seen: Observation) -> Iterator[RecordRow]:
+    """Yield the signals and what pods use, in the form of the agent's record; -1 if it is not known."""
     if seen.use is None:
         return
-    signals = {name: [one.available, one.capacity] for name, one in observations(seen.use, seen.now).items()}
-    yield RecordRow(time=seen.at, stream="pressure", name="signals", inputs=signals)
-    pods = {uid: [use.memory, use.storage, use.processes] for uid, use in seen.use.pods.items()}
-    yield RecordRow(time=seen.at, stream="use", name="pods", inputs=pods)
+    told = observations(seen.use, seen.now)
+    at = round(seen.now * 1e6)
+    values = [at, at, *(amount for one in told.values() for amount in (one.available, one.capacity))]
+    yield RecordRow(time=seen.at, stream="pressure", name="signals", text=" ".join(told), values=values)
+    pods = seen.use.pods
+    used = [
+        -1 if amount is None else amount
+        for use in pods.values()
+        for amount in (use.memory, use.storage, use.processes)
+    ]
+    yield RecordRow(
+        time=seen.at, stream="use", name="pods memory storage processes", text=" ".join(pods), values=used
+    )
 
 
 def _row(

@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shadow": BASE | DECISION_PACKAGES | {"host", "wire", "cri", "cluster", "dra", "node", "record"},
     "bench": {"api", "host", "wire", "cri", "cluster"},
     "server": {"api", "metrics", "host", "node", "transport", "_fast"},
-    "plan": BASE | DECISION_PACKAGES | {"host", "cluster"},
+    "plan": BASE | DECISION_PACKAGES | {"host", "cluster", "record"},
 }
 
 
@@ -144,6 +144,7 @@ PLAN_LAYERS: dict[str, set[str]] = {
     "rightsizing": {"eviction", "history", "reading", "snapshot"},
     "rollout": {"snapshot"},
     "answers": set(),
+    "replay": {"answers", "eviction", "rollout"},
     "questions": {
         "claims",
         "snapshot",

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 from engine.api.errors import InvalidInput, Refused
 from engine.record import blocks
-from engine.record.blocks import MAGIC, RecordRow, TornRecord, decode_blocks, encode_block
+from engine.record.blocks import (
+    MAGIC,
+    RecordRow,
+    TornRecord,
+    decode_blocks,
+    encode_block,
+    rows_of_body,
+    whole_blocks,
+)
 from engine.record.reader import Record
 from engine.record.writer import LEAST_BYTES, MOST_WAITING, SUFFIX, RecordWriter, segments
 from tests.no_files import NO_FILES, make_no_file
@@ -28,6 +36,7 @@ rows = st.builds(
     time=st.integers(0, 2**42).map(lambda ms: ms / 1000),
     stream=texts, name=texts, text=texts, pod=texts, uid=texts, container=texts,
     inputs=st.dictionaries(texts, st.integers(-5, 5) | texts | st.none(), max_size=2),
+    values=st.lists(st.integers(-(2**62), 2**62 - 1), max_size=3).map(tuple),
 )  # fmt: skip
 
 
@@ -62,6 +71,57 @@ def said(record: Record) -> list[str]:
 def test_blocks_hold_what_was_put_in(written: list[list[RecordRow]]) -> None:
     data = b"".join(map(encode_block, written))
     assert list(decode_blocks(data)) == written
+
+
+@given(st.lists(rows, min_size=1, max_size=20), st.data())
+def test_some_rows_of_a_block_are_read_alone(written: list[RecordRow], data: st.DataObject) -> None:
+    keys = [(row.stream, row.name, row.text) for row in written]
+    chosen = data.draw(st.sets(st.sampled_from(keys)))
+    wanted = [at for at, key in enumerate(keys) if key in chosen]
+    ((_, body),) = whole_blocks(encode_block(written))
+    assert list(rows_of_body(body, wanted)) == [(at, written[at]) for at in wanted]
+
+
+def test_a_closed_segment_is_written_again_in_few_blocks(tmp_path: Path, clock: Clock) -> None:
+    recorder = writer(tmp_path, clock, max_bytes=1 << 24)
+    for number in range(200):
+        recorder.add(msgspec.structs.replace(row(f"row {number}"), values=(number, 5)))
+        recorder.flush()
+    (first,) = segments(tmp_path)
+    before = list(Record(tmp_path).rows())
+    size = first.stat().st_size
+    clock.now += 3601
+    recorder.add(row("in the next"))
+    recorder.flush()
+    assert len(segments(tmp_path)) == 2
+    assert first.stat().st_size < size / 5
+    assert len(list(whole_blocks(first.read_bytes()))) == 1
+    assert list(Record(tmp_path).rows())[: len(before)] == before
+
+
+@pytest.mark.parametrize("fault", ["torn", "full"])
+def test_a_segment_that_cannot_be_written_again_stays(
+    fault: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = writer(tmp_path, clock, max_bytes=1 << 24)
+    for number in range(3):
+        recorder.add(row(f"row {number}"))
+        recorder.flush()
+    (first,) = segments(tmp_path)
+    if fault == "torn":
+        os.truncate(first, first.stat().st_size - 3)
+    before = first.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("engine.record.writer.os.fsync", full)
+    clock.now += 3601
+    recorder.add(row("in the next"))
+    recorder.flush()
+    assert first.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".krec"] == []
+    assert "in the next" in said(Record(tmp_path))
 
 
 @given(st.lists(rows, min_size=1, max_size=3), st.data())

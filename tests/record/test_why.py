@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from engine.api.decisions import Decisions
-from engine.api.events import WARNING, EventRecorder
-from engine.api.kubengine_config import RecordSection
+from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Measured
+from engine.api.errors import Unavailable
+from engine.api.events import WARNING
+from engine.api.kubengine_config import KubengineConfiguration, RecordSection
 from engine.cli import _kubengine
-from engine.host.tasks import Tasks
+from engine.host.node_context import NodeContext
 from engine.node.decisions.recorder import NodeRecorder
+from engine.node.stats.used import NodeUsage
 from engine.record.blocks import RecordRow
 from engine.record.reader import Record
 from engine.record.why import causes, inputs_in_words, is_about
@@ -58,15 +61,55 @@ def test_inputs_have_a_line_each() -> None:
     ]
 
 
+def context_of(directory: Path) -> NodeContext:
+    """A node whose configuration names a record, at a time that stands still."""
+    return NodeContext.create(
+        KubeletConfiguration(max_pods=77),
+        KubengineConfiguration(record=RecordSection(directory=str(directory))),
+        name="n1",
+        root=directory,
+        clock=lambda: 1_700_000_000.0,
+    )
+
+
+async def no_usage() -> NodeUsage:
+    raise Unavailable("no pod runs", subject="n1")
+
+
+def said(record: Record, name: str) -> bool:
+    return any(one.name == name for one in record.rows())
+
+
+async def test_what_decisions_were_computed_from_is_before_them(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    recorder = NodeRecorder(context, no_usage)
+    await recorder.start()
+    tell = context.decisions.record_measured
+    assert tell is not None
+    one = pod("p")
+    tell(Measured("pod", "arrives", pod=one.full_name, uid=one.uid, inputs={"pod": one}))
+    one.metadata.name = "changed since"
+    context.decisions.pod(pod("p"), "admission", "admitted", "", {})
+    tell(Measured("pressure", "signals", "memory.available", [5, 5, 100, 200]))
+    await recorder.stop()
+    rows = [row for row in Record(tmp_path).rows() if row.stream != "record"]
+    assert [(row.stream, row.name) for row in rows] == [
+        ("node", "configuration"), ("pod", "arrives"), ("decision", "admission admitted"),
+        ("pressure", "signals"),
+    ]  # fmt: skip
+    assert (rows[0].inputs["name"], rows[0].inputs["kubelet"]["maxPods"]) == ("n1", 77)
+    assert rows[1].inputs["pod"]["metadata"]["name"] == "p"
+    assert (rows[3].text, rows[3].values) == ("memory.available", (5, 5, 100, 200))
+
+
 async def test_the_agent_keeps_decisions_and_events(tmp_path: Path) -> None:
-    clock = lambda: 1_700_000_000.0  # noqa: E731
-    decisions, events = Decisions(clock), EventRecorder(clock)
-    recorder = NodeRecorder(RecordSection(directory=str(tmp_path)), decisions, events, Tasks(), clock)
+    context = context_of(tmp_path)
+    recorder, events = NodeRecorder(context, no_usage), context.recorder
     await recorder.start()
     one = pod("p")
-    decisions.pod(one, "eviction", "evicted", LOW, {"signal": "memory.available", "place": 1})
+    context.decisions.pod(one, "eviction", "evicted", LOW, {"signal": "memory.available", "place": 1})
     record = Record(tmp_path)
-    await eventually(lambda: list(tmp_path.iterdir()) and len(list(record.rows())) == 2)
+    await eventually(lambda: list(tmp_path.iterdir()) and said(record, "eviction evicted"))
     events.pod(one, WARNING, "Evicted", LOW)
     await recorder.stop()
     names = [(one.stream, one.name) for one in record.rows(lambda one: bool(one.pod))]
@@ -76,11 +119,8 @@ async def test_the_agent_keeps_decisions_and_events(tmp_path: Path) -> None:
 
 def test_the_command_answers_from_the_record(tmp_path: Path) -> None:
     async def record() -> None:
-        clock = lambda: 1_700_000_000.0  # noqa: E731
-        decisions = Decisions(clock)
-        keeper = NodeRecorder(
-            RecordSection(directory=str(tmp_path)), decisions, EventRecorder(clock), Tasks(), clock
-        )
+        context = context_of(tmp_path)
+        keeper, decisions = NodeRecorder(context, no_usage), context.decisions
         await keeper.start()
         decisions.pod(pod("p"), "eviction", "evicted", LOW, {"signal": "memory.available"})
         decisions.pod(pod("other"), "admission", "admitted", "", {})

@@ -52,7 +52,9 @@ def test_only_changes_are_recorded_and_use_with_every_look() -> None:
     second = list(recorder.rows(look([pod("p")], use=use), []))
     assert streams(first) == ["pod", "pressure", "use"]
     assert streams(second) == ["pressure", "use"]
-    assert second[1].inputs == {"uid-p": [7, None, None]}
+    assert (second[0].text, second[0].values[2:]) == ("memory.available", [5, 10])
+    assert (second[1].name, second[1].text) == ("pods memory storage processes", "uid-p")
+    assert second[1].values == [7, -1, -1]
     assert [row.name for row in recorder.rows(look([]), [])] == ["gone"]
 
 

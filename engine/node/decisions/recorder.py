@@ -1,46 +1,62 @@
-"""Keeps the agent's decisions and events in a record on disk, which outlives the pods that they are about."""
+"""Keeps decisions, what they were computed from, and use in a record on disk, which outlives the pods.
+
+The record suffices to repeat the agent's decisions: it has the configuration, the node, each pod that is
+judged, the signals of each round of eviction, and what was ranked. Once a minute it gets the use of all pods
+and containers.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
-from engine.api.decisions import Decision, Decisions
-from engine.api.events import Event, EventRecorder
-from engine.api.kubengine_config import RecordSection
-from engine.host.tasks import Tasks
+import msgspec
+
+from engine.api.decisions import Decision, Measured
+from engine.api.encoding.json_text import json_encoder
+from engine.api.errors import KubengineError
+from engine.api.events import Event
+from engine.host.node_context import NodeContext
 from engine.record.blocks import RecordRow
 from engine.record.writer import FLUSH_SECONDS, record_writer
 
+if TYPE_CHECKING:
+    from engine.node.stats.used import NodeUsage
+
+USE_SECONDS: Final = 60.0
+_encode = json_encoder(str)
+
 
 class NodeRecorder:
-    """Write decisions and events to the record of `section`, at most a second after they happen.
+    """Write to the record that the configuration names, at most a second after something happens.
 
-    Raise `InvalidInput` for limits that limit nothing.
+    `usage` returns what pods and containers use. Raise `InvalidInput` for limits that limit nothing.
     """
 
-    def __init__(
-        self,
-        section: RecordSection,
-        decisions: Decisions,
-        recorder: EventRecorder,
-        tasks: Tasks,
-        clock: Callable[[], float],
-    ) -> None:
-        self._writer = record_writer(section, clock)
-        self._decisions = decisions
-        self._task = tasks.task("record")
+    def __init__(self, context: NodeContext, usage: Callable[[], Awaitable[NodeUsage]]) -> None:
+        self._writer = record_writer(context.kubengine_config.record, context.clock)
+        self._context, self._decisions = context, context.decisions
+        self._task, self._use_task = context.tasks.task("record"), context.tasks.task("record-use")
         self._seen = 0
         self._news = asyncio.Event()
-        recorder.listen(self._event)
+        self._usage = usage
+        context.recorder.listen(self._event)
+        context.decisions.record_measured = self._measured
 
     async def start(self) -> None:
         """Make the directory and begin. Raises `Refused` if it cannot be made."""
         self._writer.open()
+        context = self._context
+        about = {"kubelet": context.config, "kubengine": context.kubengine_config, "name": context.name}
+        self._measured(Measured("node", "configuration", inputs=about))
         self._task.start(self._follow)
+        self._use_task.start(self._follow_use)
 
     async def stop(self) -> None:
         """Write what is pending and close the record."""
+        await self._use_task.stop()
         await self._task.stop()
         self._take_decisions()
         await asyncio.to_thread(self._writer.close)
@@ -58,6 +74,30 @@ class NodeRecorder:
             )
         )
         self._news.set()
+
+    def _measured(self, measured: Measured) -> None:
+        """Add a measurement after the decisions before it. What may change is encoded now."""
+        self._take_decisions()
+        self._writer.add(
+            RecordRow(
+                time=self._context.clock(),
+                stream=measured.stream,
+                name=measured.name,
+                text=measured.keys,
+                pod=measured.pod,
+                uid=measured.uid,
+                inputs={name: msgspec.Raw(_encode(value)) for name, value in measured.inputs.items()},
+                values=measured.values,
+            )
+        )
+        self._news.set()
+
+    async def _follow_use(self) -> None:
+        while True:
+            await asyncio.sleep(USE_SECONDS)
+            with suppress(KubengineError, OSError):
+                for measured in _use(await self._usage()):
+                    self._measured(measured)
 
     async def _follow(self) -> None:
         """Flush once a second while there is anything to write; sleep while nothing happens."""
@@ -78,6 +118,34 @@ class NodeRecorder:
         for decision in self._decisions.after(self._seen):
             self._writer.add(row_of(decision))
             self._seen = decision.number
+
+
+def _use(usage: NodeUsage) -> Iterator[Measured]:
+    """Yield what pods and containers use: the working set in bytes and CPU time in nanoseconds, for pods also
+    processes; -1 if it is not known.
+    """
+    memory, cpu, processes = (
+        column.tolist()
+        for column in (usage.table.working_set, usage.table.column("cpu"), usage.table.column("processes"))
+    )
+    pods = [(pod.record.uid, pod.group.row) for pod in usage.pods]
+    yield Measured(
+        "use",
+        "pods memory cpu processes",
+        " ".join(uid for uid, _ in pods),
+        [amount for _, row in pods for amount in (memory[row], cpu[row], processes[row])],
+    )
+    containers = [
+        (f"{pod.record.uid}/{name}", group.row)
+        for pod in usage.pods
+        for name, (group, _) in pod.by_name.items()
+    ]
+    yield Measured(
+        "use",
+        "containers memory cpu",
+        " ".join(key for key, _ in containers),
+        [amount for _, row in containers for amount in (memory[row], cpu[row])],
+    )
 
 
 def row_of(decision: Decision) -> RecordRow:

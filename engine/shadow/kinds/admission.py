@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from engine.admission import NodeAllocations, Verdict, decide
-from engine.admission.failures import NODE_AFFINITY, NODE_NAME, NODE_PORTS, TAINT, UNEXPECTED
+from engine.admission.failures import NODE_AFFINITY, NODE_NAME, TAINT, is_of_predicates
 from engine.admission.readmission import ADMITTED
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
@@ -21,10 +21,6 @@ from engine.shadow.kinds.observation import ENDED, Observation
 
 PREEMPTED: Final = "Preempting"
 _BY_LABELS: Final = (NODE_AFFINITY.reason, NODE_NAME.reason, TAINT.reason)
-_PREEMPTION: Final = "attempting to recover from admission failure"
-"""Part of the message of a critical pod for which not enough can be preempted."""
-_KNOWN: Final = (*_BY_LABELS, NODE_PORTS.reason)
-"""The reasons that the predicates give besides OutOf…"""
 
 
 def is_refused(pod: Pod) -> bool:
@@ -75,7 +71,7 @@ class AdmissionComparer:
         refused = is_refused(pod)
         theirs = pod.status.reason if refused else ADMITTED
         message = pod.status.message if refused else "runs, or waits for its containers"
-        if refused and not _by_predicates(theirs, message):
+        if refused and not is_of_predicates(theirs, message):
             yield NotJudged("admission", pod.full_name, f"refused by another part of the kubelet: {theirs}")
             return
         try:
@@ -103,13 +99,6 @@ class AdmissionComparer:
             "preemption", pod.full_name, ", ".join(chosen) or "none", ", ".join(ended) or "none",
             _why_these(verdict, names), "pods that the kubelet ended for a critical pod since the last look",
         )  # fmt: skip
-
-
-def _by_predicates(reason: str, message: str) -> bool:
-    """Tell whether predicates or preemption refused the pod, not the managers of devices, CPUs and memory."""
-    if reason == UNEXPECTED:
-        return _PREEMPTION in message
-    return reason.startswith("OutOf") or reason in _KNOWN
 
 
 def arrival(pod: Pod) -> tuple[str, str, str]:

@@ -1,0 +1,151 @@
+"""Read from a record what its decisions were computed from: rows in order, and signals as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.api.errors import InvalidInput
+from engine.record.blocks import MALFORMED, BlockBody, RecordRow, TornRecord, rows_of_body, whole_blocks
+from engine.record.reader import segment_content
+from engine.record.writer import segments
+
+SIGNALS: Final = "signals"
+PODS: Final = "pods "
+_STREAMS: Final = ("node", "pod", "pressure", "decision")
+_DECISIONS: Final = ("admission", "preemption", "eviction")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Measurements of one name with the same keys: `place` int64[n] is the place of each among all rows, `at`
+    float64[n] its Unix time, and `values` int64[n, width].
+    """
+
+    name: str
+    keys: Sequence[str]
+    place: NDArray[np.int64]
+    at: NDArray[np.float64]
+    values: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    @property
+    def available(self) -> NDArray[np.int64]:
+        """Return int64[n, keys] of signals: what was available."""
+        return self.values[:, 2::2]
+
+    @property
+    def capacity(self) -> NDArray[np.int64]:
+        """Return int64[n, keys] of signals."""
+        return self.values[:, 3::2]
+
+    def amounts(self, at: int, field: str) -> dict[str, int]:
+        """Return one field of one measurement by key; values that were not known are left out."""
+        _, *fields = self.name.split()
+        if field not in fields:
+            return {}
+        column = self.values[at, fields.index(field) :: len(fields)].tolist()
+        return {key: amount for key, amount in zip(self.keys, column, strict=True) if amount >= 0}
+
+
+@dataclass(slots=True)
+class RecordedNode:
+    """One record: `rows` with their places, and as runs the signals of each round of eviction (name `signals`
+    and the layout of the disks) and what pods used.
+
+    The first values of signals are the times of the round and of the reading, in monotonic microseconds.
+    """
+
+    name: str
+    rows: list[tuple[int, RecordRow]] = field(default_factory=list)
+    signals: list[Run] = field(default_factory=list)
+    use: list[Run] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
+    began: float = 0.0
+    ended: float = 0.0
+
+
+def read_recorded(directory: Path) -> RecordedNode:
+    """Read a record. Raise `InvalidInput` if the directory has none, or one without a configuration."""
+    found = segments(directory) if directory.is_dir() else []
+    if not found:
+        raise InvalidInput("has no record (files named *.krec)", subject=str(directory))
+    node = RecordedNode(directory.name)
+    place = 0
+    for segment in found:
+        try:
+            for _, body in whole_blocks(segment_content(segment)):
+                _take(node, body, place)
+                place += len(body.times)
+        except OSError as error:
+            node.gaps.append(f"{segment.name}: cannot be read: {error.strerror}")
+        except TornRecord as torn:
+            node.gaps.append(f"{segment.name}: its last {torn.size} bytes are not a whole block")
+        except MALFORMED as error:
+            node.gaps.append(f"{segment.name}: a block that no recorder wrote, and all after it: {error}")
+    node.signals, node.use = _joined(node.signals), _joined(node.use)
+    configured = [row for _, row in node.rows if (row.stream, row.name) == ("node", "configuration")]
+    if not configured:
+        raise InvalidInput(
+            "has no configuration: an agent of another version wrote it", subject=str(directory)
+        )
+    node.name = str(configured[-1].inputs.get("name") or directory.name)
+    return node
+
+
+def _take(node: RecordedNode, body: BlockBody, first: int) -> None:
+    times = np.cumsum(np.array(body.times, np.int64)) / 1000
+    node.began = float(times[0]) if not first else node.began
+    node.ended = float(times[-1])
+    texts = body.texts
+    # The rows of each stream, name and text, without a step of the interpreter for each row.
+    keys = np.array(body.columns[:3], np.int64)
+    codes = (keys[0] * len(texts) + keys[1]) * len(texts) + keys[2]
+    order = np.argsort(codes, kind="stable")
+    begins = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    lengths = np.array(body.lengths, np.int64)
+    starts, values = np.cumsum(lengths) - lengths, np.frombuffer(body.values, "<i8")
+    wanted: list[NDArray[np.int64]] = []
+    for rows in np.split(order, begins[1:]):
+        kind, name, text = (texts[code] for code in keys[:, rows[0]].tolist())
+        if (kind == "pressure" and name.startswith(SIGNALS)) or (kind == "use" and name.startswith(PODS)):
+            parts = text.split()
+            width = 2 + 2 * len(parts) if kind == "pressure" else len(parts) * len(name.split()[1:])
+            if not len(lengths) or (lengths[rows] != width).any():
+                raise ValueError(f"{name} with another number of values than keys")
+            read = np.cumsum(values[starts[rows][:, None] + np.arange(width)], axis=0)
+            run = Run(name, parts, first + rows, times[rows], read)
+            (node.signals if kind == "pressure" else node.use).append(run)
+        elif kind in _STREAMS and (kind != "decision" or name.partition(" ")[0] in _DECISIONS):
+            wanted.append(rows)
+    if wanted:
+        places = np.sort(np.concatenate(wanted)).tolist()
+        node.rows.extend((first + at, row) for at, row in rows_of_body(body, places))
+
+
+def _joined(runs: list[Run]) -> list[Run]:
+    """Join runs with the same keys that follow each other."""
+    found: list[list[Run]] = []
+    for run in sorted(runs, key=lambda run: int(run.place[0])):
+        last = found[-1][-1] if found else None
+        if last is not None and (last.name, last.keys) == (run.name, run.keys):
+            found[-1].append(run)
+        else:
+            found.append([run])
+    return [
+        Run(
+            some[0].name,
+            some[0].keys,
+            np.concatenate([one.place for one in some]),
+            np.concatenate([one.at for one in some]),
+            np.concatenate([one.values for one in some]),
+        )
+        for some in found
+    ]
