@@ -193,7 +193,7 @@ class PluginWatcher:
     async def _register(self, path: Path) -> tuple[PluginHandler, str, Path]:
         check_socket_path(path)
         with closing(PluginChannel(path, limit=MAX_INFO)) as channel:
-            info = await self._info(channel, path)
+            info = await plugin_info(channel, path, self._deadlines)
             endpoint = Path(info.endpoint) if info.endpoint else path
             failure: KubengineError | None = None
             handler = self._handlers.get(info.type)
@@ -216,21 +216,25 @@ class PluginWatcher:
         assert handler is not None
         return handler, info.name, endpoint
 
-    async def _info(self, channel: PluginChannel, path: Path) -> wire.PluginInfo:
-        request, seconds = wire.InfoRequest(), self._deadlines.get_info
-        try:
-            await channel.reach(self._deadlines.dial)
-            return await channel.call(f"{SERVICE}GetInfo", request, wire.PluginInfo, seconds)
-        except Unavailable as error:
-            raise Unavailable(error.message, subject=str(path)) from None
-        except CallFailed as error:
-            text = f"GetInfo: {rpc_error(error.status, error.details)}"
-            raise Unavailable(text, subject=str(path)) from None
-
     async def _notify(self, channel: PluginChannel, failure: KubengineError | None) -> None:
         status = wire.RegistrationStatus(plugin_registered=failure is None, error=str(failure or ""))
         method, answer = f"{SERVICE}NotifyRegistrationStatus", wire.RegistrationStatusResponse
         await channel.call(method, status, answer, self._deadlines.notify)
+
+
+async def plugin_info(
+    channel: PluginChannel, path: Path, deadlines: RegistrationDeadlines
+) -> wire.PluginInfo:
+    """Ask a plugin who it is. Raise `Unavailable` naming its socket."""
+    request, seconds = wire.InfoRequest(), deadlines.get_info
+    try:
+        await channel.reach(deadlines.dial)
+        return await channel.call(f"{SERVICE}GetInfo", request, wire.PluginInfo, seconds)
+    except Unavailable as error:
+        raise Unavailable(error.message, subject=str(path)) from None
+    except CallFailed as error:
+        text = f"GetInfo: {rpc_error(error.status, error.details)}"
+        raise Unavailable(text, subject=str(path)) from None
 
 
 async def _take_on(handler: PluginHandler, info: wire.PluginInfo, endpoint: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ from engine.api.qos import is_static
 from engine.cpumanager.restoring import Restored
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.checkpoint import Checkpoint
+from engine.dra.table import ClaimState
 from engine.memorymanager.restoring import RestoredMemory
 from engine.node.sources.static_pods import agrees
 from engine.node.spec.cri_config import container_hash
@@ -51,6 +53,15 @@ class NodeFinding(NamedTuple):
     stops: bool = False
 
 
+class PodVolume(NamedTuple):
+    """A volume that a CSI driver has published for a pod, by the name of its directory."""
+
+    uid: str
+    name: str
+    driver: str
+    handle: str
+
+
 @dataclass(slots=True)
 class Holdings:
     """Assignments of containers in words, by pod uid: those that stay valid, and those that are lost."""
@@ -74,10 +85,40 @@ class Holdings:
             text = f"{one.container} had memory of its own: {one.reason}"
             self.lost.setdefault(one.pod_uid, []).append(text)
 
+    def add_volumes(self, volumes: Iterable[PodVolume]) -> None:
+        for one in volumes:
+            self.kept.setdefault(one.uid, []).append(f"CSI volume {one.name}: {one.driver} {one.handle}")
+
+    def add_claims(self, claims: Iterable[ClaimState]) -> None:
+        for claim in claims:
+            devices = ", ".join(
+                f"{driver} {device.pool}/{device.device}" for driver, device in claim.devices()
+            )
+            for uid in claim.pods:
+                text = f"claim {claim.namespace}/{claim.name}: {devices or 'not prepared'}"
+                self.kept.setdefault(uid, []).append(text)
+
     def add_devices(self, checkpoint: Checkpoint) -> None:
         for entry in checkpoint.pod_device_entries or ():
             text = f"{entry.container_name}: {entry.resource_name} {', '.join(sorted(entry.devices))}"
             self.kept.setdefault(entry.pod_uid, []).append(text)
+
+
+def driver_findings(kind: str, held: Counter[str], answering: Collection[str]) -> Iterator[NodeFinding]:
+    """Say about each driver of which pods hold something (`held`: how often) what it has to do.
+
+    `kind` is `volumes` or `claims`. One that does not answer stops the take-over.
+    """
+    for driver, count in sorted(held.items()):
+        if driver in answering:
+            text = f"its driver registers again with the new agent; {count} {kind} of pods stay as they are"
+            yield NodeFinding(driver, text)
+        else:
+            text = (
+                f"{count} {kind} of pods are of this driver, and no socket in plugins_registry answers for "
+                "it: start it, or they can neither be given back nor be prepared again"
+            )
+            yield NodeFinding(driver, text, stops=True)
 
 
 def pod_fates(seen: Observation, holdings: Holdings) -> list[PodFate]:

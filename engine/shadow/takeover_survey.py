@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,17 +31,19 @@ from engine.memorymanager.reservation import reserved_memory
 from engine.memorymanager.state import unused
 from engine.node.sources.static_pods import static_pod
 from engine.shadow.machine_reader import CPU_STATE, DEVICE_STATE, MachineReader
-from engine.shadow.takeover import Holdings, NodeFinding, PodFate, pod_fates, summary
+from engine.shadow.takeover import Holdings, NodeFinding, PodFate, driver_findings, pod_fates, summary
+from engine.shadow.takeover_drivers import CSI, DRA, csi_volumes, registered_drivers
 from engine.shadow.watch import Shadow
 from engine.topologymanager.policy import Numa
 
 MEMORY_STATE: Final = "memory_manager_state"
+CLAIM_STATE: Final = "dra_manager_state"
 CPU_STATIC, MEMORY_STATIC = "static", "Static"
 _STATES: Final[dict[str, Callable[[bytes], Any]]] = {
     CPU_STATE: cpu_checkpoint.decode,
     MEMORY_STATE: memory_checkpoint.decode,
     str(DEVICE_STATE): device_checkpoint.decode,
-    "dra_manager_state": claim_checkpoint.decode,
+    CLAIM_STATE: claim_checkpoint.decode,
 }
 
 
@@ -73,12 +76,13 @@ async def survey(shadow: Shadow) -> TakeoverSurvey:
     seen = await shadow.observe()
     machine = MachineReader(shadow.options.root, shadow.fault)
     name = seen.node.metadata.name
-    holdings, findings = await asyncio.to_thread(_read, machine, seen.config, name)
+    answering = await registered_drivers(machine.root)
+    holdings, findings = await asyncio.to_thread(_read, machine, seen.config, name, answering)
     return TakeoverSurvey(name, pod_fates(seen, holdings), findings)
 
 
 def _read(
-    machine: MachineReader, config: KubeletConfiguration, node: str
+    machine: MachineReader, config: KubeletConfiguration, node: str, answering: Collection[tuple[str, str]]
 ) -> tuple[Holdings, list[NodeFinding]]:
     findings, states = _states(machine.root)
     holdings = Holdings()
@@ -92,7 +96,16 @@ def _read(
         findings.append(NodeFinding(error.subject or "configuration", error.message, stops=True))
     devices = states.get(str(DEVICE_STATE)) or Checkpoint()
     holdings.add_devices(devices)
-    findings += rejected_manifests(config.static_pod_path, node)
+    volumes, unusable = csi_volumes(machine.root)
+    claims = states.get(CLAIM_STATE) or []
+    holdings.add_volumes(volumes)
+    holdings.add_claims(claims)
+    for plugin, kind, held in (
+        (CSI, "volumes", Counter(volume.driver for volume in volumes)),
+        (DRA, "claims", Counter(driver for claim in claims for driver in claim.drivers)),
+    ):
+        findings += driver_findings(kind, held, {name for type, name in answering if type == plugin})
+    findings += [*unusable, *rejected_manifests(config.static_pod_path, node)]
     return holdings, [*findings, *_plugins(devices)]
 
 

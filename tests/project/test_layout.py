@@ -59,7 +59,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"host", "hostsetup", "shutdown", "wire", "cri", "cluster", "plugins", "csi", "dra", "intree"}
     | {"record"},
     "record": {"api"},
-    "shadow": BASE | DECISION_PACKAGES | {"host", "wire", "cri", "cluster", "dra", "node", "record"},
+    "shadow": BASE
+    | DECISION_PACKAGES
+    | {"host", "wire", "cri", "cluster", "csi", "dra", "plugins", "node", "record"},
     "bench": {"api", "host", "wire", "cri", "cluster"},
     "server": {"api", "metrics", "host", "node", "transport", "_fast"},
     "plan": BASE | DECISION_PACKAGES | {"host", "cluster", "record"},

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +22,25 @@ from engine.api.qos import SOURCE_ANNOTATION
 from engine.cpumanager.restoring import Lost, Restored
 from engine.cpumanager.state import CpuState
 from engine.cri.records import PodRecord
+from engine.csi.places import device_data
+from engine.csi.volume_data import VolumeData, keep_device, keep_published
 from engine.devices.checkpoint import Checkpoint, CheckpointEntry
+from engine.dra.table import ClaimState, PreparedDevice
 from engine.memorymanager.restoring import LostMemory, RestoredMemory
 from engine.memorymanager.state import Block, MemoryState
 from engine.node.spec.cri_config import container_hash
-from engine.shadow.takeover import Holdings, NodeFinding, PodFate, pod_fates, summary
+from engine.shadow.takeover import (
+    Holdings,
+    NodeFinding,
+    PodFate,
+    PodVolume,
+    driver_findings,
+    pod_fates,
+    summary,
+)
+from engine.shadow.takeover_drivers import CSI, csi_volumes, registered_drivers
 from engine.shadow.takeover_survey import TakeoverSurvey, rejected_manifests
+from engine.testing.csi_driver import SampleCsiDriver
 from tests.shadow.looks import look, pod, ran, record
 from tests.system.busybox import container
 from tests.system.kubelet import Kubelet, needs_kubelet
@@ -93,6 +110,61 @@ def test_a_pod_that_has_ended_stays_so_unless_a_manifest_wants_it() -> None:
     assert (evicted.fate, evicted.back) == ("ended", "judged again")
     assert "(Evicted); without an API server" in evicted.why
     assert fate(pod("p", phase="Failed", reason="Evicted")).back == "stays ended"
+
+
+def test_drivers_of_volumes_and_claims_are_named() -> None:
+    found = list(driver_findings("volumes", Counter({"here": 2, "away": 1}), {"here", "other"}))
+    assert [(one.subject, one.stops) for one in found] == [("away", True), ("here", False)]
+    assert "start it" in found[0].text
+    holdings = Holdings()
+    holdings.add_volumes([PodVolume("uid-p", "data", "here", "vol-1")])
+    claim = ClaimState("c1", "gpu", "default", {"uid-p"}, {"gpus": (PreparedDevice("pool", "gpu-0"),)})
+    holdings.add_claims([claim])
+    assert fate(pod("p"), holdings=holdings).holds == (
+        "CSI volume data: here vol-1", "claim default/gpu: gpus pool/gpu-0",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory below which sockets have short enough paths."""
+    with tempfile.TemporaryDirectory(prefix="kn-") as directory:
+        yield Path(directory)
+
+
+async def test_a_driver_that_answers_is_told_apart_from_one_that_left_its_socket(short: Path) -> None:
+    registry = short / "plugins_registry"
+    registry.mkdir()
+    driver = SampleCsiDriver(short / "csi", registry, "sample.csi.example.com")
+    await driver.start()
+    try:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(registry / "left.sock"))
+        assert await registered_drivers(short) == {(CSI, "sample.csi.example.com")}
+        # It was only asked for its name.
+        assert not driver.status
+    finally:
+        await driver.stop()
+    assert await registered_drivers(short) == set()
+
+
+def test_published_volumes_are_found_and_a_damaged_record_stops(tmp_path: Path) -> None:
+    volumes = tmp_path / "pods" / "uid-p" / "volumes" / "kubernetes.io~csi"
+    for name in ("good", "bad", "without"):
+        (volumes / name).mkdir(parents=True)
+    data = VolumeData("sample.csi.example.com", "vol-1")
+    keep_published(volumes / "good", "good", data, "Persistent", "n1")
+    (volumes / "bad" / "vol_data.json").write_text('{"driverName": "sample.csi')
+    device = tmp_path / "pods" / "uid-p" / "volumeDevices" / "kubernetes.io~csi" / "raw"
+    device.mkdir(parents=True)
+    (device_data(tmp_path, "raw")).mkdir(parents=True)
+    keep_device(device_data(tmp_path, "raw"), "raw", VolumeData("sample.csi.example.com", "vol-2"), "n1")
+    found, findings = csi_volumes(tmp_path)
+    assert [(one.uid, one.name, one.handle) for one in found] == [
+        ("uid-p", "good", "vol-1"), ("uid-p", "raw", "vol-2"),
+    ]  # fmt: skip
+    assert [Path(one.subject).parent.name for one in findings if one.stops] == ["bad", "without"]
+    assert csi_volumes(tmp_path / "nowhere") == ([], [])
 
 
 def test_assignments_are_kept_or_move() -> None:

@@ -1,0 +1,76 @@
+"""Read which CSI and DRA drivers a node has, and which volumes of theirs its pods hold.
+
+Drivers are only asked for their names, as by a kubelet that starts; none of them is told to do anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import KubengineError, Refused
+from engine.csi import places, volume_data
+from engine.csi.volume_data import VolumeData
+from engine.plugins.channel import PluginChannel
+from engine.plugins.watcher import MAX_INFO, RegistrationDeadlines, plugin_info
+from engine.shadow.takeover import NodeFinding, PodVolume
+
+REGISTRY: Final = "plugins_registry"
+CSI, DRA = "CSIPlugin", "DRAPlugin"
+MOST_SOCKETS: Final = 256
+_DEADLINES: Final = RegistrationDeadlines(dial=2.0, get_info=2.0)
+
+
+async def registered_drivers(root: Path) -> set[tuple[str, str]]:
+    """Return type and name of each plugin that answers at its socket below `plugins_registry`."""
+    sockets = await asyncio.to_thread(lambda: list(_sockets(root / REGISTRY)))
+    names = await asyncio.gather(*map(_name, sockets))
+    return {name for name in names if name is not None}
+
+
+async def _name(socket: Path) -> tuple[str, str] | None:
+    with suppress(KubengineError), closing(PluginChannel(socket, limit=MAX_INFO)) as channel:
+        info = await plugin_info(channel, socket, _DEADLINES)
+        return info.type, info.name
+    return None
+
+
+def _sockets(directory: Path) -> Iterator[Path]:
+    found = sorted(directory.rglob("*"))[:MOST_SOCKETS] if directory.is_dir() else []
+    for path in found:
+        with suppress(OSError):
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                yield path
+
+
+def csi_volumes(root: Path) -> tuple[list[PodVolume], list[NodeFinding]]:
+    """Return the published volumes of all pods, and those whose record cannot be used."""
+    volumes: list[PodVolume] = []
+    findings: list[NodeFinding] = []
+    pods = root / "pods"
+    for pod in sorted(pods.iterdir()) if pods.is_dir() else ():
+        for volume in _entries(places.pods_volumes(root, pod.name)):
+            _add(pod.name, volume.name, volume, volumes, findings)
+        for device in _entries(places.pods_devices(root, pod.name)):
+            with suppress(KubengineError):
+                _add(pod.name, device.name, places.device_data(root, device.name), volumes, findings)
+    return volumes, findings
+
+
+def _add(uid: str, name: str, directory: Path, volumes: list[PodVolume], findings: list[NodeFinding]) -> None:
+    data: VolumeData | None = None
+    with suppress(Refused):
+        data = volume_data.read(directory)
+    if data is not None:
+        volumes.append(PodVolume(uid, name, data.driver, data.handle))
+        return
+    text = "cannot be used: no agent knows which driver unmounts the volume when the pod ends"
+    findings.append(NodeFinding(str(directory / places.DATA), text, stops=True))
+
+
+def _entries(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.is_dir() else []
