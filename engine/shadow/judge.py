@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from engine.shadow.kinds.admission import AdmissionComparer
 from engine.shadow.kinds.cgroups import (
     CgroupRules,
-    Exclusive,
     GroupReading,
     Rotation,
     WantedGroup,
@@ -16,6 +15,7 @@ from engine.shadow.kinds.cgroups import (
     wanted_of_pod,
 )
 from engine.shadow.kinds.comparison import Finding
+from engine.shadow.kinds.cpus import CpuComparer, CpuRules
 from engine.shadow.kinds.eviction import EvictionComparer
 from engine.shadow.kinds.observation import Observation
 from engine.shadow.kinds.restarts import RestartComparer
@@ -31,6 +31,7 @@ class Judge:
         self._admission = AdmissionComparer()
         self._restarts = RestartComparer()
         self._eviction = EvictionComparer()
+        self._cpus = CpuComparer()
         self._rotation = Rotation()
         self._groups: dict[str, list[Finding]] = {}
 
@@ -38,30 +39,32 @@ class Judge:
         self,
         seen: Observation,
         rules: CgroupRules | None,
-        exclusive: Exclusive,
+        cpu_rules: CpuRules | None,
         read: ReadGroup,
         doubted: Iterable[str],
     ) -> Iterator[Finding]:
         """Yield the findings of one look; `doubted` are subjects whose last comparison differed.
 
-        Without `rules`, the node has no cgroups of pods (cgroupsPerQOS false).
+        Without `rules`, the node has no cgroups of pods (cgroupsPerQOS false); without `cpu_rules`, no
+        container has CPUs of its own.
         """
         yield from self._admission.compare(seen)
         yield from self._restarts.compare(seen)
         yield from self._eviction.compare(seen)
+        yield from self._cpus.compare(seen, cpu_rules)
         for pod in seen.pods.values():
             yield from compare_status(pod, seen)
         if rules is not None:
-            yield from self._cgroups(seen, rules, exclusive, read, doubted)
+            yield from self._cgroups(seen, rules, read, doubted)
 
     def _cgroups(
         self,
         seen: Observation,
         rules: CgroupRules,
-        exclusive: Exclusive,
         read: ReadGroup,
         doubted: Iterable[str],
     ) -> Iterator[Finding]:
+        exclusive = {uid: list(of) for uid, of in (seen.cpus.entries if seen.cpus else {}).items()}
         for level in wanted_levels(seen, rules):
             yield from compare_group(level, read(level))
         chosen = self._rotation.choose(seen, doubted)

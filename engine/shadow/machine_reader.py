@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+from engine.api import cpu_set
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node, NodeStatus
 from engine.api.quantity import Quantity
+from engine.api.resources import CPU
 from engine.cgroups.files import FileRules, kernel_form
 from engine.cgroups.formulas.allocatable import PID, without_huge_pages
 from engine.cgroups.formulas.runtime_formula import choose_formula
@@ -25,14 +27,20 @@ from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.manager import huge_page_sizes, swap_capacity, swap_controller
 from engine.cpumanager import checkpoint as cpu_checkpoint
 from engine.cpumanager.checkpoint import CpuCheckpoint
+from engine.cpumanager.machine import read_topology
+from engine.cpumanager.options import StaticOptions
+from engine.cpumanager.static_policy import reserved_cpus
 from engine.devices import checkpoint as device_checkpoint
 from engine.devices.checkpoint import Checkpoint
 from engine.host.cgroupfs.mounts import Mounts, find_mounts
 from engine.host.checksummed_file import read_again
 from engine.node.nodeinfo import machine
 from engine.shadow.kinds.cgroups import CgroupRules, GroupReading, WantedGroup
+from engine.shadow.kinds.cpus import CpuRules
+from engine.topologymanager.policy import Numa
 
 CPU_STATE: Final = "cpu_manager_state"
+STATIC: Final = "static"
 DEVICE_STATE: Final = Path("device-plugins", "kubelet_internal_checkpoint")
 
 T = TypeVar("T")
@@ -91,6 +99,18 @@ class MachineReader:
         self._cpus = self._state(self.root / CPU_STATE, cpu_checkpoint.decode, self._cpus, CpuCheckpoint())
         return self._cpus
 
+    def cpu_rules(self, config: KubeletConfiguration) -> CpuRules | None:
+        """Return what the static CPU policy decides by, None under another one. Raise `InvalidInput`."""
+        if config.cpu_manager_policy != STATIC:
+            return None
+        topology, options = read_topology(), StaticOptions.from_config(config)
+        options.check(topology, config.topology_manager_policy)
+        named = cpu_set.parse(config.reserved_system_cpus, "reservedSystemCPUs")
+        amount = self.settings(config).node.reservation().get(CPU)
+        reserved = reserved_cpus(topology, options, amount, named)
+        aligned = config.topology_manager_policy not in ("", "none")
+        return CpuRules(topology, reserved, options, Numa.of_machine(), aligned)
+
     def devices(self) -> Checkpoint:
         """Return the device manager's checkpoint; without a file, there are no devices."""
         path = self.root / DEVICE_STATE
@@ -123,11 +143,6 @@ class MachineReader:
         except (OSError, ValueError) as error:
             self._fault(str(path), str(error))
             return before
-
-
-def exclusive_containers(state: CpuCheckpoint) -> Mapping[str, list[str]]:
-    """Return the containers with exclusive CPUs by pod uid."""
-    return {uid: list(containers) for uid, containers in state.entries.items()}
 
 
 def peer_of(path: Path) -> int:

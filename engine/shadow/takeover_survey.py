@@ -9,17 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from engine.api import cpu_set
 from engine.api.config import POD_LEVEL_MANAGERS_GATE, KubeletConfiguration
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.quantity import Quantity
-from engine.api.resources import CPU
 from engine.cpumanager import checkpoint as cpu_checkpoint
 from engine.cpumanager import restoring as cpu_restoring
-from engine.cpumanager.machine import read_topology
-from engine.cpumanager.options import StaticOptions
-from engine.cpumanager.static_policy import reserved_cpus
 from engine.devices import checkpoint as device_checkpoint
 from engine.devices.checkpoint import Checkpoint
 from engine.dra import checkpoint as claim_checkpoint
@@ -30,6 +25,7 @@ from engine.memorymanager.machine import read_nodes
 from engine.memorymanager.reservation import reserved_memory
 from engine.memorymanager.state import unused
 from engine.node.sources.static_pods import static_pod
+from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.machine_reader import CPU_STATE, DEVICE_STATE, MachineReader
 from engine.shadow.takeover import Holdings, NodeFinding, PodFate, driver_findings, pod_fates, summary
 from engine.shadow.takeover_drivers import CSI, DRA, csi_volumes, registered_drivers
@@ -38,7 +34,7 @@ from engine.topologymanager.policy import Numa
 
 MEMORY_STATE: Final = "memory_manager_state"
 CLAIM_STATE: Final = "dra_manager_state"
-CPU_STATIC, MEMORY_STATIC = "static", "Static"
+MEMORY_STATIC: Final = "Static"
 _STATES: Final[dict[str, Callable[[bytes], Any]]] = {
     CPU_STATE: cpu_checkpoint.decode,
     MEMORY_STATE: memory_checkpoint.decode,
@@ -87,8 +83,9 @@ def _read(
     findings, states = _states(machine.root)
     holdings = Holdings()
     try:
-        if config.cpu_manager_policy == CPU_STATIC:
-            holdings.add_cpus(_cpus(machine, config, states.get(CPU_STATE)))
+        rules = machine.cpu_rules(config)
+        if rules is not None:
+            holdings.add_cpus(_cpus(rules, config, states.get(CPU_STATE)))
         if config.memory_manager_policy == MEMORY_STATIC:
             holdings.add_memory(_memory(machine, config, states.get(MEMORY_STATE)))
     except KubengineError as error:
@@ -110,18 +107,15 @@ def _read(
 
 
 def _cpus(
-    machine: MachineReader, config: KubeletConfiguration, state: cpu_checkpoint.CpuCheckpoint | None
+    rules: CpuRules, config: KubeletConfiguration, state: cpu_checkpoint.CpuCheckpoint | None
 ) -> cpu_restoring.Restored:
-    """Return the CPU assignments that stay valid. Raise `InvalidInput`."""
-    topology, options = read_topology(), StaticOptions.from_config(config)
-    options.check(topology, config.topology_manager_policy)
-    named = cpu_set.parse(config.reserved_system_cpus, "reservedSystemCPUs")
-    reserved = reserved_cpus(topology, options, _reservation(machine, config).get(CPU), named)
+    """Return the CPU assignments that stay valid."""
+    online = rules.topology.cpus
     return cpu_restoring.restore(
         state or cpu_checkpoint.CpuCheckpoint(),
-        online=topology.cpus,
-        reserved=reserved,
-        pool=topology.cpus & ~(reserved if options.strict_reservation else 0),
+        online=online,
+        reserved=rules.reserved,
+        pool=rules.pool,
         pod_level=config.gate(POD_LEVEL_MANAGERS_GATE, False),
     )
 

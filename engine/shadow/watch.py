@@ -31,10 +31,11 @@ from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.record.writer import RecordWriter, record_writer
 from engine.shadow.judge import Judge
 from engine.shadow.kinds.cgroups import CgroupRules
+from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.kinds.observation import MeasuredNode, Observation
 from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
 from engine.shadow.ledger import AgreementLedger, Difference
-from engine.shadow.machine_reader import MachineReader, exclusive_containers
+from engine.shadow.machine_reader import MachineReader
 from engine.shadow.recording import LookRecorder
 from engine.shadow.second import NextNode, SecondConfiguration
 from engine.wire import cri_v1_pb2 as cri
@@ -80,6 +81,7 @@ class _Sources:
     rules: CgroupRules
     node: Node
     node_known: bool
+    cpu_rules: CpuRules | None = None
     following: NextNode | None = None
 
 
@@ -147,12 +149,11 @@ class Shadow:
             return []
         assert self._sources is not None
         config, rules = self._sources.config, self._sources.rules
-        exclusive = exclusive_containers(self._machine.cpus())
         findings = list(
             self._judge.judge(
                 seen,
                 rules if config.cgroups_per_qos else None,
-                exclusive,
+                self._sources.cpu_rules,
                 self._machine.group,
                 self.ledger.unsettled(),
             )
@@ -218,6 +219,7 @@ class Shadow:
             node_known=self._sources.node_known,
             use=use,
             series=series,
+            cpus=await asyncio.to_thread(self._machine.cpus),
         )
 
     def _statistics(self) -> MeasuredNode | None:
@@ -257,10 +259,19 @@ class Shadow:
             rules,
             node or self._machine.node(node_name, rules, config),
             node_known=node is not None,
+            cpu_rules=await asyncio.to_thread(self._cpu_rules, config),
         )
         if self.options.following is not None:
             sources.following = self._next_node(self.options.following, sources)
         return sources
+
+    def _cpu_rules(self, config: KubeletConfiguration) -> CpuRules | None:
+        """Return the rules of the static CPU policy; None if they refuse what the kubelet runs with."""
+        try:
+            return self._machine.cpu_rules(config)
+        except KubengineError as error:
+            self.fault(error.subject or "configuration", error.message)
+            return None
 
     def _next_node(self, path: Path, live: _Sources) -> NextNode:
         """Return the node as it would be under the second configuration. Raise `InvalidInput`."""

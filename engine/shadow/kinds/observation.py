@@ -9,6 +9,7 @@ from typing import Final
 from engine.api.config import KubeletConfiguration
 from engine.api.node import Node
 from engine.api.pod import Pod
+from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.cri.records import PodRecord
 
 ENDED: Final = ("Succeeded", "Failed")
@@ -54,7 +55,7 @@ class Observation:
     `pods` are the kubelet's, by uid, and `records` the runtime's. `node` is the API server's or, without one
     (`node_known` false), derived from configuration and machine: it lacks labels and taints that others set.
     `use` is None if the kubelet serves no statistics; `series` are its metrics by their text up to the
-    value.
+    value. `cpus` is the state file of the CPU manager.
     """
 
     at: float
@@ -66,6 +67,7 @@ class Observation:
     node_known: bool = False
     use: MeasuredNode | None = None
     series: Mapping[str, float] = field(default_factory=dict)
+    cpus: CpuCheckpoint | None = None
 
     def active(self) -> Sequence[Pod]:
         """Return the pods that count: those that have not ended."""
