@@ -18,7 +18,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.encoding.json_text import json_encoder
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.plan.replay.answer import replay_answer
-from engine.plan.replay.recorded import RecordedNode, read_recorded
+from engine.plan.replay.recorded import NodeRecording, read_recorded
 from engine.record.blocks import RecordRow, encode_block
 from engine.record.writer import BLOCK_ROWS
 
@@ -109,7 +109,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def nodes(records: list[Path]) -> list[RecordedNode]:
+def nodes(records: list[Path]) -> list[NodeRecording]:
     return [read_recorded(directory) for directory in records]
 
 
@@ -118,12 +118,12 @@ def test_read_a_day(benchmark: Any, records: list[Path]) -> None:
     assert len(read) == NODES
 
 
-def test_play_a_day(benchmark: Any, nodes: list[RecordedNode]) -> None:
+def test_play_a_day(benchmark: Any, nodes: list[NodeRecording]) -> None:
     answer = benchmark(lambda: replay_answer(nodes))
     assert {row["decision"] for row in answer.table.to_pylist()} == {"same"}
 
 
-def test_play_a_day_with_a_higher_threshold(benchmark: Any, nodes: list[RecordedNode]) -> None:
+def test_play_a_day_with_a_higher_threshold(benchmark: Any, nodes: list[NodeRecording]) -> None:
     config = KubeletConfiguration(eviction_hard={"memory.available": f"{40 * 1024 + 1}Mi"})
     answer = benchmark(lambda: replay_answer(nodes, config))
     assert "evict" in {row["decision"] for row in answer.table.to_pylist()}

@@ -53,7 +53,7 @@ class NodeFinding(NamedTuple):
     stops: bool = False
 
 
-class PodVolume(NamedTuple):
+class PublishedVolume(NamedTuple):
     """A volume that a CSI driver has published for a pod, by the name of its directory."""
 
     uid: str
@@ -85,7 +85,7 @@ class Holdings:
             text = f"{one.container} had memory of its own: {one.reason}"
             self.lost.setdefault(one.pod_uid, []).append(text)
 
-    def add_volumes(self, volumes: Iterable[PodVolume]) -> None:
+    def add_volumes(self, volumes: Iterable[PublishedVolume]) -> None:
         for one in volumes:
             self.kept.setdefault(one.uid, []).append(f"CSI volume {one.name}: {one.driver} {one.handle}")
 
@@ -116,7 +116,7 @@ def driver_findings(kind: str, held: Counter[str], answering: Collection[str]) -
         else:
             text = (
                 f"{count} {kind} of pods are of this driver, and no socket in plugins_registry answers for "
-                "it: start it, or they can neither be given back nor be prepared again"
+                "it: start it, or they can neither be released nor be prepared again"
             )
             yield NodeFinding(driver, text, stops=True)
 

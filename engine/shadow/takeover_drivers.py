@@ -1,6 +1,6 @@
 """Read which CSI and DRA drivers a node has, and which volumes of theirs its pods hold.
 
-Drivers are only asked for their names, as by a kubelet that starts; none of them is told to do anything.
+Drivers are only asked for their names, as by a kubelet that starts; nothing else is called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.csi import places, volume_data
 from engine.csi.volume_data import VolumeData
 from engine.plugins.channel import PluginChannel
 from engine.plugins.watcher import MAX_INFO, RegistrationDeadlines, plugin_info
-from engine.shadow.takeover import NodeFinding, PodVolume
+from engine.shadow.takeover import NodeFinding, PublishedVolume
 
 REGISTRY: Final = "plugins_registry"
 CSI, DRA = "CSIPlugin", "DRAPlugin"
@@ -47,9 +47,9 @@ def _sockets(directory: Path) -> Iterator[Path]:
                 yield path
 
 
-def csi_volumes(root: Path) -> tuple[list[PodVolume], list[NodeFinding]]:
+def csi_volumes(root: Path) -> tuple[list[PublishedVolume], list[NodeFinding]]:
     """Return the published volumes of all pods, and those whose record cannot be used."""
-    volumes: list[PodVolume] = []
+    volumes: list[PublishedVolume] = []
     findings: list[NodeFinding] = []
     pods = root / "pods"
     for pod in sorted(pods.iterdir()) if pods.is_dir() else ():
@@ -61,12 +61,14 @@ def csi_volumes(root: Path) -> tuple[list[PodVolume], list[NodeFinding]]:
     return volumes, findings
 
 
-def _add(uid: str, name: str, directory: Path, volumes: list[PodVolume], findings: list[NodeFinding]) -> None:
+def _add(
+    uid: str, name: str, directory: Path, volumes: list[PublishedVolume], findings: list[NodeFinding]
+) -> None:
     data: VolumeData | None = None
     with suppress(Refused):
         data = volume_data.read(directory)
     if data is not None:
-        volumes.append(PodVolume(uid, name, data.driver, data.handle))
+        volumes.append(PublishedVolume(uid, name, data.driver, data.handle))
         return
     text = "cannot be used: no agent knows which driver unmounts the volume when the pod ends"
     findings.append(NodeFinding(str(directory / places.DATA), text, stops=True))

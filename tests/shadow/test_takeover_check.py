@@ -33,7 +33,7 @@ from engine.shadow.takeover import (
     Holdings,
     NodeFinding,
     PodFate,
-    PodVolume,
+    PublishedVolume,
     driver_findings,
     pod_fates,
     summary,
@@ -117,7 +117,7 @@ def test_drivers_of_volumes_and_claims_are_named() -> None:
     assert [(one.subject, one.stops) for one in found] == [("away", True), ("here", False)]
     assert "start it" in found[0].text
     holdings = Holdings()
-    holdings.add_volumes([PodVolume("uid-p", "data", "here", "vol-1")])
+    holdings.add_volumes([PublishedVolume("uid-p", "data", "here", "vol-1")])
     claim = ClaimState("c1", "gpu", "default", {"uid-p"}, {"gpus": (PreparedDevice("pool", "gpu-0"),)})
     holdings.add_claims([claim])
     assert fate(pod("p"), holdings=holdings).holds == (

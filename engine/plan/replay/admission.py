@@ -19,7 +19,7 @@ from engine.eviction import admission as under_pressure
 ADMITTED: Final = "admitted"
 
 
-class Verdict(NamedTuple):
+class ReplayVerdict(NamedTuple):
     """What becomes of a pod that arrives: admitted, or a reason with its message; and its victims' uids."""
 
     reason: str
@@ -61,25 +61,25 @@ class AdmissionReplay:
         elif there.find(pod.uid) is None:
             there.add(pod)
 
-    def judge(self, pod: Pod, conditions: Sequence[str]) -> Verdict:
+    def judge(self, pod: Pod, conditions: Sequence[str]) -> ReplayVerdict:
         """Decide about a pod that arrives, and count it if it is admitted."""
         try:
             under_pressure.check(pod, conditions)
         except AdmissionRejected as rejected:
-            return Verdict(rejected.reason, rejected.message)
+            return ReplayVerdict(rejected.reason, rejected.message)
         there = self._there()
         try:
             verdict = decide(
                 there, pod, policy=self._section.policy, time_limit=float(self._section.time_limit)
             )
         except InvalidInput as error:
-            return Verdict("UnexpectedAdmissionError", str(error))
+            return ReplayVerdict("UnexpectedAdmissionError", str(error))
         if not verdict.admit:
-            return Verdict(verdict.reason, verdict.message)
+            return ReplayVerdict(verdict.reason, verdict.message)
         for uid in verdict.victims:
             there.terminating(uid)
         there.expect(pod)
-        return Verdict(ADMITTED, victims=tuple(verdict.victims))
+        return ReplayVerdict(ADMITTED, victims=tuple(verdict.victims))
 
     def leave(self, uid: str) -> None:
         self._there().terminating(uid)

@@ -9,14 +9,14 @@ from engine.api.config import KubeletConfiguration
 from engine.api.pod import Pod
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.replay.compared import differences, not_repeated
-from engine.plan.replay.recorded import RecordedNode
+from engine.plan.replay.recorded import NodeRecording
 from engine.plan.replay.replay import NodeReplay, recorded_decisions
 
 MOST_NOTES = 20
 
 
 def replay_answer(
-    nodes: Sequence[RecordedNode],
+    nodes: Sequence[NodeRecording],
     config: KubeletConfiguration | None = None,
     more: Sequence[Pod] = (),
     step: Callable[[float], None] = lambda part: None,
@@ -54,7 +54,7 @@ def _unique(names: Sequence[str]) -> list[str]:
     return [name if names.index(name) == at else f"{name}#{at + 1}" for at, name in enumerate(names)]
 
 
-def _named(more: Sequence[Pod], node: RecordedNode) -> list[Pod]:
+def _named(more: Sequence[Pod], node: NodeRecording) -> list[Pod]:
     """Return copies of the pods with uids of their own on this node."""
     pods = [deepcopy(pod) for pod in more]
     for pod in pods:

@@ -56,7 +56,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class RecordedNode:
+class NodeRecording:
     """One record: `rows` with their places, and as runs the signals of each round of eviction (name `signals`
     and the layout of the disks) and what pods used.
 
@@ -72,12 +72,12 @@ class RecordedNode:
     ended: float = 0.0
 
 
-def read_recorded(directory: Path) -> RecordedNode:
+def read_recorded(directory: Path) -> NodeRecording:
     """Read a record. Raise `InvalidInput` if the directory has none, or one without a configuration."""
     found = segments(directory) if directory.is_dir() else []
     if not found:
         raise InvalidInput("has no record (files named *.krec)", subject=str(directory))
-    node = RecordedNode(directory.name)
+    node = NodeRecording(directory.name)
     place = 0
     for segment in found:
         try:
@@ -100,7 +100,7 @@ def read_recorded(directory: Path) -> RecordedNode:
     return node
 
 
-def _take(node: RecordedNode, body: BlockBody, first: int) -> None:
+def _take(node: NodeRecording, body: BlockBody, first: int) -> None:
     times = np.cumsum(np.array(body.times, np.int64)) / 1000
     node.began = float(times[0]) if not first else node.began
     node.ended = float(times[-1])

@@ -33,7 +33,7 @@ from engine.eviction.signals import (
 from engine.eviction.thresholds import Threshold
 from engine.plan.replay.admission import ADMITTED, AdmissionReplay
 from engine.plan.replay.pressure import Freed, PressureReplay, eviction_order
-from engine.plan.replay.recorded import RecordedNode, Run
+from engine.plan.replay.recorded import NodeRecording, Run
 from engine.plan.rollout.amounts import allocatable, changed, settings_of
 from engine.record.blocks import RecordRow
 
@@ -55,7 +55,7 @@ class Replayed(NamedTuple):
     why: str = ""
 
 
-def recorded_decisions(node: RecordedNode) -> Iterator[Replayed]:
+def recorded_decisions(node: NodeRecording) -> Iterator[Replayed]:
     """Yield the agent's own decisions of the kinds that a replay repeats."""
     for _, row in node.rows:
         if row.stream == "decision":
@@ -71,7 +71,7 @@ class NodeReplay:
     """
 
     def __init__(
-        self, node: RecordedNode, config: KubeletConfiguration | None = None, more: Sequence[Pod] = ()
+        self, node: NodeRecording, config: KubeletConfiguration | None = None, more: Sequence[Pod] = ()
     ) -> None:
         self.found: list[Replayed] = []
         self._node, self._given = node, config
@@ -96,7 +96,7 @@ class NodeReplay:
     # Rounds of eviction
 
     def _rounds(self, until: int | None) -> None:
-        """Play the rounds before a row; those in which nothing can happen are passed over together."""
+        """Play the rounds before a row; rounds in which nothing can happen are skipped together."""
         runs = self._node.signals
         while self._run < len(runs):
             run = runs[self._run]
@@ -347,7 +347,7 @@ def _requested(pod: Pod) -> int:
     return pod_requests(pod).get(MEMORY, ZERO).value
 
 
-def _judged_arrivals(node: RecordedNode) -> set[int]:
+def _judged_arrivals(node: NodeRecording) -> set[int]:
     """Return the places of the arrivals after which the agent asked whether the pod fits."""
     found: set[int] = set()
     last: dict[str, int] = {}
