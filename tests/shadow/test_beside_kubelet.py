@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from engine.host.cgroupfs.mounts import find_mounts
+from engine.testing.containerd import Containerd
 from tests.ports import free_port
 from tests.system.busybox import container
 from tests.system.kubelet import Kubelet, needs_kubelet
@@ -170,6 +171,29 @@ def test_it_survives_a_restart_of_the_kubelet(running: Kubelet, tmp_path: Path) 
     assert report.last["kubeletRestarts"] == 1
     assert report.last["differences"] == []
     assert shadow.returncode == 0
+
+
+def test_it_survives_a_restart_of_the_runtime(
+    running: Kubelet, containerd: Containerd, tmp_path: Path
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    report = Report(address)
+    with subprocess.Popen(
+        command(running, tmp_path, "--interval", "1s", "--listen", address), stdout=subprocess.DEVNULL
+    ) as shadow:
+        try:
+            wait_until(lambda: report.shows(lambda r: r["kinds"]["status"]["agreed"]))
+            containerd.kill()
+            try:
+                wait_until(lambda: report.shows(lambda r: r["skippedLooks"]))
+            finally:
+                containerd.start()
+            looks = report.last["looks"]
+            wait_until(lambda: report.shows(lambda r: r["looks"] > looks + r["skippedLooks"] + 25))
+        finally:
+            shadow.terminate()
+    assert report.last["differences"] == []
+    assert any("containerd" in source or "sock" in source for source in report.last["faults"])
 
 
 def test_a_second_configuration_says_what_it_would_change(running: Kubelet, tmp_path: Path) -> None:
