@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Pod
+from engine.cri.records import CREATED
 from engine.shadow.kinds.admission import AdmissionComparer
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.eviction import EvictionComparer
@@ -79,6 +81,16 @@ def test_another_victim_than_the_rules_is_a_difference() -> None:
     ended = pod("large", requesting(cpu="1500m"), phase="Failed", reason="Preempting")
     found = by_kind(list(comparer.compare(look([small, ended, pod("system", critical, order=3)]))))
     assert found["preemption default/system"] == ("default/small", "default/large")
+
+
+def test_a_status_is_not_judged_while_the_runtime_starts_a_container() -> None:
+    waiting = {"waiting": {"reason": "ContainerCreating"}}
+    status = {"name": "c", "ready": False, "restartCount": 0, "image": "i", "imageID": "", "state": waiting}
+    one = pod("p", containerStatuses=[status])
+    starting = replace(ran(0), state=CREATED, started_at=0.0)
+    found = list(compare_status(one, look([one], [record(one, starting)])))
+    assert [(type(each), each.subject) for each in found] == [(NotJudged, "default/p")]
+    assert len(list(compare_status(one, look([one], [record(one, ran(0))])))) == 2
 
 
 def test_labels_that_are_not_known_are_not_judged() -> None:

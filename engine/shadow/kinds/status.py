@@ -12,7 +12,7 @@ from typing import Final
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, Pod
 from engine.api.status import ContainerState, ContainerStatus, PodStatus
-from engine.cri.records import EXITED, ContainerRecord, PodRecord
+from engine.cri.records import CREATED, EXITED, ContainerRecord, PodRecord
 from engine.node.pod.life import Waiting
 from engine.node.sync.actions import should_restart
 from engine.node.sync.status import StatusInputs, pod_status
@@ -36,6 +36,10 @@ def compare_status(pod: Pod, seen: Observation) -> Iterator[Finding]:
         return
     if pod.metadata.deletion_timestamp is not None:
         yield NotJudged("status", pod.full_name, "is being deleted")
+        return
+    if any(newest.state == CREATED for name in shown if (newest := record.container(name)) is not None):
+        # The kubelet waits for the runtime, and shows nothing new of the pod until the container has started.
+        yield NotJudged("status", pod.full_name, "a container of it is being started")
         return
     ours = pod_status(pod, record, _inputs(pod, record, shown, seen.at))
     runtime = f"runtime: {_said(record)}"
