@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import pyarrow.compute as pc
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from engine.admission.selectors import selects, selects_labels, tolerates
@@ -277,6 +277,14 @@ class NodeScores:
         found: Values = MOST * (clipped - SMALLEST_IMAGES) // (most - SMALLEST_IMAGES)
         return found
 
+    @cached_property
+    def _image_names(self) -> tuple[list[str], NDArray[np.int32]]:
+        """Return the distinct names of images, separated by spaces, and those of each row."""
+        names = self._snapshot.images["names"].combine_chunks().dictionary_encode()
+        if isinstance(names, pa.ChunkedArray):
+            names = names.combine_chunks()
+        return names.dictionary.to_pylist(), names.indices.to_numpy()
+
     def _image(self, name: str) -> Values:
         """Return int64[nodes]: the size of an image where it is, scaled by how many nodes have it."""
         if ":" not in name.rpartition("/")[2]:
@@ -284,18 +292,16 @@ class NodeScores:
         found = self._sizes.get(name)
         if found is None:
             images, nodes = self._snapshot.images, self._snapshot.node_count
-            pattern = rf"(^| ){_escaped(name)}($| )"
-            rows = np.flatnonzero(pc.match_substring_regex(images["names"], pattern).to_numpy())
+            texts, codes = self._image_names
+            rows = np.flatnonzero(
+                np.isin(codes, [at for at, text in enumerate(texts) if name in text.split()])
+            )
             found = np.zeros(nodes, np.int64)
             at = images["node"].to_numpy()[rows]
             found[at] = images["size"].to_numpy()[rows]
             found = (found * (len(np.unique(at)) / max(nodes, 1))).astype(np.int64)
             self._sizes[name] = found
         return found
-
-
-def _escaped(name: str) -> str:
-    return "".join(char if char.isalnum() or char in "/-_:@" else f"\\{char}" for char in name)
 
 
 def _assume(pod: Pod) -> bool:
