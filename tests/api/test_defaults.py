@@ -29,3 +29,22 @@ spec:
         "requests": {"cpu": "1m", "memory": "1500m"},
         "limits": {"cpu": "2m", "memory": "1Gi"},
     }
+
+
+def test_a_pods_limit_is_its_request_where_the_containers_request_nothing():
+    text = b"""
+apiVersion: v1
+kind: Pod
+metadata: {name: a}
+spec:
+  resources: {limits: {cpu: "1", memory: 16Mi}}
+  containers:
+  - {name: c, resources: {requests: {cpu: 100m}}}
+  - {name: d, resources: {requests: {cpu: 200m}}}
+"""
+    (pod,), _ = parse_pods(text, "a.yaml")
+    apply_defaults(pod)
+    assert to_builtins(pod.spec)["resources"] == {
+        "limits": {"cpu": "1", "memory": "16Mi"},
+        "requests": {"cpu": "300m", "memory": "16Mi"},
+    }

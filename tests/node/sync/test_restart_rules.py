@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from engine.api.pod import (
@@ -129,6 +130,9 @@ async def test_a_pod_starts_again_in_its_sandbox(rig: Rig, hollow: HollowRuntime
     status = rig.pod("anew").status
     last = status.container_statuses[1].last_state.terminated
     assert (last.exit_code, last.reason) == (137, "RestartingAllContainers")
+    assert msgspec.to_builtins(last)["finishedAt"] is None, (
+        "a kubelet writes a time that is not known as null"
+    )
     conditions = {c.type: c.status for c in status.conditions}
     assert "AllContainersRestarting" in conditions
     assert conditions["Initialized"] == "True"
