@@ -424,6 +424,14 @@ def test_make_installs_what_is_locked_and_nothing_else() -> None:
     assert others == []
 
 
+def test_make_run_installs_what_a_node_needs_and_nothing_else() -> None:
+    text = (ROOT / "Makefile").read_text()
+    needed = dict(re.findall(r"^(run|\$\(VENV\)/\.(?:node|kernels)): (.*)$", text, re.MULTILINE))
+    assert needed["run"].split() == ["$(VENV)/.node", "$(VENV)/.kernels"]
+    assert needed["$(VENV)/.node"].split()[0] == "requirements/node.txt"
+    assert "$(VENV)/.installed" not in " ".join(needed.values())
+
+
 def test_what_users_install_has_an_upper_bound() -> None:
     """A major version of a library may take away what is used here."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
