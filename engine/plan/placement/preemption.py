@@ -70,7 +70,7 @@ class Preemptor:
         self, row: int, node: int, request: NDArray[np.int64], lower: NDArray[np.int64]
     ) -> tuple[list[int], int] | None:
         """Return the pods that must leave a node, and how many budgets would be exceeded; None if the pod
-        fits without none of them.
+        does not fit without all of them either.
 
         First all leave; then each comes back if the pod still fits, protected and important ones first.
         """
