@@ -29,6 +29,7 @@ HELD = {
     "git clone <this repository>": "the checkout that is tested has been made",
     "apt install ": "changes the machine; `make system-packages` installs these",
     "kubeadm ": "makes clusters, from images of Kubernetes that tests do not have",
+    "pip install 'kubengine[plan]' jupyterlab": "installs much; tests/plan/test_notebook.py runs the cells",
     "pip install --no-deps dist/": "of a wheel that `make dist` built; test_packages.py installs one",
     "kubengine plan devices --resource nvidia.com/gpu": "a synthetic cluster has no GPUs",
     "kubectl get nodes -o wide": "of a cluster that kubeadm made",
