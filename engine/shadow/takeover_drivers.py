@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import Iterator
 from contextlib import closing, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from engine.api.errors import KubengineError, Refused
 from engine.csi import places, volume_data
 from engine.csi.volume_data import VolumeData
 from engine.plugins.channel import PluginChannel
-from engine.plugins.watcher import MAX_INFO, RegistrationDeadlines, plugin_info
+from engine.plugins.watcher import MAX_DEPTH, MAX_ENTRIES, MAX_INFO, RegistrationDeadlines, plugin_info
 from engine.shadow.takeover import NodeFinding, PublishedVolume
 
 REGISTRY: Final = "plugins_registry"
@@ -27,7 +27,7 @@ _DEADLINES: Final = RegistrationDeadlines(dial=2.0, get_info=2.0)
 
 async def registered_drivers(root: Path) -> set[tuple[str, str]]:
     """Return type and name of each plugin that answers at its socket below `plugins_registry`."""
-    sockets = await asyncio.to_thread(lambda: list(_sockets(root / REGISTRY)))
+    sockets = await asyncio.to_thread(_sockets, root / REGISTRY)
     names = await asyncio.gather(*map(_name, sockets))
     return {name for name in names if name is not None}
 
@@ -39,20 +39,37 @@ async def _name(socket: Path) -> tuple[str, str] | None:
     return None
 
 
-def _sockets(directory: Path) -> Iterator[Path]:
-    found = sorted(directory.rglob("*"))[:MOST_SOCKETS] if directory.is_dir() else []
-    for path in found:
-        with suppress(OSError):
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                yield path
+def _sockets(directory: Path) -> list[Path]:
+    """Return the sockets at and below a directory, within the bounds of the agent's plugin watcher: other
+    processes write there.
+    """
+    found: list[Path] = []
+    waiting, left = [directory], MAX_ENTRIES
+    while waiting and len(found) < MOST_SOCKETS:
+        now = waiting.pop()
+        entries = _entries(now, left)
+        left -= len(entries)
+        for entry in entries:
+            mode = _mode(entry)
+            if stat.S_ISSOCK(mode):
+                found.append(entry)
+            elif stat.S_ISDIR(mode) and len(entry.relative_to(directory).parts) <= MAX_DEPTH:
+                waiting.append(entry)
+    return found[:MOST_SOCKETS]
+
+
+def _mode(path: Path) -> int:
+    """Return the mode of a file, of a link itself, or 0 if it is gone."""
+    with suppress(OSError):
+        return path.lstat().st_mode
+    return 0
 
 
 def csi_volumes(root: Path) -> tuple[list[PublishedVolume], list[NodeFinding]]:
     """Return the published volumes of all pods, and those whose record cannot be used."""
     volumes: list[PublishedVolume] = []
     findings: list[NodeFinding] = []
-    pods = root / "pods"
-    for pod in sorted(pods.iterdir()) if pods.is_dir() else ():
+    for pod in _entries(root / "pods"):
         for volume in _entries(places.pods_volumes(root, pod.name)):
             _add(pod.name, volume.name, volume, volumes, findings)
         for device in _entries(places.pods_devices(root, pod.name)):
@@ -74,5 +91,8 @@ def _add(
     findings.append(NodeFinding(str(directory / places.DATA), text, stops=True))
 
 
-def _entries(directory: Path) -> list[Path]:
-    return sorted(directory.iterdir()) if directory.is_dir() else []
+def _entries(directory: Path, most: int = MAX_ENTRIES) -> list[Path]:
+    """Return the entries of a directory, in order, `most` at most; none if it cannot be read."""
+    with suppress(OSError):
+        return sorted(islice(directory.iterdir(), most))
+    return []

@@ -35,7 +35,7 @@ specs = st.fixed_dictionaries(
         "priority": st.sampled_from([0, 2_000_000_000]),
     },
 )
-actions = st.sampled_from(["reserve", "reserve", "reserve", "leave", "remove", "started"])
+actions = st.sampled_from(["reserve", "reserve", "reserve", "terminating", "remove", "started"])
 steps = st.lists(st.tuples(actions, st.integers(0, 4), specs), max_size=12)
 
 

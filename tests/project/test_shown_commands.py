@@ -49,6 +49,7 @@ HELD = {
     "kubengine plan replay ": "needs records of nodes; tests/plan/test_replay.py plays one",
     "kubengine takeover --check": "needs a kubelet; tests/shadow runs it next to one",
     "qemu-system-x86_64 ": "needs an image with the kubelet's test suite, and hours",
+    "strace -f -c -p ": "of an agent that starts pods meanwhile",
     "crictl ": "Debian has none; tests/containers make its calls",
     "export CONTAINER_RUNTIME_ENDPOINT=": "for crictl",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ from engine.dra.table import ClaimState, PreparedDevice
 from engine.memorymanager.restoring import LostMemory, RestoredMemory
 from engine.memorymanager.state import Block, MemoryState
 from engine.node.spec.cri_config import container_hash
+from engine.plugins.watcher import MAX_DEPTH
+from engine.shadow import takeover_drivers
 from engine.shadow.takeover import (
     Holdings,
     NodeFinding,
@@ -303,3 +306,21 @@ def check(kubelet: Kubelet, directory: Path) -> tuple[int, dict[str, Any]]:
     )  # fmt: skip
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
+
+
+async def test_a_deep_tree_of_plugins_is_read_only_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path.joinpath("plugins_registry", *["d"] * (MAX_DEPTH + 1))
+    deep.mkdir(parents=True)
+    asked: list[Path] = []
+
+    async def name(socket: Path) -> None:
+        asked.append(socket)
+
+    monkeypatch.setattr(takeover_drivers, "_name", name)
+    sockets = [tmp_path / "plugins_registry/s", deep.parent / "s", deep / "s"]
+    for path in sockets:
+        os.mknod(path, stat.S_IFSOCK | 0o600)
+    assert await takeover_drivers.registered_drivers(tmp_path) == set()
+    assert asked == sockets[:2]

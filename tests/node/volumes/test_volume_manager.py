@@ -140,12 +140,12 @@ class Objects(NoCluster):
     def __init__(self, **data: bytes) -> None:
         self.data: dict[str, bytes] | None = data
         self.tokens = 0
-        self.left: list[str] = []
+        self.forgotten: list[str] = []
         self.renew_at = float("inf")
         self._changed: Callable[[str], None] = lambda _: None
 
-    def leave(self, uid: str) -> None:
-        self.left.append(uid)
+    def forget(self, uid: str) -> None:
+        self.forgotten.append(uid)
 
     def on_change(self, changed: Callable[[str], None]) -> None:
         self._changed = changed
@@ -211,7 +211,7 @@ async def test_many_changes_end_in_the_last_one(keep: Callable[[Objects], Volume
     await eventually(lambda: shown(path) == {"a": b"49"})
     await keeper.tear_down("u1")
     assert not path.exists()
-    assert objects.left == ["u1"]
+    assert objects.forgotten == ["u1"]
 
 
 @pytest.mark.root
