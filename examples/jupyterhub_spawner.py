@@ -48,8 +48,6 @@ EVICTABLE = {"kubernetes.io/config.source": "api"}
 """Makes a manifest the pod of an API server: static pods are critical, and never evicted."""
 CONTAINER = "server"
 POLL_SECONDS = 0.1
-SETTLE_SECONDS = 2.0
-"""The reason of an eviction follows the end of the containers."""
 
 
 class SpawnFailed(Exception):
@@ -106,7 +104,7 @@ class KubengineSpawner(Spawner):
         write_atomically(self._manifest, json.dumps(self._pod_manifest()))
         while True:
             if (pod := self._pod(node)) is not None:
-                if reason := reason_of_end(pod):
+                if reason := self._reason_of_end(node, pod):
                     await self._remove_pod(node)
                     raise SpawnFailed(reason)
                 status = pod["status"]
@@ -128,11 +126,9 @@ class KubengineSpawner(Spawner):
         pod = self._pod(node)
         if pod is None:
             return None  # the agent has just started, and has not read the manifest yet
-        if reason_of_end(pod):
-            await asyncio.sleep(SETTLE_SECONDS)
-            pod = self._pod(node) or pod
-            self.ended = reason_of_end(pod)
-            self.log.warning("server of %s: %s", self._log_name, self.ended)
+        if reason := self._reason_of_end(node, pod):
+            self.ended = reason
+            self.log.warning("server of %s: %s", self._log_name, reason)
             await self._remove_pod(node)
             return exit_code(pod)
         await self._reclaim_if_idle(node, pod)
@@ -202,6 +198,18 @@ class KubengineSpawner(Spawner):
     def _pod(self, node: Node) -> Document | None:
         found = next((pod for pod in node.pods() if pod.metadata.name == self._pod_name), None)
         return to_document(found) if found is not None else None
+
+    def _reason_of_end(self, node: Node, pod: Document) -> str:
+        """Return why a pod ended; empty if it has not.
+
+        As with a kubelet, the status of an evicted pod has no reason if its process ends with exit status 0;
+        the event has it.
+        """
+        ended, uid = reason_of_end(pod), pod["metadata"]["uid"]
+        for event in node.recorder if ended else ():
+            if event.pod_uid == uid and event.reason == "Evicted":
+                return f"Evicted: {event.message}"
+        return ended
 
     async def _remove_pod(self, node: Node) -> None:
         self._manifest.unlink(missing_ok=True)
