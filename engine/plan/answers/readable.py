@@ -16,3 +16,8 @@ def readable(amount: int, unit: str) -> str:
     if unit != "bytes":
         return f"{amount:,} {SINGULAR.get(unit, unit) if amount == 1 else unit}".strip()
     return binary_size(amount) if amount >= 0 else f"-{binary_size(-amount)}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Format a count of things that an answer has no unit for: `1 replica`, `1,250 replicas`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

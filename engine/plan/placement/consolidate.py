@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from engine.plan.placement.constraints import Constraints, knows_constraints
 from engine.plan.placement.moves import Mover
-from engine.plan.placement.owners import of_daemon_sets, without_controller
+from engine.plan.placement.owners import bound_to_node, without_controller
 from engine.plan.placement.room import Room, Rule, largest_first, request_matrix
 from engine.plan.placement.topology import Undecidable
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.objects import node_object
-from engine.tables import MIRROR, STATIC
 
 CONTROL_PLANE: Final = "node-role.kubernetes.io/control-plane"
 
@@ -42,7 +41,7 @@ def consolidate(snapshot: Snapshot, held: NDArray[np.bool_], *, rule: Rule = "pa
     room = Room(snapshot)
     room.open &= snapshot.nodes["ready"].fill_null(True).to_numpy(zero_copy_only=False)
     mover = Mover(snapshot, room, constraints, rule)
-    staying = of_daemon_sets(snapshot) | ((snapshot.column("flags") & (STATIC | MIRROR)) != 0)
+    staying = bound_to_node(snapshot)
     single = without_controller(snapshot)
     requests = request_matrix(snapshot, np.arange(snapshot.placed))
     total = np.maximum(room.total[:2], 1)

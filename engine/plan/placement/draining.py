@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from engine.plan.placement.budgets import BudgetPace, Budgets, PacedBudget
 from engine.plan.placement.moves import Mover
-from engine.plan.placement.owners import of_daemon_sets
+from engine.plan.placement.owners import bound_to_node
 from engine.plan.placement.preemption import Preemptor
 from engine.plan.placement.room import request_matrix
 from engine.plan.placement.topology import Undecidable
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
-from engine.tables import MIRROR, STATIC
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,4 @@ class Draining:
     @cached_property
     def _pinned(self) -> NDArray[np.bool_]:
         """Return bool[placed]: daemons and static pods, which no other node takes."""
-        static = (self._snapshot.column("flags") & (STATIC | MIRROR)) != 0
-        pinned: NDArray[np.bool_] = of_daemon_sets(self._snapshot) | static
-        return pinned
+        return bound_to_node(self._snapshot)

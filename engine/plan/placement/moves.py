@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.plan.placement.constraints import Constraints
+from engine.plan.placement.constraints import Constraints, knows_constraints
 from engine.plan.placement.room import Room, Rule
 from engine.plan.placement.scores import NodeScores
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
@@ -38,6 +38,16 @@ class Mover:
         self._rule: Rule = "spread" if choice == "scheduler" else choice
         scored = constraints is not None and choice == "scheduler"
         self._scores = NodeScores(snapshot, room, constraints) if scored and constraints is not None else None
+
+    @classmethod
+    def over_all_nodes(cls, snapshot: Snapshot, choice: Choice) -> Mover:
+        """Return a mover over every node that takes pods, with the constraints that the snapshot has."""
+        room = Room(snapshot)
+        known = knows_constraints(snapshot)
+        if known:
+            # With constraints, cordoning is a taint, which a pod may tolerate.
+            room.open[:] = True
+        return cls(snapshot, room, Constraints(snapshot) if known else None, choice)
 
     def place(self, row: int, source: int, request: NDArray[np.int64]) -> Placement:
         """Move a pod from its node `source`, -1 for none, whose amounts stay booked.

@@ -8,11 +8,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from engine.plan.snapshot.columns import Snapshot
+from engine.tables import MIRROR, STATIC
 
 
 def of_daemon_sets(snapshot: Snapshot) -> NDArray[np.bool_]:
     """Return bool[placed]: pods of DaemonSets, which end with their node."""
     return _mask(pc.starts_with(_owners(snapshot), "DaemonSet/"))
+
+
+def bound_to_node(snapshot: Snapshot) -> NDArray[np.bool_]:
+    """Return bool[placed]: daemons and static pods, which no other node takes."""
+    static = (snapshot.column("flags") & (STATIC | MIRROR)) != 0
+    bound: NDArray[np.bool_] = of_daemon_sets(snapshot) | static
+    return bound
 
 
 def without_controller(snapshot: Snapshot) -> NDArray[np.bool_]:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
-from engine.plan.placement.constraints import Constraints, knows_constraints
+from engine.plan.placement.constraints import knows_constraints
 from engine.plan.placement.draining import DrainCourse, Draining, PodMove
 from engine.plan.placement.moves import Choice, Mover
 from engine.plan.placement.owners import of_daemon_sets, without_controller
-from engine.plan.placement.room import Room, largest_first, request_matrix
+from engine.plan.placement.room import largest_first, request_matrix
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.selection import select_nodes
 from engine.tables import MIRROR, STATIC
@@ -85,12 +85,9 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
     fates = {source: _Fate() for source in chosen.tolist()}
     known = knows_constraints(snapshot)
     pods = _moving(snapshot, np.flatnonzero(leaving[node]), rows, fates, parameters, known=known)
-    constraints = Constraints(snapshot) if known else None
     _note(snapshot, rows, parameters, known=known)
-    room = Room(snapshot)
-    # With constraints, cordoning is a taint, which a pod may tolerate.
-    room.open = ~leaving if known else room.open & ~leaving
-    mover = Mover(snapshot, room, constraints, parameters.rule)
+    mover = Mover.over_all_nodes(snapshot, parameters.rule)
+    mover.room.open &= ~leaving
     if parameters.rule != "scheduler":
         pods = pods[largest_first(snapshot, request_matrix(snapshot, pods))]
     course = Draining(snapshot, mover, preempts=parameters.preemption and known).run(pods)

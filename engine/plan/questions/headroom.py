@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
-from engine.plan.placement.constraints import Constraints, knows_constraints
+from engine.plan.answers.readable import counted
+from engine.plan.placement.constraints import knows_constraints
 from engine.plan.placement.moves import Mover
-from engine.plan.placement.owners import of_daemon_sets, without_controller
-from engine.plan.placement.room import Room, request_matrix
+from engine.plan.placement.owners import bound_to_node, without_controller
+from engine.plan.placement.room import request_matrix
 from engine.plan.placement.topology import Undecidable
 from engine.plan.reading.added import AddedPods, with_pods
 from engine.plan.reading.requested_pods import pod_like, priority_of_class
 from engine.plan.reading.workload_file import load_workloads
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.objects import node_object
-from engine.tables import MIRROR, STATIC
 
 ZONE: Final = "topology.kubernetes.io/zone"
 NO_CONSTRAINTS: Final = (
@@ -88,19 +88,14 @@ class _Headroom:
         self._snapshot, self._copies = with_pods(snapshot, copies)
         self._rows = Rows([*snapshot.node_names, ""])
         self._cluster = snapshot.node_count
-        room = Room(self._snapshot)
-        known = knows_constraints(self._snapshot)
-        if known:
-            # With constraints, cordoning is a taint, which a pod may tolerate.
-            room.open[:] = True
-        else:
+        if not knows_constraints(self._snapshot):
             self._rows.note(NO_CONSTRAINTS)
-        self._mover = Mover(self._snapshot, room, Constraints(self._snapshot) if known else None, "scheduler")
+        self._mover = Mover.over_all_nodes(self._snapshot, "scheduler")
         self._requests = request_matrix(self._snapshot, np.arange(self._snapshot.pods.num_rows))
         self._node: NDArray[np.int64] = np.full(self._snapshot.pods.num_rows, NO_NODE)
         self._node[: snapshot.placed] = snapshot.column("node")
         single = without_controller(snapshot)
-        pinned = of_daemon_sets(snapshot) | ((snapshot.column("flags") & (STATIC | MIRROR)) != 0)
+        pinned = bound_to_node(snapshot)
         self._ends = single | pinned
         self._single = int((single & ~pinned).sum())
 
@@ -135,7 +130,7 @@ class _Headroom:
                     break
                 places[target] += 1
             for node, count in sorted(places.items()):
-                said = f"of {_counted(workload.count, 'replica')}"
+                said = f"of {counted(workload.count, 'replica')}"
                 self._rows.add(node, "places", _label(workload), said, count, "pods")
             total += workload.count
         return total, left
@@ -224,7 +219,7 @@ class _Headroom:
             self._rows.add(node, "loses", loss.name, loss.why, loss.lost, "pods")
             return
         for workload, count in zip(self._workloads, loss.more, strict=True):
-            said = f"of {_label(workload)}, after {_counted(loss.moved, 'pod')} moved"
+            said = f"of {_label(workload)}, after {counted(loss.moved, 'pod')} moved"
             self._rows.add(node, "survives", loss.name, said, count, "pods")
 
     def _headline(self, pods: int, left: int, more: Sequence[int], losses: Sequence[_Loss]) -> str:
@@ -245,8 +240,8 @@ class _Headroom:
         if losing:
             worst = max(losing, key=lambda one: one.lost)
             return (
-                f"{said} {len(losing):,} of {_counted(len(losses), kind)} cannot fail without pods losing "
-                f"their place: {_counted(worst.lost, 'pod')} if {worst.name} fails."
+                f"{said} {len(losing):,} of {counted(len(losses), kind)} cannot fail without pods losing "
+                f"their place: {counted(worst.lost, 'pod')} if {worst.name} fails."
             )
         least = [min(losses, key=lambda one: one.more[number]) for number in range(len(labels))]
         kept = ", ".join(
@@ -273,7 +268,3 @@ def _workloads(snapshot: Snapshot, parameters: HeadroomParameters) -> list[Added
 
 def _label(workload: AddedPods) -> str:
     return f"{workload.pod.metadata.namespace or 'default'}/{workload.pod.metadata.name}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

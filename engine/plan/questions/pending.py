@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
+from engine.plan.answers.readable import counted
 from engine.plan.placement.consolidate import CONTROL_PLANE
-from engine.plan.placement.constraints import Constraints, knows_constraints
+from engine.plan.placement.constraints import knows_constraints
 from engine.plan.placement.moves import Mover
 from engine.plan.placement.owners import of_daemon_sets
-from engine.plan.placement.room import Room, request_matrix
+from engine.plan.placement.room import request_matrix
 from engine.plan.placement.topology import Undecidable
 from engine.plan.reading.added import with_nodes
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
@@ -120,7 +121,7 @@ class _Pending:
         snapshot, rows = self._snapshot, self._rows
         phases = snapshot.pods["phase"].slice(snapshot.placed).to_pylist()
         pods = [snapshot.placed + place for place, phase in enumerate(phases) if phase in ("Pending", "")]
-        mover = _mover(snapshot, "scheduler")
+        mover = Mover.over_all_nodes(snapshot, "scheduler")
         requests = request_matrix(snapshot, np.array(pods, np.int64))
         priority: NDArray[np.int32] = snapshot.pods["priority"].to_numpy()
         waiting = {}
@@ -146,7 +147,7 @@ class _Pending:
         if not count:
             return GroupGrowth(group, 0, (), {})
         larger = with_nodes(snapshot, group.like, count, _daemons(snapshot, group.like))
-        mover = _mover(larger, "pack")
+        mover = Mover.over_all_nodes(larger, "pack")
         mover.room.open[:] = False
         requests = request_matrix(snapshot, np.array(pods, np.int64))
         used, taken, refused = 0, list[int](), dict[int, str]()
@@ -185,9 +186,7 @@ class _Pending:
             said[growth.refused.get(row, "").removeprefix("no node of 1: 1 ")] += 1
         if not said:
             return "no node group to grow"
-        return "; ".join(
-            f"{count} {'group' if count == 1 else 'groups'} {why}" for why, count in said.items()
-        )
+        return "; ".join(f"{counted(count, 'group')} {why}" for why, count in said.items())
 
     def _add(self, decision: str, one: GroupGrowth) -> None:
         labels = [self._snapshot.pod_label(row) for row in one.pods[:3]]
@@ -209,29 +208,15 @@ class _Pending:
         if not waiting:
             return "No pod is pending for want of a node."
         helped = sum(len(one.pods) for one in grown)
-        parts = [f"{_counted(waiting, 'pod')} pending for want of a node"]
+        parts = [f"{counted(waiting, 'pod')} pending for want of a node"]
         if grown:
-            nodes = ", ".join(f"{_counted(one.nodes, 'node')} more of {one.group.name}" for one in grown)
+            nodes = ", ".join(f"{counted(one.nodes, 'node')} more of {one.group.name}" for one in grown)
             costs = [cost for one in grown if (cost := self._cost(one)) is not None]
             price = f" ({sum(costs):,.2f})" if costs else ""
             parts.append(f"{helped} would run with {nodes}{price}")
         if left:
             parts.append(f"no node group takes {left}")
         return "; ".join(parts) + "."
-
-
-def _mover(snapshot: Snapshot, choice: str) -> Mover:
-    room = Room(snapshot)
-    known = knows_constraints(snapshot)
-    if known:
-        # With constraints, cordoning is a taint, which a pod may tolerate.
-        room.open[:] = True
-    return Mover(
-        snapshot,
-        room,
-        Constraints(snapshot) if known else None,
-        "scheduler" if choice == "scheduler" else "pack",
-    )
 
 
 def _node_groups(snapshot: Snapshot, label: str) -> list[NodeGroup]:
@@ -259,7 +244,3 @@ def _daemons(snapshot: Snapshot, node: int) -> dict[str, int]:
     rows = first + np.flatnonzero(of_daemon_sets(snapshot)[first:last])
     sums = request_matrix(snapshot, rows).sum(axis=0)
     return dict(zip(snapshot.resources.names, sums.tolist(), strict=True)) | {"pods": len(rows)}
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

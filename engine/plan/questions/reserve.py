@@ -13,6 +13,7 @@ from msgspec import Meta
 from engine.api.amounts.sizes import quantity_size
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
+from engine.plan.answers.readable import counted
 from engine.plan.history.history import History
 from engine.plan.history.history_file import read_history
 from engine.plan.rightsizing.replay import POD_BATCH, PodUse
@@ -117,7 +118,7 @@ class _Reserve:
             if all(one.system.get(measure) is None for one in nodes):
                 self._rows.notes[NO_SYSTEM] = 0
             said = (
-                f"p{percentile:g} of {found.values:,} values of {_counted(len(nodes), 'node')}, plus "
+                f"p{percentile:g} of {found.values:,} values of {counted(len(nodes), 'node')}, plus "
                 f"{parameters.margin:g} %; {found.above:,} values above"
             )
             for field, value in (("kubeReserved", found.kube), ("systemReserved", found.system)):
@@ -184,7 +185,3 @@ class _Reserve:
 
 def _amount(value: int, measure: str) -> str:
     return quantity_size(value) if measure == "memory" else f"{value}m"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

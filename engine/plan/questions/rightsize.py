@@ -26,6 +26,7 @@ from engine.api.quantity import Quantity
 from engine.eviction.signals import ALLOCATABLE_MEMORY_AVAILABLE, MEMORY_AVAILABLE
 from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.plan.answers.answer import Answer, Rows
+from engine.plan.answers.readable import counted
 from engine.plan.history.history import History
 from engine.plan.history.history_file import read_history
 from engine.plan.placement.budgets import Budgets
@@ -382,7 +383,7 @@ class _Study:
             total = self._snapshot.node_count
             fewer = after - before
             parts.append(
-                f"{_counted(abs(fewer), 'node')} {'fewer' if fewer >= 0 else 'more'}: "
+                f"{counted(abs(fewer), 'node')} {'fewer' if fewer >= 0 else 'more'}: "
                 f"the new requests need {total - after} of {total} nodes, today's need {total - before}"
             )
             saved = self._saved()
@@ -392,7 +393,7 @@ class _Study:
             labels = set().union(*self._at_risk.values())
             kinds = ", ".join(f"{len(pods)} {kind}" for kind, pods in self._at_risk.items())
             today = f"; {self._today} evicted with today's requests and nodes" if self._today else ""
-            parts.append(f"{_counted(len(labels), 'pod')} at risk{f' ({kinds})' if kinds else ''}{today}")
+            parts.append(f"{counted(len(labels), 'pod')} at risk{f' ({kinds})' if kinds else ''}{today}")
         return ". ".join(parts) + "."
 
     def _saved(self) -> str:
@@ -417,10 +418,6 @@ def _amount(value: int | None, name: str) -> str:
     if name == "memory":
         return quantity_size(value)
     return f"{value}m" if value % 1000 else str(value // 1000)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _requested(snapshot: Snapshot) -> NDArray[np.int64]:

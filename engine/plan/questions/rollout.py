@@ -9,7 +9,7 @@ under both configurations.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -258,47 +258,48 @@ def _shown(value: Any) -> str:
 
 def _courses(snapshot: Snapshot, parameters: RolloutParameters, rows: Rows) -> Iterator[tuple[int, _Row]]:
     """Yield the rows of other questions that only the next configuration gives, with the node of each."""
-    names = snapshot.node_names
+    numbers = {name: number for number, name in enumerate(snapshot.node_names)}
     following: dict[str, Any] = {"config": parameters.config, "changes": parameters.changes}
     for resource, kind in KINDS.items():
         now = evict(snapshot, EvictParameters(resource=resource))
         coming = evict(snapshot, EvictParameters(resource=resource, **following))
-        yield from ((node, row) for node, row in _only_second(now, coming, names) if row.decision in _COURSE)
-        unknown = sum(row.decision == "unknown" for _, row in _rows_of(coming, names))
+        yield from (
+            (node, row) for node, row in _only_second(now, coming, numbers) if row.decision in _COURSE
+        )
+        unknown = sum(row.decision == "unknown" for _, row in _rows_of(coming, numbers))
         if unknown:
             rows.note(
                 f"nodes without a reading of {kind.signals[0]}: evictions for it are not judged", unknown
             )
     frees = image_gc(snapshot, ImageGCParameters(images=False))
     would_free = image_gc(snapshot, ImageGCParameters(images=False, **following))
-    idle = {node for node, row in _rows_of(frees, names) if row.decision == "idle"}
-    for node, row in _only_second(frees, would_free, names):
+    idle = {node for node, row in _rows_of(frees, numbers) if row.decision == "idle"}
+    for node, row in _only_second(frees, would_free, numbers):
         if row.decision in ("collect", "short") or (row.decision == "idle" and node not in idle):
             yield node, row
     values: dict[str, Any] = {"version": parameters.version, "detail": list(_VALUES)}
     written = cgroups(snapshot, CgroupsParameters(**values))
     would_be = cgroups(snapshot, CgroupsParameters(**values, **following))
-    yield from _resized(written, would_be, names)
+    yield from _resized(written, would_be, numbers)
 
 
-def _rows_of(answer: Answer, names: Sequence[str]) -> Iterator[tuple[int, _Row]]:
-    numbers = {name: number for number, name in enumerate(names)}
+def _rows_of(answer: Answer, numbers: Mapping[str, int]) -> Iterator[tuple[int, _Row]]:
     columns = (answer.table[name].to_pylist() for name in ("node", *_Row._fields))
     for node, *row in zip(*columns, strict=True):
         yield numbers[node], _Row(*row)
 
 
-def _only_second(first: Answer, second: Answer, names: Sequence[str]) -> Iterator[tuple[int, _Row]]:
+def _only_second(first: Answer, second: Answer, numbers: Mapping[str, int]) -> Iterator[tuple[int, _Row]]:
     """Yield the rows that only the second answer has; a pod is evicted for whichever reason."""
 
     def key(node: int, row: _Row) -> tuple[object, ...]:
         return (node, row.decision, row.object) if row.decision == "evict" else (node, *row)
 
-    known = {key(node, row) for node, row in _rows_of(first, names)}
-    return ((node, row) for node, row in _rows_of(second, names) if key(node, row) not in known)
+    known = {key(node, row) for node, row in _rows_of(first, numbers)}
+    return ((node, row) for node, row in _rows_of(second, numbers) if key(node, row) not in known)
 
 
-def _resized(first: Answer, second: Answer, names: Sequence[str]) -> Iterator[tuple[int, _Row]]:
+def _resized(first: Answer, second: Answer, numbers: Mapping[str, int]) -> Iterator[tuple[int, _Row]]:
     """Yield for each node and cgroup file how many groups get another value."""
     both = pa.concat_tables([first.table, second.table]).unify_dictionaries().combine_chunks()
     nodes, files = (both[name].chunk(0) for name in ("node", "decision"))
@@ -317,7 +318,6 @@ def _resized(first: Answer, second: Answer, names: Sequence[str]) -> Iterator[tu
         strict=True,
     ):
         found.setdefault(place, Counter())[values] += 1
-    numbers = {name: number for number, name in enumerate(names)}
     for (node, of_file), counts in sorted(found.items()):
         file = files.dictionary[of_file].as_py()
         (was, becomes), _ = counts.most_common(1)[0]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from engine.admission import NodeAllocations, decide
+from engine.admission.readmission import ADMITTED
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import PreemptionSection
 from engine.api.lifecycle import AdmissionRejected
@@ -15,8 +14,7 @@ from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.eviction import admission as under_pressure
-
-ADMITTED: Final = "admitted"
+from engine.plan.rollout.amounts import with_allocatable
 
 
 class ReplayVerdict(NamedTuple):
@@ -46,8 +44,7 @@ class AdmissionReplay:
 
     def set_node(self, node: Node) -> None:
         """Take the node as it was recorded."""
-        status = msgspec.structs.replace(node.status, allocatable=dict(self._amounts(node)))
-        node = msgspec.structs.replace(node, status=status)
+        node = with_allocatable(node, self._amounts(node))
         if self._admitted is None:
             self._admitted = NodeAllocations(node)
         else:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from engine.admission.failures import is_of_predicates
+from engine.admission.readmission import ADMITTED
 from engine.eviction.message import REASON
-from engine.plan.replay.admission import ADMITTED
 from engine.plan.replay.replay import REFUSED, Replayed
 from engine.record.reader import moment
 

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from engine.admission.readmission import ADMITTED
 from engine.api.config import KubeletConfiguration, keep_zeros
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import KubengineConfiguration
@@ -31,7 +32,7 @@ from engine.eviction.signals import (
     PID_PRESSURE,
 )
 from engine.eviction.thresholds import Threshold
-from engine.plan.replay.admission import ADMITTED, AdmissionReplay
+from engine.plan.replay.admission import AdmissionReplay
 from engine.plan.replay.pressure import Freed, PressureReplay, eviction_order
 from engine.plan.replay.recorded import NodeRecording, Run
 from engine.plan.rollout.amounts import allocatable, changed, settings_of

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from engine.api.config import KubeletConfiguration
+from engine.api.node import Node
 from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import CPU, EPHEMERAL_STORAGE, HUGEPAGES_PREFIX, MEMORY, PODS
 from engine.cgroups.formulas.allocatable import without_huge_pages
@@ -28,6 +31,12 @@ def allocatable(config: KubeletConfiguration, capacity: Amounts, settings: Cgrou
     cores = capacity.get(CPU, ZERO).value
     found[PODS] = Quantity.from_value(min(most, cores * per_core) if per_core and cores else most)
     return found
+
+
+def with_allocatable(node: Node, amounts: Amounts) -> Node:
+    """Return the node with other allocatable amounts."""
+    status = msgspec.structs.replace(node.status, allocatable=dict(amounts))
+    return msgspec.structs.replace(node, status=status)
 
 
 def changed(reported: Amounts, before: Amounts | None, after: Amounts) -> Amounts:

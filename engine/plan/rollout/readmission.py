@@ -7,13 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from engine.admission.readmission import ADMITTED, Readmission
-from engine.api.node import Node
 from engine.api.resources import PODS, scaled
-from engine.plan.rollout.amounts import Amounts
+from engine.plan.rollout.amounts import Amounts, with_allocatable
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.objects import node_object, pod_object
 
@@ -36,8 +34,8 @@ def refusals(snapshot: Snapshot, node: int, before: Amounts | None, after: Amoun
     """
     found = Refusals()
     about = node_object(snapshot, node)
-    now = Readmission(_with(about, before)) if before is not None else None
-    coming = Readmission(_with(about, after))
+    now = Readmission(with_allocatable(about, before)) if before is not None else None
+    coming = Readmission(with_allocatable(about, after))
     first, last = int(snapshot.offsets[node]), int(snapshot.offsets[node + 1])
     created = snapshot.column("created", slice(first, last))
     rows: dict[str, int] = {}
@@ -63,8 +61,3 @@ def all_fit(amounts: Amounts, pods: int, requested: Mapping[str, int]) -> bool:
         for name, requests in requested.items()
         if requests
     )
-
-
-def _with(node: Node, amounts: Amounts) -> Node:
-    status = msgspec.structs.replace(node.status, allocatable=dict(amounts))
-    return msgspec.structs.replace(node, status=status)
