@@ -35,7 +35,6 @@ from engine.transport.grpc_channel import CallFailed
 from engine.wire import csi_v1_pb2 as wire
 
 CALL_SECONDS: Final = 120.0
-MAX_ANSWER: Final = 4 << 20
 BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600)
 _UNSETTLED = frozenset({CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED, ABORTED})
 _NODE = "/csi.v1.Node/"
@@ -58,7 +57,7 @@ class CsiDriverClient:
     def __init__(self, name: str, socket: Path, registry: Registry, seconds: float = CALL_SECONDS) -> None:
         self._name = name
         self._seconds = seconds
-        self._channel = PluginChannel(socket, limit=MAX_ANSWER)
+        self._channel = PluginChannel(socket)
         self._lasted = registry.histogram(
             "csi_operations_seconds",
             "Container Storage Interface operation duration with gRPC error code total.",

@@ -14,7 +14,7 @@ import msgspec
 
 from engine.dra.table import ClaimState, PreparedDevice
 
-MAX_DEVICES: Final = 4096
+MAX_CLAIM_DEVICES: Final = 4096
 """Devices of one claim that one driver may name; a claim allocates 32 at most."""
 
 MAX_TEXT: Final = 512
@@ -73,8 +73,8 @@ def check_answers(
 
 
 def _wrong_devices(devices: Sequence[PreparedDevice]) -> str:
-    if len(devices) > MAX_DEVICES:
-        return f"{len(devices)} devices, more than {MAX_DEVICES}"
+    if len(devices) > MAX_CLAIM_DEVICES:
+        return f"more than {MAX_CLAIM_DEVICES} devices"
     for device in devices:
         if not device.pool or not device.device:
             return f"a device without a name: pool {device.pool!r}, device {device.device!r}"

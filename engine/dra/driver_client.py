@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import DecodeError, Message
 
 from engine.api.grpc_codes import NAMES, UNIMPLEMENTED, rpc_error
-from engine.dra.answers import ClaimAnswer
+from engine.dra.answers import MAX_CLAIM_DEVICES, ClaimAnswer
 from engine.dra.driver_calls import DraDriverFailed, NoHealth
-from engine.dra.health import HEALTHY, UNHEALTHY, UNKNOWN, DeviceHealth, reported
+from engine.dra.health import HEALTHY, MAX_DEVICES, UNHEALTHY, UNKNOWN, DeviceHealth, reported
 from engine.dra.table import ClaimState, PreparedDevice
 from engine.metrics import Registry
 from engine.plugins.channel import Answer, PluginChannel
@@ -22,7 +23,6 @@ from engine.wire import dra_health_v1alpha1_pb2 as health_wire
 from engine.wire import dra_v1_pb2 as wire
 
 CALL_SECONDS: Final = 45.0
-MAX_ANSWER: Final = 4 << 20
 BUCKETS: Final = tuple(0.1 * 400 ** (i / 14) for i in range(15))
 _HEALTH: Final = "/v1alpha1.DRAResourceHealth/NodeWatchResources"
 _HEALTH_WORDS = {health_wire.HEALTHY: HEALTHY, health_wire.UNHEALTHY: UNHEALTHY}
@@ -40,7 +40,7 @@ class DraDriverClient:
         self._name = name
         self._prefix = f"/k8s.io.kubelet.pkg.apis.dra.{service}/"
         self._seconds = seconds
-        self._channel = PluginChannel(socket, limit=MAX_ANSWER)
+        self._channel = PluginChannel(socket)
         self._lasted = registry.histogram(
             "dra_grpc_operations_duration_seconds",
             "Duration in seconds of the DRA gRPC operations",
@@ -61,14 +61,14 @@ class DraDriverClient:
         request = wire.NodePrepareResourcesRequest(claims=_named(claims))
         answer = await self._call("NodePrepareResources", request, wire.NodePrepareResourcesResponse)
         return {
-            uid: ClaimAnswer(tuple(map(_device, result.devices)), result.error)
-            for uid, result in answer.claims.items()
+            uid: ClaimAnswer(_devices(answer.claims[uid].devices), answer.claims[uid].error)
+            for uid in _answered(claims, answer.claims)
         }
 
     async def unprepare(self, claims: Sequence[ClaimState]) -> Mapping[str, ClaimAnswer]:
         request = wire.NodeUnprepareResourcesRequest(claims=_named(claims))
         answer = await self._call("NodeUnprepareResources", request, wire.NodeUnprepareResourcesResponse)
-        return {uid: ClaimAnswer(error=result.error) for uid, result in answer.claims.items()}
+        return {uid: ClaimAnswer(error=answer.claims[uid].error) for uid in _answered(claims, answer.claims)}
 
     async def health(self) -> AsyncIterator[list[DeviceHealth]]:
         request = health_wire.NodeWatchResourcesRequest()
@@ -76,6 +76,8 @@ class DraDriverClient:
             async with aclosing(self._channel.messages(_HEALTH, request)) as messages:
                 async for message in messages:
                     listed = health_wire.NodeWatchResourcesResponse.FromString(message).devices
+                    if len(listed) > MAX_DEVICES:
+                        raise DraDriverFailed(f"more than {MAX_DEVICES} devices", begun=True)
                     yield [_health(device) for device in listed]
         except CallFailed as error:
             if error.status == UNIMPLEMENTED:
@@ -100,6 +102,19 @@ class DraDriverClient:
 
 def _named(claims: Sequence[ClaimState]) -> list[wire.Claim]:
     return [wire.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name) for claim in claims]
+
+
+def _answered(claims: Sequence[ClaimState], answers: Mapping[str, object]) -> list[str]:
+    """Return the claims, by uid, that an answer names of those asked, and one other if it names any: an
+    answer has room for hundreds of thousands.
+    """
+    asked = [claim.uid for claim in claims if claim.uid in answers]
+    return asked + list(islice((uid for uid in answers if uid not in asked), 1))
+
+
+def _devices(devices: Iterable[wire.Device]) -> tuple[PreparedDevice, ...]:
+    """Return devices as far as it takes to see that there are too many: a message has room for a million."""
+    return tuple(map(_device, islice(devices, MAX_CLAIM_DEVICES + 1)))
 
 
 def _device(device: wire.Device) -> PreparedDevice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,12 @@ from engine.api.errors import InvalidInput, Unavailable
 from engine.api.grpc_codes import INTERNAL
 from engine.transport.grpc_channel import CallFailed, Channel
 
-MAX_MESSAGE = 64 * 1024 * 1024
+MAX_MESSAGE = 4 * 1024 * 1024
+"""Bytes of a plugin's message; the kubelet's limit too, as it leaves gRPC's default."""
+STREAM_BYTES_PER_SECOND = 1024 * 1024
+"""Bytes of a stream that the agent reads. The most expensive lists take about 0.1 s of the event loop per
+MiB, so a plugin that never stops sending gets a tenth of the loop.
+"""
 MAX_SOCKET_PATH = 107
 
 Answer = TypeVar("Answer", bound=Message)
@@ -29,11 +35,13 @@ def check_socket_path(path: Path) -> None:
 
 
 class PluginChannel:
-    """Call the socket at `path`; each call raises `CallFailed`. `limit` is the maximum size of a message."""
+    """Call the socket at `path`. Each call raises `CallFailed`, also if a message has more than MAX_MESSAGE
+    bytes.
+    """
 
-    def __init__(self, path: Path, *, limit: int = MAX_MESSAGE) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._channel = Channel(str(path), limit=limit)
+        self._channel = Channel(str(path), limit=MAX_MESSAGE)
 
     async def reach(self, seconds: float) -> None:
         """Connect repeatedly until the plugin answers. Raises `Unavailable` if it does not."""
@@ -60,9 +68,12 @@ class PluginChannel:
         except (DecodeError, RecursionError, MemoryError):
             raise CallFailed(INTERNAL, "the response cannot be decoded") from None
 
-    def messages(self, method: str, request: Message) -> AsyncGenerator[bytes, None]:
-        """Yield serialized messages until the plugin ends the call."""
-        return self._channel.messages(method, request.SerializeToString())
+    async def messages(self, method: str, request: Message) -> AsyncGenerator[bytes, None]:
+        """Yield serialized messages until the plugin ends the call, STREAM_BYTES_PER_SECOND at most."""
+        async with aclosing(self._channel.messages(method, request.SerializeToString())) as messages:
+            async for message in messages:
+                yield message
+                await asyncio.sleep(len(message) / STREAM_BYTES_PER_SECOND)
 
     def close(self) -> None:
         """Close the channel; calls in progress fail."""

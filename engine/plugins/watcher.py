@@ -34,7 +34,6 @@ SERVICE = "/pluginregistration.Registration/"
 MAX_SOCKETS = 1000
 MAX_DEPTH = 32
 MAX_ENTRIES = 10_000
-MAX_INFO = 4 * 1024 * 1024
 _APPEARANCES = IN_CREATE | IN_MOVED_TO | IN_DELETE | IN_MOVED_FROM
 _FAILED = "RegisterPlugin error -- "
 
@@ -192,7 +191,7 @@ class PluginWatcher:
 
     async def _register(self, path: Path) -> tuple[PluginHandler, str, Path]:
         check_socket_path(path)
-        with closing(PluginChannel(path, limit=MAX_INFO)) as channel:
+        with closing(PluginChannel(path)) as channel:
             info = await plugin_info(channel, path, self._deadlines)
             endpoint = Path(info.endpoint) if info.endpoint else path
             failure: KubengineError | None = None

@@ -16,7 +16,7 @@ from engine.api.errors import KubengineError, Refused
 from engine.csi import places, volume_data
 from engine.csi.volume_data import VolumeData
 from engine.plugins.channel import PluginChannel
-from engine.plugins.watcher import MAX_DEPTH, MAX_ENTRIES, MAX_INFO, RegistrationDeadlines, plugin_info
+from engine.plugins.watcher import MAX_DEPTH, MAX_ENTRIES, RegistrationDeadlines, plugin_info
 from engine.shadow.takeover import NodeFinding, PublishedVolume
 
 REGISTRY: Final = "plugins_registry"
@@ -33,7 +33,7 @@ async def registered_drivers(root: Path) -> set[tuple[str, str]]:
 
 
 async def _name(socket: Path) -> tuple[str, str] | None:
-    with suppress(KubengineError), closing(PluginChannel(socket, limit=MAX_INFO)) as channel:
+    with suppress(KubengineError), closing(PluginChannel(socket)) as channel:
         info = await plugin_info(channel, socket, _DEADLINES)
         return info.type, info.name
     return None
