@@ -21,4 +21,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_engine.__all__})
+    return sorted({*_engine.__all__, *(name for name in globals() if name.startswith("__"))})
