@@ -25,7 +25,7 @@ from engine.testing.apiserver import ApiServer, ApiServerFault
 from engine.transport.http2 import WINDOW, Exchange
 from engine.transport.tls import ClientTLS
 from tests.cluster.conftest import Connect
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, eventually
 
 SECRETS = "/api/v1/namespaces/default/secrets"
 Object = dict[str, Any]
@@ -47,9 +47,13 @@ async def test_a_servers_limit_of_streams_asks_for_another_connection(tmp_path: 
     async with ApiServer(tmp_path, max_streams=3) as server:
         client = connect(server.kubeconfig("system:node:n1"))
         put(server)
-        server.fail(None, delay=0.1, times=None)
-        await asyncio.gather(*(client.get(f"{SECRETS}/s", Object) for _ in range(8)))
+        server.fail(None, delay=3600, times=None)
+        asked = [asyncio.create_task(client.get(f"{SECRETS}/s", Object)) for _ in range(8)]
+        await eventually(lambda: len(server.requests) == 8)
         assert server.open_connections == 3
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_requests_are_counted_by_result(server: ApiServer):

@@ -79,8 +79,9 @@ async def node(
 @BOTH
 async def test_failing_liveness_restarts_again_and_again(node, sidecar):
     for kind, (script, probe) in UNHEALTHY_AFTER_2_S.items():
-        times = {**FAST, "initialDelayMilliseconds": 1000}
-        node.run(script, name=kind, sidecar=sidecar, liveness={**probe, "failureThreshold": 1, "ms": times})
+        times = {**FAST, "initialDelayMilliseconds": 5000}
+        liveness = {**probe, "failureThreshold": 1, "timeoutSeconds": 20, "ms": times}
+        node.run(script, name=kind, sidecar=sidecar, liveness=liveness)
     seen = dict.fromkeys(UNHEALTHY_AFTER_2_S, 0)
 
     def grown() -> bool:
@@ -100,8 +101,9 @@ async def test_failing_liveness_restarts_again_and_again(node, sidecar):
 @BOTH
 async def test_healthy_liveness_never_restarts(node, sidecar):
     for kind, (script, probe) in HEALTHY.items():
-        times = {**FAST, "initialDelayMilliseconds": 1000}
-        node.run(script, name=kind, sidecar=sidecar, liveness={**probe, "failureThreshold": 1, "ms": times})
+        times = {**FAST, "initialDelayMilliseconds": 5000}
+        liveness = {**probe, "failureThreshold": 1, "timeoutSeconds": 20, "ms": times}
+        node.run(script, name=kind, sidecar=sidecar, liveness=liveness)
     await eventually(lambda: all(node.rig.phase(kind) == "Running" for kind in HEALTHY))
     await eventually(lambda: all(node.outcomes(kind)["success"] > 10 for kind in HEALTHY))
     assert {node.restarts(kind) for kind in HEALTHY} == {0}
