@@ -23,10 +23,9 @@ from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.plan import FaultLog, Snapshot
 from engine.plan.live.cluster_reader import read_cluster
-from engine.plan.placement.constraints import Constraints
 from engine.plan.placement.moves import Mover
 from engine.plan.placement.preemption import Preemptor
-from engine.plan.placement.room import Room, request_matrix
+from engine.plan.placement.room import request_matrix
 from engine.plan.snapshot.columns import NO_NODE
 from tests.cluster.control_plane import ControlPlane, Object, binaries
 from tests.plan.placement.made_cluster import HOST, PREFERRED, REQUIRED, ZONE
@@ -39,6 +38,7 @@ SETS = "/apis/apps/v1/namespaces/default/replicasets"
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 APPS = ("web", "cache", "db", "batch")
 IMAGE = "registry.example/app:1"
+GATE = "example.com/wait"
 NODE_COUNT, POD_COUNT = 12, 100
 
 
@@ -48,6 +48,7 @@ class Site:
     def __init__(self, plane: ControlPlane, admin: ApiClient, draw: random.Random) -> None:
         self.plane, self.admin, self.draw = plane, admin, draw
         self.sets: dict[str, str] = {}
+        self.unplaced: list[Object] = []
 
     async def prepare(self) -> None:
         with contextlib.suppress(ApiError):
@@ -135,9 +136,23 @@ class Site:
         }
 
     async def run(self, pod: Object) -> str:
-        """Create a pod and return its node, empty if it gets none."""
+        """Create a pod and return its node, empty if it gets none.
+
+        A pod without a node is deleted: the scheduler would retry it after a later pod, unseen.
+        """
+        name = pod["metadata"]["name"]
         await self.admin.create(PODS, pod, Object)
-        return await self.node_of(pod["metadata"]["name"])
+        node = await self.node_of(name)
+        if not node:
+            await self.admin.delete(f"{PODS}/{name}", {})
+            self.unplaced.append(pod)
+        return node
+
+    async def bring_back_unplaced(self) -> None:
+        """Create the pods without a node again, behind a gate that keeps the scheduler from them."""
+        for pod in self.unplaced:
+            spec = pod["spec"] | {"schedulingGates": [{"name": GATE}]}
+            await self.admin.create(PODS, pod | {"spec": spec}, Object)
 
     async def node_of(self, name: str, *, gated: bool = False) -> str:
         """Wait until the scheduler has decided. Of one that was `gated`, wait for a node."""
@@ -185,9 +200,7 @@ class Repeated:
     @classmethod
     def of(cls, snapshot: Snapshot) -> Repeated:
         """All pods have left their nodes."""
-        room = Room(snapshot)
-        room.open[:] = True
-        mover = Mover(snapshot, room, Constraints(snapshot), "scheduler")
+        mover = Mover.over_all_nodes(snapshot, "scheduler")
         rows = {name: row for row, name in enumerate(snapshot.pods["name"].to_pylist())}
         requests = request_matrix(snapshot, np.arange(len(rows)))
         for row in range(snapshot.placed):
@@ -219,6 +232,7 @@ async def test_pods_are_placed_where_the_scheduler_binds_them(site: Site) -> Non
     bound = {f"p{number:03}": "" for number in range(POD_COUNT)}
     for name in bound:
         bound[name] = await site.run(site.pod(name))
+    await site.bring_back_unplaced()
     repeated = Repeated.of(await site.snapshot())
     different = {}
     for name, node in bound.items():
@@ -240,8 +254,7 @@ async def test_the_same_pods_are_preempted(site: Site) -> None:
         await site.run(plain(f"p{number:03}", f"{site.draw.randrange(5, 15)}00m"))
     for number in range(5):
         name = f"large{number}"
-        gates = [{"name": "example.com/wait"}]
-        large = plain(name, "1900m", priorityClassName="high", schedulingGates=gates)
+        large = plain(name, "1900m", priorityClassName="high", schedulingGates=[{"name": GATE}])
         await site.admin.create(PODS, large, Object)
         before = await site.snapshot()
         await site.open_gate(name)
@@ -256,9 +269,8 @@ async def test_the_same_pods_are_preempted(site: Site) -> None:
 
 def preempted(snapshot: Snapshot, row: int, node: str) -> tuple[int, ...]:
     """The pods that leave for one, on the node that the planner prefers or on this one; none if it fits."""
-    room = Room(snapshot)
-    room.open[:] = [not node or name == node for name in snapshot.node_names]
-    mover = Mover(snapshot, room, Constraints(snapshot), "scheduler")
+    mover = Mover.over_all_nodes(snapshot, "scheduler")
+    mover.room.open[:] = [not node or name == node for name in snapshot.node_names]
     request = request_matrix(snapshot, np.array([row]))[0]
     if mover.place(row, NO_NODE, request).node != NO_NODE:
         return ()
