@@ -18,6 +18,7 @@ from rich.console import Console
 
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import COLUMNS, Answer, Rows, joined
+from engine.plan.answers.diff import difference
 from engine.plan.answers.explain import SENTENCES, explain
 from engine.plan.answers.output import format_for, print_table, provenance, write_answer
 from engine.plan.answers.readable import readable
@@ -195,13 +196,16 @@ def test_the_page_renders_in_a_browser(answer, source, tmp_path):
     assert picture.stat().st_size > 30_000
 
 
-def scripted(answer: Answer, source: dict, directory: Path, script: str = "", fragment: str = "") -> str:
+def scripted(
+    answer: Answer, source: dict, directory: Path, script: str = "", fragment: str = "", width: int = 1300
+) -> str:
     """Return the page's elements after a script has used it, as a browser has them."""
     page = directory / "used.html"
     page.write_text(render(answer, source).replace("</body>", f"<script>{script}</script></body>"))
     options = [
         "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-        f"--user-data-dir={directory / 'profile'}", "--virtual-time-budget=2000", "--window-size=1300,2000",
+        f"--user-data-dir={directory / 'profile'}", "--virtual-time-budget=2000",
+        f"--window-size={width},2000",
     ]  # fmt: skip
     done = subprocess.run(
         [str(BROWSER), *options, "--enable-logging=stderr", "--dump-dom", f"{page.as_uri()}{fragment}"],
@@ -247,6 +251,44 @@ def test_a_card_leads_to_the_rows_of_its_decision(answer, source, tmp_path):
     found = shown_rows(scripted(answer, source, tmp_path, script))
     assert {row[2] for row in found} == {"preempt"}
     assert len(found) == answer.table["decision"].to_pylist().count("preempt")
+
+
+@pytest.fixture(scope="module")
+def compared(cluster) -> Answer:
+    """The pods that two sizes of a pod preempt."""
+    asked = [PreemptParameters(critical=True, requests={"cpu": amount}) for amount in (1, 2)]
+    return difference(*(preempt(cluster, one) for one in asked))
+
+
+def test_two_answers_are_shown_side_by_side(compared, source):
+    (pair,) = compared.compared
+    asked = {"a": {"requests": "cpu=1"}, "b": {"requests": "cpu=2"}}
+    page = render(compared, source | {"asked": asked})
+    (section,) = re.findall(r"<h2>Side by side</h2>(.*?)</table>", page)
+    assert all(sentence(answer.table) in section for answer in (pair.a, pair.b))
+    assert all(said in section for said in ("<h3>A</h3>", "<h3>B</h3>", "requests cpu=1", "requests cpu=2"))
+    (victims,) = re.findall(r'data-words=":victim".*?</tr>', section)
+    counts = [answer.table["decision"].to_pylist().count("victim") for answer in (pair.a, pair.b)]
+    assert counts[0] < counts[1]
+    assert re.findall(r'"amount">(\d+)<', victims) == [str(count) for count in counts]
+    assert f'title="victim, B: {counts[1]}"' in page
+
+
+@needs_browser
+def test_a_decision_of_both_sides_leads_to_the_rows_that_differ(compared, source, tmp_path):
+    script = """document.querySelector('[data-words=":victim"]').click();"""
+    found = shown_rows(scripted(compared, source, tmp_path, script))
+    expected = [name for name in compared.table["decision"].to_pylist() if name.endswith(":victim")]
+    assert [row[2] for row in found] == expected
+
+
+@needs_browser
+def test_nothing_but_tables_is_wider_than_a_phone(compared, source, tmp_path):
+    script = """
+    const wide = [...document.querySelectorAll("body, figure, .side, .number")];
+    document.title = "wide " + wide.filter((one) => one.scrollWidth > one.clientWidth + 1).length;
+    """
+    assert "<title>wide 0</title>" in scripted(compared, source, tmp_path, script, width=390)
 
 
 @needs_browser

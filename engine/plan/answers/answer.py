@@ -7,7 +7,7 @@ snapshot, so the same question gives the same table however its nodes were split
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -44,12 +44,14 @@ USED_AFTER: Final = "used-after"
 @dataclass(frozen=True)
 class Answer:
     """Hold the rows, in `notes` the assumptions and limits, with the number of nodes or pods concerned (0:
-    all), and in `headline` the answer as a sentence, if the question has one.
+    all), in `headline` the answer as a sentence, if the question has one, and in `compared` the answers whose
+    differences the rows are.
     """
 
     table: pa.Table
     notes: Mapping[str, int] = field(default_factory=dict)
     headline: str = ""
+    compared: tuple[ComparedAnswers, ...] = ()
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -82,20 +84,32 @@ class Answer:
     def named(self, scenario: str) -> Answer:
         """Return the same answer with another scenario name in every row."""
         names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(self), np.int32)), pa.array([scenario]))
-        return Answer(self.table.set_column(0, SCHEMA.field("scenario"), names), self.notes, self.headline)
+        table = self.table.set_column(0, SCHEMA.field("scenario"), names)
+        compared = tuple(replace(one, scenario=scenario) for one in self.compared)
+        return replace(self, table=table, compared=compared)
+
+
+@dataclass(frozen=True)
+class ComparedAnswers:
+    """Hold the answers to one question under A and under B, and the scenario of the rows that differ."""
+
+    a: Answer
+    b: Answer
+    scenario: str = ""
 
 
 def joined(answers: Iterable[Answer]) -> Answer:
     """Concatenate answers; equal notes appear once. The headline of a single answer stays."""
     tables, notes = [SCHEMA.empty_table()], dict[str, int]()
-    headlines = []
+    headlines, compared = list[str](), list[ComparedAnswers]()
     for answer in answers:
+        compared += answer.compared
         tables.append(answer.table)
         headlines.append(answer.headline)
         for text, count in answer.notes.items():
             notes[text] = notes.get(text, 0) + count
     headline = headlines[0] if len(headlines) == 1 else ""
-    return Answer(canonical(pa.concat_tables(tables)), notes, headline)
+    return Answer(canonical(pa.concat_tables(tables)), notes, headline, tuple(compared))
 
 
 def canonical(table: pa.Table) -> pa.Table:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pyarrow as pa
 
-from engine.plan.answers.answer import SCHEMA, Answer
+from engine.plan.answers.answer import SCHEMA, Answer, ComparedAnswers
 
 _KEYS = ("scenario", "node", "decision", "object", "unit")
 
@@ -42,7 +42,7 @@ def difference(a: Answer, b: Answer) -> Answer:
     notes = {f"A: {text}": count for text, count in a.notes.items()}
     notes |= {f"B: {text}": count for text, count in b.notes.items()}
     notes["rows that are the same under both"] = same
-    return Answer(table, notes)
+    return Answer(table, notes, compared=(ComparedAnswers(a, b),))
 
 
 def _column(values: tuple[object, ...], kind: pa.DataType) -> pa.Array:

@@ -85,7 +85,7 @@ def write_answer(
         return
     writer: Callable[[BinaryIO], None] = {
         "json": lambda file: _json(answer, source, file),
-        "csv": lambda file: pa_csv.write_csv(_plain(answer.table), file),
+        "csv": lambda file: pa_csv.write_csv(plain(answer.table), file),
         "parquet": lambda file: _parquet(answer, source, file),
     }[format]
     if path:
@@ -98,8 +98,8 @@ def write_answer(
         sys.stdout.buffer.flush()
 
 
-def _plain(table: pa.Table) -> pa.Table:
-    """Replace dictionary columns, for writers that do not support them."""
+def plain(table: pa.Table) -> pa.Table:
+    """Replace dictionary columns, for writers and groupings that do not support them."""
     fields = [(f.name, pa.large_string() if f.name != _NUMERIC else pa.int64()) for f in table.schema]
     return table.cast(pa.schema(fields))
 
@@ -108,7 +108,7 @@ def _json(answer: Answer, source: Mapping[str, Any], file: BinaryIO) -> None:
     file.write(b'{"provenance":' + encode_json(source) + b',"headline":' + encode_json(answer.headline))
     file.write(b',"notes":' + encode_json(answer.note_lines) + b',"rows":[')
     separator = b"\n"
-    for batch in _plain(answer.table).to_batches(_JSON_BATCH):
+    for batch in plain(answer.table).to_batches(_JSON_BATCH):
         for row in batch.to_pylist():
             file.write(separator + encode_json(row))
             separator = b",\n"
@@ -123,9 +123,8 @@ def _parquet(answer: Answer, source: Mapping[str, Any], file: BinaryIO) -> None:
 
 def summary(table: pa.Table) -> pa.Table:
     """Sum rows and amounts per scenario, decision and reason, in order of first appearance."""
-    plain = _plain(table)
     keys = ["scenario", "decision", "reason", "unit"]
-    return plain.group_by(keys, use_threads=False).aggregate([("amount", "count"), ("amount", "sum")])
+    return plain(table).group_by(keys, use_threads=False).aggregate([("amount", "count"), ("amount", "sum")])
 
 
 def print_table(answer: Answer, console: Console, limit: int) -> None:
@@ -147,7 +146,7 @@ def print_table(answer: Answer, console: Console, limit: int) -> None:
     if len(found) > limit:
         console.print(Text(f"… {len(found) - limit:,} more kinds"))
     shown = [name for name in COLUMNS if name not in ("unit", "scenario")]
-    first = _plain(answer.table.slice(0, limit)).to_pylist()
+    first = plain(answer.table.slice(0, limit)).to_pylist()
     for scenario, listed in groupby(first, key=itemgetter("scenario")):
         title = f"rows of {scenario}" if scenario else f"rows ({len(answer):,})"
         console.print(Text(title, style="italic"))

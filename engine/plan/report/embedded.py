@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from engine.api.encoding.json_text import encode_json
 from engine.plan.answers.answer import COLUMNS, USED_AFTER, USED_BEFORE
+from engine.plan.answers.output import plain
 from engine.plan.answers.readable import readable
 
 MAX_ROWS_SIZE: Final = 400_000
@@ -57,19 +58,17 @@ def embedded_maps(table: pa.Table) -> str:
 
     Names of nodes lack what all begin and end with. Bytes are in KiB.
     """
-    plain = table.cast(
-        pa.schema([(f.name, pa.string() if f.name != "amount" else pa.int64()) for f in table.schema])
-    )
-    plain = plain.filter(pc.not_equal(plain["node"], ""))
-    nodes = plain["node"].unique().to_pylist()
+    rows = plain(table)
+    rows = rows.filter(pc.not_equal(rows["node"], ""))
+    nodes = rows["node"].unique().to_pylist()
     if len(nodes) < FEWEST_NODES:
         return ""
     number = {name: row for row, name in enumerate(nodes)}
-    used = pc.is_in(plain["decision"], pa.array([USED_BEFORE, USED_AFTER]))
+    used = pc.is_in(rows["decision"], pa.array([USED_BEFORE, USED_AFTER], pa.large_string()))
     maps: dict[tuple[str, str], list[int | None]] = {}
     for part, by in (
-        (plain.filter(pc.invert(used)), ("decision",)),
-        (plain.filter(used), ("object", "decision")),
+        (rows.filter(pc.invert(used)), ("decision",)),
+        (rows.filter(used), ("object", "decision")),
     ):
         grouped = part.group_by([*by, "unit", "node"], use_threads=False).aggregate([("amount", "sum")])
         for row in grouped.to_pylist():

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from engine.plan.answers.readable import readable
 from engine.plan.report.embedded import embedded_maps, embedded_rows
 from engine.plan.report.plots import plots
 from engine.plan.report.sentence import sentence
+from engine.plan.report.sides import side_by_side, side_plots
 
 FIRST_ROWS = 200
 """Rows that are shown without the script."""
@@ -45,8 +47,9 @@ def render(answer: Answer, source: Mapping[str, Any]) -> str:
             _header(title, source),
             _assertions(asked),
             _numbers(answer),
+            side_by_side(answer.compared, _side_names(asked)),
             _map(answer.table),
-            _plots(answer.table),
+            _plots(answer),
             _kinds(answer.table),
             _rows(answer),
             _notes(answer),
@@ -148,9 +151,24 @@ def _map(table: pa.Table) -> str:
     )
 
 
-def _plots(table: pa.Table) -> str:
+def _side_names(asked: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the settings, or the snapshots, that are compared."""
+    a, b = (_settings(asked.get(side)) for side in "ab")
+    return a, b
+
+
+def _settings(given: object) -> str:
+    if isinstance(given, Mapping):
+        return (
+            ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in given.items())
+            or "as given"
+        )
+    return str(given or "")
+
+
+def _plots(answer: Answer) -> str:
     figures = []
-    for plot in plots(table):
+    for plot in chain(side_plots(answer.compared), plots(answer.table)):
         caption = f"<figcaption>{escape(plot.title)}<small>{escape(plot.subtitle)}</small></figcaption>"
         figures.append(f"<figure>{caption}{plot.drawing}</figure>")
         if len(figures) == MAX_PLOTS:

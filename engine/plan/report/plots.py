@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from engine.plan.answers.answer import COLUMNS, USED_AFTER, USED_BEFORE
-from engine.plan.answers.output import summary
+from engine.plan.answers.answer import USED_AFTER, USED_BEFORE
+from engine.plan.answers.output import plain, summary
 from engine.plan.answers.readable import readable
 from engine.plan.report import svg
 
@@ -41,7 +41,6 @@ def plots(table: pa.Table) -> Iterator[Plot]:
     yield _overview(kinds)
     yield from _used(levels, _shown_scenarios(kinds))
     yield from _sweeps(table)
-    yield from _before_after(kinds)
     colors = {
         name: index % svg.SERIES for index, name in enumerate(dict.fromkeys(r["decision"] for r in kinds))
     }
@@ -101,25 +100,12 @@ def _sweeps(table: pa.Table) -> Iterator[Plot]:
             yield Plot(f"{scenario}: sweep over {field}", f"{measure} per value", drawing)
 
 
-def _before_after(kinds: list[dict[str, Any]]) -> Iterator[Plot]:
-    """Return rows that only A or only B has, side by side."""
-    sides: dict[str, list[float]] = {}
-    for row in kinds:
-        side, colon, decision = row["decision"].partition(":")
-        if colon and side in ("only-a", "only-b"):
-            sides.setdefault(decision, [0.0, 0.0])[side == "only-b"] += row["amount_count"]
-    if sides:
-        items = [(name, values[0], values[1]) for name, values in sides.items()]
-        drawing = svg.paired_bars(items, ("only under A", "only under B"), "", "rows")
-        yield Plot("A against B", "decisions that only one side has", drawing)
-
-
 def _used(levels: pa.Table, scenarios: list[str]) -> Iterator[Plot]:
     """Return per resource what each node uses before and after; the mean if several pods were asked about."""
     by_resource: dict[tuple[str, str, str], pa.Table] = {}
-    plain = levels.cast(pa.schema([(n, pa.string() if n != "amount" else pa.int64()) for n in COLUMNS]))
+    levels = plain(levels)
     for scenario in scenarios:
-        mine = plain.filter(pc.equal(plain["scenario"], scenario))
+        mine = levels.filter(pc.equal(levels["scenario"], scenario))
         for resource, unit in dict.fromkeys(
             zip(mine["object"].to_pylist(), mine["unit"].to_pylist(), strict=True)
         ):

@@ -208,6 +208,14 @@ if (rows) {
       page.getElementById("rows").scrollIntoView();
     };
   }
+  for (const link of page.querySelectorAll("[data-words]")) {
+    link.onclick = () => {
+      box.value = link.dataset.words;
+      chosen.value = "";
+      change({ text: box.value, decision: "" });
+      page.getElementById("rows").scrollIntoView();
+    };
+  }
   draw();
 }
 for (const head of page.querySelectorAll("#kinds th")) {

@@ -7,6 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from engine.plan.answers.output import plain
 from engine.plan.answers.readable import readable
 
 PHRASES: Final[Mapping[str, str]] = {
@@ -65,11 +66,10 @@ _VERBS: Final = {
 
 def sentence(table: pa.Table) -> str:
     """Count each decision, without rows that belong to another decision; empty if nothing is known."""
-    plain = table.cast(
-        pa.schema([(f.name, pa.string() if f.name != "amount" else pa.int64()) for f in table.schema])
-    )
-    found = plain.group_by(["decision"], use_threads=False).aggregate(
-        [("node", "count_distinct"), ("amount", "count"), ("amount", "sum"), ("unit", "min")]
+    found = (
+        plain(table)
+        .group_by(["decision"], use_threads=False)
+        .aggregate([("node", "count_distinct"), ("amount", "count"), ("amount", "sum"), ("unit", "min")])
     )
     by_decision = {row["decision"]: row for row in found.to_pylist()}
     parts = []

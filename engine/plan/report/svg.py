@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.api.amounts.sizes import quantity_size
 
 WIDTH, HEIGHT = 560, 280
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 76, 16, 14, 30
 MAX_DUMBBELLS = 80
 USUAL, FAR = 0.95, 2.0
 """So many times what this share of nodes has at most is far beyond the rest."""
@@ -72,6 +72,8 @@ class _Frame:
         self.bottom, self.top = y_marks[0], y_marks[-1]
         self.height = height
         self.parts: list[str] = []
+        self.below = ""
+        self._labels = 0
         for mark in y_marks:
             at = self.y(mark)
             self.parts.append(
@@ -88,36 +90,46 @@ class _Frame:
         return self.height - BOTTOM - (value - self.bottom) / span * (self.height - TOP - BOTTOM)
 
     def x_label(self, at: float, text: str) -> None:
-        self.parts.append(_text("tick", at, self.height - BOTTOM + 18, "middle", text))
+        """Write a label under the axis; a narrow screen shows every second one."""
+        css = "tick second" if self._labels % 2 else "tick"
+        self._labels += 1
+        self.parts.append(_text(css, at, self.height - BOTTOM + 18, "middle", text))
 
     def caption(self, x_text: str, y_text: str) -> None:
-        middle = (LEFT + WIDTH - RIGHT) / 2
-        self.parts.append(_text("axis", middle, self.height - 6, "middle", x_text))
+        self.below = f'<div class="below">{escape(x_text)}</div>' if x_text else ""
         self.parts.append(
             f'<text class="axis" transform="translate(13 {(self.height - BOTTOM + TOP) / 2}) rotate(-90)" '
             f'text-anchor="middle">{escape(y_text)}</text>'
         )
 
     def done(self, label: str) -> str:
-        return _svg(self.height, label, self.parts)
+        return _svg(self.height, label, self.parts) + self.below
 
 
 def horizontal_bars(items: Sequence[tuple[str, float, str]], label: str, color: int | None = None) -> str:
-    """Draw items (name, value, text at the bar), long names shortened; each in its own colour by default."""
-    row = 26
-    height = row * len(items) + 12
-    name_width = 190
+    """Draw items (name, value, text at the bar); each in its own colour by default.
+
+    Bars are elements of the page, whose texts wrap on a narrow screen.
+    """
     largest = max((value for _, value, _ in items), default=0) or 1
-    parts = []
-    for index, (name, value, text) in enumerate(items):
-        top = 6 + index * row
-        length = max(value / largest * (WIDTH - name_width - 130), 1.5)
-        shown = name if len(name) <= 30 else name[:29] + "…"
-        said = f"{name}: {text}"
-        parts.append(_text("name", name_width - 8, top + 16, "end", shown))
-        parts.append(_rect(index if color is None else color, (name_width, top + 3, length, row - 8), said))
-        parts.append(_text("value", name_width + length + 7, top + 16, "start", text))
-    return _svg(height, label, parts)
+    bars = "".join(
+        _bar(name, f"{name}: {text}", value / largest, text, index if color is None else color)
+        for index, (name, value, text) in enumerate(items)
+    )
+    return _bars(bars, label)
+
+
+def _bars(bars: str, label: str) -> str:
+    return f'<div class="bars" role="group" aria-label="{escape(label, quote=True)}">{bars}</div>'
+
+
+def _bar(name: str, title: str, share: float, text: str, color: int) -> str:
+    """Return a bar of this share of the longest; the title shows when the pointer rests on it."""
+    return (
+        f'<div title="{escape(title, quote=True)}"><span class="name">{escape(name)}</span>'
+        f'<span><i class="b{color % SERIES}" style="width:{max(100 * share, 0.5):.1f}%"></i></span>'
+        f'<span class="value">{escape(text)}</span></div>'
+    )
 
 
 def histogram(values: NDArray[np.int64], unit: str, x_text: str, y_text: str, color: int = 0) -> str:
@@ -185,20 +197,21 @@ def curves(
     return frame.done(f"{y_text} over {x_text}") + legend([name for name, _, _ in series])
 
 
-def paired_bars(
-    items: Sequence[tuple[str, float, float]], names: tuple[str, str], unit: str, y_text: str
-) -> str:
-    """Draw each (name, before, after) as two bars."""
-    frame = _Frame((0, len(items)), ticks(0, max([1.0, *(max(a, b) for _, a, b in items)]), unit=unit), unit)
-    for index, (name, before, after) in enumerate(items):
-        for side, value in enumerate((before, after)):
-            left, right = frame.x(index + 0.16 + side * 0.34), frame.x(index + 0.48 + side * 0.34)
-            top = frame.y(value)
-            said = f"{names[side]}, {name}: {value:,.0f} {unit}"
-            frame.parts.append(_rect(side, (left, top, right - left, frame.y(0) - top), said))
-        frame.x_label(frame.x(index + 0.5), name if len(name) <= 16 else name[:15] + "…")
-    frame.caption("", y_text)
-    return frame.done(f"{y_text}: {names[0]} and {names[1]}") + legend(list(names))
+def paired_bars(items: Sequence[tuple[str, float, float]], names: tuple[str, str], label: str) -> str:
+    """Draw each (name, before, after) as two bars, one under the other."""
+    largest = max((value for item in items for value in item[1:]), default=0) or 1
+    bars = "".join(
+        _bar(
+            name if not side else "",
+            f"{name}, {names[side]}: {value:,.0f}",
+            value / largest,
+            f"{value:,.0f}",
+            side,
+        )
+        for name, *both in items
+        for side, value in enumerate(both)
+    )
+    return _bars(bars, label) + legend(list(names))
 
 
 def dumbbells(
