@@ -16,6 +16,7 @@ from engine.api.node import Taint
 from engine.api.quantity import Quantity
 from engine.plan.claims.capacity import ZERO, consumed_amounts, has_capacity
 from engine.plan.claims.objects import (
+    AllocatedDevice,
     DeviceClass,
     DeviceConstraint,
     DeviceDemand,
@@ -44,6 +45,23 @@ class Pick:
     request: str
     device: PoolDevice
     demand: DeviceDemand
+
+    @property
+    def result(self) -> AllocatedDevice:
+        """Return what the claim's status holds after the allocation."""
+        driver, pool, device = self.device.key
+        shared = self.device.is_shared
+        return AllocatedDevice(
+            request=self.request,
+            driver=driver,
+            pool=pool,
+            device=device,
+            admin_access=self.demand.admin_access,
+            share_id="planned" if shared else None,
+            consumed_capacity=consumed_amounts(self.device.offered, _requested(self.demand))
+            if shared
+            else None,
+        )
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,11 @@ class AllocatedDevice(Struct):
     share_id: str | None = msgspec.field(default=None, name="shareID")
     consumed_capacity: dict[str, Quantity] | None = None
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Return driver, pool and device."""
+        return self.driver, self.pool, self.device
+
 
 class AllocatedDevices(Struct):
     results: list[AllocatedDevice] | None = None
@@ -197,6 +202,7 @@ class AllocatedDevices(Struct):
 
 class PlannedAllocation(Struct):
     devices: AllocatedDevices = msgspec.field(default_factory=AllocatedDevices)
+    node_selector: NodeSelector | None = None
 
 
 class PlannedConsumer(Struct):
@@ -248,9 +254,12 @@ class DeviceTaintRule(Struct):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
 
-KINDS: dict[str, type[OfferedSlice | PlannedClaim | DeviceClass | DeviceTaintRule]] = {
+KINDS: dict[
+    str, type[OfferedSlice | PlannedClaim | ResourceClaimTemplate | DeviceClass | DeviceTaintRule]
+] = {
     "ResourceSlice": OfferedSlice,
     "ResourceClaim": PlannedClaim,
+    "ResourceClaimTemplate": ResourceClaimTemplate,
     "DeviceClass": DeviceClass,
     "DeviceTaintRule": DeviceTaintRule,
 }

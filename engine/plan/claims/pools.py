@@ -96,15 +96,17 @@ class DeviceInventory:
         self._local: dict[str, list[_Offer]] = defaultdict(list)
         self._reachable: list[tuple[_Offer, NodeSelector | None]] = []
         self._offered: dict[DeviceKey, OfferedDevice] = {}
+        self._of_one_node: set[DeviceKey] = set()
         self.counters: dict[CounterKey, Quantity] = {}
         for name in sorted(self._pools):
             for each in self._pools[name].slices:
                 self._add(each)
         self.used: set[DeviceKey] = set()
         self.shared: dict[DeviceKey, dict[str, Quantity]] = {}
+        self._holders: Counter[DeviceKey] = Counter()
         for claim in claims:
             for result in claim.allocated:
-                self._use(result)
+                self.use(result)
 
     def of_node(self, name: str, labels: Mapping[str, str]) -> NodeDevices:
         """Return the devices that the node can use; the counters and the use are shared by all nodes."""
@@ -149,6 +151,7 @@ class DeviceInventory:
             at = device if spec.per_device_node_selection else spec
             if at.node_name:
                 self._local[at.node_name].append(offer)
+                self._of_one_node.add(key)
             elif at.all_nodes:
                 self._reachable.append((offer, None))
             elif at.node_selector is not None:
@@ -161,21 +164,50 @@ class DeviceInventory:
         ruled = (rule.spec.taint for rule in self._rules if is_selected(rule, key))
         return (*(device.taints or ()), *ruled)
 
-    def _use(self, result: AllocatedDevice) -> None:
+    def use(self, result: AllocatedDevice) -> None:
+        """Count a device of a claim as in use."""
         if result.admin_access:
             return
-        key = (result.driver, result.pool, result.device)
-        offered = self._offered.get(key)
-        is_first = key not in self.used and key not in self.shared
+        key = result.key
+        self._holders[key] += 1
         if result.share_id is not None:
             amounts = self.shared.setdefault(key, {})
             for name, amount in (result.consumed_capacity or {}).items():
                 amounts[name] = amounts.get(name, ZERO) + amount
         else:
             self.used.add(key)
-        if is_first and offered is not None:
+        if self._holders[key] == 1:
+            self._consume(key, 1)
+
+    def release(self, result: AllocatedDevice) -> None:
+        """Count a device of a claim no longer; the claim had it."""
+        if result.admin_access:
+            return
+        key = result.key
+        self._holders[key] -= 1
+        for name, amount in (result.consumed_capacity or {}).items():
+            if key in self.shared:
+                self.shared[key][name] = self.shared[key].get(name, ZERO) - amount
+        if not self._holders[key]:
+            self.used.discard(key)
+            self.shared.pop(key, None)
+            self._consume(key, -1)
+
+    def are_free(self, results: Iterable[AllocatedDevice]) -> bool:
+        """Tell whether nothing has any of these devices."""
+        return not any(self._holders[one.key] for one in results if not one.admin_access)
+
+    def is_local(self, key: DeviceKey) -> bool:
+        """Tell whether a device belongs to one node."""
+        return key in self._of_one_node
+
+    def _consume(self, key: DeviceKey, sign: int) -> None:
+        """Take what a device consumes from its pool's counters, or give it back with `sign` -1."""
+        offered = self._offered.get(key)
+        if offered is not None:
             for counter, amount in consumed_counters(key, offered).items():
-                self.counters[counter] = self.counters.get(counter, ZERO) - amount
+                left = self.counters.get(counter, ZERO)
+                self.counters[counter] = left - amount if sign > 0 else left + amount
 
 
 def consumed_counters(key: DeviceKey, device: OfferedDevice) -> dict[CounterKey, Quantity]:

@@ -43,8 +43,11 @@ LISTS: tuple[tuple[str, str], ...] = (
     ("PodDisruptionBudget", "/apis/policy/v1/poddisruptionbudgets"),
     ("PersistentVolumeClaim", "/api/v1/persistentvolumeclaims"),
     ("PersistentVolume", "/api/v1/persistentvolumes"),
+    ("StorageClass", "/apis/storage.k8s.io/v1/storageclasses"),
+    ("CSINode", "/apis/storage.k8s.io/v1/csinodes"),
     ("DeviceClass", "/apis/resource.k8s.io/v1/deviceclasses"),
     ("ResourceClaim", "/apis/resource.k8s.io/v1/resourceclaims"),
+    ("ResourceClaimTemplate", "/apis/resource.k8s.io/v1/resourceclaimtemplates"),
     ("ResourceSlice", "/apis/resource.k8s.io/v1/resourceslices"),
 )
 """Kinds that a snapshot keeps, and their lists. Only nodes and pods are required."""

@@ -1,25 +1,33 @@
 """Apply the scheduler's filters other than amounts, as far as a snapshot can decide them.
 
 For one pod at a time, `Constraints` computes the nodes that each rule allows: readiness, taints, node
-selector and required node affinity, volumes that only some nodes reach, host ports, and the rules between
-pods (`topology`). Source: the v1.36 scheduler's filter plugins.
+selector and required node affinity, volumes that only some nodes reach, how many volumes a node attaches
+(`attachments`), host ports, the rules between pods (`topology`), and devices (`device_claims`). Source: the
+v1.36 scheduler's filter plugins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from engine.admission.predicates import UsedPorts, host_ports
 from engine.admission.selectors import matches_node, selects, tolerates
 from engine.api.encoding.json_text import encode_json
+from engine.api.errors import InvalidInput
 from engine.api.node import Taint
 from engine.api.pod import Pod
 from engine.api.scheduling import NodeSelector
+from engine.plan.claims.known import dynamic_resources
+from engine.plan.placement.attachments import AttachLimits, CsiVolume
+from engine.plan.placement.device_claims import DeviceClaims
 from engine.plan.placement.topology import Allowed, Nodes, PodTopology, Undecidable, node_labels, node_taints
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.objects import decoded_spec
@@ -37,6 +45,14 @@ def knows_constraints(snapshot: Snapshot) -> bool:
     return "claims" in snapshot.pods.column_names
 
 
+class _Volume(NamedTuple):
+    """Hold a claim's volume, the nodes that reach it (a NodeSelector as JSON), and its name in CSI."""
+
+    volume: str
+    affinity: str | None
+    csi: CsiVolume
+
+
 class Constraints:
     """Apply the filters to one snapshot while pods move in it."""
 
@@ -48,6 +64,8 @@ class Constraints:
         self._placed: dict[int, tuple[Nodes, Nodes]] = {}
         self._reach: dict[str, Nodes] = {}
         self._ports: dict[int, UsedPorts] | None = None
+        self._claim_names = _texts(snapshot, "claims")
+        self._device_claim_names = _texts(snapshot, "device_claims")
         ready = snapshot.nodes["ready"].fill_null(True).to_numpy(zero_copy_only=False)
         self._ready: Nodes = ready & snapshot.nodes["known"].to_numpy(zero_copy_only=False)
 
@@ -58,6 +76,10 @@ class Constraints:
         pod = self.pod(row)
         if node != NO_NODE and host_ports(pod):
             self._used_ports[node].remove(pod)
+        if row in self._claim_names:
+            self._attach_limits.leave(row, node)
+        if row in self._device_claim_names and self._devices is not None:
+            self._devices.leave(row, node)
 
     def enter(self, row: int, node: int) -> None:
         """Put the pod on this node."""
@@ -65,6 +87,10 @@ class Constraints:
         pod = self.pod(row)
         if node != NO_NODE and host_ports(pod):
             self._used_ports.setdefault(node, UsedPorts()).add(pod)
+        if row in self._claim_names:
+            self._attach_limits.enter(row, node)
+        if row in self._device_claim_names and self._devices is not None:
+            self._devices.enter(row, node)
 
     def allowed(self, row: int) -> Iterator[Allowed]:
         """Return for every filter (why the other nodes are excluded, the nodes that remain). Raise
@@ -74,8 +100,10 @@ class Constraints:
         yield "not ready or unknown", self._ready
         yield "a taint", tolerated
         yield "node selector or affinity", affine
-        for claim in self._claims(row):
-            yield "the topology of a volume", self._reaching(row, claim)
+        if row in self._claim_names:
+            for claim in self._claim_names[row].split():
+                yield "the topology of a volume", self._reaching(row, claim)
+            yield "the number of volumes that they attach", self._attach_limits.allowed(row)
         pod = self.pod(row)
         if host_ports(pod):
             free = np.ones(self._snapshot.node_count, bool)
@@ -83,6 +111,10 @@ class Constraints:
                 free[node] = not used.conflict(pod)
             yield "a host port", free
         yield from self.topology.allowed(row, affine, tolerated)
+        if row in self._device_claim_names:
+            if self._devices is None:
+                raise Undecidable("its device claims need ResourceSlices, which are not in the snapshot")
+            yield "the devices that its claims need", self._devices.allowed(row)
 
     def pod(self, row: int) -> Pod:
         """Return the template of a pod: its spec and nothing else."""
@@ -145,19 +177,15 @@ class Constraints:
     def _taint_code(self) -> NDArray[np.int64]:
         return self._node_taints[1]
 
-    def _claims(self, row: int) -> list[str]:
-        text: str = self._snapshot.pods["claims"][row].as_py() or ""
-        return text.split()
-
     def _reaching(self, row: int, claim: str) -> Nodes:
         """Return the nodes that reach the volume of a claim. Raise `Undecidable` for an unknown one."""
         namespace = self._snapshot.pods["namespace"][row].as_py()
         found = self._volumes.get((namespace, claim))
         if found is None:
             raise Undecidable(f"claim {claim} is not in the snapshot")
-        volume, affinity = found
+        affinity = found.affinity
         if affinity is None:
-            raise Undecidable(f"volume {volume} of claim {claim} is not in the snapshot")
+            raise Undecidable(f"volume {found.volume} of claim {claim} is not in the snapshot")
         if affinity not in self._reach:
             selector = _selector.decode(affinity)
             nodes = np.ones(self._snapshot.node_count, bool)
@@ -168,9 +196,32 @@ class Constraints:
         return self._reach[affinity]
 
     @cached_property
-    def _volumes(self) -> dict[tuple[str, str], tuple[str, str | None]]:
-        rows = self._snapshot.volumes.to_pylist()
-        return {(row["namespace"], row["claim"]): (row["volume"], row["node_affinity"]) for row in rows}
+    def _volumes(self) -> dict[tuple[str, str], _Volume]:
+        return {
+            (row["namespace"], row["claim"]): _Volume(
+                row["volume"], row["node_affinity"], CsiVolume(row.get("driver", ""), row.get("handle", ""))
+            )
+            for row in self._snapshot.volumes.to_pylist()
+        }
+
+    @cached_property
+    def _attach_limits(self) -> AttachLimits:
+        namespaces = self._snapshot.pods["namespace"]
+        found = {}
+        if self._snapshot.attach_limits.num_rows:
+            for row, text in self._claim_names.items():
+                keys = [(namespaces[row].as_py(), claim) for claim in text.split()]
+                found[row] = frozenset(self._volumes[key].csi for key in keys if key in self._volumes)
+        return AttachLimits(self._snapshot, found)
+
+    @cached_property
+    def _devices(self) -> DeviceClaims | None:
+        """Return the devices of pods' claims; None without ResourceSlices."""
+        try:
+            known = dynamic_resources(self._snapshot)
+        except InvalidInput:
+            return None
+        return DeviceClaims(self._snapshot, known, self._device_claim_names, self.labels)
 
     @property
     def _used_ports(self) -> dict[int, UsedPorts]:
@@ -184,3 +235,12 @@ class Constraints:
             for row in rows:
                 self._ports.setdefault(int(node[row]), UsedPorts()).add(self.pod(row))
         return self._ports
+
+
+def _texts(snapshot: Snapshot, name: str) -> dict[int, str]:
+    """Return the texts of a column of pods that are not empty, by row; none if the column is missing."""
+    if name not in snapshot.pods.column_names:
+        return {}
+    column = snapshot.pods[name]
+    rows = np.flatnonzero(pc.fill_null(pc.not_equal(column, ""), False).to_numpy())
+    return dict(zip(rows.tolist(), column.take(pa.array(rows)).to_pylist(), strict=True))

@@ -15,6 +15,7 @@ from msgspec import Meta
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.claims.allocation import Demands, Pick, TooLong, allocate, is_tainted, take
+from engine.plan.claims.known import claims_of_file, dynamic_resources
 from engine.plan.claims.objects import (
     DeviceClaim,
     DeviceConstraint,
@@ -25,7 +26,6 @@ from engine.plan.claims.objects import (
 )
 from engine.plan.claims.pools import NodeDevices, PoolDevice
 from engine.plan.claims.selectors import SelectorError
-from engine.plan.questions.dynamic_resources import claims_of_file, dynamic_resources
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.objects import node_object
 

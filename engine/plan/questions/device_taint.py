@@ -16,6 +16,7 @@ from engine.admission.selectors import tolerates
 from engine.api.errors import InvalidInput
 from engine.api.node import Taint
 from engine.plan.answers.answer import Answer, Rows
+from engine.plan.claims.known import DynamicResources, dynamic_resources, rules_of_file
 from engine.plan.claims.objects import (
     DeviceTaint,
     DeviceTaintRule,
@@ -24,7 +25,6 @@ from engine.plan.claims.objects import (
     TaintSelector,
 )
 from engine.plan.claims.pools import DeviceKey, is_selected
-from engine.plan.questions.dynamic_resources import DynamicResources, dynamic_resources, rules_of_file
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.objects import node_object
 

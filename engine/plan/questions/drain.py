@@ -27,14 +27,16 @@ from engine.plan.snapshot.selection import select_nodes
 from engine.tables import MIRROR, STATIC
 
 LIMITS = (
-    "not checked: how many volumes a node can attach, dynamic resource claims, other profiles of the "
-    "scheduler than the default one; all pods count as healthy for budgets"
+    "not checked: other profiles of the scheduler than the default one; all pods count as healthy for budgets"
 )
 SAMPLED = (
     "with 100 nodes or more the scheduler scores only some of them, so it may choose another than the best"
 )
 BY_REQUESTS = "where pods go is one possible placement: by requests, not by the scheduler's scores"
-ADD_VOLUMES = "add persistentvolumeclaims,persistentvolumes to kubectl get for the volumes"
+ADD_OBJECTS = (
+    "add persistentvolumeclaims,persistentvolumes,storageclasses,csinodes to kubectl get for volumes, and "
+    "resourceslices,resourceclaims,resourceclaimtemplates,deviceclasses for devices"
+)
 NO_CONSTRAINTS = (
     "the snapshot holds no taints, selectors, affinity or volumes of pods: placed by requests alone, "
     "which does not prove that a node can be drained"
@@ -164,7 +166,7 @@ def _add_course(snapshot: Snapshot, rows: Rows, fates: dict[int, _Fate], course:
             if obstacle:
                 fates[source].obstacles[obstacle] += 1
             if decision == "unknown" and "snapshot" in why:
-                rows.note(ADD_VOLUMES)
+                rows.note(ADD_OBJECTS)
     _add_budgets(node, rows, fates, course)
 
 

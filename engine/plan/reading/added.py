@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from engine.api.pod import Pod
 from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
 from engine.api.struct import to_builtins
 from engine.plan.reading.templates import Templates
-from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot
 from engine.plan.snapshot.lazy_table import whole
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, ResourceNames
 
@@ -88,7 +88,17 @@ def _row(one: AddedPods, template: int, qos: int) -> dict[str, Any]:
         "owner": one.owner,
         "labels": encode_json(pod.metadata.labels or {}).decode(),
         "claims": " ".join(claims),
+        "device_claims": " ".join(_device_claims(pod)),
     }
+
+
+def _device_claims(pod: Pod) -> Iterator[str]:
+    """Yield the names of a pod's ResourceClaims; one from a template is made for each pod."""
+    for claim in pod.spec.resource_claims or ():
+        if claim.resource_claim_name:
+            yield claim.resource_claim_name
+        elif claim.resource_claim_template_name:
+            yield f"{TEMPLATE_CLAIM}{claim.resource_claim_template_name}"
 
 
 def _column(rows: list[dict[str, Any]], field: pa.Field) -> pa.Array:

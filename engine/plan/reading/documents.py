@@ -73,6 +73,14 @@ class PodVolume(DocumentStruct):
     persistent_volume_claim: ClaimName | None = None
 
 
+class PodDeviceClaim(DocumentStruct):
+    """A ResourceClaim of a pod: an existing one, or one that is made from a template."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
 class PodSpecFields(DocumentStruct):
     containers: list[ContainerSpec] | None = None
     init_containers: list[ContainerSpec] | None = None
@@ -85,11 +93,13 @@ class PodSpecFields(DocumentStruct):
     tolerations: Raw = EMPTY
     topology_spread_constraints: Raw = EMPTY
     volumes: list[PodVolume] | None = None
+    resource_claims: list[PodDeviceClaim] | None = None
 
 
 class PodStatusFields(DocumentStruct):
     phase: str | None = ""
     qos_class: str | None = ""
+    resource_claim_statuses: list[PodDeviceClaim] | None = None
 
 
 _NO_META = Meta()
@@ -176,6 +186,7 @@ class PriorityClassDocument(DocumentStruct):
 
 class ClaimSpec(DocumentStruct):
     volume_name: str = ""
+    storage_class_name: str | None = None
 
 
 class ClaimDocument(DocumentStruct):
@@ -190,6 +201,29 @@ class VolumeDocument(DocumentStruct):
 
     metadata: Meta
     spec: Raw = EMPTY
+
+
+class StorageClassDocument(DocumentStruct):
+    metadata: Meta
+    provisioner: str = ""
+
+
+class AttachableCount(DocumentStruct):
+    count: Count | None = None
+
+
+class CSINodeDriver(DocumentStruct):
+    name: str
+    allocatable: AttachableCount | None = None
+
+
+class CSINodeSpec(DocumentStruct):
+    drivers: list[CSINodeDriver] | None = None
+
+
+class CSINodeDocument(DocumentStruct):
+    metadata: Meta
+    spec: CSINodeSpec = msgspec.field(default_factory=CSINodeSpec)
 
 
 class Head(DocumentStruct):

@@ -1,4 +1,4 @@
-"""Collect slices, claims, classes and taint rules of dynamic resource allocation."""
+"""Collect slices, claims, their templates, classes and taint rules of dynamic resource allocation."""
 
 from __future__ import annotations
 

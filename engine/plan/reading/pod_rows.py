@@ -10,9 +10,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
-from engine.plan.reading.documents import EMPTY, Annotations, Owner, PodDocument, PodVolume
+from engine.plan.reading.documents import (
+    EMPTY,
+    Annotations,
+    Owner,
+    PodDocument,
+    PodSpecFields,
+    PodStatusFields,
+    PodVolume,
+)
 from engine.plan.reading.templates import MAX_KNOWN, Templates, Unusable
-from engine.plan.snapshot.columns import POD_FIELDS
+from engine.plan.snapshot.columns import POD_FIELDS, TEMPLATE_CLAIM
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, MIRROR, PROTECTED, QOS_CODES, STATIC
 
 _labels = msgspec.json.Decoder(dict[str, str] | None)
@@ -50,6 +58,7 @@ class PodRows:
         self._owner: list[str] = []
         self._labels: list[str] = []
         self._claims: list[str] = []
+        self._device_claims: list[str] = []
 
     def add(self, pod: PodDocument) -> None:
         """Append a pod. Raise `Unusable` with the field as subject; nothing is appended then."""
@@ -91,6 +100,7 @@ class PodRows:
         self._owner.append(owner)
         self._labels.append(labels)
         self._claims.append(_claims(spec.volumes) if spec.volumes else "")
+        self._device_claims.append(_device_claims(spec, status) if spec.resource_claims else "")
         if len(self._name) >= _CHUNK:
             self._flush()
 
@@ -127,6 +137,7 @@ class PodRows:
             "labels": pa.array(self._labels).dictionary_encode(),
         } | {f"usage/{name}": pa.nulls(rows, pa.int64()) for name in USAGE}
         arrays["claims"] = pa.array(self._claims, pa.string())
+        arrays["device_claims"] = pa.array(self._device_claims, pa.string())
         self._chunks.append(pa.record_batch(arrays))
         self.count += rows
         self._start()
@@ -136,7 +147,7 @@ class PodRows:
         repeated ones.
         """
         self._flush()
-        schema = pa.schema([*POD_FIELDS.items(), ("claims", pa.string())])
+        schema = pa.schema([*POD_FIELDS.items(), ("claims", pa.string()), ("device_claims", pa.string())])
         table = pa.Table.from_batches([b.cast(schema) for b in self._chunks], schema).unify_dictionaries()
         table = table.combine_chunks()
         repeated = self._repeated(table)
@@ -177,6 +188,22 @@ def _claims(volumes: list[PodVolume]) -> str:
     """Return the names of the claims that a pod mounts, separated by spaces."""
     claims = (volume.persistent_volume_claim for volume in volumes)
     return " ".join(claim.claim_name for claim in claims if claim is not None)
+
+
+def _device_claims(spec: PodSpecFields, status: PodStatusFields) -> str:
+    """Return the names of the ResourceClaims of a pod, separated by spaces.
+
+    A claim from a template has its name in the status, once it exists.
+    """
+    made = {one.name: one.resource_claim_name for one in status.resource_claim_statuses or ()}
+    names = []
+    for claim in spec.resource_claims or ():
+        name = claim.resource_claim_name or made.get(claim.name)
+        if name:
+            names.append(name)
+        elif claim.resource_claim_template_name and claim.name not in made:
+            names.append(f"{TEMPLATE_CLAIM}{claim.resource_claim_template_name}")
+    return " ".join(names)
 
 
 def _flags(priority: int | None, annotations: Annotations) -> int:

@@ -17,10 +17,12 @@ from engine.plan.claims.objects import KINDS
 from engine.plan.reading.documents import (
     BudgetDocument,
     ClaimDocument,
+    CSINodeDocument,
     Head,
     NodeDocument,
     PodDocument,
     PriorityClassDocument,
+    StorageClassDocument,
     VolumeDocument,
 )
 from engine.plan.reading.dynamic_rows import DynamicRows
@@ -43,6 +45,8 @@ _budget = msgspec.json.Decoder(BudgetDocument)
 _priority_class = msgspec.json.Decoder(PriorityClassDocument)
 _claim = msgspec.json.Decoder(ClaimDocument)
 _volume = msgspec.json.Decoder(VolumeDocument)
+_storage_class = msgspec.json.Decoder(StorageClassDocument)
+_csi_node = msgspec.json.Decoder(CSINodeDocument)
 
 
 class SnapshotReader:
@@ -66,6 +70,8 @@ class SnapshotReader:
             "PriorityClass": lambda data: self._priority_classes.append(_priority_class.decode(data)),
             "PersistentVolumeClaim": lambda data: self._volumes.add_claim(_claim.decode(data)),
             "PersistentVolume": lambda data: self._volumes.add_volume(_volume.decode(data)),
+            "StorageClass": lambda data: self._volumes.add_class(_storage_class.decode(data)),
+            "CSINode": lambda data: self._volumes.add_csi_node(_csi_node.decode(data)),
         }
         self._readers |= {kind: partial(self._dynamic.add, kind) for kind in KINDS}
         self._origin = ""
@@ -137,6 +143,7 @@ class SnapshotReader:
             budgets=_budget_table(self._budgets),
             priority_classes=_priority_class_table(self._priority_classes),
             volumes=self._volumes.table(),
+            attach_limits=self._volumes.limit_table(),
             dynamic_resources=self._dynamic.table(),
             meta={
                 "input_hash": digest.hexdigest(),

@@ -1,4 +1,4 @@
-"""Collect storage claims and the nodes from which their volumes can be reached."""
+"""Collect storage claims, the nodes that reach their volumes, and how many volumes a node attaches."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from engine.api.errors import InvalidInput
 from engine.api.objects.storage import PersistentVolumeSpec
 from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from engine.api.struct import decode_hook
-from engine.plan.reading.documents import ClaimDocument, VolumeDocument
+from engine.plan.reading.documents import (
+    ClaimDocument,
+    ClaimSpec,
+    CSINodeDocument,
+    StorageClassDocument,
+    VolumeDocument,
+)
 from engine.plan.reading.templates import Unusable
-from engine.plan.snapshot.columns import VOLUME_FIELDS
+from engine.plan.snapshot.columns import ATTACH_LIMIT_FIELDS, VOLUME_FIELDS
 
 ZONE_LABELS = (
     "topology.kubernetes.io/zone",
@@ -30,12 +36,23 @@ class VolumeRows:
     """Collect PersistentVolumeClaims and PersistentVolumes in any order, and join them at the end."""
 
     def __init__(self) -> None:
-        self._claims: dict[tuple[str, str], str] = {}
+        self._claims: dict[tuple[str, str], ClaimSpec] = {}
         self._selectors: dict[str, NodeSelector | None] = {}
+        self._handles: dict[str, tuple[str, str]] = {}
+        self._provisioners: dict[str, str] = {}
+        self._limits: dict[tuple[str, str], int] = {}
 
     def add_claim(self, claim: ClaimDocument) -> None:
         meta = claim.metadata
-        self._claims[meta.namespace or "default", meta.name] = claim.spec.volume_name
+        self._claims[meta.namespace or "default", meta.name] = claim.spec
+
+    def add_class(self, storage_class: StorageClassDocument) -> None:
+        self._provisioners[storage_class.metadata.name] = storage_class.provisioner
+
+    def add_csi_node(self, node: CSINodeDocument) -> None:
+        for driver in node.spec.drivers or ():
+            if driver.allocatable is not None and driver.allocatable.count is not None:
+                self._limits[node.metadata.name, driver.name] = driver.allocatable.count
 
     def add_volume(self, volume: VolumeDocument) -> None:
         """Add a volume. Raise `Unusable` with the faulty field as subject."""
@@ -49,19 +66,34 @@ class VolumeRows:
             raise Unusable(str(error), subject="metadata.labels") from None
         required = spec.node_affinity.required if spec.node_affinity is not None else None
         self._selectors[volume.metadata.name] = _with_zones(required, labels)
+        if spec.csi is not None:
+            self._handles[volume.metadata.name] = spec.csi.driver, spec.csi.volume_handle
 
     def table(self) -> pa.Table:
         """Return one row per claim, as described in `docs/snapshot-format.md`.
 
         A claim that is bound to an unknown volume has no `node_affinity` (null); the text "null" selects
-        every node.
+        every node. A claim without a volume gets one from its class: it counts under a handle of its own.
         """
         rows = []
-        for (namespace, name), volume in self._claims.items():
+        for (namespace, name), spec in self._claims.items():
+            volume = spec.volume_name
+            provisioner = self._provisioners.get(spec.storage_class_name or "", "")
+            driver, handle = self._handles.get(volume, ("", ""))
+            if volume not in self._selectors and provisioner:
+                driver, handle = provisioner, f"{namespace}/{name}"
             known = not volume or volume in self._selectors
             affinity = encode_json(self._selectors.get(volume)).decode() if known else None
-            rows.append({"namespace": namespace, "claim": name, "volume": volume, "node_affinity": affinity})
+            row = {"namespace": namespace, "claim": name, "volume": volume, "node_affinity": affinity}
+            rows.append(row | {"driver": driver, "handle": handle})
         return pa.Table.from_pylist(rows, schema=pa.schema(list(VOLUME_FIELDS.items())))
+
+    def limit_table(self) -> pa.Table:
+        """Return one row per node and driver with a limit."""
+        rows = [
+            {"node": node, "driver": driver, "limit": limit} for (node, driver), limit in self._limits.items()
+        ]
+        return pa.Table.from_pylist(rows, schema=pa.schema(list(ATTACH_LIMIT_FIELDS.items())))
 
 
 def _with_zones(required: NodeSelector | None, labels: dict[str, str]) -> NodeSelector | None:

@@ -77,6 +77,8 @@ def anonymous(snapshot: Snapshot) -> tuple[Snapshot, dict[str, dict[str, str]]]:
     pods = _texts(pods, "uid", lambda text: names.of("uid", text))
     if "claims" in pods.column_names:
         pods = _texts(pods, "claims", lambda text: " ".join(names.of("claim", one) for one in text.split()))
+    if "device_claims" in pods.column_names:
+        pods = _texts(pods, "device_claims", lambda text: "")
     templates = _texts(
         templates, "spec", lambda text: encode_json(_spec(names, msgspec.json.decode(text))).decode()
     )
@@ -93,6 +95,9 @@ def anonymous(snapshot: Snapshot) -> tuple[Snapshot, dict[str, dict[str, str]]]:
     volumes = _texts(volumes, "claim", lambda text: names.of("claim", text))
     volumes = _texts(volumes, "volume", lambda text: names.of("volume", text))
     volumes = _texts(volumes, "node_affinity", lambda text: _selector_text(names, text))
+    if "handle" in volumes.column_names:
+        volumes = _texts(volumes, "handle", lambda text: names.of("handle", text))
+    limits = _texts(whole(snapshot.attach_limits), "node", lambda text: names.of("node", text))
     meta = {
         name: value
         for name, value in snapshot.meta.items()
@@ -108,6 +113,7 @@ def anonymous(snapshot: Snapshot) -> tuple[Snapshot, dict[str, dict[str, str]]]:
         budgets=budgets,
         priority_classes=classes,
         volumes=volumes,
+        attach_limits=limits,
         dynamic_resources=whole(snapshot.dynamic_resources).slice(0, 0),
         meta=meta | {"sources": ["anonymous"]},
     )

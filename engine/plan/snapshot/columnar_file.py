@@ -39,8 +39,8 @@ SUFFIX = ".kes"
 MAGIC = b"PK\x03\x04"
 MANIFEST = "manifest.json"
 TABLES = ("nodes", "pods", "templates", "images", "devices", "budgets", "priority_classes", "volumes",
-          "dynamic_resources")  # fmt: skip
-LATER_TABLES = ("volumes", "dynamic_resources")
+          "attach_limits", "dynamic_resources")  # fmt: skip
+LATER_TABLES = ("volumes", "attach_limits", "dynamic_resources")
 """Tables that files in older formats lack; they are empty then."""
 ROW_GROUP = 131_072
 MAX_TABLE = 64 * 2**30

@@ -22,6 +22,8 @@ from engine.tables import ABSENT, ClusterTables, PodColumns, ResourceNames
 
 TERMINAL = ("Succeeded", "Failed")
 NO_NODE = -1
+TEMPLATE_CLAIM = "template/"
+"""Precedes the name of a ResourceClaimTemplate in `pods.device_claims`; its claim is yet to be made."""
 
 _DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 POD_FIELDS = {
@@ -74,7 +76,10 @@ VOLUME_FIELDS = {
     "claim": pa.string(),
     "volume": pa.string(),
     "node_affinity": pa.string(),
+    "driver": pa.string(),
+    "handle": pa.string(),
 }
+ATTACH_LIMIT_FIELDS = {"node": pa.string(), "driver": pa.string(), "limit": pa.int64()}
 DYNAMIC_RESOURCE_FIELDS = {
     "kind": pa.string(),
     "namespace": pa.string(),
@@ -112,6 +117,7 @@ class Snapshot:
     budgets: Table = field(default_factory=lambda: empty(BUDGET_FIELDS))
     priority_classes: Table = field(default_factory=lambda: empty(PRIORITY_CLASS_FIELDS))
     volumes: Table = field(default_factory=lambda: empty(VOLUME_FIELDS))
+    attach_limits: Table = field(default_factory=lambda: empty(ATTACH_LIMIT_FIELDS))
     dynamic_resources: Table = field(default_factory=lambda: empty(DYNAMIC_RESOURCE_FIELDS))
     meta: dict[str, Any] = field(default_factory=dict)
 

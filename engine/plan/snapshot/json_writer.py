@@ -79,20 +79,37 @@ def documents(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
 
 
 def _storage(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
-    """Yield the claims, and the known volumes."""
+    """Yield the claims, the known volumes, and how many volumes nodes attach."""
     for row in snapshot.volumes.to_pylist():
         meta = {"name": row["claim"], "namespace": row["namespace"]}
-        spec = {"volumeName": row["volume"]}
-        yield {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
+        yield {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": meta,
+            "spec": {"volumeName": row["volume"]},
+        }
         if row["volume"] and row["node_affinity"] is not None:
             required = msgspec.json.decode(row["node_affinity"])
-            reach = {"nodeAffinity": {"required": required}} if required is not None else {}
+            spec = {"nodeAffinity": {"required": required}} if required is not None else {}
+            if row.get("driver"):
+                spec["csi"] = {"driver": row["driver"], "volumeHandle": row["handle"]}
             yield {
                 "apiVersion": "v1",
                 "kind": "PersistentVolume",
                 "metadata": {"name": row["volume"]},
-                "spec": reach,
+                "spec": spec,
             }
+    limits: dict[str, list[dict[str, Any]]] = {}
+    for row in snapshot.attach_limits.to_pylist():
+        driver = {"name": row["driver"], "nodeID": row["node"], "allocatable": {"count": row["limit"]}}
+        limits.setdefault(row["node"], []).append(driver)
+    for node, drivers in limits.items():
+        yield {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "CSINode",
+            "metadata": {"name": node},
+            "spec": {"drivers": drivers},
+        }
 
 
 def _pod(row: dict[str, Any], template: dict[str, Any], nodes: list[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from engine.api.errors import InvalidInput
 from engine.api.scheduling import NodeSelector
 from engine.plan.snapshot.columns import (
+    ATTACH_LIMIT_FIELDS,
     BUDGET_FIELDS,
     DEVICE_FIELDS,
     DYNAMIC_RESOURCE_FIELDS,
@@ -39,6 +40,8 @@ MAX_REQUEST = 2**51
 FIRST_MOMENT, LAST_MOMENT = -62_135_596_800, 253_402_300_799
 """Unix seconds of the years 1 and 9999."""
 NUMA_NODES = r"^((?:[0-5]?[0-9]|6[0-3])(?:,(?:[0-5]?[0-9]|6[0-3]))*)?$"
+CSI_COLUMNS = ("driver", "handle")
+"""Columns of volumes that older files lack."""
 BUDGET_COUNT = r"^[0-9]{1,9}%?$"
 
 _NODE_FIELDS = {
@@ -66,6 +69,7 @@ _FIXED = {
     "budgets": BUDGET_FIELDS,
     "priority_classes": PRIORITY_CLASS_FIELDS,
     "volumes": VOLUME_FIELDS,
+    "attach_limits": ATTACH_LIMIT_FIELDS,
     "dynamic_resources": DYNAMIC_RESOURCE_FIELDS,
 }
 _MAY_LACK = {
@@ -84,6 +88,7 @@ _RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "images": {"size": (0, MAX_AMOUNT), "last_used": (FIRST_MOMENT, LAST_MOMENT),
                "first_detected": (FIRST_MOMENT, LAST_MOMENT)},
     "priority_classes": {"value": (-(2**31), 2**31 - 1)},
+    "attach_limits": {"limit": (0, 2**31 - 1)},
 }  # fmt: skip
 _TEXTS = {
     "devices": {"numa": NUMA_NODES},
@@ -172,8 +177,10 @@ def _fields(name: str, there: Sequence[str]) -> Mapping[str, pa.DataType]:
         fields |= {field: pa.large_string() for field in (PROCESSORS, PINNING) if field in there}
     if name == "pods":
         fields = {field: kind for field, kind in fields.items() if field[:6] != "usage/" or field in there}
-        optional = {"deleted": pa.float64(), "claims": pa.string()}
+        optional = {"deleted": pa.float64(), "claims": pa.string(), "device_claims": pa.string()}
         fields |= {field: kind for field, kind in optional.items() if field in there}
+    if name == "volumes":
+        fields = {field: kind for field, kind in fields.items() if field in there or field not in CSI_COLUMNS}
     return fields
 
 

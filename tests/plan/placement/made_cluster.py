@@ -12,6 +12,7 @@ ZONE = "topology.kubernetes.io/zone"
 HOST = "kubernetes.io/hostname"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+GPU = "gpu.example.com"
 
 
 def node(name: str, zone: str = "a", *, ready: bool = True, cpu: str = "4", **fields: Any) -> dict[str, Any]:
@@ -68,3 +69,26 @@ def read(tmp_path: Path, *objects: dict[str, Any]) -> Snapshot:
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": list(objects)}))
     return load_snapshot([str(path)])
+
+
+def device_objects(*offering: str, on: str = "n1") -> list[dict[str, Any]]:
+    """A device on each of these nodes, and the claim of a pod that has the one of node `on`."""
+    api = {"apiVersion": "resource.k8s.io/v1"}
+    expression = f"device.driver == '{GPU}'"
+    spec = {"selectors": [{"cel": {"expression": expression}}]}
+    made = [api | {"kind": "DeviceClass", "metadata": {"name": GPU}, "spec": spec}]
+    for name in (on, *offering):
+        pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+        offer = {"driver": GPU, "nodeName": name, "pool": pool, "devices": [{"name": "gpu-0"}]}
+        made.append(api | {"kind": "ResourceSlice", "metadata": {"name": name}, "spec": offer})
+    requests = [{"name": "r", "exactly": {"deviceClassName": GPU, "count": 1}}]
+    results = [{"request": "r", "driver": GPU, "pool": on, "device": "gpu-0"}]
+    field = {"key": "metadata.name", "operator": "In", "values": [on]}
+    reach = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    claim = {
+        "kind": "ResourceClaim",
+        "metadata": {"name": "gpu", "namespace": "shop"},
+        "spec": {"devices": {"requests": requests}},
+        "status": {"allocation": {"devices": {"results": results}, "nodeSelector": reach}},
+    }
+    return [*made, api | claim]

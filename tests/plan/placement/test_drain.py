@@ -9,7 +9,7 @@ import pytest
 
 from engine.plan import Snapshot, load_snapshot, write_snapshot
 from engine.plan.questions.drain import DrainParameters, drain
-from tests.plan.placement.made_cluster import HOST, REQUIRED, ZONE, budget, node, pod, read
+from tests.plan.placement.made_cluster import HOST, REQUIRED, ZONE, budget, device_objects, node, pod, read
 
 CONTROL_PLANE = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
 
@@ -66,6 +66,26 @@ ON_ZONE_B = {
         }
     }
 }
+DEVICE = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu"}]}
+
+
+def csi(**spec: Any) -> dict[str, Any]:
+    """The volume of the claim `data`, which a CSI driver attaches."""
+    return volume(csi={"driver": "disk.example.com", "volumeHandle": "v"}, **spec)
+
+
+def attaches(name: str, count: int) -> dict[str, Any]:
+    """A node that attaches so many volumes of the driver."""
+    drivers = [{"name": "disk.example.com", "nodeID": name, "allocatable": {"count": count}}]
+    meta = {"name": name}
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "CSINode",
+        "metadata": meta,
+        "spec": {"drivers": drivers},
+    }
+
+
 PORT = {"container": {"ports": [{"containerPort": 80, "hostPort": 80}]}}
 
 
@@ -87,6 +107,19 @@ GOES = [
         "n3",
     ),
     ("a volume without topology", [node("n2"), claimed("pv"), volume()], CLAIM, "n2"),
+    (
+        "where a volume can be attached",
+        [node("n2"), node("n3"), attaches("n2", 0), attaches("n3", 1), claimed("pv"), csi()],
+        CLAIM,
+        "n3",
+    ),
+    (
+        "where another pod has the volume already",
+        [node("n2"), attaches("n2", 1), pod("other", "n2", **CLAIM), claimed("pv"), csi()],
+        CLAIM,
+        "n2",
+    ),
+    ("where a device is free", [node("n2"), node("n3"), *device_objects("n3")], DEVICE, "n3"),
     ("a claim that is not bound", [node("n2"), claimed("")], CLAIM, "n2"),
     (
         "a zone label of the volume",
@@ -139,9 +172,30 @@ STAYS = [
     ),
     ("a host port", [node("n2"), pod("other", "n2", **PORT)], PORT, "a host port"),
     ("cpu", [node("n2", cpu="50m")], {}, "without enough cpu"),
+    (
+        "a node that attaches no more volumes",
+        [node("n2"), attaches("n2", 0), claimed("pv"), csi()],
+        CLAIM,
+        "1 excluded by the number of volumes",
+    ),
+    ("no device", [node("n2"), *device_objects()], DEVICE, "1 excluded by the devices that its claims need"),
+    (
+        "a claim that another pod keeps",
+        [
+            node("n2"),
+            node("n4"),
+            *device_objects("n2", on="n4"),
+            pod("other", "n4", **DEVICE),
+            pod("full", "n4", requests={"cpu": "4"}),
+        ],
+        DEVICE,
+        "1 excluded by the devices that its claims need",
+    ),
 ]
 UNKNOWN = [
     ("no claim", [node("n2")], CLAIM, "claim data is not in the snapshot"),
+    ("no slices", [node("n2")], DEVICE, "its device claims need ResourceSlices"),
+    ("no claim of devices", [node("n2"), *device_objects()[:-1]], DEVICE, "resource claim gpu is not in the"),
     ("no volume", [node("n2"), claimed("pv")], CLAIM, "volume pv of claim data is not in the snapshot"),
     (
         "namespaces by label",

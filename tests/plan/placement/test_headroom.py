@@ -14,7 +14,7 @@ from engine.api.errors import InvalidInput
 from engine.plan import Snapshot
 from engine.plan.answers.answer import Answer
 from engine.plan.questions.headroom import HeadroomParameters, headroom
-from tests.plan.placement.made_cluster import HOST, REQUIRED, ZONE, node, pod, read
+from tests.plan.placement.made_cluster import HOST, REQUIRED, ZONE, device_objects, node, pod, read
 
 
 def controller(kind: str, name: str, replicas: int | None, cpu: str, **spec: Any) -> dict[str, Any]:
@@ -57,6 +57,26 @@ def test_workloads_are_placed_together_and_then_each_is_repeated(tmp_path):
     # 9 CPUs were free, 6 are taken.
     assert ("", "shop/web", 3) in rows(answer, "headroom")
     assert answer.headline.startswith("All 5 pods fit; 3 more of shop/web, ")
+
+
+def test_each_copy_gets_its_own_claim_from_a_template(tmp_path):
+    objects = device_objects("n2", "n3", on="n1")
+    spec = objects[-1]["spec"]
+    template = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": "one-gpu", "namespace": "shop"},
+        "spec": {"spec": spec},
+    }
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    job = controller("Job", "train", 1, "100m", resourceClaims=claims)
+    answer = asked(tmp_path, three(tmp_path, *objects, template), job)
+    assert sum(amount for _, _, amount in rows(answer, "places")) == 1
+    (more,) = [row for row in answer.table.to_pylist() if row["decision"] == "headroom"]
+    assert (more["amount"], more["reason"]) == (
+        1,
+        "then no node of 3: 3 excluded by the devices that its claims need",
+    )
 
 
 def test_replicas_that_do_not_fit_are_counted_with_the_reason(tmp_path):

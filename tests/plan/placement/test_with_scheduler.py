@@ -6,242 +6,61 @@ what the scheduler had before it.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import random
-import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.cluster.client import ApiClient, ApiError
-from engine.cluster.credentials import Credentials
-from engine.cluster.kubeconfig import load_kubeconfig
-from engine.plan import FaultLog, Snapshot
-from engine.plan.live.cluster_reader import read_cluster
+from engine.plan import Snapshot
 from engine.plan.placement.moves import Mover
 from engine.plan.placement.preemption import Preemptor
 from engine.plan.placement.room import request_matrix
 from engine.plan.snapshot.columns import NO_NODE
-from tests.cluster.control_plane import ControlPlane, Object, binaries
-from tests.plan.placement.made_cluster import HOST, PREFERRED, REQUIRED, ZONE
-from tests.waiting import PATIENCE
+from tests.cluster.control_plane import Object
+from tests.plan.placement.scheduler_site import (
+    GATE,
+    NAMESPACE,
+    NODE_COUNT,
+    PODS,
+    Repeated,
+    Site,
+    scheduler_site,
+)
 
-NODES = "/api/v1/nodes"
-NAMESPACE = "/api/v1/namespaces/default"
-PODS = f"{NAMESPACE}/pods"
-SETS = "/apis/apps/v1/namespaces/default/replicasets"
-CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
-APPS = ("web", "cache", "db", "batch")
-IMAGE = "registry.example/app:1"
-GATE = "example.com/wait"
-NODE_COUNT, POD_COUNT = 12, 100
-
-
-class Site:
-    """A control plane with a scheduler, and no kubelet."""
-
-    def __init__(self, plane: ControlPlane, admin: ApiClient, draw: random.Random) -> None:
-        self.plane, self.admin, self.draw = plane, admin, draw
-        self.sets: dict[str, str] = {}
-        self.unplaced: list[Object] = []
-
-    async def prepare(self) -> None:
-        with contextlib.suppress(ApiError):
-            await self.admin.create(f"{NAMESPACE}/serviceaccounts", {"metadata": {"name": "default"}}, Object)
-        await self.admin.create(CLASSES, {"metadata": {"name": "high"}, "value": 1000}, Object)
-        for app in APPS:
-            spec = {
-                "replicas": 0,
-                "selector": {"matchLabels": {"app": app}},
-                "template": {
-                    "metadata": {"labels": {"app": app}},
-                    "spec": {"containers": [{"name": "c", "image": "x"}]},
-                },
-            }
-            made = await self.admin.create(SETS, {"metadata": {"name": app}, "spec": spec}, Object)
-            self.sets[app] = made["metadata"]["uid"]
-        for number in range(NODE_COUNT):
-            await self._node(number)
-
-    async def _node(self, number: int) -> None:
-        draw, name = self.draw, f"n{number:02}"
-        taints: list[Object] = []
-        if draw.random() < 0.2:
-            taints.append({"key": "soft", "value": "x", "effect": "PreferNoSchedule"})
-        if draw.random() < 0.15:
-            taints.append({"key": "hard", "value": "x", "effect": "NoSchedule"})
-        labels = {HOST: name, ZONE: f"z{number % 3}", "disk": draw.choice(["ssd", "hdd"])}
-        made = await self.admin.create(NODES, {"metadata": {"name": name, "labels": labels}}, Object)
-        # The server gives a new node the taint of one that is not ready.
-        made["spec"]["taints"] = taints
-        made = await self.admin.update(f"{NODES}/{name}", made, Object)
-        amounts = {"cpu": draw.choice(["2", "4", "8"]), "memory": draw.choice(["4Gi", "16Gi"]), "pods": "20"}
-        made["status"] |= {
-            "capacity": amounts,
-            "allocatable": amounts,
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "images": [{"names": [IMAGE], "sizeBytes": 900_000_000}] if draw.random() < 0.4 else [],
-        }
-        await self.admin.update(f"{NODES}/{name}/status", made, Object)
-
-    def pod(self, name: str, **spec: Any) -> Object:
-        """A pod with some of the rules that decide where it goes."""
-        draw, app = self.draw, self.draw.choice(APPS)
-        alike = {"labelSelector": {"matchLabels": {"app": app}}}
-        near = {"labelSelector": {"matchLabels": {"app": draw.choice(APPS)}}}
-        affinity: dict[str, Any] = {}
-        if draw.random() < 0.2:
-            expression = {"key": "disk", "operator": "In", "values": ["ssd"]}
-            affinity["nodeAffinity"] = {
-                PREFERRED: [{"weight": 50, "preference": {"matchExpressions": [expression]}}]
-            }
-        if draw.random() < 0.2:
-            term = {"topologyKey": draw.choice([HOST, ZONE]), **near}
-            affinity["podAffinity"] = {PREFERRED: [{"weight": 30, "podAffinityTerm": term}]}
-        if draw.random() < 0.15:
-            affinity["podAntiAffinity"] = {REQUIRED: [{"topologyKey": HOST, **alike}]}
-        elif draw.random() < 0.2:
-            term = {"topologyKey": ZONE, **near}
-            affinity["podAntiAffinity"] = {PREFERRED: [{"weight": 10, "podAffinityTerm": term}]}
-        if draw.random() < 0.3:
-            soft = draw.choice(["ScheduleAnyway", "DoNotSchedule"])
-            spread = {"topologyKey": draw.choice([HOST, ZONE]), "maxSkew": 1, "whenUnsatisfiable": soft}
-            spec["topologySpreadConstraints"] = [spread | alike]
-        if draw.random() < 0.15:
-            spec["nodeSelector"] = {"disk": "ssd"}
-        if draw.random() < 0.3:
-            spec["tolerations"] = [{"key": draw.choice(["soft", "hard"]), "operator": "Exists"}]
-        requests = {"cpu": f"{draw.randrange(1, 12)}00m", "memory": f"{draw.randrange(1, 20)}00Mi"}
-        if draw.random() < 0.2:
-            requests.pop(draw.choice(["cpu", "memory"]))
-        image = IMAGE if draw.random() < 0.3 else "registry.example/other:1"
-        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": self.sets[app]}
-        return {
-            "metadata": {
-                "name": name,
-                "labels": {"app": app},
-                "ownerReferences": [owner | {"controller": True}],
-            },
-            "spec": {
-                "terminationGracePeriodSeconds": 0,
-                "affinity": affinity,
-                "containers": [{"name": "c", "image": image, "resources": {"requests": requests}}],
-                **spec,
-            },
-        }
-
-    async def run(self, pod: Object) -> str:
-        """Create a pod and return its node, empty if it gets none.
-
-        A pod without a node is deleted: the scheduler would retry it after a later pod, unseen.
-        """
-        name = pod["metadata"]["name"]
-        await self.admin.create(PODS, pod, Object)
-        node = await self.node_of(name)
-        if not node:
-            await self.admin.delete(f"{PODS}/{name}", {})
-            self.unplaced.append(pod)
-        return node
-
-    async def bring_back_unplaced(self) -> None:
-        """Create the pods without a node again, behind a gate that keeps the scheduler from them."""
-        for pod in self.unplaced:
-            spec = pod["spec"] | {"schedulingGates": [{"name": GATE}]}
-            await self.admin.create(PODS, pod | {"spec": spec}, Object)
-
-    async def node_of(self, name: str, *, gated: bool = False) -> str:
-        """Wait until the scheduler has decided. Of one that was `gated`, wait for a node."""
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                seen = await self.admin.get(f"{PODS}/{name}", Object)
-                if seen["spec"].get("nodeName"):
-                    return str(seen["spec"]["nodeName"])
-                conditions = seen["status"].get("conditions") or []
-                if conditions and not gated and not seen["status"].get("nominatedNodeName"):
-                    return ""
-                await asyncio.sleep(0.02)
-
-    async def open_gate(self, name: str) -> None:
-        pod = await self.admin.get(f"{PODS}/{name}", Object)
-        pod["spec"].pop("schedulingGates")
-        await self.admin.update(f"{PODS}/{name}", pod, Object)
-
-    async def snapshot(self) -> Snapshot:
-        config = load_kubeconfig(self.plane.admin)
-        return await asyncio.to_thread(read_cluster, config, FaultLog(strict=True), node_documents=False)
+POD_COUNT, VOLUME_PODS = 100, 60
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+GPU, DISK = "gpu.example.com", "disk.example.com"
 
 
 @pytest.fixture(params=[1, 2, 3])
 async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
-    with ControlPlane(tmp_path, binaries()) as plane:
-        config = load_kubeconfig(plane.admin)
-        admin = ApiClient(config, Credentials(config, clock=time.time), user_agent="test")
-        made = Site(plane, admin, random.Random(request.param))
-        await made.prepare()
-        plane.start_scheduler()
+    async with scheduler_site(tmp_path, request.param) as made:
         yield made
-        admin.close()
-
-
-@dataclass
-class Repeated:
-    """What the planner knows of the cluster, with pods on their nodes one after another."""
-
-    snapshot: Snapshot
-    mover: Mover
-    requests: np.ndarray[Any, np.dtype[np.int64]]
-    rows: dict[str, int]
-
-    @classmethod
-    def of(cls, snapshot: Snapshot) -> Repeated:
-        """All pods have left their nodes."""
-        mover = Mover.over_all_nodes(snapshot, "scheduler")
-        rows = {name: row for row, name in enumerate(snapshot.pods["name"].to_pylist())}
-        requests = request_matrix(snapshot, np.arange(len(rows)))
-        for row in range(snapshot.placed):
-            mover.leave(row, int(snapshot.column("node")[row]), requests[row])
-        return cls(snapshot, mover, requests, rows)
-
-    def enter(self, name: str, node: str) -> None:
-        if node:
-            row = self.rows[name]
-            self.mover.enter(row, self.snapshot.node_names.index(node), self.requests[row])
-
-    def choices(self, name: str) -> set[str]:
-        """The nodes that are equally the best for a pod; the empty name if there is none."""
-        row, room, found = self.rows[name], self.mover.room, set()
-        more = 1
-        while more:
-            placed = self.mover.place(row, NO_NODE, self.requests[row])
-            if placed.node == NO_NODE:
-                break
-            self.mover.undo(row, NO_NODE, placed.node, self.requests[row])
-            room.open[placed.node] = False
-            found.add(self.snapshot.node_names[placed.node])
-            more = placed.equal
-        room.open[:] = True
-        return found or {""}
 
 
 async def test_pods_are_placed_where_the_scheduler_binds_them(site: Site) -> None:
     bound = {f"p{number:03}": "" for number in range(POD_COUNT)}
     for name in bound:
         bound[name] = await site.run(site.pod(name))
-    await site.bring_back_unplaced()
-    repeated = Repeated.of(await site.snapshot())
-    different = {}
-    for name, node in bound.items():
-        choices = repeated.choices(name)
-        if node not in choices:
-            different[name] = (node, choices)
-        repeated.enter(name, node)
-    assert not different
+    assert not await differences(site, bound)
     assert len(set(bound.values())) > 2
+
+
+async def test_volumes_and_devices_leave_the_nodes_that_the_scheduler_takes(site: Site) -> None:
+    """Each node attaches two volumes of a driver. Every second one has devices; a claim takes some of them on
+    one NUMA node. Some pods share a volume or a claim.
+    """
+    await offer(site)
+    bound = {}
+    for number in range(VOLUME_PODS):
+        name = f"p{number:03}"
+        spec = await volume_of(site, number) if site.draw.random() < 0.6 else await claim_of(site, number)
+        bound[name] = await site.run(plain(name, "100m", **spec))
+    assert not await differences(site, bound)
+    assert "" in bound.values()
+    assert len(set(bound.values())) > 3
 
 
 async def test_the_same_pods_are_preempted(site: Site) -> None:
@@ -265,6 +84,88 @@ async def test_the_same_pods_are_preempted(site: Site) -> None:
         best, there = preempted(before, row, ""), preempted(before, row, node)
         assert {names[victim] for victim in there} == gone
         assert len(there) == len(best)
+
+
+async def differences(site: Site, bound: dict[str, str]) -> dict[str, tuple[str, set[str]]]:
+    """The pods that the scheduler did not bind where the planner would, with the planner's choices."""
+    await site.bring_back_unplaced()
+    repeated = Repeated.of(await site.snapshot())
+    different = {}
+    for name, node in bound.items():
+        choices = repeated.choices(name)
+        if node not in choices:
+            different[name] = (node, choices)
+        repeated.enter(name, node)
+    return different
+
+
+async def offer(site: Site) -> None:
+    """Limit the volumes of every node, and give devices to every second one."""
+    selectors = [{"cel": {"expression": f'device.driver == "{GPU}"'}}]
+    dra = "/apis/resource.k8s.io/v1"
+    gpus = {"metadata": {"name": GPU}, "spec": {"selectors": selectors}}
+    await site.admin.create(f"{dra}/deviceclasses", gpus, Object)
+    for number in range(NODE_COUNT):
+        node = f"n{number:02}"
+        driver = {"name": DISK, "nodeID": node, "allocatable": {"count": 2}}
+        csi = {"metadata": {"name": node}, "spec": {"drivers": [driver]}}
+        await site.admin.create("/apis/storage.k8s.io/v1/csinodes", csi, Object)
+        if number % 2:
+            devices = [
+                {"name": f"gpu-{index}", "attributes": {"numa": {"int": index % 2}}}
+                for index in range(site.draw.choice([2, 4]))
+            ]
+            pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+            spec = {"driver": GPU, "nodeName": node, "pool": pool, "devices": devices}
+            made = {"metadata": {"name": f"slice-{node}"}, "spec": spec}
+            await site.admin.create(f"{dra}/resourceslices", made, Object)
+
+
+async def volume_of(site: Site, number: int) -> dict[str, Any]:
+    """The spec of a pod with a bound claim: a new one, or one that another pod has."""
+    shared = number and site.draw.random() < 0.2
+    name = site.draw.choice(site.volumes) if shared and site.volumes else f"d{number}"
+    if name not in site.volumes:
+        site.volumes.append(name)
+        amount, modes = {"storage": "1Gi"}, ["ReadWriteMany"]
+        claim = {
+            "metadata": {"name": name, "annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
+            "spec": {
+                "volumeName": name,
+                "accessModes": modes,
+                "resources": {"requests": amount},
+                "storageClassName": "",
+            },
+        }
+        made = await site.admin.create(f"{NAMESPACE}/persistentvolumeclaims", claim, Object)
+        meta = made["metadata"]
+        volume = {
+            "metadata": {"name": name},
+            "spec": {
+                "capacity": amount,
+                "accessModes": modes,
+                "csi": {"driver": DISK, "volumeHandle": name},
+                "claimRef": {"namespace": "default", "name": name, "uid": meta["uid"]},
+            },
+        }
+        await site.admin.create("/api/v1/persistentvolumes", volume, Object)
+    return {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]}
+
+
+async def claim_of(site: Site, number: int) -> dict[str, Any]:
+    """The spec of a pod with one or two ResourceClaims, of which another pod may have one."""
+    names = [f"c{number}-{index}" for index in range(site.draw.choice([1, 1, 2]))]
+    for name in names:
+        request = {"name": "gpus", "exactly": {"deviceClassName": GPU, "count": site.draw.choice([1, 1, 2])}}
+        devices = {"requests": [request], "constraints": [{"matchAttribute": f"{GPU}/numa"}]}
+        claim = {"metadata": {"name": name}, "spec": {"devices": devices}}
+        await site.admin.create(f"{CLAIMS}", claim, Object)
+    if site.claims and site.draw.random() < 0.2:
+        names[0] = site.draw.choice(site.claims)
+    site.claims += names
+    return {
+        "resourceClaims": [{"name": f"r{index}", "resourceClaimName": n} for index, n in enumerate(names)]
+    }
 
 
 def preempted(snapshot: Snapshot, row: int, node: str) -> tuple[int, ...]:

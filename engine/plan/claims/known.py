@@ -1,4 +1,4 @@
-"""Read the dynamic resources of a snapshot, and the claims that a question asks about."""
+"""Read the dynamic resources of a snapshot, and claims and taint rules of manifests."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class DynamicResources:
     claims: list[PlannedClaim]
     classes: dict[str, DeviceClass]
     rules: list[DeviceTaintRule]
+    templates: list[ResourceClaimTemplate]
 
     def inventory(self, *more: DeviceTaintRule) -> DeviceInventory:
         """Return the offered devices and their use, with the taints of the rules and of `more`."""
@@ -69,6 +70,7 @@ def dynamic_resources(snapshot: Snapshot) -> DynamicResources:
         found["ResourceClaim"],
         {each.metadata.name: each for each in found["DeviceClass"]},
         found["DeviceTaintRule"],
+        found["ResourceClaimTemplate"],
     )
 
 
