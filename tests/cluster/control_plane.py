@@ -164,8 +164,8 @@ class ControlPlane:
     def start_scheduler(self) -> None:
         self._start(str(self._binaries / "kube-scheduler"), *self._as_admin)
 
-    def start_controllers(self) -> None:
-        """The scheduler and the controller-manager, which signs what the authority would."""
+    def start_controllers(self, *options: str) -> None:
+        """The scheduler, and the controller-manager with these options: it signs what the authority would."""
         self.start_scheduler()
         self._start(
             str(self._binaries / "kube-controller-manager"),
@@ -174,6 +174,7 @@ class ControlPlane:
             f"--root-ca-file={self._authority.certificate}",
             f"--cluster-signing-cert-file={self._authority.certificate}",
             f"--cluster-signing-key-file={self._authority.key}",
+            *options,
         )
 
     def heard_of(self, user: str) -> list[str]:

@@ -184,7 +184,7 @@ class NodeScores:
             else:
                 size = len(np.unique(domain[used]))
                 counted = self._counted(row, soft[index] if given else None, keyed)
-                counts = topology.on_domains(key, pods, counted)[domain]
+                counts = np.append(topology.on_domains(key, pods, counted), 0)[domain]
             scores += np.where(domain >= 0, counts * np.log(size + 2) + skew - 1, 0.0)
         return _spread_out(np.floor(scores + 0.5).astype(np.int64), used)
 

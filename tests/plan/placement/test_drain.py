@@ -246,6 +246,11 @@ def test_missing_parts_of_a_snapshot_prove_nothing(others, spec, why, tmp_path):
     assert verdict[0] == "not-drained"
 
 
+def test_nodes_need_no_labels(tmp_path):
+    nodes = [node(name) | {"metadata": {"name": name}} for name in ("n1", "n2")]
+    assert rows(read(tmp_path, *nodes, pod("moving", "n1")))[0] == ("move", "shop/moving", "to n2")
+
+
 def test_replicas_that_move_keep_away_from_each_other(tmp_path):
     apart = {"affinity": anti(HOST)}
     listed = [node(f"n{number}") for number in (1, 2, 3)]
