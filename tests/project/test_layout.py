@@ -136,12 +136,12 @@ def test_no_folder_holds_more_than_25_modules() -> None:
 
 PLAN_LAYERS: dict[str, set[str]] = {
     "snapshot": set(),
-    "claims": set(),
+    "claims": {"snapshot"},
     "reading": {"claims", "snapshot"},
     "live": {"reading", "snapshot"},
     "history": {"reading", "snapshot"},
     "synth": {"reading", "snapshot"},
-    "placement": {"snapshot"},
+    "placement": {"claims", "snapshot"},
     "eviction": {"snapshot"},
     "rightsizing": {"eviction", "history", "reading", "snapshot"},
     "rollout": {"snapshot"},

@@ -19,7 +19,7 @@ from engine.plan.snapshot.columns import NO_NODE, Snapshot
 Nodes = NDArray[np.bool_]
 
 
-class CsiVolume(NamedTuple):
+class AttachedVolume(NamedTuple):
     """Identify a volume by its driver and its handle there."""
 
     driver: str
@@ -29,11 +29,11 @@ class CsiVolume(NamedTuple):
 class AttachLimits:
     """Count the volumes of each node while pods move; `volumes` holds those of every pod that has any."""
 
-    def __init__(self, snapshot: Snapshot, volumes: Mapping[int, frozenset[CsiVolume]]) -> None:
+    def __init__(self, snapshot: Snapshot, volumes: Mapping[int, frozenset[AttachedVolume]]) -> None:
         self._volumes = volumes
         self._count = snapshot.node_count
         self._free = _limits(snapshot)
-        self._users: defaultdict[CsiVolume, Counter[int]] = defaultdict(Counter)
+        self._users: defaultdict[AttachedVolume, Counter[int]] = defaultdict(Counter)
         if self._free:
             node = snapshot.column("node")
             for row in volumes:
@@ -59,7 +59,7 @@ class AttachLimits:
     def allowed(self, row: int) -> Nodes:
         """Return the nodes that can attach all volumes of a pod which they do not have yet."""
         found = np.ones(self._count, bool)
-        wanted: defaultdict[str, list[CsiVolume]] = defaultdict(list)
+        wanted: defaultdict[str, list[AttachedVolume]] = defaultdict(list)
         for volume in self._limited(row):
             wanted[volume.driver].append(volume)
         for driver, volumes in wanted.items():
@@ -69,7 +69,7 @@ class AttachLimits:
             found &= (missing <= self._free[driver]) | (missing == 0)
         return found
 
-    def _limited(self, row: int) -> Iterable[CsiVolume]:
+    def _limited(self, row: int) -> Iterable[AttachedVolume]:
         return (volume for volume in self._volumes.get(row, ()) if volume.driver in self._free)
 
 

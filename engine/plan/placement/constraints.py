@@ -26,7 +26,7 @@ from engine.api.node import Taint
 from engine.api.pod import Pod
 from engine.api.scheduling import NodeSelector
 from engine.plan.claims.known import dynamic_resources
-from engine.plan.placement.attachments import AttachLimits, CsiVolume
+from engine.plan.placement.attachments import AttachedVolume, AttachLimits
 from engine.plan.placement.device_claims import DeviceClaims
 from engine.plan.placement.topology import Allowed, Nodes, PodTopology, Undecidable, node_labels, node_taints
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
@@ -50,7 +50,7 @@ class _Volume(NamedTuple):
 
     volume: str
     affinity: str | None
-    csi: CsiVolume
+    csi: AttachedVolume
 
 
 class Constraints:
@@ -199,7 +199,9 @@ class Constraints:
     def _volumes(self) -> dict[tuple[str, str], _Volume]:
         return {
             (row["namespace"], row["claim"]): _Volume(
-                row["volume"], row["node_affinity"], CsiVolume(row.get("driver", ""), row.get("handle", ""))
+                row["volume"],
+                row["node_affinity"],
+                AttachedVolume(row.get("driver", ""), row.get("handle", "")),
             )
             for row in self._snapshot.volumes.to_pylist()
         }

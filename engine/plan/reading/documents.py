@@ -212,18 +212,18 @@ class AttachableCount(DocumentStruct):
     count: Count | None = None
 
 
-class CSINodeDriver(DocumentStruct):
+class LimitedDriver(DocumentStruct):
     name: str
     allocatable: AttachableCount | None = None
 
 
-class CSINodeSpec(DocumentStruct):
-    drivers: list[CSINodeDriver] | None = None
+class LimitedDrivers(DocumentStruct):
+    drivers: list[LimitedDriver] | None = None
 
 
 class CSINodeDocument(DocumentStruct):
     metadata: Meta
-    spec: CSINodeSpec = msgspec.field(default_factory=CSINodeSpec)
+    spec: LimitedDrivers = msgspec.field(default_factory=LimitedDrivers)
 
 
 class Head(DocumentStruct):
