@@ -512,6 +512,7 @@ def memory_qos(root: str) -> dict[str, Any]:
     manager.create_pod(one)
     groups = [manager.settings.root, (*manager.settings.root, "burstable"), manager.pods.name(one)]
     seen["on"] = [manager.tree.read(name, "memory.low") for name in groups]
+    seen["minimum"] = [manager.tree.read(name, "memory.min") for name in groups]
     seen["container"] = dict(manager.container_resources(one, one.spec.containers[0]).unified)
     manager.stop()
     with managed(root) as later:

@@ -218,6 +218,7 @@ def test_leftovers_go_with_their_pod(play):
 def test_memory_qos_is_cleared_when_switched_off(private_root):
     seen = on_v2("memory_qos", private_root)
     assert seen["on"] == [str(16 << 20)] * 3
+    assert seen["minimum"] == [str(16 << 20), "0", "0"]
     assert seen["container"]["memory.low"] == str(16 << 20)
     assert seen["container"]["memory.high"].isdigit()
     assert seen["unreserved"].keys() & {"memory.min", "memory.low", "memory.high"} == {"memory.high"}

@@ -39,8 +39,8 @@ spec: {containers: [{name: a, resources: {requests: {memory: 1Gi}}}]}
 CAPACITY = {"cpu": 3000, "memory": 8 << 30, "pid": 1000, "hugepages-2Mi": 0}
 
 
-def planned(version: int, **config) -> dict[str, dict[str, str]]:
-    pods, _ = parse_pods(PODS, "pods")
+def planned(version: int, manifest: bytes = PODS, **config) -> dict[str, dict[str, str]]:
+    pods, _ = parse_pods(manifest, "pods")
     groups = plan(
         pods,
         KubeletConfiguration(eviction_hard={}, **config),
@@ -64,6 +64,15 @@ def test_without_a_reservation_policy_nothing_is_protected():
     rules = CgroupSettings.resolve(config, {"cpu": 3000, "memory": 8 << 30}, cgroup_v2=True).containers
     unified = container_resources(pod, pod.spec.containers[0], rules).unified
     assert unified.keys() & {"memory.min", "memory.low", "memory.high"} == {"memory.high"}
+
+
+def test_the_root_protects_burstable_requests_in_both_ways():
+    gates = {"MemoryQoS": True}
+    groups = planned(2, BURSTABLE, feature_gates=gates, memory_reservation_policy="TieredReservation")
+    gibi = str(1 << 30)
+    assert (groups["/kubepods"]["memory.min"], groups["/kubepods"]["memory.low"]) == (gibi, gibi)
+    level = groups["/kubepods/burstable"]
+    assert (level.get("memory.min", "0"), level["memory.low"]) == ("0", gibi)
 
 
 def test_every_level_on_v2():

@@ -114,13 +114,14 @@ class LevelSums(msgspec.Struct):
     def _protection(self, tiered: bool) -> tuple[dict[str, str], dict[str, str]]:
         """Return the memory protection files of the root and of the Burstable level.
 
-        The root must protect the sum of everything below, since the kernel would otherwise scale the levels'
-        protection down.
+        The root must protect the sum of everything below in both ways, since the kernel would otherwise scale
+        the levels' protection down. The kubelet writes only memory.min at the root: memory.low
+        below it has no effect.
         """
         everything = self.guaranteed_memory + self.burstable_memory
         if not tiered:
             return _file(MEMORY_MIN, everything), _file(MEMORY_MIN, self.burstable_memory)
-        root = _file(MEMORY_MIN, self.guaranteed_memory) | _file(MEMORY_LOW, everything)
+        root = _file(MEMORY_MIN, everything) | _file(MEMORY_LOW, everything)
         return root, _file(MEMORY_LOW, self.burstable_memory)
 
 

@@ -113,7 +113,7 @@ def _level_values(values: list[int], *, limited: bool) -> dict[str, GroupValues]
     shares, _weight, burstable, best_effort, root_protected, protected = values
     return {
         GUARANTEED: GroupValues(
-            unified=_file(MEMORY_MIN, root_protected - protected) | _file(MEMORY_LOW, root_protected)
+            unified=_file(MEMORY_MIN, root_protected) | _file(MEMORY_LOW, root_protected)
         ),
         BURSTABLE: GroupValues(
             cpu_shares=shares, memory=burstable if limited else None, unified=_file(MEMORY_LOW, protected)
