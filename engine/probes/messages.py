@@ -46,7 +46,7 @@ class Reason(IntEnum):
 
 _GRPC_KINDS = ("grpc", "grpcs")
 _SERVING = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
-_HTTP = {
+HTTP_REASONS = {
     Reason.TIMEOUT_RESPONSE: "context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
     Reason.TIMEOUT_BODY: "context deadline exceeded (Client.Timeout while reading body)",
     Reason.MALFORMED: "net/http: HTTP/1.x transport connection broken: malformed HTTP response",
@@ -97,7 +97,7 @@ def text(spec: ProbeSpec, address: str, port: int, reason: int, detail: int, exc
         return dial if spec.kind == "tcp" else _get(spec, where, dial)
     if spec.kind in _GRPC_KINDS:
         return _grpc(spec, reason, detail, excerpt)
-    why = _HTTP.get(reason) or _http2(reason, detail) or f"read: {os.strerror(detail).lower()}"
+    why = HTTP_REASONS.get(reason) or _http2(reason, detail) or f"read: {os.strerror(detail).lower()}"
     return _get(spec, where, why)
 
 

@@ -11,7 +11,9 @@ import fcntl
 import json
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from engine.api.errors import InvalidInput, Refused
 from engine.host.network_namespace import CLONE_NEWNET, socket_in
@@ -19,7 +21,11 @@ from engine.host.network_namespace import CLONE_NEWNET, socket_in
 if TYPE_CHECKING:
     from engine.cri.client import RuntimeClient
 
+Connection: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 NETWORK_OF_THE_NODE: Final = -1
+MAX_RESOLVERS: Final = 8
+"""Threads that resolve names."""
 _NS_GET_NSTYPE: Final = 0xB703
 
 
@@ -64,24 +70,19 @@ def open_network(sandbox_id: str, info: str) -> int:
     return found
 
 
-async def connect(
-    host: str, port: int, network: int, **how: Any
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(host: str, port: int, network: int, **how: Any) -> Connection:
     """Connect like `asyncio.open_connection`, from a network namespace unless `network` is
     `NETWORK_OF_THE_NODE`.
 
     Names are resolved on this node. Raises `OSError`.
     """
-    if network == NETWORK_OF_THE_NODE:
-        return await asyncio.open_connection(host, port, **how)
-    loop = asyncio.get_running_loop()
     failure: OSError | None = None
-    held = os.dup(network)
+    held = os.dup(network) if network != NETWORK_OF_THE_NODE else network
     try:
-        for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            made = socket_in(held, family)
+        for family, _, _, _, address in await _resolve(host, port):
+            made = _socket(held, family)
             try:
-                await loop.sock_connect(made, address)
+                await asyncio.get_running_loop().sock_connect(made, address)
                 return await asyncio.open_connection(sock=made, **how)
             except OSError as error:
                 made.close()
@@ -90,8 +91,32 @@ async def connect(
                 made.close()
                 raise
     finally:
-        os.close(held)
+        if held != NETWORK_OF_THE_NODE:
+            os.close(held)
     raise failure or OSError(f"{host} has no address")
+
+
+def _socket(network: int, family: int) -> socket.socket:
+    if network == NETWORK_OF_THE_NODE:
+        return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    return socket_in(network, family)
+
+
+async def _resolve(host: str, port: int) -> list[Any]:
+    """Return the addresses of a host as `getaddrinfo` does. Raises `OSError`.
+
+    Names are resolved in threads of their own. A name server that does not answer holds a thread for many
+    seconds, and the probes of one pod would else hold all threads in which the agent writes files.
+    """
+    with contextlib.suppress(socket.gaierror):
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    resolving = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    return await asyncio.get_running_loop().run_in_executor(_resolvers(), resolving)
+
+
+@cache
+def _resolvers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MAX_RESOLVERS, "host-names")
 
 
 def _path(spec: dict[str, Any]) -> str:

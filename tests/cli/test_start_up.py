@@ -96,7 +96,7 @@ TLS_AFTERWARDS = """
 from engine.cli.agent.start_up import lean_imports
 with lean_imports():
     import asyncio, ssl, sys
-    from engine.probes.library import _tls
+    from engine.probes.http_get import insecure_tls
 
 async def answer(reader, writer):
     writer.write(b"hello " + (await reader.readline()))
@@ -107,7 +107,8 @@ async def main():
     serving.load_cert_chain(sys.argv[1])
     server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=serving)
     port = server.sockets[0].getsockname()[1]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=_tls(), server_hostname="localhost")
+    tls = insecure_tls()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname="localhost")
     assert isinstance(writer.get_extra_info("ssl_object"), ssl.SSLObject)
     writer.write(b"world\\n")
     print((await reader.read()).decode().strip())

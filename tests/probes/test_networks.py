@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import pytest
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import ProbesSection
-from engine.probes.networks import PodNetworks, open_network
+from engine.probes.networks import MAX_RESOLVERS, NETWORK_OF_THE_NODE, PodNetworks, connect, open_network
 from tests.probes.probed_pods import OK, Rig, http, pod_with, replying, serving
 from tests.waiting import eventually
 
@@ -204,3 +207,27 @@ def test_a_process_that_has_ended():
     process.wait()
     with pytest.raises(OSError, match="No such"):
         open_network("0123abcd", json.dumps({"pid": process.pid}))
+
+
+async def test_a_silent_name_server_holds_no_thread_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default threads write the agent's files; on two processors there are six."""
+    answer, asked = threading.Event(), threading.Semaphore(0)
+    numeric = socket.getaddrinfo
+
+    def resolve(host: str, *args: Any, flags: int = 0, **how: Any) -> Any:
+        if flags:
+            return numeric(host, *args, flags=flags, **how)
+        asked.release()
+        answer.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    probes = [asyncio.create_task(connect("name.invalid", 80, NETWORK_OF_THE_NODE)) for _ in range(60)]
+    try:
+        for _ in range(MAX_RESOLVERS):
+            await asyncio.to_thread(asked.acquire)
+        assert not any(probe.done() for probe in probes)
+    finally:
+        answer.set()
+    failures = await asyncio.gather(*probes, return_exceptions=True)
+    assert all(isinstance(failure, socket.gaierror) for failure in failures)

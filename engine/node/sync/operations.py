@@ -18,7 +18,7 @@ class PodOperations:
         context, runtime, addresses = services.context, services.runtime, services.addresses
         allocations, admission, metrics = services.allocations, services.admission, services.metrics
         plane = services.control_plane
-        hooks = HookRunner(runtime.client, addresses)
+        hooks = HookRunner(runtime.client, addresses, context.recorder)
         configs = ContainerConfigBuilder(
             context, runtime, addresses, services.volumes, allocations, plane.objects, admission.allocatable
         )

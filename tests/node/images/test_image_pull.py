@@ -217,7 +217,7 @@ async def test_a_slow_post_start_hook_delays_no_other_pod(
         hooked.set()
         await go_on.wait()
 
-    monkeypatch.setattr("engine.node.sync.hooks.run_hook", slow_hook)
+    monkeypatch.setattr("engine.node.sync.hooks.HookRunner.run", slow_hook)
     await rig.start()
     hook = {"postStart": {"exec": {"command": ["true"]}}}
     rig.write("hooked", {"containers": [container(lifecycle=hook), container("second")]})
