@@ -137,7 +137,7 @@ def test_read_5000_groups(benchmark: Benchmark, mount: Path, form: Any) -> None:
     cgroups = [f"kubepods/pod{pod:05}/cri-{c}{pod:05}.scope".encode() for pod in range(PODS) for c in "ab"]
     parents, due = np.full(len(cgroups), -1, np.int64), np.ones(len(cgroups), np.uint8)
     numbers = np.full((len(cgroups), WIDTH), ABSENT, np.int64)
-    timed(benchmark, lambda: form.refresh_groups([str(mount)], cgroups, parents, due, numbers))
+    timed(benchmark, lambda: form.refresh_groups([str(mount)], cgroups, parents, due, numbers.reshape(-1)))
 
 
 def test_sample(benchmark: Benchmark, sampler: UsageSampler) -> None:

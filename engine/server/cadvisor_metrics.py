@@ -7,14 +7,20 @@ text is written while it is sent, because it is far larger than its inputs.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
 
 from engine._fast.reading.groups import IO_COLUMNS
-from engine._fast.writing.exposition import ABSENT, Series, Texts, exposition, joined
+from engine._fast.writing.exposition import (
+    ABSENT,
+    ColumnRows,
+    Numbers,
+    Series,
+    Texts,
+    Values,
+    exposition,
+    joined,
+)
 from engine.node.nodeinfo.machine import device_name, memory_total, swap
 from engine.node.stats.filesystems import DISK_COUNTS, Filesystem
 from engine.node.stats.group import GroupTable
@@ -22,7 +28,6 @@ from engine.node.stats.used import NodeUsage
 from engine.server.group_labels import Places, Shown
 from engine.server.metrics_text import MICRO, MILLI, NANO, head, labelled
 
-Numbers: TypeAlias = "NDArray[np.int64]"
 Column = Callable[[GroupTable], tuple[Numbers, int]]
 """Values, and how many of their digits follow the decimal point."""
 
@@ -39,8 +44,7 @@ def _limit(name: str) -> Column:
     """Return a limit; 0 means unlimited."""
 
     def read(table: GroupTable) -> tuple[Numbers, int]:
-        values = table.column(name)
-        return np.where(values == ABSENT, 0, values), 0
+        return array("q", [0 if value == ABSENT else value for value in table.column(name)]), 0
 
     return read
 
@@ -96,7 +100,7 @@ _SERIES: tuple[tuple[str, str, str, str, Column], ...] = (
         "gauge",
         "Soft limit, never set",
         "",
-        lambda table: (np.zeros(len(table.numbers), np.int64), 0),
+        lambda table: (array("q", bytes(8 * len(table))), 0),
     ),
     ("pressure_cpu_waiting_seconds_total", "counter", "Some waited for CPU", "", _stalled("cpu", "some")),
     ("pressure_cpu_stalled_seconds_total", "counter", "All waited for CPU", "", _stalled("cpu", "full")),
@@ -171,14 +175,14 @@ def _page(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
     for name, kind, help, extra, read in _SERIES:
         values, point = read(table)
         opening = f"container_{name}{{{extra + ',' if extra else ''}"
-        yield _series(f"container_{name}", help, kind, opening, labels, values[rows], point)
-    quota = table.column("quota")[rows]
+        yield _series(f"container_{name}", help, kind, opening, labels, ColumnRows(values, rows), point)
+    quota = table.column("quota")
     yield _family(
         "container_spec_cpu_quota",
         "CPU limit in each period, in microseconds; only of groups with one",
         "gauge",
         labels,
-        np.where(quota > 0, quota, ABSENT),
+        array("q", [quota[row] if quota[row] > 0 else ABSENT for row in rows]),
     )
     yield from _failures(table, shown)
     yield from _devices(table, shown)
@@ -187,7 +191,7 @@ def _page(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
     yield _family(
         "container_start_time_seconds", "Start in Unix seconds", "gauge", labels, shown.started, MICRO
     )
-    seen = np.full(len(rows), int(usage.time), np.int64)
+    seen = array("q", [int(usage.time)]) * len(rows)
     yield _family("container_last_seen", "When it was last seen, in Unix seconds", "gauge", labels, seen)
     yield _plain("container_scrape_error", "1 if something could not be read", 0)
     yield _plain("machine_cpu_cores", "CPUs", os.cpu_count() or 1)
@@ -196,25 +200,25 @@ def _page(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
 
 
 def _series(
-    name: str, help: str, kind: str, opening: str, labels: Texts, values: Numbers, point: int = 0
+    name: str, help: str, kind: str, opening: str, labels: Texts, values: Values, point: int = 0
 ) -> Series:
     return Series(head(name, help, kind).encode(), opening.encode(), labels, values, point)
 
 
-def _family(name: str, help: str, kind: str, labels: Texts, values: Numbers, point: int = 0) -> Series:
+def _family(name: str, help: str, kind: str, labels: Texts, values: Values, point: int = 0) -> Series:
     return _series(name, help, kind, f"{name}{{", labels, values, point)
 
 
 def _plain(name: str, help: str, value: int) -> Series:
     """Write one number of the whole machine."""
-    return _family(name, help, "gauge", joined([b""]), np.array([value], np.int64))
+    return _family(name, help, "gauge", joined([b""]), array("q", [value]))
 
 
 def _parts(
     name: str,
     help: str,
     labels: Texts,
-    parts: Iterable[tuple[str, Numbers, Numbers | None]],
+    parts: Iterable[tuple[str, Values, array[int] | None]],
     kind: str = "counter",
     point: int = 0,
 ) -> Iterator[Series]:
@@ -227,53 +231,58 @@ def _parts(
 
 def _failures(table: GroupTable, shown: Shown) -> Iterator[Series]:
     kinds = (("pgfault", "faults"), ("pgmajfault", "major_faults"))
-    values = {kind: table.column(column)[shown.rows] for kind, column in kinds}
+    values = {kind: table.column(column) for kind, column in kinds}
     parts = [
-        (f'failure_type="{kind}",scope="hierarchy"', amounts, None)
+        (f'failure_type="{kind}",scope="hierarchy"', ColumnRows(amounts, shown.rows), None)
         for kind, amounts in values.items()
-        if (amounts != ABSENT).any()
+        if any(amounts[row] != ABSENT for row in shown.rows)
     ]
     yield from _parts("container_memory_failures_total", "Page faults", shown.labels, parts)
 
 
 def _devices(table: GroupTable, shown: Shown) -> Iterator[Series]:
     """Write the traffic of block devices, by number and by name."""
-    place = np.full(len(table.numbers), -1, np.int64)
-    place[shown.rows] = np.arange(len(shown.rows))
-    io = table.io[place[table.io[:, 0]] >= 0]
-    moved = []
-    while len(io):
-        major, minor = io[0, 1:3].tolist()
-        own = (io[:, 1] == major) & (io[:, 2] == minor)
-        moved.append((device_name(major, minor), major, minor, io[own]))
-        io = io[~own]
+    place = {row: at for at, row in enumerate(shown.rows)}
+    places: dict[tuple[int, int], array[int]] = {}
+    moved: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for row, transfers in table.io.items():
+        if row in place:
+            for major, minor, *amounts in transfers:
+                places.setdefault((major, minor), array("q")).append(place[row])
+                moved.setdefault((major, minor), []).append(tuple(amounts))
+    amounts_of = {
+        device: dict(zip(IO_COLUMNS[3:], (array("q", each) for each in zip(*rows, strict=True)), strict=True))
+        for device, rows in moved.items()
+    }
+    names = {device: device_name(*device) for device in moved}
     by_operation = [
         (
-            labelled(("device", "major", "minor", "operation"), (name, str(major), str(minor), operation)),
-            rows[:, IO_COLUMNS.index(column)],
-            place[rows[:, 0]],
+            labelled(
+                ("device", "major", "minor", "operation"), (names[device], *map(str, device), operation)
+            ),
+            amounts[column],
+            places[device],
         )
-        for name, major, minor, rows in moved
+        for device, amounts in amounts_of.items()
         for operation, column in (("Read", "read_bytes"), ("Write", "written_bytes"))
     ]
     name = "container_blkio_device_usage_total"
     yield from _parts(name, "Bytes read from and written to a block device", shown.labels, by_operation)
     for name, help, column in _IO:
         parts = [
-            (labelled(("device",), (device,)), rows[:, IO_COLUMNS.index(column)], place[rows[:, 0]])
-            for device, _, _, rows in moved
+            (labelled(("device",), (names[device],)), amounts[column], places[device])
+            for device, amounts in amounts_of.items()
         ]
         yield from _parts(f"container_{name}", help, shown.labels, parts)
 
 
 def _filesystems(filesystems: Sequence[Filesystem], labels: Texts) -> Iterator[Series]:
     """Write the machine's filesystems and disks, which are of the root cgroup."""
-    root = np.zeros(1, np.int64)
+    root = array("q", [0])
 
     def family(name: str, kind: str, help: str, values: dict[str, int], point: int = 0) -> Iterator[Series]:
         parts = [
-            (labelled(("device",), (device,)), np.array([value], np.int64), root)
-            for device, value in values.items()
+            (labelled(("device",), (device,)), array("q", [value]), root) for device, value in values.items()
         ]
         yield from _parts(f"container_{name}", help, labels, parts, kind, point)
 
@@ -291,10 +300,12 @@ def _networks(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
     for place, interfaces in [(0, usage.network), *shown.networks_of(usage)]:
         for one in interfaces:
             found.setdefault(one.name, []).append((place, *one.counters))
-    by_name = {name: np.array(rows, np.int64) for name, rows in found.items()}
+    by_name = {
+        name: [array("q", column) for column in zip(*rows, strict=True)] for name, rows in found.items()
+    }
     for at, (name, help) in enumerate(_NETWORK, start=1):
         parts = [
-            (labelled(("interface",), (interface,)), rows[:, at], rows[:, 0])
-            for interface, rows in by_name.items()
+            (labelled(("interface",), (interface,)), columns[at], columns[0])
+            for interface, columns in by_name.items()
         ]
         yield from _parts(f"container_network_{name}", help, shown.labels, parts)

@@ -5,11 +5,10 @@ The labels of a pod are made once and kept while the pod stays the same, because
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from engine._fast.writing.exposition import ABSENT, Texts, joined
 from engine.node.stats.network import Interface
@@ -28,9 +27,9 @@ class Shown(msgspec.Struct, frozen=True, eq=False):
 
     system: tuple[UsedGroup, ...]
     of: Sequence[UsedPod]
-    rows: NDArray[np.intp]
+    rows: array[int]
     labels: Texts
-    started: NDArray[np.int64]
+    started: array[int]
     pods: dict[UsedPod, int]
     owners: list[int]
 
@@ -44,8 +43,8 @@ class Shown(msgspec.Struct, frozen=True, eq=False):
         if first is None:
             return None
         text, ends = self.labels
-        begin, last = int(ends[first - 1]), first + len(pod.groups)
-        return Texts(text[begin : int(ends[last - 1])], ends[first:last] - begin)
+        begin, last = ends[first - 1], first + len(pod.groups)
+        return Texts(text[begin : ends[last - 1]], array("q", [end - begin for end in ends[first:last]]))
 
 
 class Places:
@@ -82,24 +81,25 @@ def _shown(system: tuple[UsedGroup, ...], pods: Sequence[UsedPod], before: Shown
             started.append(began)
         kept = before.kept(pod) if before is not None else None
         texts.append(joined(list(_labels_of(pod))) if kept is None else kept)
-    times = (np.array(started) * 10**6).astype(np.int64)
+    times = [int(time * 10**6) for time in started]
     return Shown(
         system,
         pods,
-        np.array(rows, np.intp),
+        array("q", rows),
         _chained(texts),
-        np.where(times > 0, times, ABSENT),
+        array("q", [time if time > 0 else ABSENT for time in times]),
         places,
         owners,
     )
 
 
 def _chained(texts: Sequence[Texts]) -> Texts:
-    lengths = np.array([len(each.text) for each in texts])
-    begins = np.repeat(np.cumsum(lengths) - lengths, [len(each.ends) for each in texts])
-    return Texts(
-        b"".join(each.text for each in texts), np.concatenate([each.ends for each in texts]) + begins
-    )
+    ends = array("q")
+    begin = 0
+    for text, own_ends in texts:
+        ends.extend([begin + end for end in own_ends])
+        begin += len(text)
+    return Texts(b"".join(each.text for each in texts), ends)
 
 
 def _labels_of(pod: UsedPod) -> Iterable[bytes]:

@@ -6,15 +6,14 @@ sent.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from engine._fast.writing.exposition import ABSENT, Series, Texts, exposition, joined
+from engine._fast.writing.exposition import ABSENT, ColumnRows, Series, Texts, Values, exposition, joined
 from engine.node.nodeinfo import machine
 from engine.node.stats.runtime_use import RuntimeUse
 from engine.node.stats.used import NodeUsage, UsedPod
@@ -26,8 +25,7 @@ _SWAP: Final = ("swap_usage_bytes", "Swap in use by the {} in bytes", "gauge")
 _SWAP_LIMIT: Final = ("swap_limit_bytes", "Swap that the {} may use in bytes", "gauge")
 _START: Final = ("start_time_seconds", "Start of the {} in Unix seconds", "gauge")
 
-Numbers: TypeAlias = "NDArray[np.int64]"
-Part = tuple[Texts, Numbers, int | None]
+Part = tuple[Texts, Values, int | None]
 """Labels, a value of each, and the Unix milliseconds of the reading."""
 
 
@@ -35,10 +33,10 @@ class _Shown(msgspec.Struct, frozen=True, eq=False):
     """Labels and rows of pods and containers; `started` are microseconds since the epoch."""
 
     pods: Texts
-    pod_rows: NDArray[np.intp]
+    pod_rows: array[int]
     containers: Texts
-    rows: NDArray[np.intp]
-    started: Numbers
+    rows: array[int]
+    started: array[int]
 
 
 def resource_metrics(usage: NodeUsage, runtime_use: Sequence[RuntimeUse] = ()) -> Iterator[bytes]:
@@ -78,16 +76,31 @@ def _of_pods(usage: NodeUsage, shown: _Shown, runtime_use: Sequence[RuntimeUse])
     ):
         cpu = [(each, *each.cpu) for each in others if each.cpu is not None]
         memory = [(each, *each.memory) for each in others if each.memory is not None]
-        yield from _written(of, _CPU, [(labels, table.column("cpu")[rows], now), *_samples(cpu)], NANO)
-        yield from _written(of, _MEMORY, [(labels, table.working_set[rows], now), *_samples(memory)])
-        yield from _written(of, _SWAP, [(labels, table.column("swap")[rows], now)])
-    swap, most = (table.column(name)[shown.rows] for name in ("swap", "swap_limit"))
-    limit = np.where((swap == ABSENT) | (most == ABSENT), ABSENT, np.maximum(swap, most))
+        yield from _written(
+            of, _CPU, [(labels, ColumnRows(table.column("cpu"), rows), now), *_samples(cpu)], NANO
+        )
+        yield from _written(
+            of, _MEMORY, [(labels, ColumnRows(table.working_set, rows), now), *_samples(memory)]
+        )
+        yield from _written(of, _SWAP, [(labels, ColumnRows(table.column("swap"), rows), now)])
+    cpu_time, memory_use, swap, most = (
+        table.column(name) for name in ("cpu", "memory", "swap", "swap_limit")
+    )
+    limit = array(
+        "q",
+        [ABSENT if ABSENT in (swap[row], most[row]) else max(swap[row], most[row]) for row in shown.rows],
+    )
     yield from _written("container", _SWAP_LIMIT, [(shown.containers, limit, now)])
-    measured = (table.column("cpu") != ABSENT) | (table.column("memory") != ABSENT)
-    started = [(shown.containers, np.where(measured[shown.rows], shown.started, ABSENT), None)]
+    times = array(
+        "q",
+        [
+            ABSENT if cpu_time[row] == memory_use[row] == ABSENT else time
+            for row, time in zip(shown.rows, shown.started, strict=True)
+        ],
+    )
+    started: list[Part] = [(shown.containers, times, None)]
     started += [
-        (_labels([each]), np.array([int(each.started * 10**MICRO)]), None)
+        (_labels([each]), array("q", [int(each.started * 10**MICRO)]), None)
         for each in runtime_use
         if each.started
     ]
@@ -100,7 +113,7 @@ def _samples(amounts: Iterable[tuple[RuntimeUse, int, int]]) -> Iterator[Part]:
     for of, value, second in amounts:
         by_second.setdefault(second, []).append((of, value))
     for second, found in by_second.items():
-        yield _labels([of for of, _ in found]), np.array([value for _, value in found]), second * 1000
+        yield _labels([of for of, _ in found]), array("q", [value for _, value in found]), second * 1000
 
 
 def _labels(of: Iterable[RuntimeUse]) -> Texts:
@@ -135,11 +148,11 @@ def _shown(pods: tuple[UsedPod, ...]) -> _Shown:
         for pod in pods
         for name, (group, container) in pod.by_name.items()
     ]
-    started = (np.array([start for _, _, start in places]) * 10**MICRO).astype(np.int64)
+    started = [int(start * 10**MICRO) for _, _, start in places]
     return _Shown(
         joined([_label(pod.record.namespace, pod.record.name) for pod in pods]),
-        np.array([pod.group.row for pod in pods], np.intp),
+        array("q", [pod.group.row for pod in pods]),
         joined([label for _, label, _ in places]),
-        np.array([row for row, _, _ in places], np.intp),
-        np.where(started > 0, started, ABSENT),
+        array("q", [row for row, _, _ in places]),
+        array("q", [time if time > 0 else ABSENT for time in started]),
     )

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class Place:
         self.manifests.mkdir()
         self.processes: list[subprocess.Popen[str]] = []
         ports = free_port(), free_port()
+        self.port = ports[0]
         self.config = path / "config.yaml"
         self.config.write_text(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
@@ -124,12 +126,26 @@ def test_status_shows_what_run_runs_and_an_interrupt_removes_it(place: Place) ->
     assert list((place.root / "pods").iterdir()) == []
 
 
-def test_an_agent_with_a_pod_has_loaded_neither_numpy_nor_grpc(place: Place) -> None:
+SCRAPES = {
+    "/metrics": "kubelet_running_pods 1",
+    "/metrics/cadvisor": 'container_cpu_usage_seconds_total{cpu="total"',
+    "/metrics/probes": "",
+    "/metrics/resource": "pod_cpu_usage_seconds_total{",
+    "/stats/summary": '"usageCoreNanoSeconds"',
+    "/stats/summary?only_cpu_and_memory=true": '"usageCoreNanoSeconds"',
+    "/pods": '"Running"',
+}
+
+
+def test_an_agent_with_a_pod_that_is_scraped_has_loaded_neither_numpy_nor_grpc(place: Place) -> None:
     endpoint = place.path / "runtime.sock"
     place.start("runtime", "--hollow", "--socket", str(endpoint))
     place.pod("a")
     run = place.run(runtime=f"unix://{endpoint}")
     eventually(lambda: place.phases() == {"a": "Running"})
+    for page, words in SCRAPES.items():
+        with urllib.request.urlopen(f"http://127.0.0.1:{place.port}{page}", timeout=PATIENCE) as answer:
+            assert words in answer.read().decode(), page
     mapped = Path(f"/proc/{run.pid}/maps").read_text()
     assert "/engine/_fast/" in mapped
     assert [line for line in mapped.splitlines() if "/numpy" in line or "/grpc/" in line] == []

@@ -1,11 +1,10 @@
-import numpy as np
-from numpy.typing import NDArray
+from _typeshed import ReadableBuffer, WriteableBuffer
 
 def count_descriptors(
     proc: str,
     top: str,
     cgroups: list[bytes | None],
-    rows: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    rows: ReadableBuffer,
+    counts: WriteableBuffer,
     nanoseconds: int,
 ) -> int: ...

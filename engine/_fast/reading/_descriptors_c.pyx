@@ -19,9 +19,10 @@ cdef extern from "descriptors.h" nogil:
     void d_group(int, int, const char *, char *, char *, int64_t *)
 
 
-def count_descriptors(proc, top, list cgroups, const int64_t[::1] rows, int64_t[:, ::1] counts,
+def count_descriptors(proc, top, list cgroups, const int64_t[::1] rows, int64_t[::1] counts,
                       int64_t nanoseconds):
-    """Write `DESCRIPTOR_COLUMNS` of the groups `rows` to `counts`, and return how many rows were counted.
+    """Write `DESCRIPTOR_COLUMNS` of the groups `rows` to `counts`, which has those of all `cgroups` one after
+    another, and return how many rows were counted.
 
     `cgroups` are paths as for `refresh_groups`, below `top`, the directory of the memory controller. A group
     that is gone has a row of `ABSENT`; a limit is -1 if there is none, `ABSENT` without a process. Rows are
@@ -38,7 +39,7 @@ def count_descriptors(proc, top, list cgroups, const int64_t[::1] rows, int64_t[
     cdef const char *top_path = directory
     cdef int proc_at, top_at
     cdef int64_t end
-    if counts.shape[0] != len(cgroups) or counts.shape[1] != WIDTH:
+    if counts.shape[0] != WIDTH * len(cgroups):
         raise ValueError(f"{len(cgroups)} groups, but other columns")
     cdef char *listed = <char *>malloc(D_MOST)
     cdef char *limits = <char *>malloc(D_MOST)
@@ -61,7 +62,7 @@ def count_descriptors(proc, top, list cgroups, const int64_t[::1] rows, int64_t[
             proc_at = open(proc_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
             top_at = open(top_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
             while done < n and (done == 0 or d_now() < end):
-                d_group(proc_at, top_at, paths[done], listed, limits, &counts[rows[done], 0])
+                d_group(proc_at, top_at, paths[done], listed, limits, &counts[rows[done] * WIDTH])
                 done += 1
             if proc_at >= 0:
                 close(proc_at)

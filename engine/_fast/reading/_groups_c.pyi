@@ -1,12 +1,11 @@
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
+from _typeshed import ReadableBuffer, WriteableBuffer
 
 def refresh_groups(
     tops: Sequence[str],
     cgroups: list[bytes | None],
-    parents: NDArray[np.int64],
-    due: NDArray[np.uint8],
-    numbers: NDArray[np.int64],
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]: ...
+    parents: ReadableBuffer,
+    due: ReadableBuffer,
+    numbers: WriteableBuffer,
+) -> tuple[bytearray, list[tuple[int, ...]]]: ...

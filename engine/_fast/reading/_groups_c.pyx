@@ -2,14 +2,8 @@
 
 import os
 
-import numpy as np
-
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
-
-cdef enum:
-    IO_WIDTH = 7
 
 cdef extern from "groups.h" nogil:
     enum:
@@ -31,19 +25,17 @@ cdef extern from "groups.h" nogil:
     int g_group(const int *, const char *, int, int64_t, int, int, char *, int64_t, int64_t *, g_ios *)
 
 
-assert sizeof(g_io) == IO_WIDTH * sizeof(int64_t)
-
-
 def refresh_groups(tops, list cgroups, const int64_t[::1] parents, const uint8_t[::1] due,
-                   int64_t[:, ::1] numbers):
-    """Bring `numbers` up to date: a row for each of `cgroups`, `ABSENT` where it was never read.
+                   int64_t[::1] numbers):
+    """Bring `numbers` up to date: a row for each of `cgroups`, one after another, `ABSENT` where it was never
+    read.
 
     `tops` are the directories of `V1_CONTROLLERS`, or the one of v2. `cgroups` are paths below each of them,
     without a slash at either end; None is a row without a group. Such a row, and that of a group that is
     gone, is `ABSENT`. `parents` has the row of each group's parent, -1 for none; the parent comes first.
 
     Return 1 for each group that was read and 0 for an idle one, of which at most the due part was read; and
-    a row of `IO_COLUMNS` for each device of the groups that were read. The GIL is released meanwhile.
+    a tuple of `IO_COLUMNS` for each device of the groups that were read. The GIL is released meanwhile.
 
     Raise ValueError if columns differ in length, a group comes before its parent, or `tops` has another
     length.
@@ -54,16 +46,16 @@ def refresh_groups(tops, list cgroups, const int64_t[::1] parents, const uint8_t
     cdef Py_ssize_t n = len(cgroups)
     cdef Py_ssize_t row
     cdef int64_t tick = 10**9 // os.sysconf("SC_CLK_TCK")
-    if parents.shape[0] != n or due.shape[0] != n or numbers.shape[0] != n or numbers.shape[1] != G_WIDTH:
+    if parents.shape[0] != n or due.shape[0] != n or numbers.shape[0] != n * G_WIDTH:
         raise ValueError(f"{n} groups, but columns of another length")
     for row in range(n):
         if parents[row] >= row:
             raise ValueError(f"group {row} comes before its parent")
     if controllers not in (1, G_CONTROLLERS):
         raise ValueError(f"{controllers} directories of controllers")
-    seen = np.ones(n, np.uint8)
+    seen = bytearray(n)
     cdef uint8_t[::1] moved = seen
-    cdef int64_t[:, ::1] rows
+    cdef g_io *one
     cdef g_ios ios = g_ios(NULL, 0, 0, 0)
     cdef int opened[G_CONTROLLERS]
     cdef const char *top_paths[G_CONTROLLERS]
@@ -87,14 +79,15 @@ def refresh_groups(tops, list cgroups, const int64_t[::1] parents, const uint8_t
             for row in range(n):
                 resting = parents[row] >= 0 and not moved[parents[row]]
                 moved[row] = g_group(opened, paths[row], v1, tick, due[row], resting, buffer, row,
-                                     &numbers[row, 0], &ios)
+                                     &numbers[row * G_WIDTH], &ios)
             g_close(opened)
         if ios.failed:
             raise MemoryError
-        io = np.empty((ios.used, IO_WIDTH), np.int64)
-        if ios.used:
-            rows = io
-            memcpy(&rows[0, 0], ios.rows, ios.used * sizeof(g_io))
+        io = []
+        for row in range(<Py_ssize_t>ios.used):
+            one = &ios.rows[row]
+            io.append((one.row, one.major, one.minor,
+                       one.moved[0], one.moved[1], one.moved[2], one.moved[3]))
         return seen, io
     finally:
         free(buffer)

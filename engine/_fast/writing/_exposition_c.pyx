@@ -1,7 +1,5 @@
 """Write the text of many series; `exposition` describes the format."""
 
-import numpy as np
-
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, PyObject
 from libc.stdint cimport int64_t
@@ -10,9 +8,12 @@ from engine._fast.writing._bytes cimport (
     PIECE,
     PyBytes_FromStringAndSize,
     _PyBytes_Resize,
+    e_all_within,
     e_longest,
     e_text,
+    e_values,
     raw_bytes,
+    take_values,
 )
 
 cdef extern from "exposition.h" nogil:
@@ -22,12 +23,11 @@ cdef extern from "exposition.h" nogil:
         e_text ending
         const char *labels
         const int64_t *ends
-        const int64_t *values
         const int64_t *picked
+        e_values values
         int64_t count
         int64_t next
         int point
-    int e_all_below(const int64_t *, int64_t, int64_t)
     size_t e_most(const e_series *, int64_t)
     char *e_lines(e_series *, char *, const char *)
 
@@ -39,9 +39,8 @@ cdef e_text _text(bytes text):
 cdef class _Run:
     """One series, and the objects that own its memory."""
 
-    cdef tuple kept
+    cdef list kept
     cdef const int64_t[::1] ends
-    cdef const int64_t[::1] values
     cdef const int64_t[::1] picked
     cdef e_series series
     cdef size_t most
@@ -49,24 +48,23 @@ cdef class _Run:
     def __init__(self, bytes heading, bytes opening, labels, values, int point, bytes ending, picked):
         cdef bytes text = labels[0]
         cdef int64_t longest
-        self.kept = (heading, opening, text, ending)
-        self.ends, self.values = np.ascontiguousarray(labels[1]), np.ascontiguousarray(values)
-        self.picked = self.ends if picked is None else np.ascontiguousarray(picked)
-        if self.picked.shape[0] != self.values.shape[0] or not 0 <= point <= 18:
+        self.kept = [heading, opening, text, ending]
+        self.ends = labels[1]
+        self.picked = self.ends if picked is None else picked
+        self.series.count = take_values(values, &self.series.values, self.kept)
+        if self.picked.shape[0] != self.series.count or not 0 <= point <= 18:
             raise ValueError(
-                f"{opening!r}: {self.picked.shape[0]} labels, {self.values.shape[0]} values, point {point}"
+                f"{opening!r}: {self.picked.shape[0]} labels, {self.series.count} values, point {point}"
             )
         self.series.heading, self.series.opening = _text(heading), _text(opening)
         self.series.ending, self.series.labels = _text(ending), PyBytes_AS_STRING(text)
-        self.series.count, self.series.next, self.series.point = self.values.shape[0], 0, point
+        self.series.next, self.series.point = 0, point
         self.series.ends = self.series.picked = NULL
         if self.ends.shape[0]:
             self.series.ends = &self.ends[0]
-        if self.values.shape[0]:
-            self.series.values = &self.values[0]
         if picked is not None and self.picked.shape[0]:
             self.series.picked = &self.picked[0]
-            if not e_all_below(self.series.picked, self.picked.shape[0], self.ends.shape[0]):
+            if not e_all_within(self.series.picked, self.series.count, 0, self.ends.shape[0]):
                 raise ValueError(f"{opening!r}: a point picks a label that does not exist")
         longest = e_longest(self.series.ends, self.ends.shape[0], PyBytes_GET_SIZE(text))
         if longest < 0:

@@ -1,7 +1,5 @@
+from array import array
 from collections.abc import Iterator, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
 
 from engine._fast.writing.exposition import Texts
 from engine._fast.writing.members import MemberStep
@@ -9,7 +7,7 @@ from engine._fast.writing.members import MemberStep
 def filled(
     texts: Texts,
     forms: Sequence[Sequence[MemberStep]],
-    which: NDArray[np.int64],
-    rows: NDArray[np.int64],
+    which: array[int],
+    rows: array[int],
     piece: int = ...,
 ) -> Iterator[bytes]: ...

@@ -1,7 +1,5 @@
 """Write the text of many objects; `members` describes the steps."""
 
-import numpy as np
-
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, PyObject
 from libc.stdint cimport INT64_MAX, int64_t
@@ -13,7 +11,9 @@ from engine._fast.writing._bytes cimport (
     _PyBytes_Resize,
     e_longest,
     e_text,
+    e_values,
     raw_bytes,
+    take_values,
 )
 
 cdef extern from "members.h" nogil:
@@ -24,7 +24,7 @@ cdef extern from "members.h" nogil:
         M_MOST_STEPS
     ctypedef struct m_step:
         e_text text
-        const int64_t *values
+        e_values values
         int form
     ctypedef struct m_form:
         m_step steps[128]
@@ -41,7 +41,6 @@ cdef class _Form:
     cdef list kept
 
     def __init__(self, steps):
-        cdef const int64_t[::1] column
         cdef bytes text
         cdef int at = 0, depth = 0, form
         self.kept = []
@@ -52,13 +51,13 @@ cdef class _Form:
             depth += (form == M_OPEN) - (form == M_CLOSE)
             if depth < 0 or not M_MOMENT <= form <= 18 or (values is None) != (form in (M_OPEN, M_CLOSE)):
                 raise ValueError("not a form")
-            self.form.steps[at] = m_step(e_text(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)), NULL, form)
+            self.form.steps[at] = m_step(
+                e_text(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)), e_values(NULL, 0, NULL), form
+            )
             if values is not None:
-                column = np.ascontiguousarray(values)
-                self.form.rows = min(self.form.rows, column.shape[0])
-                if column.shape[0]:
-                    self.form.steps[at].values = &column[0]
-                self.kept.append(column)
+                self.form.rows = min(
+                    self.form.rows, take_values(values, &self.form.steps[at].values, self.kept)
+                )
             self.kept.append(text)
             at += 1
         if depth:
@@ -81,8 +80,7 @@ cdef class _Page:
         cdef int64_t longest
         cdef Py_ssize_t i
         self.text = texts[0]
-        self.ends, self.which = np.ascontiguousarray(texts[1]), np.ascontiguousarray(which)
-        self.rows = np.ascontiguousarray(rows)
+        self.ends, self.which, self.rows = texts[1], which, rows
         if not self.ends.shape[0] == self.which.shape[0] == self.rows.shape[0]:
             raise ValueError(f"{len(texts[1])} texts, {len(which)} forms, {len(rows)} rows")
         longest = e_longest(&self.ends[0] if self.ends.shape[0] else NULL, self.ends.shape[0],

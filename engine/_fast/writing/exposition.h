@@ -14,9 +14,23 @@ typedef struct {
 } e_text;
 
 typedef struct {
+    const char *at;
+    ptrdiff_t step;      /* bytes from one value to the next */
+    const int64_t *rows; /* all values in order if there are none; nothing stands at a negative row */
+} e_values;
+
+static inline int64_t e_value(const e_values *values, int64_t i) {
+    if (values->rows) i = values->rows[i];
+    int64_t value = E_ABSENT;
+    if (i >= 0) memcpy(&value, values->at + i * values->step, sizeof value);
+    return value;
+}
+
+typedef struct {
     e_text heading, opening, ending;
     const char *labels;
-    const int64_t *ends, *values, *picked; /* the i-th label if nothing is picked */
+    const int64_t *ends, *picked; /* the i-th label if nothing is picked */
+    e_values values;
     int64_t count, next;
     int point;
 } e_series;
@@ -32,9 +46,9 @@ static int64_t e_longest(const int64_t *ends, int64_t count, int64_t length) {
     return longest;
 }
 
-static int e_all_below(const int64_t *values, int64_t count, int64_t limit) {
+static int e_all_within(const int64_t *values, int64_t count, int64_t first, int64_t limit) {
     for (int64_t i = 0; i < count; i++)
-        if (values[i] < 0 || values[i] >= limit) return 0;
+        if (values[i] < first || values[i] >= limit) return 0;
     return 1;
 }
 
@@ -111,7 +125,8 @@ static char *e_number(char *out, int64_t value, int point) {
 static char *e_lines(e_series *series, char *out, const char *full) {
     int64_t i = series->next;
     for (; i < series->count && out < full; i++) {
-        if (series->values[i] == E_ABSENT) continue;
+        const int64_t value = e_value(&series->values, i);
+        if (value == E_ABSENT) continue;
         const int64_t label = series->picked ? series->picked[i] : i;
         const int64_t begin = label ? series->ends[label - 1] : 0;
         out = e_put(out, series->heading);
@@ -120,7 +135,7 @@ static char *e_lines(e_series *series, char *out, const char *full) {
         out = e_put(out, (e_text){series->labels + begin, (size_t)(series->ends[label] - begin)});
         *out++ = '}';
         *out++ = ' ';
-        out = e_number(out, series->values[i], series->point);
+        out = e_number(out, value, series->point);
         out = e_put(out, series->ending);
         *out++ = '\n';
     }

@@ -4,28 +4,41 @@ point.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import Final, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import accumulate
+from typing import Final, NamedTuple, TypeAlias
 
 from engine._fast.writing._exposition_c import exposition
 
-__all__ = ["ABSENT", "Series", "Texts", "exposition", "joined"]
+__all__ = ["ABSENT", "ColumnRows", "Numbers", "Series", "Texts", "Values", "exposition", "joined"]
 
 ABSENT: Final = -(1 << 63)
+
+Numbers: TypeAlias = "array[int] | memoryview[int]"
+"""Integers of 64 bits, of a column of a table also with others between them."""
+
+
+class ColumnRows(NamedTuple):
+    """The numbers of a column at `rows`; a negative row has none, `ABSENT`."""
+
+    column: Numbers
+    rows: array[int]
+
+
+Values: TypeAlias = "Numbers | ColumnRows"
 
 
 class Texts(NamedTuple):
     """Hold many short texts as one: each ends at its place in `ends`, where the next begins."""
 
     text: bytes
-    ends: NDArray[np.int64]
+    ends: array[int]
 
 
 class Series(NamedTuple):
-    """`values[i] / 10**point` with the i-th of `labels`, or, where they are `picked`, the one of that place.
+    """The i-th of `values`, divided by `10**point`, with the i-th of `labels`, or, where they are `picked`,
+    the one of that place.
 
     `opening` is a name, `{` and what labels all have; `heading` comes before the first line. An `ABSENT`
     value has no line, and without any line there is no heading. `point` is 0 to 18; `ending` comes after the
@@ -34,13 +47,12 @@ class Series(NamedTuple):
     heading: bytes
     opening: bytes
     labels: Texts
-    values: NDArray[np.int64]
+    values: Values
     point: int = 0
     ending: bytes = b""
-    picked: NDArray[np.int64] | None = None
+    picked: array[int] | None = None
 
 
 def joined(pieces: Sequence[bytes]) -> Texts:
     """Join the texts of a list, in its order."""
-    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    return Texts(b"".join(pieces), np.cumsum(lengths))
+    return Texts(b"".join(pieces), array("q", accumulate(map(len, pieces))))

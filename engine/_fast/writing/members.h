@@ -8,7 +8,7 @@ enum { M_OPEN = -1, M_CLOSE = -2, M_MOMENT = -3, M_MOST_STEPS = 128, M_MOMENT_BY
 
 typedef struct {
     e_text text;
-    const int64_t *values;
+    e_values values;
     int form;
 } m_step;
 
@@ -64,8 +64,9 @@ static char *m_moment(char *out, int64_t second) {
 static char *m_step_out(char *out, const char *start, const m_step *step, int64_t row) {
     if (out > start && out[-1] != '{') *out++ = ',';
     out = e_put(out, step->text);
-    if (step->form == M_MOMENT) return m_moment(out, step->values[row]);
-    return step->form == M_OPEN ? out : e_number(out, step->values[row], step->form);
+    if (step->form == M_OPEN) return out;
+    const int64_t value = e_value(&step->values, row);
+    return step->form == M_MOMENT ? m_moment(out, value) : e_number(out, value, step->form);
 }
 
 static char *m_pending_out(char *out, const char *start, const m_form *form, int64_t row, const int *pending,
@@ -90,7 +91,7 @@ static char *m_members(char *out, const char *start, const m_form *form, int64_t
         } else if (step->form == M_CLOSE) {
             out = m_pending_out(out, start, form, row, pending, &count);
             *out++ = '}';
-        } else if (step->values[row] != E_ABSENT) {
+        } else if (e_value(&step->values, row) != E_ABSENT) {
             if (step->form == M_MOMENT) {
                 pending[count++] = i;
             } else {

@@ -5,15 +5,16 @@ Times are nanoseconds, amounts bytes.
 
 from __future__ import annotations
 
+import math
 import os
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from engine._fast.reading.descriptors import DESCRIPTOR_COLUMNS, count_descriptors
 from engine._fast.reading.groups import ABSENT, COLUMNS, PRESSURE, V1_CONTROLLERS, refresh_groups
@@ -38,6 +39,9 @@ _OF_CONTROLLER: Final = {
 """Columns of v1 controllers whose directory may differ from that of the memory controller."""
 _STALLED: Final = {name: len(COLUMNS) + 4 * at for at, name in enumerate(PRESSURE)}
 
+Transfers: TypeAlias = dict[int, list[tuple[int, ...]]]
+"""By row, the `IO_COLUMNS` after it for each block device, in the order of the devices."""
+
 
 class PressureStall(msgspec.Struct, frozen=True):
     """Hold PSI: `total` in microseconds, averages in percent."""
@@ -51,47 +55,54 @@ class PressureStall(msgspec.Struct, frozen=True):
 class GroupTable:
     """Hold one reading of all groups.
 
-    `numbers` has a row for each group, `io` rows of `IO_COLUMNS`. `looked_at` are the groups in which
-    something ran since the last reading, and those whose turn it was. `rates` are nanoseconds of CPU per
-    second, `ABSENT` without an earlier reading. `descriptors` has `DESCRIPTOR_COLUMNS` for each group.
-    `time` is a Unix time.
+    `numbers` and `descriptors` are int64, one group after another: `WIDTH` and `DESCRIPTOR_COLUMNS` of each.
+    `looked_at` is 1 for groups in which something ran since the last reading, and those whose turn it was.
+    `io` has by row the `IO_COLUMNS` after it for each block device. `rates` are CPU nanoseconds per second,
+    `ABSENT` without an earlier reading. `time` is a Unix time.
     """
 
     def __init__(
         self,
         time: float,
-        numbers: NDArray[np.int64],
-        looked_at: NDArray[np.bool_],
-        io: NDArray[np.int64],
-        rates: NDArray[np.int64],
-        descriptors: NDArray[np.int64],
+        numbers: array[int],
+        looked_at: bytes,
+        io: Transfers,
+        rates: array[int],
+        descriptors: array[int],
     ) -> None:
         self.time, self.numbers, self.looked_at = time, numbers, looked_at
         self.io, self.rates, self._descriptors = io, rates, descriptors
 
-    def column(self, name: str) -> NDArray[np.int64]:
+    def __len__(self) -> int:
+        return len(self.looked_at)
+
+    def column(self, name: str) -> memoryview[int]:
         """Return one number of each group, `ABSENT` where it has none."""
-        return self.numbers[:, _COLUMN[name]]
+        return _column(self.numbers, WIDTH, _COLUMN[name])
 
-    def opened(self, name: str) -> NDArray[np.int64]:
+    def opened(self, name: str) -> memoryview[int]:
         """Return one of `DESCRIPTOR_COLUMNS` of each group, `ABSENT` where it has none."""
-        return self._descriptors[:, DESCRIPTOR_COLUMNS.index(name)]
+        return _column(self._descriptors, len(DESCRIPTOR_COLUMNS), DESCRIPTOR_COLUMNS.index(name))
 
-    def stalled(self, resource: str, kind: str) -> NDArray[np.int64]:
+    def stalled(self, resource: str, kind: str) -> memoryview[int]:
         """Return the PSI total of each group in microseconds."""
-        return self.numbers[:, _STALLED[resource, kind]]
+        return _column(self.numbers, WIDTH, _STALLED[resource, kind])
 
-    def averages(self, resource: str, kind: str) -> list[NDArray[np.int64]]:
+    def averages(self, resource: str, kind: str) -> list[memoryview[int]]:
         """Return PSI total and the averages over 10, 60 and 300 s in hundredths of a percent."""
         begin = _STALLED[resource, kind]
-        return [self.numbers[:, at] for at in range(begin, begin + 4)]
+        return [_column(self.numbers, WIDTH, at) for at in range(begin, begin + 4)]
 
     @cached_property
-    def working_set(self) -> NDArray[np.int64]:
+    def working_set(self) -> array[int]:
         """Return the memory in use minus the inactive page cache, in bytes."""
-        memory, idle = self.column("memory"), self.column("inactive_file")
-        left = np.maximum(memory - np.where(idle == ABSENT, 0, idle), 0)
-        return np.where(memory == ABSENT, ABSENT, left)
+        return array(
+            "q",
+            [
+                memory if memory == ABSENT else max(memory - (0 if idle == ABSENT else idle), 0)
+                for memory, idle in zip(self.column("memory"), self.column("inactive_file"), strict=True)
+            ],
+        )
 
     def sample(self, row: int) -> GroupSample:
         return GroupSample(self, row)
@@ -108,15 +119,15 @@ class Groups:
 
     def __init__(self) -> None:
         self._names: list[bytes | None] = []
-        self._parents: list[int] = []
-        self._settings_read: NDArray[np.float64] = np.empty(0)
+        self._parents = array("q")
+        self._settings_read = array("d")
         self._free: dict[int, list[int]] = {}
         self._new: dict[int, int] = {}
         self.borrowed: list[tuple[int, int, str]] = []
         self._last: GroupTable | None = None
-        self._read: NDArray[np.int64] = np.empty((0, WIDTH), np.int64)
-        self._descriptors: NDArray[np.int64] = np.empty((0, len(DESCRIPTOR_COLUMNS)), np.int64)
-        self._uncounted: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._read = array("q")
+        self._descriptors = array("q")
+        self._uncounted = bytearray()
         self._counted_up_to = 0
 
     def add(self, cgroups: Sequence[str], known: Mapping[str, int] | None = None, within: bool = True) -> int:
@@ -130,8 +141,8 @@ class Groups:
         first = free.pop() if free else len(self._names)
         if first == len(self._names):
             self._names += [None] * count
-            self._parents += [-1] * count
-        self._parents[first + 1 : first + count] = [first if within else -1] * (count - 1)
+            self._parents.extend([-1] * count)
+        self._parents[first + 1 : first + count] = array("q", [first if within else -1]) * (count - 1)
         for row, cgroup in enumerate(cgroups, first):
             self._names[row] = cgroup.strip("/").encode()
             self._new[row] = (known or {}).get(cgroup, -1)
@@ -148,91 +159,123 @@ class Groups:
         last, count = self._last, len(self._names)
         now_at = self._take_in(count)
         numbers = self._read
-        used = numbers[:, _COLUMN["cpu"]].copy()
-        due = ~(np.abs(time - self._settings_read) < SETTINGS_SECONDS)
-        parents = np.array(self._parents, np.int64)
+        used = _column(numbers, WIDTH, _COLUMN["cpu"]).tolist()
+        due = bytearray(not abs(time - at) < SETTINGS_SECONDS for at in self._settings_read)
         controllers = V1_CONTROLLERS if mounts.version == 1 else ("memory",)
         tops = [str(mounts.directory(each)) for each in controllers]
-        moved, io = refresh_groups(tops, self._names, parents, due.astype(np.uint8), numbers)
-        self._count_descriptors(str(mounts.directory("memory")), proc, moved > 0)
-        spread = (np.arange(count) % SPREAD) * (SETTINGS_SECONDS / SPREAD)
-        self._settings_read[due] = time - np.where(np.isfinite(self._settings_read[due]), 0.0, spread[due])
-        if last is not None:
-            io = _merged(last.io, now_at, moved, io)
-        rates = _rates(used, numbers[:, _COLUMN["cpu"]], time - last.time if last is not None else 0.0)
-        shown = numbers.copy()
+        moved, io = refresh_groups(tops, self._names, self._parents, due, numbers)
+        self._count_descriptors(str(mounts.directory("memory")), proc, moved)
+        self._set_read(due, time)
+        transfers = _merged(last.io if last is not None else {}, now_at, moved, io)
+        now = _column(numbers, WIDTH, _COLUMN["cpu"]).tolist()
+        rates = _rates(used, now, time - last.time if last is not None else 0.0)
+        shown = numbers[:]
         for row, other, controller in self.borrowed:
             columns = _OF_CONTROLLER[controller]
-            shown[row, columns] = numbers[other, columns]
+            shown[row * WIDTH + columns.start : row * WIDTH + columns.stop] = numbers[
+                other * WIDTH + columns.start : other * WIDTH + columns.stop
+            ]
             if controller == "cpuacct":
                 rates[row] = rates[other]
-        self._last = GroupTable(time, shown, due | (moved > 0), io, rates, self._descriptors.copy())
+        looked_at = bytes(map(int.__or__, due, moved))
+        self._last = GroupTable(time, shown, looked_at, transfers, rates, self._descriptors[:])
         return self._last
 
-    def _count_descriptors(self, top: str, proc: Path, moved: NDArray[np.bool_]) -> None:
-        """Count those of groups in which something ran, for a limited time; the rest has its turn next."""
-        self._uncounted |= moved
-        without = self._read[:, _COLUMN["processes"]] == ABSENT
-        self._descriptors[without] = ABSENT
-        self._uncounted[without] = False
-        rows = np.flatnonzero(self._uncounted)
-        rows = np.roll(rows, -int(np.searchsorted(rows, self._counted_up_to)))[:MOST_COUNTED]
-        done = count_descriptors(str(proc), top, self._names, rows, self._descriptors, COUNTING_NANOSECONDS)
-        self._uncounted[rows[:done]] = False
-        self._counted_up_to = int(rows[done - 1]) + 1 if done else 0
+    def _set_read(self, due: bytearray, time: float) -> None:
+        """Note when the settings of the groups were read; those of new groups count as read earlier."""
+        for row, is_due in enumerate(due):
+            if is_due:
+                early = 0.0 if math.isfinite(self._settings_read[row]) else row % SPREAD
+                self._settings_read[row] = time - early * (SETTINGS_SECONDS / SPREAD)
 
-    def _take_in(self, count: int) -> NDArray[np.intp]:
-        """Create the rows of new groups; return the new position of each row of the last reading, -1 if it is
-        gone.
+    def _count_descriptors(self, top: str, proc: Path, moved: bytearray) -> None:
+        """Count those of groups in which something ran, for a limited time; the rest has its turn next."""
+        width = len(DESCRIPTOR_COLUMNS)
+        uncounted = self._uncounted
+        for row, processes in enumerate(_column(self._read, WIDTH, _COLUMN["processes"])):
+            if processes == ABSENT:
+                self._descriptors[row * width : (row + 1) * width] = _absent(width)
+                uncounted[row] = False
+            elif moved[row]:
+                uncounted[row] = True
+        waiting = [row for row, is_uncounted in enumerate(uncounted) if is_uncounted]
+        turn = bisect_left(waiting, self._counted_up_to)
+        rows = array("q", [*waiting[turn:], *waiting[:turn]][:MOST_COUNTED])
+        done = count_descriptors(str(proc), top, self._names, rows, self._descriptors, COUNTING_NANOSECONDS)
+        for row in rows[:done]:
+            uncounted[row] = False
+        self._counted_up_to = rows[done - 1] + 1 if done else 0
+
+    def _take_in(self, count: int) -> Mapping[int, int]:
+        """Create the rows of new groups; return the new position of rows of the last reading whose position
+        has changed, -1 for those that are gone.
         """
-        before, looked_at = self._read, self._settings_read
-        opened, uncounted = self._descriptors, self._uncounted
-        if not self._new and len(before) == count:
-            return np.arange(count)
-        self._read = np.full((count, WIDTH), ABSENT, np.int64)
-        self._read[: len(before)] = before
-        self._settings_read = np.full(count, -np.inf)
-        self._settings_read[: len(looked_at)] = looked_at
-        self._descriptors = np.full((count, len(DESCRIPTOR_COLUMNS)), ABSENT, np.int64)
-        self._descriptors[: len(before)] = opened
-        self._uncounted = np.ones(count, np.bool_)
-        self._uncounted[: len(before)] = uncounted
-        now_at = np.arange(len(before))
-        if self._new:
-            rows, known = np.array(list(self._new.items()), np.intp).T
-            carried = known >= 0
-            now_at[rows[rows < len(before)]] = -1
-            now_at[known[carried]] = rows[carried]
-            self._read[rows] = ABSENT
-            self._settings_read[rows] = -np.inf
-            self._read[rows[carried]] = before[known[carried]]
-            self._descriptors[rows], self._uncounted[rows] = ABSENT, True
-            self._descriptors[rows[carried]] = opened[known[carried]]
-            self._new.clear()
+        width = len(DESCRIPTOR_COLUMNS)
+        further = count - len(self._uncounted)
+        if further:
+            self._read = self._read + _absent(further * WIDTH)
+            self._descriptors = self._descriptors + _absent(further * width)
+            self._settings_read.extend([-math.inf] * further)
+            self._uncounted.extend(b"\1" * further)
+        carried = [
+            (
+                row,
+                known,
+                self._read[known * WIDTH : (known + 1) * WIDTH],
+                self._descriptors[known * width : (known + 1) * width],
+            )
+            for row, known in self._new.items()
+            if known >= 0
+        ]
+        for row in self._new:
+            self._read[row * WIDTH : (row + 1) * WIDTH] = _absent(WIDTH)
+            self._descriptors[row * width : (row + 1) * width] = _absent(width)
+            self._settings_read[row], self._uncounted[row] = -math.inf, True
+        now_at = dict.fromkeys(self._new, -1)
+        for row, known, numbers, descriptors in carried:
+            self._read[row * WIDTH : (row + 1) * WIDTH] = numbers
+            self._descriptors[row * width : (row + 1) * width] = descriptors
+            now_at[known] = row
+        self._new.clear()
         return now_at
 
 
+def _absent(count: int) -> array[int]:
+    return array("q", [ABSENT]) * count
+
+
+def _column(numbers: array[int], width: int, at: int) -> memoryview[int]:
+    """View one column of a table with rows of `width`."""
+    return memoryview(numbers)[at::width]
+
+
 def _merged(
-    before: NDArray[np.int64], now_at: NDArray[np.intp], moved: NDArray[np.uint8], io: NDArray[np.int64]
-) -> NDArray[np.int64]:
+    before: Transfers, now_at: Mapping[int, int], moved: bytearray, io: Sequence[tuple[int, ...]]
+) -> Transfers:
     """Merge the numbers read now with the earlier ones of idle groups."""
-    rows = now_at[before[:, 0]]
-    resting = (rows >= 0) & (moved[rows] == 0)
-    if not len(io) and resting.all() and (rows == before[:, 0]).all():
-        return before
-    kept = before[resting]
-    kept[:, 0] = rows[resting]
-    whole = np.concatenate((kept, io))
-    return whole[np.lexsort((whole[:, 2], whole[:, 1], whole[:, 0]))]
+    merged: dict[int, list[tuple[int, ...]]] = {}
+    for row, transfers in before.items():
+        now = now_at.get(row, row)
+        if now >= 0 and not moved[now]:
+            merged[now] = transfers
+    for row, *transferred in sorted(io):
+        merged.setdefault(row, []).append(tuple(transferred))
+    return dict(sorted(merged.items()))
 
 
-def _rates(used: NDArray[np.int64], now: NDArray[np.int64], seconds: float) -> NDArray[np.int64]:
+def _rates(used: Sequence[int], now: Sequence[int], seconds: float) -> array[int]:
     """Return nanoseconds of CPU per second since the last reading."""
     if not SHORTEST_RATE <= seconds <= LONGEST_RATE:
-        return np.full(len(now), ABSENT, np.int64)
-    known = (used != ABSENT) & (now != ABSENT) & (now >= used)
-    rates = np.where(known, now - used, 0) / seconds
-    return np.where(known, np.minimum(rates, _FASTEST).astype(np.int64), ABSENT)
+        return _absent(len(now))
+    return array(
+        "q",
+        [
+            ABSENT
+            if ABSENT in (first, last) or last < first
+            else int(min((last - first) / seconds, _FASTEST))
+            for first, last in zip(used, now, strict=True)
+        ],
+    )
 
 
 class _Column:
@@ -253,7 +296,7 @@ class GroupSample:
 
     def __init__(self, table: GroupTable, row: int) -> None:
         self.table, self.row = table, row
-        self.numbers: list[int] = table.numbers[row].tolist()
+        self.numbers: list[int] = table.numbers[row * WIDTH : (row + 1) * WIDTH].tolist()
 
     cpu = _Column("cpu")
     cpu_user = _Column("cpu_user")
@@ -310,8 +353,8 @@ class GroupSample:
         return PressureStall(row[begin], *(average / 100 for average in row[begin + 1 : begin + 4]))
 
 
-def _known(value: np.int64) -> int | None:
-    return None if value == ABSENT else int(value)
+def _known(value: int) -> int | None:
+    return None if value == ABSENT else value
 
 
 def children(cgroup: str, mounts: Mounts) -> Iterable[str]:

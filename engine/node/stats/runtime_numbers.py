@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, pairwise
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from engine._fast.messages.message_fields import Picker
 from engine._fast.reading.groups import ABSENT
@@ -27,7 +25,7 @@ LAYER: Final = ("layer_second", "used_bytes", "inodes_used")
 PROCESSES: Final = "processes"
 _SECONDS: Final = ("cpu_second", "memory_second", "layer_second")
 
-Columns: TypeAlias = "Mapping[str, NDArray[np.int64]]"
+Columns: TypeAlias = Mapping[str, Sequence[int]]
 
 
 def _picked(part: str, numbers: Sequence[str]) -> list[str]:
@@ -76,16 +74,18 @@ def read(message: bytes) -> RuntimeStats:
     container_names, *of_containers = _CONTAINERS.pick_items([*chain.from_iterable(inside)])
     begins = accumulate(map(len, inside), initial=0)
     of_pods = [container_names[begin:end] for begin, end in pairwise(begins)]
-    *used, measured, processes = map(np.asarray, numbers)
+    *used, measured, processes = numbers
     pods = _columns(USE, used)
-    pods[PROCESSES] = np.where(measured == ABSENT, ABSENT, np.maximum(processes, 0))
+    pods[PROCESSES] = [
+        ABSENT if at == ABSENT else max(count, 0) for at, count in zip(measured, processes, strict=True)
+    ]
     places = [*zip(names, namespaces, uids, strict=True)]
-    return RuntimeStats(places, of_pods, pods, _columns((*USE, *LAYER), map(np.asarray, of_containers)))
+    return RuntimeStats(places, of_pods, pods, _columns((*USE, *LAYER), of_containers))
 
 
-def _columns(names: Sequence[str], columns: Any) -> dict[str, NDArray[np.int64]]:
+def _columns(names: Sequence[str], columns: Sequence[Sequence[int]]) -> dict[str, Sequence[int]]:
     found = dict(zip(names, columns, strict=True))
     for name in _SECONDS:
         if name in found:
-            found[name] = np.where(found[name] == ABSENT, ABSENT, found[name] // 10**9)
+            found[name] = [value if value == ABSENT else value // 10**9 for value in found[name]]
     return found

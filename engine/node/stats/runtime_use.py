@@ -56,9 +56,9 @@ def _own(usage: NodeUsage, group: UsedGroup | None) -> tuple[bool, bool]:
     if group is None:
         return False, False
     cpu, memory = (usage.table.column(name)[group.row] != ABSENT for name in ("cpu", "memory"))
-    return bool(cpu), bool(memory)
+    return cpu, memory
 
 
 def _reported(columns: Columns, name: str, second: str, row: int) -> tuple[int, int] | None:
-    value, at = int(columns[name][row]), int(columns[second][row])
+    value, at = columns[name][row], columns[second][row]
     return None if ABSENT in (value, at) else (value, at)

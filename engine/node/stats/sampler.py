@@ -6,9 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engine._fast.reading.groups import ABSENT
 from engine.cri.records import PodRecord
 from engine.host.cgroupfs.mounts import Mounts, readable_mounts
@@ -54,8 +51,6 @@ class UsageSampler:
         self._known: dict[str, UsedPod] = {}
         self._gone: set[str] = set()
         self._shown: tuple[UsedPod, ...] = ()
-        self._inner: NDArray[np.intp] = np.empty(0, np.intp)
-        self._inner_of: NDArray[np.intp] = np.empty(0, np.intp)
         self._last: NodeUsage | None = None
         self._reading: asyncio.Task[NodeUsage] | None = None
 
@@ -97,10 +92,8 @@ class UsageSampler:
         self._system.update(self._runtime, pods_root, self._mounts)
         pods = self._place(held)
         table = self._groups.read(self._mounts, now, self._proc)
-        without_memory, without_cpu = (
-            table.column(name)[self._inner] == ABSENT for name in ("memory", "cpu")
-        )
-        self._gone = {pods[at].record.uid for at in set(self._inner_of[without_memory].tolist())}
+        without_memory, without_cpu = (_without(pods, table, name) for name in ("memory", "cpu"))
+        self._gone = without_memory
         return NodeUsage(
             now,
             table,
@@ -110,7 +103,7 @@ class UsageSampler:
             interfaces_of("self"),
             memory_in_use(self._mounts),
             self._networks(table),
-            apart or bool((without_memory | without_cpu).any()) or not all(pod.complete for pod in pods),
+            apart or bool(without_memory or without_cpu) or not all(pod.complete for pod in pods),
             self._filesystems.read(now),
         )
 
@@ -126,8 +119,6 @@ class UsageSampler:
                 self._groups.drop(gone.group.row, len(gone.groups))
         if pods != self._shown:
             self._shown = pods
-            self._inner = np.array([row for pod in pods for row in pod.inner_rows], np.intp)
-            self._inner_of = np.repeat(np.arange(len(pods)), [len(pod.inner_rows) for pod in pods])
         return self._shown
 
     def _pod(self, record: PodRecord, cgroup: str, reported: tuple[object, ...]) -> UsedPod:
@@ -179,16 +170,21 @@ class UsageSampler:
         """
         before = self._last.networks if self._last is not None else {}
         first_process = table.column("first_process").tolist()
-        looked_at = table.looked_at.tolist()
         found: dict[str, Sequence[Interface]] = {}
         for pod in self._shown:
             uid, sandbox = pod.record.uid, pod.record.sandbox
             if sandbox is None or sandbox.host_network:
                 continue
-            if not looked_at[pod.group.row] and uid in before:
+            if not table.looked_at[pod.group.row] and uid in before:
                 found[uid] = before[uid]
                 continue
             inside = [*filter(None, [pod.sandbox]), *pod.containers]
             pids = (first_process[group.row] for group in inside)
             found[uid] = next((interfaces_of(pid) for pid in pids if pid != ABSENT), [])
         return found
+
+
+def _without(pods: Sequence[UsedPod], table: GroupTable, name: str) -> set[str]:
+    """Return the uids of pods with a container or sandbox whose cgroup lacks a number."""
+    column = table.column(name).tolist()
+    return {pod.record.uid for pod in pods for row in pod.inner_rows if column[row] == ABSENT}

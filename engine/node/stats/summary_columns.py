@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from engine._fast.reading.groups import ABSENT
+from engine._fast.writing.exposition import ColumnRows, Numbers, Values
 from engine._fast.writing.members import CLOSE, MOMENT, OPEN, MemberStep
 from engine.node.stats import runtime_numbers
 from engine.node.stats.group import GroupTable
@@ -30,119 +31,147 @@ _NAMES: Final = {
 }
 _AVERAGES: Final = ("avg10", "avg60", "avg300")
 
-Numbers: TypeAlias = "NDArray[np.int64]"
-Stalled = dict[str, list[Numbers]]
+Stalled = Mapping[str, Sequence[Values]]
 """PSI by `full` and `some`: microseconds and three averages."""
 
 
 class Items(msgspec.Struct, frozen=True, eq=False):
     """Hold the items of a summary.
 
-    `rows` are their rows in a reading, -1 without a cgroup. `runtime` has the runtime's numbers by name,
-    `disk` the `DISK` numbers of each. `pods` are the items that are pods, `of` the index in `pods` of each
-    item, and `files` bytes and inodes of each pod outside of writable layers.
+    `rows` are their rows in a reading, -1 without a cgroup. `runtime` has the runtime's numbers by name.
+    `pods` are the items that are pods, `of` the index in `pods` of each item. Each pod has the `DISK` numbers
+    in the columns `disk`, and in `files` its bytes and inodes outside of writable layers.
     """
 
-    rows: NDArray[np.intp]
-    runtime: Mapping[str, Numbers]
-    disk: Numbers
-    pods: NDArray[np.intp]
-    of: NDArray[np.intp]
-    files: Numbers
+    rows: array[int]
+    runtime: Mapping[str, Sequence[int]]
+    disk: Sequence[array[int]]
+    pods: Sequence[int]
+    of: Sequence[int]
+    files: Sequence[tuple[int, int]]
 
 
-def counted(table: GroupTable) -> NDArray[np.bool_]:
+def counted(table: GroupTable) -> list[bool]:
     """Tell for each row whether its cgroup provides everything that the runtime could."""
-    cpu, memory, threads = (table.column(name) != ABSENT for name in ("cpu", "memory", "threads"))
-    all_three: NDArray[np.bool_] = cpu & memory & threads
-    return all_three
+    columns = (table.column(name) for name in ("cpu", "memory", "threads"))
+    return [least != ABSENT for least in map(min, *columns)]
 
 
 def forms(table: GroupTable, items: Items, whole: bool = True) -> list[list[MemberStep]]:
     """Return the forms `CONTAINER`, `POD`, `NETWORK` and `EPHEMERAL`, one row per item; only CPU, memory and
     swap unless `whole`.
     """
-    count = len(items.rows)
-    now = np.full(count, int(table.time), np.int64)
+    rows = items.rows
+    now = array("q", [int(table.time)]) * len(rows)
     used = [*_used(table, items, now)]
     if not whole:
         return [used, used, [], []]
-    used += _object("io", now, [], _stalled(table, "io", items.rows))
-    layer = items.runtime
-    has_layer = layer["layer_second"] != ABSENT
-    disk = [
-        (name, np.where(has_layer, values, ABSENT)) for name, values in zip(DISK, items.disk.T, strict=True)
+    used += _object("io", now, [], _stalled(table, "io", rows))
+    layer = {name: array("q", items.runtime[name]) for name in runtime_numbers.LAYER}
+    with_layer = array(
+        "q", [-1 if at == ABSENT else pod for at, pod in zip(layer["layer_second"], items.of, strict=True)]
+    )
+    disk = [(name, ColumnRows(column, with_layer)) for name, column in zip(DISK, items.disk, strict=True)]
+    rootfs: list[tuple[str, Values]] = [
+        *disk,
+        ("usedBytes", layer["used_bytes"]),
+        ("inodesUsed", layer["inodes_used"]),
     ]
-    rootfs = [*disk, ("usedBytes", layer["used_bytes"]), ("inodesUsed", layer["inodes_used"])]
-    threads = _of(table.column("threads"), items.rows)
-    processes = np.where(threads == ABSENT, layer["processes"], threads)
-    ephemeral = []
-    for at, name in enumerate(("used_bytes", "inodes_used")):
-        sums = np.zeros(count, np.int64)
-        sums[items.pods] = items.files[:, at]
-        np.add.at(sums, items.pods[items.of], np.where(layer[name] == ABSENT, 0, layer[name]))
-        ephemeral.append(sums)
+    threads = _taken(table.column("threads"), rows)
+    processes = array("q", map(_either, threads, items.runtime[runtime_numbers.PROCESSES]))
     return [
         [*used, *_object("rootfs", layer["layer_second"], rootfs)],
         [*used, *_object("process_stats", None, [("process_count", processes)])],
         [MemberStep(b'"time":', now, MOMENT)],
-        [_number("usedBytes", ephemeral[0]), _number("inodesUsed", ephemeral[1])],
+        [
+            _number("usedBytes", _ephemeral(items, layer["used_bytes"], 0)),
+            _number("inodesUsed", _ephemeral(items, layer["inodes_used"], 1)),
+        ],
     ]
 
 
-def _used(table: GroupTable, items: Items, now: Numbers) -> Iterator[MemberStep]:
+def _ephemeral(items: Items, layers: array[int], at: int) -> array[int]:
+    """Return the sum of a pod's files and writable layers for the items that are pods."""
+    sums = array("q", bytes(8 * len(items.rows)))
+    for pod, files in zip(items.pods, items.files, strict=True):
+        sums[pod] = files[at]
+    for index, amount in zip(items.of, layers, strict=True):
+        if amount != ABSENT:
+            sums[items.pods[index]] += amount
+    return sums
+
+
+def _used(table: GroupTable, items: Items, now: array[int]) -> Iterator[MemberStep]:
     """Prefer the cgroup's numbers over the runtime's, separately for CPU and memory."""
     rows, runtime = items.rows, items.runtime
     group = {
-        "usage_core_nano_seconds": _of(table.column("cpu"), rows),
-        "usage_nano_cores": _of(table.rates, rows),
-        "usage_bytes": _of(table.column("memory"), rows),
-        "working_set_bytes": _of(table.working_set, rows),
-        "rss_bytes": _of(table.column("rss"), rows),
-        "page_faults": _of(table.column("faults"), rows),
-        "major_page_faults": _of(table.column("major_faults"), rows),
+        "usage_core_nano_seconds": _taken(table.column("cpu"), rows),
+        "usage_nano_cores": _taken(table.rates, rows),
+        "usage_bytes": _taken(table.column("memory"), rows),
+        "working_set_bytes": _taken(table.working_set, rows),
+        "rss_bytes": _taken(table.column("rss"), rows),
+        "page_faults": _taken(table.column("faults"), rows),
+        "major_page_faults": _taken(table.column("major_faults"), rows),
     }
-    group["available_bytes"] = _left(_of(table.column("memory_limit"), rows), group["working_set_bytes"])
-    stalled = {name: _stalled(table, name, rows) for name in ("cpu", "memory")}
+    limits = _taken(table.column("memory_limit"), rows)
+    group["available_bytes"] = [*map(_left, limits, group["working_set_bytes"])]
     for name, columns in (("cpu", runtime_numbers.CPU), ("memory", runtime_numbers.MEMORY)):
-        own = _any([*(group[column] for column in columns), *stalled[name].get("full", ())])
-        second = np.where(own, now, runtime[f"{name}_second"])
-        numbers = [(_NAMES[column], np.where(own, group[column], runtime[column])) for column in columns]
-        yield from _object(name, second, numbers, stalled[name])
-    swap, most = _of(table.column("swap"), rows), _of(table.column("swap_limit"), rows)
-    unused = np.where(swap == ABSENT, ABSENT, _left(most, swap))
-    yield from _object("swap", now, [("swapAvailableBytes", unused), ("swapUsageBytes", swap)])
+        stalled = _stalled(table, name, rows)
+        known = [group[column] for column in columns]
+        known += [_taken(table.stalled(name, kind), rows) for kind in stalled]
+        own = [most != ABSENT for most in map(max, *known)]
+        second = _preferred(own, now, runtime[f"{name}_second"])
+        numbers = [(_NAMES[column], _preferred(own, group[column], runtime[column])) for column in columns]
+        yield from _object(name, second, numbers, stalled)
+    swap = table.column("swap")
+    unused = array("q", map(_left, _taken(table.column("swap_limit"), rows), _taken(swap, rows)))
+    yield from _object(
+        "swap", now, [("swapAvailableBytes", unused), ("swapUsageBytes", ColumnRows(swap, rows))]
+    )
 
 
-def _of(column: Numbers, rows: NDArray[np.intp]) -> Numbers:
-    return np.where(rows < 0, ABSENT, column[rows])
+def _taken(column: Numbers, rows: array[int]) -> list[int]:
+    """Return the numbers at these rows."""
+    values = column.tolist()
+    return [values[row] if row >= 0 else ABSENT for row in rows]
 
 
-def _left(most: Numbers, used: Numbers) -> Numbers:
+def _preferred(own: Sequence[bool], first: Sequence[int], second: Sequence[int]) -> array[int]:
+    return array("q", [a if is_own else b for is_own, a, b in zip(own, first, second, strict=True)])
+
+
+def _either(first: int, second: int) -> int:
+    return second if first == ABSENT else first
+
+
+def _left(most: int, used: int) -> int:
     """Return limit minus usage if both are known."""
-    known = (most != ABSENT) & (used != ABSENT)
-    return np.where(known, np.maximum(np.where(known, most - used, 0), 0), ABSENT)
+    return ABSENT if ABSENT in (most, used) else max(most - used, 0)
 
 
-def _any(columns: Sequence[Numbers]) -> NDArray[np.bool_]:
-    known: NDArray[np.bool_] = np.logical_or.reduce([column != ABSENT for column in columns])
-    return known
-
-
-def _stalled(table: GroupTable, name: str, rows: NDArray[np.intp]) -> Stalled:
+def _stalled(table: GroupTable, name: str, rows: array[int]) -> Stalled:
     """Return PSI; if the cgroup has only one of both, the other is zero. Empty on a kernel without PSI."""
     found = {kind: table.averages(name, kind) for kind in ("full", "some")}
-    known = _any([columns[0] for columns in found.values()])
-    if not known.any():
+    full, some = ([total != ABSENT for total in columns[0]] for columns in found.values())
+    if not any(full) and not any(some):
         return {}
+    if full == some:
+        return {kind: [ColumnRows(column, rows) for column in columns] for kind, columns in found.items()}
+    known = [*map(operator.or_, full, some)]
     return {
-        kind: [_of(np.where(known & (column == ABSENT), 0, column), rows) for column in columns]
+        kind: [ColumnRows(_zero_where(known, column), rows) for column in columns]
         for kind, columns in found.items()
     }
 
 
+def _zero_where(known: Sequence[bool], column: Numbers) -> array[int]:
+    """Return a column with 0 where another number of the same row is known."""
+    values = zip(known, column, strict=True)
+    return array("q", [0 if is_known and value == ABSENT else value for is_known, value in values])
+
+
 def _object(
-    name: str, second: Numbers | None, numbers: Sequence[tuple[str, Numbers]], stalled: Stalled | None = None
+    name: str, second: Numbers | None, numbers: Sequence[tuple[str, Values]], stalled: Stalled | None = None
 ) -> Iterator[MemberStep]:
     yield MemberStep(f'"{name}":{{'.encode(), None, OPEN)
     if second is not None:
@@ -161,5 +190,5 @@ def _object(
     yield MemberStep(b"", None, CLOSE)
 
 
-def _number(name: str, values: Numbers, point: int = 0) -> MemberStep:
+def _number(name: str, values: Values, point: int = 0) -> MemberStep:
     return MemberStep(f'"{name}":'.encode(), values, point)

@@ -7,13 +7,12 @@ Pure.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from engine._fast.reading.groups import ABSENT
 from engine._fast.writing.exposition import Texts, joined
@@ -31,7 +30,6 @@ from engine.node.stats.summary_columns import (
     NONE,
     POD,
     Items,
-    Numbers,
     counted,
     forms,
 )
@@ -93,18 +91,19 @@ class _Kept(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Layout(msgspec.Struct, frozen=True, eq=False):
-    """Hold all pods in sequence; `listed` are the items of the containers that the runtime lists."""
+    """Hold all pods in sequence: the texts with the form and the item after each, and the items as `Items`
+    describes them.
+    """
 
     pods: Sequence[_Kept]
     texts: Texts
-    forms: Numbers
-    places: Numbers
-    listed: NDArray[np.intp]
-    rows: NDArray[np.intp]
-    disk: Numbers
-    own: NDArray[np.intp]
-    of: NDArray[np.intp]
-    files: Numbers
+    forms: array[int]
+    places: array[int]
+    rows: array[int]
+    disk: Sequence[array[int]]
+    own: Sequence[int]
+    of: Sequence[int]
+    files: Sequence[tuple[int, int]]
 
 
 class SummaryPods:
@@ -115,7 +114,7 @@ class SummaryPods:
         self._kept: dict[str, _Kept] = {}
         self._layout: _Layout | None = None
         self._inputs: _Inputs | None = None
-        self._places: NDArray[np.intp] = np.empty(0, np.intp)
+        self._places: Sequence[int] = ()
 
     def pages(
         self,
@@ -134,7 +133,7 @@ class SummaryPods:
         runtime = _runtime_columns(self._layout, self._places, stats, counted(usage.table))
         return _written(opening, usage, self._layout, runtime, self._whole)
 
-    def _lay_out(self, inputs: _Inputs) -> tuple[_Layout, NDArray[np.intp]]:
+    def _lay_out(self, inputs: _Inputs) -> tuple[_Layout, list[int]]:
         """Arrange the texts; unchanged pods keep theirs. Also returns each pod's index in the runtime's list,
         or -1.
         """
@@ -157,32 +156,35 @@ class SummaryPods:
             places.append(at)
         pods = list(self._kept.values())
         if self._layout is None or self._layout.pods != pods:
-            return _laid_out(pods), np.array(places, np.intp)
-        return self._layout, np.array(places, np.intp)
+            return _laid_out(pods), places
+        return self._layout, places
 
 
 def _runtime_columns(
-    layout: _Layout, places: NDArray[np.intp], stats: RuntimeStats, read: NDArray[np.bool_]
-) -> dict[str, Numbers]:
+    layout: _Layout, places: Sequence[int], stats: RuntimeStats, counted: Sequence[bool]
+) -> dict[str, list[int]]:
     """Return the runtime's columns by `USE`, `LAYER` and `PROCESSES`.
 
-    `places` are the indexes of the pods in `stats`, -1 if absent; of cgroups that are `read`, only the
+    `places` are the indexes of the pods in `stats`, -1 if absent; of cgroups that are `counted`, only the
     layers come from the runtime.
     """
-    counts_of = np.fromiter(map(len, stats.names), np.intp, len(stats.names))
-    here = places[places >= 0]
-    own = layout.own[places >= 0]
-    counts = counts_of[here]
-    begins = (np.cumsum(counts_of) - counts_of)[here]
-    containers = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-    columns = {name: np.full(len(layout.rows), ABSENT, np.int64) for name in (*USE, *LAYER, PROCESSES)}
-    for name, values in stats.containers.items():
-        columns[name][layout.listed] = values[containers]
-    for name, values in stats.pods.items():
-        columns[name][own] = values[here]
-    of_groups = (layout.rows >= 0) & read[layout.rows]
-    for name in (*USE, PROCESSES):
-        columns[name][of_groups] = ABSENT
+    containers: list[tuple[int, int]] = []
+    pods: list[tuple[int, int]] = []
+    begins = [*accumulate(map(len, stats.names), initial=0)]
+    for kept, own, place in zip(layout.pods, layout.own, places, strict=True):
+        if place >= 0:
+            first = own + 1 - len(kept.rows)
+            containers += [(first + item, at) for at, item in enumerate(kept.listed, begins[place])]
+            pods.append((own, place))
+    columns = {name: [ABSENT] * len(layout.rows) for name in (*USE, *LAYER, PROCESSES)}
+    for values_of, found in ((stats.containers, containers), (stats.pods, pods)):
+        uncounted = [
+            (item, at) for item, at in found if layout.rows[item] < 0 or not counted[layout.rows[item]]
+        ]
+        for name, values in values_of.items():
+            column = columns[name]
+            for item, at in found if name in LAYER else uncounted:
+                column[item] = values[at]
     return columns
 
 
@@ -260,9 +262,7 @@ def _files_used(files: PodFiles | None, containers: Sequence[str]) -> tuple[int,
 
 
 def _laid_out(pods: Sequence[_Kept]) -> _Layout:
-    counts = np.array([len(pod.rows) for pod in pods], np.intp)
-    begins = np.cumsum(counts) - counts
-    places = np.array([item for pod in pods for item in pod.items], np.int64)
+    begins = [*accumulate((len(pod.rows) for pod in pods), initial=0)]
     texts = [
         text
         for pod in pods
@@ -271,21 +271,18 @@ def _laid_out(pods: Sequence[_Kept]) -> _Layout:
     return _Layout(
         pods,
         joined(texts),
-        np.array([form for pod in pods for form in pod.forms], np.int64),
-        places + np.repeat(begins, [len(pod.items) for pod in pods]),
-        np.array(
-            [begin + item for pod, begin in zip(pods, begins, strict=True) for item in pod.listed], np.intp
-        ),
-        np.array([row for pod in pods for row in pod.rows], np.intp),
-        np.repeat(np.array([pod.disk for pod in pods], np.int64).reshape(-1, len(DISK)), counts, axis=0),
-        begins + counts - 1,
-        np.repeat(np.arange(len(pods)), counts),
-        np.array([pod.files for pod in pods], np.int64).reshape(-1, 2),
+        array("q", [form for pod in pods for form in pod.forms]),
+        array("q", [begin + item for begin, pod in zip(begins, pods, strict=False) for item in pod.items]),
+        array("q", [row for pod in pods for row in pod.rows]),
+        [array("q", [pod.disk[at] for pod in pods]) for at in range(len(DISK))],
+        [end - 1 for end in begins[1:]],
+        [index for index, pod in enumerate(pods) for _ in pod.rows],
+        [pod.files for pod in pods],
     )
 
 
 def _written(
-    opening: bytes, usage: NodeUsage, layout: _Layout, runtime: Mapping[str, Numbers], whole: bool
+    opening: bytes, usage: NodeUsage, layout: _Layout, runtime: Mapping[str, Sequence[int]], whole: bool
 ) -> Iterator[bytes]:
     items = Items(layout.rows, runtime, layout.disk, layout.own, layout.of, layout.files)
     yield opening

@@ -26,10 +26,11 @@ def count_descriptors(
     nanoseconds: int,
 ) -> int:
     """Do what `engine._fast.reading.descriptors.count_descriptors` does, process by process."""
-    if counts.shape != (len(cgroups), len(DESCRIPTOR_COLUMNS)):
+    if counts.shape != (len(cgroups) * len(DESCRIPTOR_COLUMNS),):
         raise ValueError(f"{len(cgroups)} groups, but other columns")
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(cgroups)):
         raise ValueError("a row does not exist")
+    counts = counts.reshape(len(cgroups), len(DESCRIPTOR_COLUMNS))
     end = time.monotonic_ns() + nanoseconds
     for done, row in enumerate(rows.tolist()):
         if done and time.monotonic_ns() >= end:

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast.reading.groups import ABSENT, COLUMNS, IO_COLUMNS, PRESSURE, V1_CONTROLLERS
+from engine._fast.reading.groups import ABSENT, COLUMNS, PRESSURE, V1_CONTROLLERS
 
 _WIDTH: Final = len(COLUMNS) + 4 * len(PRESSURE)
 _TICK: Final = 10**9 // os.sysconf("SC_CLK_TCK")
@@ -29,16 +29,17 @@ def refresh_groups(
     parents: NDArray[np.int64],
     due: NDArray[np.uint8],
     numbers: NDArray[np.int64],
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+) -> tuple[bytearray, list[tuple[int, ...]]]:
     """Do what `engine._fast.reading.groups.refresh_groups` does, group by group."""
-    if not len(parents) == len(due) == len(cgroups) or numbers.shape != (len(cgroups), _WIDTH):
+    if not len(parents) == len(due) == len(cgroups) or numbers.shape != (len(cgroups) * _WIDTH,):
         raise ValueError(f"{len(cgroups)} groups, but columns of another length")
     if (parents >= np.arange(len(cgroups))).any():
         raise ValueError("a group comes before its parent")
     if len(tops) not in (1, len(V1_CONTROLLERS)):
         raise ValueError(f"{len(tops)} directories of controllers")
-    moved = np.ones(len(cgroups), np.uint8)
-    io: list[list[int]] = []
+    numbers = numbers.reshape(len(cgroups), _WIDTH)
+    moved = bytearray(b"\1" * len(cgroups))
+    io: list[tuple[int, ...]] = []
     form = _V2 if len(tops) == 1 else _V1
     for row, cgroup in enumerate(cgroups):
         if cgroup is None:
@@ -76,8 +77,8 @@ def refresh_groups(
             if value is not None:
                 numbers[row, column] = _held(value)
         if moved[row]:
-            io += [[row, *device, *counts] for device, counts in group.io().items()]
-    return moved, np.array(io, np.int64).reshape(-1, len(IO_COLUMNS))
+            io += [(row, *device, *counts) for device, counts in group.io().items()]
+    return moved, io
 
 
 def _settled(known: Mapping[str, int]) -> bool:

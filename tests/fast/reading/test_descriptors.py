@@ -28,7 +28,7 @@ def counted(
     names = [None if cgroup is None else cgroup.encode() for cgroup in cgroups]
     counts = np.full((len(names), len(DESCRIPTOR_COLUMNS)), 7, np.int64)
     rows = np.arange(len(names)) if rows is None else np.array(rows, np.int64)
-    done = form.count_descriptors(str(proc), str(mount), names, rows, counts, LONG)
+    done = form.count_descriptors(str(proc), str(mount), names, rows, counts.reshape(-1), LONG)
     return counts.tolist(), done
 
 
@@ -79,7 +79,10 @@ def test_only_the_rows_that_are_asked_for_are_counted(tmp_path: Path, form: Any)
 def test_only_the_critical_group_starts_after_the_deadline(tmp_path: Path, form: Any) -> None:
     counts = np.full((3, 3), 7, np.int64)
     rows = np.array([2, 1, 0])
-    assert form.count_descriptors(str(tmp_path), str(tmp_path), [b"a", b"b", b"c"], rows, counts, 0) == 1
+    assert (
+        form.count_descriptors(str(tmp_path), str(tmp_path), [b"a", b"b", b"c"], rows, counts.reshape(-1), 0)
+        == 1
+    )
     assert counts.tolist() == [[7, 7, 7], [7, 7, 7], [ABSENT] * 3]
 
 
@@ -150,7 +153,7 @@ def test_a_group_cannot_make_the_counting_long(tmp_path: Path, form: Any) -> Non
 
 @FORMS
 def test_wrong_columns_are_refused(tmp_path: Path, form: Any) -> None:
-    rows, counts = np.array([0]), np.zeros((1, 3), np.int64)
+    rows, counts = np.array([0]), np.zeros(3, np.int64)
     with pytest.raises(ValueError, match="other columns"):
         form.count_descriptors("/proc", str(tmp_path), [], rows, counts, 0)
     with pytest.raises(ValueError, match="does not exist"):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine._fast.writing.exposition import ABSENT, Texts
 from engine._fast.writing.members import CLOSE, MOMENT, OPEN, MemberStep
-from tests.fast.writing.exposition_twin import PIECE, number
+from tests.fast.writing.exposition_twin import PIECE, number, taken
 
 MOST_STEPS: Final = 128
 LAST_SECOND: Final = 253402300799
@@ -25,6 +25,10 @@ def filled(
     piece: int = PIECE,
 ) -> Iterator[bytes]:
     """Do what `engine._fast.writing.members.filled` does, object by object."""
+    forms = [
+        [step._replace(values=None if step.values is None else taken(step.values)) for step in steps]
+        for steps in forms
+    ]
     text, ends = texts
     if not len(ends) == len(which) == len(rows):
         raise ValueError(f"{len(ends)} texts, {len(which)} forms, {len(rows)} rows")

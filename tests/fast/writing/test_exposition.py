@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from array import array
 from decimal import Decimal
 
 import numpy as np
 import pytest
 
 from engine._fast.writing import _exposition_c
-from engine._fast.writing.exposition import ABSENT, Series, Texts, joined
+from engine._fast.writing.exposition import ABSENT, ColumnRows, Series, Texts, joined
 from tests.fast.writing import exposition_twin
 
 FORMS = pytest.mark.parametrize("form", [_exposition_c, exposition_twin])
@@ -69,9 +70,12 @@ def test_both_forms_cut_the_same_pieces(seed):
         values = [chance.choice((ABSENT, 0, 7, LARGEST, -5 * 10**9)) for _ in range(count)]
         heading, ending = chance.choice((b"", b"# long heading\n")), chance.choice((b"", b" 17"))
         table = np.array([values, values], np.int64).T  # a column of a table is not contiguous
-        chosen = np.array([chance.choices(range(count), k=count)] * 2, np.int64).T if count else None
-        picked = chosen[:, 0] if chosen is not None and chance.random() < 0.5 else None
-        series.append(Series(heading, b"n{", labels, table[:, 1], chance.randrange(19), ending, picked))
+        picked = np.array(chance.choices(range(count), k=count)) if count and chance.random() < 0.5 else None
+        shown = table[:, 1]
+        if chance.random() < 0.5:
+            rows = [chance.randrange(-1, count) for _ in range(count)]
+            shown = ColumnRows(shown, array("q", rows))
+        series.append(Series(heading, b"n{", labels, shown, chance.randrange(19), ending, picked))
     for piece in (1, 50, 1000, 1 << 17):
         pieces = list(exposition_twin.exposition(series, piece))
         assert list(_exposition_c.exposition(series, piece)) == pieces
@@ -84,6 +88,13 @@ def test_both_forms_cut_the_same_pieces(seed):
 def test_missing_members_are_not_selected(form, picked):
     with pytest.raises(ValueError, match=r"labels, 2 values|does not exist"):
         form.exposition([Series(b"", b"x{", blank(2), np.array([1, 2]), picked=np.array(picked))])
+
+
+@FORMS
+@pytest.mark.parametrize("rows", [[0, 2], [2, -1]])
+def test_a_row_beyond_the_column_is_refused(form, rows):
+    with pytest.raises(ValueError, match="a row is not one of 2"):
+        form.exposition([Series(b"", b"x{", blank(2), ColumnRows(np.array([1, 2]), array("q", rows)))])
 
 
 @FORMS

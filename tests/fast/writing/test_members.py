@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from array import array
 from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 
 from engine._fast.writing import _members_c
-from engine._fast.writing.exposition import ABSENT, Texts, joined
+from engine._fast.writing.exposition import ABSENT, ColumnRows, Texts, joined
 from engine._fast.writing.members import CLOSE, MOMENT, OPEN, MemberStep
 from tests.fast.writing import members_twin
 
@@ -104,7 +105,9 @@ def test_both_forms_cut_the_same_pieces(seed):
             depth += (kind == OPEN) - (kind == CLOSE)
             table = np.array([[chance.choice((ABSENT, ABSENT, 0, 5, LARGEST, -7))] * 2 for _ in range(rows)])
             text = bytes(chance.choices(b'ab":', k=chance.randrange(9))) + b"{" * (kind == OPEN)
-            made.append(MemberStep(text, None if kind in (OPEN, CLOSE) else table[:, 0], kind))
+            values = ColumnRows(table[:, 0], array("q", [chance.randrange(-1, rows) for _ in range(rows)]))
+            values = values if chance.random() < 0.5 else table[:, 0]
+            made.append(MemberStep(text, None if kind in (OPEN, CLOSE) else values, kind))
         return made + [MemberStep(b"", None, CLOSE)] * depth
 
     forms = [steps() for _ in range(3)]

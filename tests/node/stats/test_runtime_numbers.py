@@ -75,8 +75,8 @@ def assert_read(found: RuntimeStats, told: Sequence[cri.PodSandboxStats]) -> Non
         [*part(one, "cpu", CPU), *part(one, "memory", MEMORY), *part(one, "writable_layer", LAYER[1:])]
         for one in inside
     ]
-    assert [*map(list, zip(*(column.tolist() for column in found.pods.values()), strict=True))] == of_pods
-    rows = [*map(list, zip(*(column.tolist() for column in found.containers.values()), strict=True))]
+    assert [*map(list, zip(*(list(column) for column in found.pods.values()), strict=True))] == of_pods
+    rows = [*map(list, zip(*(list(column) for column in found.containers.values()), strict=True))]
     assert rows == of_containers
     assert list(found.pods)[-1] == PROCESSES
 

@@ -86,7 +86,7 @@ def test_a_group_is_read_the_same_from_both_versions(tmp_path: Path, files: dict
     assert (found.faults, found.major_faults, found.memory_failures, found.oom_kills) == (9, 2, 4, 1)
     assert (found.threads, found.threads_limit, found.processes) == (5, None, 2)
     assert found.first_process == 1
-    assert found.table.io.tolist() == [[0, 8, 0, 10, 20, 1, 2]]
+    assert found.table.io == {0: [(8, 0, 10, 20, 1, 2)]}
 
 
 def test_pressure_is_shown_where_the_kernel_has_it(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_group_that_is_gone_has_no_numbers(tmp_path: Path) -> None:
         found = read("/none", mount)
         assert {getattr(found, name) for name in (*COLUMNS, "working_set")} == {None}
         assert found.pressure("cpu", "some") is None
-        assert found.table.io.tolist() == []
+        assert found.table.io == {}
 
 
 def test_devices_but_for_the_loopback() -> None:
@@ -177,7 +177,7 @@ def test_values_set_from_outside_are_read_again_occasionally(tmp_path: Path) -> 
         sample = groups.read(laid_out(mount), time).sample(row)
         limits.append(sample.memory_limit)
         (mount / "g/memory.max").write_text(f"{int(time) + 1000}\n")
-        assert (sample.rss, sample.table.io.tolist()) == (600, [[0, 8, 0, 10, 20, 1, 2]])
+        assert (sample.rss, sample.table.io) == (600, {0: [(8, 0, 10, 20, 1, 2)]})
         assert sample.rate == (None if time == 0 else 0)
     assert limits == [None, None, None, *[SETTINGS_SECONDS - 1 + 1000] * 2]
 
@@ -353,12 +353,12 @@ async def test_pods_that_come_change_and_go_leave_others_what_they_had(tmp_path:
                 work(f"p/{uid}")
 
     def whole(usage: NodeUsage) -> dict[str, Any]:
-        io = usage.table.io.tolist()
+        io = usage.table.io
         return {
             group.cgroup: (
                 group.owner,
                 usage.sample(group).numbers,
-                [row[1:] for row in io if row[0] == group.row],
+                io.get(group.row),
             )
             for pod in usage.pods
             for group in pod.groups
@@ -375,7 +375,7 @@ async def test_pods_that_come_change_and_go_leave_others_what_they_had(tmp_path:
         assert {cgroup for cgroup, rate in rates.items() if rate is not None} <= known
         assert all(rates[cgroup] is not None for cgroup in known if shown[cgroup][1] == before[cgroup][1])
         before = shown
-    assert len(usage.table.numbers) < 150
+    assert len(usage.table) < 150
 
 
 async def test_devices_of_a_pod_are_asked_where_something_ran(
