@@ -63,8 +63,8 @@ def command(
     With --with, a second configuration sees the same pods and statistics: which pods it would refuse or
     evict, and which values it would change.
 
-    Exit status: 0 all decisions agree, 3 some differ, 4 none does, but the second configuration decides
-    otherwise than the live one.
+    Exit status: 0 all decisions agree, 1 nothing could be compared, 3 some differ, 4 none does, but the
+    second configuration decides otherwise than the live one.
     """
     from engine.shadow.watch import Shadow
 
@@ -88,6 +88,8 @@ def command(
         raise click.ClickException(f"the node was never seen: {fault[0]}: {fault[1].text}")
     if report["differed"]:
         raise click.exceptions.Exit(DIFFERS)
+    if not report["agreed"]:
+        raise click.ClickException("no decision could be compared, so nothing is known about this kubelet")
     if report.get("next", {}).get("changes"):
         raise click.exceptions.Exit(NEXT_DIFFERS)
 

@@ -229,33 +229,38 @@ class _V1:
         return answer
 
     def _pod(self, pod: Pod) -> v1.PodResources:
-        return v1.PodResources(
-            name=pod.metadata.name,
-            namespace=pod.metadata.namespace,
-            containers=[
-                self._container(pod, container)
-                for container in [*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers]
-            ],
-        )
+        server = self._server
+        return pod_resources(pod, server.state, server.pinned, server.claims)
 
-    def _container(self, pod: Pod, container: Container) -> v1.ContainerResources:
-        pinned = self._server.pinned
-        return v1.ContainerResources(
-            name=container.name,
-            devices=self._devices(pod, container),
-            cpu_ids=pinned.exclusive_cpus(pod.uid, container.name) if pinned is not None else (),
-            memory=map(_memory, pinned.promised_memory(pod.uid, container.name))
-            if pinned is not None
-            else (),
-            dynamic_resources=_dynamic_resources(self._server.claims(pod, container)),
-        )
 
-    def _devices(self, pod: Pod, container: Container) -> list[v1.ContainerDevices]:
-        return [
-            _device(entry.resource_name, id, nodes)
-            for entry in self._server.state.entries_of(pod.uid, container.name)
-            for id, nodes in _nodes_by_device(entry)
-        ]
+def pod_resources(
+    pod: Pod, state: DeviceState, pinned: PinnedResources | None, claims: ClaimsOf
+) -> v1.PodResources:
+    """Return what List and Get answer about a pod."""
+    return v1.PodResources(
+        name=pod.metadata.name,
+        namespace=pod.metadata.namespace,
+        containers=[
+            v1.ContainerResources(
+                name=container.name,
+                devices=_devices(pod, container, state),
+                cpu_ids=pinned.exclusive_cpus(pod.uid, container.name) if pinned is not None else (),
+                memory=map(_memory, pinned.promised_memory(pod.uid, container.name))
+                if pinned is not None
+                else (),
+                dynamic_resources=_dynamic_resources(claims(pod, container)),
+            )
+            for container in [*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers]
+        ],
+    )
+
+
+def _devices(pod: Pod, container: Container, state: DeviceState) -> list[v1.ContainerDevices]:
+    return [
+        _device(entry.resource_name, id, nodes)
+        for entry in state.entries_of(pod.uid, container.name)
+        for id, nodes in _nodes_by_device(entry)
+    ]
 
 
 def _memory(block: MemoryBlock) -> v1.ContainerMemory:

@@ -6,13 +6,15 @@ Rules and messages: kubelet v1.36 (`pkg/kubelet/cm/dra`, `dynamic-resource-alloc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
 
-from engine.api.errors import InvalidInput, Refused
+from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.objects.dynamic_resources import ResourceClaim
 from engine.api.pod import Container, Pod, PodResourceClaim, ResourceRequirements
 from engine.api.quantity import Quantity
+from engine.dra.table import ClaimKey, ClaimState, ClaimTable
 
 
 class PodClaim(msgspec.Struct, frozen=True):
@@ -134,3 +136,14 @@ def is_claimed(pod: Pod, container: str, resource: str) -> bool:
         mapping.container_name == container and mapping.resource_name == resource
         for mapping in extended.request_mappings or ()
     )
+
+
+def container_claims(table: ClaimTable, pod: Pod, container: Container) -> list[ClaimState]:
+    """Return the claims of a container that are in the table."""
+    found: dict[ClaimKey, ClaimState] = {}
+    with suppress(KubengineError):
+        for claim, _ in container_requests(pod, container):
+            state = table.get((pod.metadata.namespace, claim.name))
+            if state is not None:
+                found[state.key] = state
+    return list(found.values())

@@ -33,7 +33,14 @@ from engine.api.objects.dynamic_resources import ResourceClaim
 from engine.api.pod import Container, Pod
 from engine.dra import checkpoint
 from engine.dra.answers import batches, check_answers
-from engine.dra.claims import base_request, check_claim, container_requests, has_claims, pod_claims
+from engine.dra.claims import (
+    base_request,
+    check_claim,
+    container_claims,
+    container_requests,
+    has_claims,
+    pod_claims,
+)
 from engine.dra.driver_calls import DraDriverFailed
 from engine.dra.drivers import Connect, DraDrivers, SliceRemoval
 from engine.dra.health import DeviceHealth, DeviceKey, HealthTable
@@ -429,13 +436,7 @@ class ClaimManager:
 
     def container_claims(self, pod: Pod, container: Container) -> list[ClaimState]:
         """Return the claims of a container that are in the table."""
-        found: dict[ClaimKey, ClaimState] = {}
-        with contextlib.suppress(KubengineError):
-            for claim, _ in container_requests(pod, container):
-                state = self.table.get((pod.metadata.namespace, claim.name))
-                if state is not None:
-                    found[state.key] = state
-        return list(found.values())
+        return container_claims(self.table, pod, container)
 
     def health(self, pod: Pod, container: Container) -> dict[str, dict[str, DeviceHealth]]:
         """Return the health of a container's claimed devices: `claim:NAME[/REQUEST]` → id → health. The id is

@@ -14,10 +14,16 @@ from engine.shadow.kinds.cgroups import (
     wanted_levels,
     wanted_of_pod,
 )
+from engine.shadow.kinds.choices import ChoiceComparer
 from engine.shadow.kinds.comparison import Finding
-from engine.shadow.kinds.cpus import CpuComparer, CpuRules
+from engine.shadow.kinds.cpus import CpuRules
+from engine.shadow.kinds.devices import DeviceComparer
 from engine.shadow.kinds.eviction import EvictionComparer
+from engine.shadow.kinds.images import ImageComparer
+from engine.shadow.kinds.memory import MemoryRules
 from engine.shadow.kinds.observation import Observation
+from engine.shadow.kinds.pod_resources import compare_resources
+from engine.shadow.kinds.probes import ProbeComparer
 from engine.shadow.kinds.restarts import RestartComparer
 from engine.shadow.kinds.status import compare_status
 
@@ -31,7 +37,10 @@ class Judge:
         self._admission = AdmissionComparer()
         self._restarts = RestartComparer()
         self._eviction = EvictionComparer()
-        self._cpus = CpuComparer()
+        self._images = ImageComparer()
+        self._cpus, self._memory = ChoiceComparer("cpus"), ChoiceComparer("memory")
+        self._devices = DeviceComparer()
+        self._probes = ProbeComparer()
         self._rotation = Rotation()
         self._groups: dict[str, list[Finding]] = {}
 
@@ -51,7 +60,14 @@ class Judge:
         yield from self._admission.compare(seen)
         yield from self._restarts.compare(seen)
         yield from self._eviction.compare(seen)
-        yield from self._cpus.compare(seen, cpu_rules)
+        yield from self._images.compare(seen)
+        yield from self._cpus.compare(seen, seen.cpus.entries if seen.cpus else None, cpu_rules)
+        yield from self._memory.compare(
+            seen, seen.memory.entries if seen.memory else None, MemoryRules.of(seen.config, seen.memory)
+        )
+        yield from self._devices.compare(seen)
+        yield from compare_resources(seen, cpu_rules)
+        yield from self._probes.compare(seen)
         for pod in seen.pods.values():
             yield from compare_status(pod, seen)
         if rules is not None:

@@ -108,8 +108,14 @@ class KubeletReader:
 
     def series(self) -> Mapping[str, float]:
         """Return the metrics that comparisons read, by name and labels. Raise `Unavailable`."""
-        data = self._get("/metrics") or b""
-        return {match[1].decode(errors="replace"): float(match[2]) for match in _SERIES.finditer(data)}
+        return _series(self._get("/metrics") or b"")
+
+    def probes(self) -> Mapping[str, float] | None:
+        """Return what the kubelet counted of probes; None if this port does not serve it. Raise
+        `Unavailable`.
+        """
+        data = self._get("/metrics/probes")
+        return None if data is None else _series(data)
 
     def _get(self, path: str) -> bytes | None:
         """Return the body; None if this port does not serve the path, or has nothing to answer now."""
@@ -160,6 +166,10 @@ class KubeletReader:
                 f"cannot read: {error.strerror}", subject=str(self._access.token_file)
             ) from None
         return {"Authorization": f"Bearer {token}"}
+
+
+def _series(data: bytes) -> dict[str, float]:
+    return {match[1].decode(errors="replace"): float(match[2]) for match in _SERIES.finditer(data)}
 
 
 def _context(access: KubeletAccess) -> ssl.SSLContext:

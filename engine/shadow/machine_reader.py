@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from engine.api import cpu_set
 from engine.api.config import KubeletConfiguration
@@ -32,18 +32,33 @@ from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.static_policy import reserved_cpus
 from engine.devices import checkpoint as device_checkpoint
 from engine.devices.checkpoint import Checkpoint
+from engine.dra import checkpoint as claim_checkpoint
+from engine.dra.table import ClaimState
 from engine.host.cgroupfs.mounts import Mounts, find_mounts
 from engine.host.checksummed_file import read_again
+from engine.memorymanager import checkpoint as memory_checkpoint
+from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.node.nodeinfo import machine
 from engine.shadow.kinds.cgroups import CgroupRules, GroupReading, WantedGroup
 from engine.shadow.kinds.cpus import CpuRules
 from engine.topologymanager.policy import Numa
 
 CPU_STATE: Final = "cpu_manager_state"
+MEMORY_STATE: Final = "memory_manager_state"
+CLAIM_STATE: Final = "dra_manager_state"
 STATIC: Final = "static"
 DEVICE_STATE: Final = Path("device-plugins", "kubelet_internal_checkpoint")
 
 T = TypeVar("T")
+
+
+class ManagerStates(NamedTuple):
+    """The state files of the CPU, memory, device and DRA managers."""
+
+    cpus: CpuCheckpoint
+    memory: MemoryCheckpoint
+    devices: Checkpoint
+    claims: Sequence[ClaimState]
 
 
 class MachineReader:
@@ -57,7 +72,13 @@ class MachineReader:
         self._mounts = mounts or find_mounts()
         self._formula, _ = choose_formula(self._mounts.version, CgroupsSection())
         self._cpus = CpuCheckpoint()
+        self._memory = MemoryCheckpoint()
         self._devices = Checkpoint()
+        self._claims: list[ClaimState] = []
+
+    def states(self) -> ManagerStates:
+        """Return the state files of the managers."""
+        return ManagerStates(self.cpus(), self.memory(), self.devices(), self.claims())
 
     def rules(self, config: KubeletConfiguration, runtime: str, runtime_socket: Path) -> CgroupRules:
         """Return the cgroup rules of a configuration on this machine, whose runtime serves the socket.
@@ -110,6 +131,17 @@ class MachineReader:
         reserved = reserved_cpus(topology, options, amount, named)
         aligned = config.topology_manager_policy not in ("", "none")
         return CpuRules(topology, reserved, options, Numa.of_machine(), aligned)
+
+    def memory(self) -> MemoryCheckpoint:
+        """Return the state of the memory manager; without a file, nothing is reserved."""
+        path = self.root / MEMORY_STATE
+        self._memory = self._state(path, memory_checkpoint.decode, self._memory, MemoryCheckpoint())
+        return self._memory
+
+    def claims(self) -> list[ClaimState]:
+        """Return the prepared claims; without a file, there are none."""
+        self._claims = self._state(self.root / CLAIM_STATE, claim_checkpoint.decode, self._claims, [])
+        return self._claims
 
     def devices(self) -> Checkpoint:
         """Return the device manager's checkpoint; without a file, there are no devices."""

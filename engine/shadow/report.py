@@ -11,6 +11,7 @@ from engine.metrics import Registry
 from engine.shadow.ledger import AgreementLedger
 
 MOST_SHOWN: Final = 500
+NONE_SEEN: Final = "none was seen"
 _STYLE: Final = """
 body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#1c2530}
 table{border-collapse:collapse;width:100%;margin:.6rem 0 1.6rem}
@@ -27,18 +28,20 @@ def verdict(report: Mapping[str, Any]) -> str:
     taken = report["agreed"] + report["differed"]
     if not taken:
         return f"no decision could be compared in {span}"
+    without = [kind for kind, tally in report["kinds"].items() if not tally["agreed"] + tally["differed"]]
+    rest = f"; nothing was compared of {', '.join(without)}" if without else ""
     if not report["differed"]:
-        return f"all {taken} decisions in {span} agree"
-    return f"{report['differed']} of {taken} decisions in {span} differ"
+        return f"all {taken} decisions in {span} agree{rest}"
+    return f"{report['differed']} of {taken} decisions in {span} differ{rest}"
 
 
 def kind_rows(report: Mapping[str, Any]) -> list[tuple[str, int, int, str]]:
-    """Return the kinds that had something to compare: name, agreed, differed, what was not judged."""
+    """Return each kind: name, agreed, differed, and what was not judged or that nothing happened."""
     rows = []
     for kind, tally in report["kinds"].items():
         not_judged = "; ".join(f"{count} × {why}" for why, count in tally["notJudged"].items())
-        if tally["agreed"] or tally["differed"] or not_judged:
-            rows.append((kind, tally["agreed"], tally["differed"], not_judged))
+        compared = tally["agreed"] or tally["differed"]
+        rows.append((kind, tally["agreed"], tally["differed"], not_judged or ("" if compared else NONE_SEEN)))
     return rows
 
 

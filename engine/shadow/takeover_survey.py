@@ -26,15 +26,19 @@ from engine.memorymanager.reservation import reserved_memory
 from engine.memorymanager.state import unused
 from engine.node.sources.static_pods import static_pod
 from engine.shadow.kinds.cpus import CpuRules
-from engine.shadow.machine_reader import CPU_STATE, DEVICE_STATE, MachineReader
+from engine.shadow.kinds.memory import STATIC as MEMORY_STATIC
+from engine.shadow.machine_reader import (
+    CLAIM_STATE,
+    CPU_STATE,
+    DEVICE_STATE,
+    MEMORY_STATE,
+    MachineReader,
+)
 from engine.shadow.takeover import Holdings, NodeFinding, PodFate, driver_findings, pod_fates, summary
 from engine.shadow.takeover_drivers import CSI, DRA, csi_volumes, registered_drivers
 from engine.shadow.watch import Shadow
 from engine.topologymanager.policy import Numa
 
-MEMORY_STATE: Final = "memory_manager_state"
-CLAIM_STATE: Final = "dra_manager_state"
-MEMORY_STATIC: Final = "Static"
 _STATES: Final[dict[str, Callable[[bytes], Any]]] = {
     CPU_STATE: cpu_checkpoint.decode,
     MEMORY_STATE: memory_checkpoint.decode,

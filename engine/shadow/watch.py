@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from engine.api.documents import CONTAINERD, load_config
 from engine.api.errors import InvalidInput, KubengineError, Unavailable
 from engine.api.kubengine_config import RecordSection
 from engine.api.node import Node
+from engine.api.pod import Pod
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
@@ -32,14 +33,24 @@ from engine.record.writer import RecordWriter, record_writer
 from engine.shadow.judge import Judge
 from engine.shadow.kinds.cgroups import CgroupRules
 from engine.shadow.kinds.cpus import CpuRules
-from engine.shadow.kinds.observation import MeasuredNode, Observation
+from engine.shadow.kinds.observation import (
+    FileSystem,
+    MeasuredNode,
+    Observation,
+    SeenImages,
+    SeenResources,
+)
 from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
 from engine.shadow.ledger import AgreementLedger, Difference
 from engine.shadow.machine_reader import MachineReader
+from engine.shadow.pod_resources_reader import PodResourcesReader
 from engine.shadow.recording import LookRecorder
+from engine.shadow.runtime_reader import RuntimeImages
 from engine.shadow.second import NextNode, SecondConfiguration
 from engine.wire import cri_v1_pb2 as cri
 
+IMAGES_EVERY: Final = 3
+"""Looks until the images are read again."""
 CONFIG_EVERY: Final = 6
 """Looks until the configuration and the Node are read again."""
 RUNTIME_TIMEOUT: Final = 10.0
@@ -107,15 +118,18 @@ class Shadow:
     _sources: _Sources | None = None
     _runtime: RuntimeClient | None = None
     _watch: RuntimeWatch | None = None
+    _images: RuntimeImages | None = None
     _api: ApiClient | None = None
     _started_at: float = 0.0
     _kubelet: KubeletReader = field(init=False)
     _machine: MachineReader = field(init=False)
+    _resources: PodResourcesReader = field(init=False)
 
     def __post_init__(self) -> None:
         self.began = self.clock()
         self._kubelet = KubeletReader(self.options.kubelet)
         self._machine = MachineReader(self.options.root, self.fault)
+        self._resources = PodResourcesReader(self.options.root)
         if self.options.kubeconfig is not None:
             config = load_kubeconfig(self.options.kubeconfig)
             self._api = ApiClient(
@@ -130,6 +144,7 @@ class Shadow:
         if self._writer is not None:
             self._writer.close()
         self._kubelet.close()
+        self._resources.close()
         if self._runtime is not None:
             await self._runtime.close()
         if self._api is not None:
@@ -206,9 +221,14 @@ class Shadow:
         series = await asyncio.to_thread(self._kubelet.series)
         self._note_start(series.get("process_start_time_seconds", 0.0))
         use = await asyncio.to_thread(self._statistics)
-        if self._sources is None or self.looks % CONFIG_EVERY == 0:
+        # Without a pod, the name of the node is not known.
+        unnamed = self._sources is not None and not self._sources.node.metadata.name and bool(pods)
+        if self._sources is None or unnamed or self.looks % CONFIG_EVERY == 0:
             self._sources = await self._read_sources(next((p.spec.node_name for p in pods.values()), ""))
         watch = await self._runtime_view(self._sources.config)
+        images = await self._read_images(pods, use)
+        probes = await asyncio.to_thread(self._kubelet.probes)
+        states = await asyncio.to_thread(self._machine.states)
         return Observation(
             at=self.clock(),
             now=self.monotonic(),
@@ -218,9 +238,31 @@ class Shadow:
             node=self._sources.node,
             node_known=self._sources.node_known,
             use=use,
-            series=series,
-            cpus=await asyncio.to_thread(self._machine.cpus),
+            series={**series, **(probes or {})},
+            probes_served=probes is not None,
+            cpus=states.cpus,
+            memory=states.memory,
+            devices=states.devices,
+            claims=states.claims,
+            images=images,
+            resources=await self._read_resources(),
         )
+
+    async def _read_images(self, pods: Mapping[str, Pod], use: MeasuredNode | None) -> SeenImages | None:
+        """Return the images with one of `IMAGES_EVERY` looks. Raise the runtime's error."""
+        if self.looks % IMAGES_EVERY != 1:
+            return None
+        assert self._runtime is not None
+        if self._images is None:
+            self._images = RuntimeImages(self._runtime)
+        return await self._images.read(pods.values(), use.imagefs if use is not None else FileSystem())
+
+    async def _read_resources(self) -> SeenResources | None:
+        try:
+            return await self._resources.read()
+        except Unavailable as error:
+            self.fault(error.subject, error.message)
+            return None
 
     def _statistics(self) -> MeasuredNode | None:
         try:

@@ -14,8 +14,9 @@ from engine.api.pod import Pod
 from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.topology import CpuTopology, Processor
+from engine.shadow.kinds.choices import ChoiceComparer
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
-from engine.shadow.kinds.cpus import CpuComparer, CpuRules
+from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.kinds.observation import Observation
 from engine.topologymanager.policy import Numa
 from tests.ports import free_port
@@ -46,12 +47,13 @@ def seen(pods: list[Pod], **cpus: str) -> Observation:
     return replace(found, cpus=CpuCheckpoint("static", "0-7", entries))
 
 
-def judged(comparer: CpuComparer, found: Observation, of: CpuRules | None = None) -> list[Finding]:
-    return list(comparer.compare(found, of or rules()))
+def judged(comparer: ChoiceComparer, found: Observation, of: CpuRules | None = None) -> list[Finding]:
+    assert found.cpus is not None
+    return list(comparer.compare(found, found.cpus.entries, of or rules()))
 
 
 def test_new_containers_get_whole_cores_in_the_order_of_arrival() -> None:
-    comparer = CpuComparer()
+    comparer = ChoiceComparer("cpus")
     assert judged(comparer, seen([])) == []
     late, early = pinned("late", 2), pinned("early", 1)
     found = judged(comparer, seen([late, early], early="1,5", late="2,6"))
@@ -62,12 +64,12 @@ def test_new_containers_get_whole_cores_in_the_order_of_arrival() -> None:
 
 
 def test_another_choice_and_none_at_all_differ() -> None:
-    comparer = CpuComparer()
+    comparer = ChoiceComparer("cpus")
     judged(comparer, seen([]))
     other, without = pinned("other", 1), pinned("without", 2)
     found = judged(comparer, seen([other, without], other="1-2"))
     assert [(one.ours, one.kubelets) for one in found if isinstance(one, Comparison)] == [
-        ("CPUs 1,5", "CPUs 1-2"), ("CPUs 2,6", "CPUs none"),
+        ("CPUs 1,5", "CPUs 1-2"), ("CPUs 2,6", "none"),
     ]  # fmt: skip
 
 
@@ -77,23 +79,23 @@ def why(found: list[Finding]) -> list[str]:
 
 def test_what_was_free_must_be_known() -> None:
     old, new = pinned("old"), pinned("new", 1)
-    first = CpuComparer()
+    first = ChoiceComparer("cpus")
     assert why(judged(first, seen([old], old="1,5"))) == ["chosen before the first look"]
-    assert "gave CPUs back" in why(judged(first, seen([new], new="1,5")))[0]
-    second = CpuComparer()
+    assert "gave theirs back" in why(judged(first, seen([new], new="1,5")))[0]
+    second = ChoiceComparer("cpus")
     judged(second, seen([]))
     assert "not seen yet" in why(judged(second, seen([new], new="2,6", hidden="1,5")))[0]
-    third = CpuComparer()
+    third = ChoiceComparer("cpus")
     judged(third, seen([]))
     judged(third, seen([old], old="1,5"))
     assert "not seen yet" in why(judged(third, seen([new, old], new="2,6", old="1,5", hidden="3,7")))[0]
-    aligned = CpuComparer()
+    aligned = ChoiceComparer("cpus")
     judged(aligned, seen([]), rules(aligned=True))
     assert "hints" in why(judged(aligned, seen([new], new="1,5"), rules(aligned=True)))[0]
 
 
 def test_a_pod_that_is_in_the_file_before_it_is_listed_is_judged_later() -> None:
-    comparer, new = CpuComparer(), pinned("new")
+    comparer, new = ChoiceComparer("cpus"), pinned("new")
     judged(comparer, seen([]))
     assert judged(comparer, seen([], new="1,5")) == []
     (found,) = judged(comparer, seen([new], new="1,5"))
@@ -107,7 +109,10 @@ def test_a_pod_that_is_in_the_file_before_it_is_listed_is_judged_later() -> None
 
 
 def test_without_the_static_policy_nothing_is_judged() -> None:
-    assert list(CpuComparer().compare(seen([pinned("p")], p="1"), None)) == []
+    found = seen([pinned("p")], p="1")
+    assert found.cpus is not None
+    (only,) = ChoiceComparer("cpus").compare(found, found.cpus.entries, None)
+    assert only == NotJudged("cpus", "node", "the kubelet has no static policy for them")
 
 
 @pytest.mark.containerd

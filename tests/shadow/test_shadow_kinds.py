@@ -73,6 +73,28 @@ def test_the_victims_of_a_critical_pod_are_compared() -> None:
     assert found["preemption default/system"] == ("default/large", "default/large")
 
 
+def test_a_pod_that_the_kubelet_has_not_decided_about_waits_and_holds_nothing() -> None:
+    comparer = AdmissionComparer()
+    list(comparer.compare(look([])))
+    waits = pod("waits", requesting(cpu="1500m"), phase="Pending", startTime=None)
+    other = pod("other", requesting(cpu="1500m"), order=1)
+    found = by_kind(list(comparer.compare(look([waits, other]))))
+    assert found == {"admission default/other": ("admitted", "admitted")}
+    late = refused("waits", "OutOfcpu", requesting(cpu="1500m"), order=2)
+    found = by_kind(list(comparer.compare(look([late, other]))))
+    assert found["admission default/waits"] == ("OutOfcpu", "OutOfcpu")
+
+
+def test_the_reason_of_a_preemption_says_what_each_victim_frees() -> None:
+    comparer = AdmissionComparer()
+    small = pod("small", requesting(cpu="1500m"))
+    list(comparer.compare(look([small])))
+    critical = {**requesting(cpu="1"), "priority": 2_000_000_000}
+    found = list(comparer.compare(look([small, pod("system", critical, order=3)])))
+    (one,) = [each for each in found if isinstance(each, Comparison) and each.kind == "preemption"]
+    assert one.our_reason == "default/small (Burstable) frees 500 of cpu"
+
+
 def test_another_victim_than_the_rules_is_a_difference() -> None:
     comparer = AdmissionComparer()
     small, large = pod("small", requesting(cpu="500m")), pod("large", requesting(cpu="1500m"))

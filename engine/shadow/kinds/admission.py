@@ -29,6 +29,11 @@ def is_refused(pod: Pod) -> bool:
     return status.phase == "Failed" and bool(status.reason) and not status.container_statuses
 
 
+def is_decided(pod: Pod) -> bool:
+    """Tell whether the kubelet has admitted or refused the pod: it lists pods before it does so."""
+    return pod.status.start_time is not None or is_refused(pod)
+
+
 class AdmissionComparer:
     """Judge each pod once, when it is first seen; remembers the uids, and the pods of the last look."""
 
@@ -39,10 +44,11 @@ class AdmissionComparer:
     def compare(self, seen: Observation) -> Iterator[Finding]:
         """Yield the findings about all pods of a look."""
         self._judged = {uid: found for uid, found in self._judged.items() if uid in seen.pods}
-        new = sorted((pod for uid, pod in seen.pods.items() if uid not in self._judged), key=arrival)
+        decided = [pod for pod in seen.pods.values() if is_decided(pod)]
+        new = sorted((pod for pod in decided if pod.uid not in self._judged), key=arrival)
         if new:
             self._judge(new, seen)
-        self._before = {pod.uid: pod for pod in seen.active()}
+        self._before = {pod.uid: pod for pod in seen.active() if is_decided(pod)}
         for found in self._judged.values():
             yield from found
 
@@ -50,7 +56,7 @@ class AdmissionComparer:
         first = self._before is None
         before = self._before or {}
         arriving = {pod.uid for pod in new}
-        there = [pod for pod in seen.active() if pod.uid not in arriving]
+        there = [pod for pod in seen.active() if is_decided(pod) and pod.uid not in arriving]
         # A victim has ended by the time at which its preemptor is seen.
         victims = [pod for uid, pod in seen.pods.items() if pod.status.reason == PREEMPTED and uid in before]
         gone = [pod for uid, pod in before.items() if uid not in seen.pods and uid not in arriving]
@@ -91,13 +97,13 @@ class AdmissionComparer:
         if verdict.preemption is None or refused:
             return
         names = {victim.uid: victim.full_name for victim in (*admitted.pods.values(), *victims)}
-        chosen = sorted(names[uid] for uid in verdict.victims)
+        chosen, why = sorted(names[uid] for uid in verdict.victims), _why_these(verdict, names)
         ended = sorted(victim.full_name for victim in victims if victim.uid in admitted)
         for uid in verdict.victims:
             admitted.remove(uid)
         yield Comparison(
             "preemption", pod.full_name, ", ".join(chosen) or "none", ", ".join(ended) or "none",
-            _why_these(verdict, names), "pods that the kubelet ended for a critical pod since the last look",
+            why, "pods that the kubelet ended for a critical pod since the last look",
         )  # fmt: skip
 
 

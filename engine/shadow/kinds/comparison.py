@@ -6,7 +6,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 ShadowKind = Literal[
     "admission", "preemption", "cgroups", "oom-score", "status", "restart", "back-off", "eviction",
-    "pressure", "cpus",
+    "pressure", "images", "cpus", "memory", "devices", "pod-resources", "probes",
 ]  # fmt: skip
 KINDS: Final[tuple[ShadowKind, ...]] = get_args(ShadowKind)
 

@@ -16,12 +16,12 @@ from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.api.resources import ranking_request
 from engine.eviction import signals
-from engine.eviction.pressure import CONDITIONS, PressureTracker
-from engine.eviction.signals import Observations, SignalObservation
+from engine.eviction.pressure import CONDITIONS, PressureTracker, met
+from engine.eviction.signals import CONDITION_OF, Observations, SignalObservation
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage, rank
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
-from engine.shadow.kinds.observation import MeasuredNode, MeasuredPod, Observation
+from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod, Observation
 from engine.tables.pods import PodTable
 
 EVICTED: Final = "Evicted"
@@ -76,7 +76,7 @@ class EvictionComparer:
             return
         ours = self._conditions(seen, seen.use)
         if not seen.node_known:
-            yield NotJudged("pressure", "node", "no kubeconfig: the node's conditions are not known")
+            yield NotJudged("pressure", "node", "the Node object is not known")
             return
         theirs = node_conditions(seen.node)
         yield Comparison(
@@ -117,6 +117,17 @@ def observations(use: MeasuredNode, at: float) -> Observations:
         for signal, (available, capacity) in told.items()
         if available is not None and capacity is not None
     }
+
+
+def disk_is_low(seen: Observation, images: FileSystem) -> bool:
+    """Tell whether a threshold of a disk is met, so that the kubelet removes all unused images."""
+    told = observations(seen.use, seen.now) if seen.use is not None else {}
+    if images.available is not None and images.capacity:
+        told[signals.IMAGEFS_AVAILABLE] = SignalObservation(images.available, images.capacity, seen.now)
+    return any(
+        CONDITION_OF[threshold.signal] == signals.DISK_PRESSURE
+        for threshold in met(thresholds_from_config(seen.config), told)
+    )
 
 
 def eviction_order(pods: Sequence[Pod], use: MeasuredNode, resource: str) -> Iterator[tuple[Pod, str]]:

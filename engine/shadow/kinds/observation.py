@@ -11,6 +11,11 @@ from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.cri.records import PodRecord
+from engine.devices.checkpoint import Checkpoint
+from engine.dra.table import ClaimState
+from engine.images.records import SeenImage
+from engine.memorymanager.checkpoint import MemoryCheckpoint
+from engine.wire.podresources_v1_pb2 import AllocatableResourcesResponse, PodResources
 
 ENDED: Final = ("Succeeded", "Failed")
 
@@ -49,13 +54,36 @@ class MeasuredNode:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenImages:
+    """The images of the runtime, the keys that containers and image volumes use, and their file system."""
+
+    images: Sequence[SeenImage]
+    used: frozenset[str]
+    filesystem: FileSystem = FileSystem()
+
+    def uses(self, image: SeenImage) -> bool:
+        """Tell whether something uses the image, by its id or one of its names."""
+        return image.id in self.used or not self.used.isdisjoint(image.names)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenResources:
+    """The answers of the pod-resources API: List by namespace and name, and GetAllocatableResources."""
+
+    pods: Mapping[str, PodResources]
+    allocatable: AllocatableResourcesResponse
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """One look: `at` is a Unix time, `now` seconds of a monotonic clock.
 
     `pods` are the kubelet's, by uid, and `records` the runtime's. `node` is the API server's or, without one
     (`node_known` false), derived from configuration and machine: it lacks labels and taints that others set.
     `use` is None if the kubelet serves no statistics; `series` are its metrics by their text up to the
-    value. `cpus` is the state file of the CPU manager.
+    value, without those of probes if `probes_served` is false. `cpus`, `memory`, `devices` and `claims` are
+    the state files of the managers. `images` is None at looks that did not read them, `resources` if the
+    pod-resources API does not answer.
     """
 
     at: float
@@ -67,7 +95,13 @@ class Observation:
     node_known: bool = False
     use: MeasuredNode | None = None
     series: Mapping[str, float] = field(default_factory=dict)
+    probes_served: bool = False
     cpus: CpuCheckpoint | None = None
+    memory: MemoryCheckpoint | None = None
+    devices: Checkpoint | None = None
+    claims: Sequence[ClaimState] = ()
+    images: SeenImages | None = None
+    resources: SeenResources | None = None
 
     def active(self) -> Sequence[Pod]:
         """Return the pods that count: those that have not ended."""

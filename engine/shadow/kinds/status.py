@@ -20,7 +20,8 @@ from engine.shadow.kinds.admission import is_refused
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.observation import Observation
 
-SETTLE: Final = 20.0
+SETTLE: Final = 60.0
+"""Seconds; on a busy node the kubelet shows the end of a container half a minute later."""
 CRASH_LOOP: Final = "CrashLoopBackOff"
 CONDITIONS: Final = ("PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
 

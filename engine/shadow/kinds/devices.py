@@ -1,0 +1,129 @@
+"""Compare the choice of devices: could these rules have given a container the ids that it has?
+
+The kubelet takes any of several equally good devices: its order among them is random. So a choice agrees if
+it has as many devices as these rules take of each class: those that ordinary init containers leave, and those
+that are healthy and that nobody else holds. The checkpoint does not tell which of them a plugin prefers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from engine.api.pod import Container, Pod
+from engine.devices.checkpoint import Checkpoint
+from engine.devices.inventory import Inventory
+from engine.devices.selection import DeviceSelection, SelectionError, select
+from engine.shadow.kinds.admission import arrival, is_refused
+from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
+from engine.shadow.kinds.observation import Observation
+from engine.wire import deviceplugin_v1beta1_pb2 as plugin_api
+
+CHECKPOINT: Final = "the device checkpoint"
+HEALTHY: Final = "Healthy"
+
+Key = tuple[str, str, str]
+"""Pod uid, container and resource."""
+
+
+class DeviceComparer:
+    """Judge each container and resource once, when its devices are first seen, or missing."""
+
+    def __init__(self) -> None:
+        self._judged: dict[Key, Finding] = {}
+        self._first = True
+
+    def compare(self, seen: Observation) -> Iterator[Finding]:
+        """Yield the findings about the containers of all pods that ask for devices of plugins."""
+        checkpoint = seen.devices
+        if checkpoint is None or not checkpoint.registered_devices:
+            self._first = False
+            yield NotJudged("devices", "node", "no device plugin has registered")
+            return
+        self._judged = {key: found for key, found in self._judged.items() if key[0] in seen.pods}
+        held = held_devices(checkpoint)
+        for pod in sorted(seen.active(), key=arrival):
+            if not is_refused(pod):
+                self._judge(pod, checkpoint.registered_devices, held, started=not seen.record(pod.uid).empty)
+        self._first = False
+        yield from self._judged.values()
+
+    def _judge(
+        self, pod: Pod, registered: Mapping[str, Iterable[str] | None], held: Mapping[Key, frozenset[str]], *,
+        started: bool,
+    ) -> None:  # fmt: skip
+        earlier: dict[str, set[str]] = {}
+        reusable: dict[str, set[str]] = {}
+        for container in pod.all_containers:
+            for resource, required in _wanted(container, registered).items():
+                key, left = (pod.uid, container.name, resource), reusable.setdefault(resource, set())
+                has, of_pod = held.get(key), earlier.setdefault(resource, set())
+                if key not in self._judged and (has is not None or started):
+                    subject = f"{pod.full_name}/{container.name} {resource}"
+                    free = frozenset(registered[resource] or ()).difference(
+                        of_pod,
+                        *(ids for (uid, _, name), ids in held.items() if name == resource and uid != pod.uid),
+                    )
+                    self._judged[key] = (
+                        NotJudged("devices", subject, "chosen before the first look")
+                        if self._first
+                        else compare_choice(subject, resource, required, has or frozenset(), free, left)
+                    )
+                of_pod |= has or frozenset()
+                if container in pod.init_containers and not container.is_sidecar:
+                    left |= has or frozenset()
+                else:
+                    left -= has or frozenset()
+
+
+def compare_choice(
+    subject: str,
+    resource: str,
+    required: int,
+    has: AbstractSet[str],
+    free: AbstractSet[str],
+    reusable: AbstractSet[str],
+) -> Comparison:
+    """Compare the devices of a container with those that it could get from free and reusable ones."""
+    theirs = ", ".join(sorted(has)) or "none"
+    try:
+        chosen = _select(resource, required, free, reusable)
+    except SelectionError as error:
+        return Comparison("devices", subject, "none", theirs, str(error), CHECKPOINT)
+    reused = len(chosen.reused)
+    fits = len(has) == required and len(reusable & has) == reused and has - reusable <= free
+    reason = f"takes {required - reused} of {len(free)} free devices"
+    if reused:
+        reason += f", after {reused} that init containers leave"
+    ours = theirs if fits else ", ".join(sorted(chosen.devices))
+    return Comparison("devices", subject, ours, theirs, reason, CHECKPOINT)
+
+
+def _select(
+    resource: str, required: int, free: AbstractSet[str], reusable: AbstractSet[str]
+) -> DeviceSelection:
+    """Choose as the device manager does. Raise `SelectionError` if there are not enough."""
+    inventory = Inventory()
+    listed = [plugin_api.Device(ID=id, health=HEALTHY) for id in sorted(free)]
+    inventory.update(plugin_api.ListAndWatchResponse(devices=listed).SerializeToString())
+    choosing = select(inventory, resource, required, reusable=reusable)
+    try:
+        next(choosing)
+    except StopIteration as done:
+        selection: DeviceSelection = done.value
+        return selection
+    raise AssertionError("no plugin is asked")
+
+
+def held_devices(checkpoint: Checkpoint) -> dict[Key, frozenset[str]]:
+    """Return the ids that containers hold, by pod uid, container and resource."""
+    return {
+        (entry.pod_uid, entry.container_name, entry.resource_name): frozenset(entry.devices)
+        for entry in checkpoint.pod_device_entries or ()
+    }
+
+
+def _wanted(container: Container, registered: Mapping[str, object]) -> dict[str, int]:
+    limits = container.limits
+    return {name: limits[name].value for name in sorted(limits) if name in registered and limits[name].value}

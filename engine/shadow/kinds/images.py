@@ -1,0 +1,288 @@
+"""Compare image garbage collection: would these rules have removed the images that the kubelet removed?
+
+The kubelet looks for new and used images every five minutes, and does not say when. So what it knows of an
+image is told within a span of time, and an image counts as used before another one only where the spans say
+so. Of images that they do not tell apart, the kubelet may remove any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from engine.api.amounts.sizes import binary_size
+from engine.images import selection
+from engine.images.policy import ImageGCPolicy
+from engine.images.records import ImageRecords, SeenImage
+from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
+from engine.shadow.kinds.eviction import disk_is_low
+from engine.shadow.kinds.observation import Observation, SeenImages
+
+PERIOD: Final = 300.0
+"""Seconds from one detection of images, and one collection, of the kubelet to the next."""
+SETTLE: Final = PERIOD + 60
+COUNTER: Final = "kubelet_image_garbage_collected_total"
+STARTED: Final = "process_start_time_seconds"
+BY_HANDLER: Final = "RuntimeClassInImageCriApi"
+NOTHING: Final = "collects nothing"
+OFF: Final = "image garbage collection is off"
+NEVER: Final = (0.0, 0.0)
+
+
+class Span(NamedTuple):
+    """The earliest and the latest time at which something can have happened, in seconds."""
+
+    earliest: float
+    latest: float
+
+
+@dataclass(frozen=True, slots=True)
+class KnownImage:
+    """An image as the kubelet can know it: when it detected it, and when it last found it in use.
+
+    `used_since` is None while no container uses it.
+    """
+
+    image: SeenImage
+    detected: Span
+    used: Span
+    used_since: float | None = None
+
+    def precedes(self, other: KnownImage) -> bool:
+        """Tell whether the kubelet removes this one before the other in any case."""
+        if self.used == other.used == NEVER:
+            return self.detected.latest < other.detected.earliest
+        return self.used.latest < other.used.earliest
+
+    @property
+    def name(self) -> str:
+        return self.image.names[0] if self.image.names else self.image.id
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What went between two readings, at `before` and `now`, and what was kept; `images` is the later one.
+
+    `available` are the bytes that can have been free when it began; `everything` tells that the disk was so
+    low that a kubelet removes all unused images.
+    """
+
+    policy: ImageGCPolicy
+    before: float
+    now: float
+    gone: Sequence[KnownImage]
+    kept: Sequence[KnownImage]
+    images: SeenImages
+    capacity: int
+    available: Span
+    everything: bool = False
+
+    def fault_for_space(self) -> str:
+        """Return which rule the removal breaks as one for space, an empty text if none."""
+        for one in self.gone:
+            why = self._may_not_go(one)
+            if why:
+                return f"{one.name} {why}"
+        rest = self.rest()
+        for one in rest:
+            for other in self.gone:
+                if one.precedes(other):
+                    return f"{one.name} was used before {other.name}, and goes before it"
+        if self.everything:
+            return f"{rest[0].name} is unused, and goes when the disk is low" if rest else ""
+        if self.policy.off:
+            return OFF
+        sizes = [one.image.size for one in self.gone]
+        least, most = self._wanted(self.available.latest), self._wanted(self.available.earliest)
+        if most is None:
+            return "the image file system is below the high threshold"
+        if sum(sizes) - max(sizes) >= max(most, 1):
+            return f"{binary_size(max(most, 0))} had to go, and fewer images have it"
+        if sum(sizes) < (least or 0) and rest:
+            return f"{binary_size(least or 0)} had to go, and {rest[0].name} was left"
+        return ""
+
+    def fault_for_age(self) -> str:
+        """Return which rule the removal breaks as one for age, an empty text if none."""
+        oldest = self.policy.max_age
+        for one in self.gone:
+            if one.image.pinned or self.images.uses(one.image):
+                return f"{one.name} is in use or pinned"
+            if self.now - one.used.earliest <= oldest:
+                return f"{one.name} was used less than {oldest:g} s ago"
+        return ""
+
+    def rest(self) -> list[KnownImage]:
+        """Return the images that are still there and that may go in any case."""
+        return [one for one in self.kept if self._goes(one)]
+
+    def _may_not_go(self, one: KnownImage) -> str:
+        if one.image.pinned:
+            return "is pinned in the runtime"
+        if self.images.uses(one.image):
+            return "is in use by a container"
+        if self.now - one.detected.earliest < self.policy.min_age:
+            return f"is not there for {self.policy.min_age:g} s"
+        return ""
+
+    def _goes(self, one: KnownImage) -> bool:
+        """Tell whether an image may go in any case."""
+        return (
+            one.used_since is None
+            and not self._may_not_go(one)
+            and self.before - one.detected.latest >= self.policy.min_age
+        )
+
+    def _wanted(self, available: float) -> int | None:
+        return self.policy.bytes_to_free(self.capacity, max(int(available), 0))
+
+
+class ImageComparer:
+    """Follow the images of the runtime; judge what the kubelet removes, and when it removes nothing."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, KnownImage] = {}
+        self._records = ImageRecords()
+        self._read: SeenImages | None = None
+        self._read_at = 0.0
+        self._counted: dict[str, float] = {}
+        self._started = 0.0
+        self._runs = 0
+        self._findings: list[Finding] = []
+
+    def compare(self, seen: Observation) -> Iterator[Finding]:
+        """Yield the findings; a look that did not read the images repeats those of the last reading."""
+        if seen.images is not None:
+            started = seen.series.get(STARTED, 0.0)
+            if started != self._started:
+                # Another kubelet: it has forgotten what it knew.
+                self._known, self._read, self._started = {}, None, started
+                self._records = ImageRecords()
+            self._findings = list(self._compare(seen, seen.images))
+        yield from self._findings
+
+    def _compare(self, seen: Observation, images: SeenImages) -> Iterator[Finding]:
+        if seen.config.gate(BY_HANDLER, False):
+            yield NotJudged("images", "node", f"the gate {BY_HANDLER} is on")
+            return
+        policy = ImageGCPolicy.from_config(seen.config)
+        counted = _counted(seen)
+        removed = {reason: count - self._counted.get(reason, 0.0) for reason, count in counted.items()}
+        present = {image.id for image in images.images}
+        gone = [one for key, one in self._known.items() if key not in present]
+        ran = self._read is not None and (gone or any(removed.values()))
+        if self._read is not None and ran:
+            self._runs += 1
+            yield self._judge(seen, self._read, images, policy, gone, removed)
+        self._counted = counted
+        self._known = followed(
+            self._known, images, self._read_at if self._read is not None else None, seen.now
+        )
+        self._records.detect(images.images, images.used, seen.now)
+        self._read, self._read_at = images, seen.now
+        if not ran:
+            yield self._idle(seen, policy, images)
+
+    def _judge(
+        self, seen: Observation, before: SeenImages, images: SeenImages, policy: ImageGCPolicy,
+        gone: Sequence[KnownImage], removed: Mapping[str, float],
+    ) -> Finding:  # fmt: skip
+        subject, count = f"collection {self._runs}", sum(removed.values())
+        if not count:
+            return NotJudged("images", subject, "another client of the runtime removed images")
+        if count != len(gone):
+            return NotJudged(
+                "images", subject, "not all removed images were seen, or others were removed too"
+            )
+        by_age = removed.get("age", 0.0)
+        if 0 < by_age < count:
+            return NotJudged("images", subject, "images went for their age and for space at once")
+        fs, after = before.filesystem, images.filesystem
+        if not fs.capacity or fs.available is None or after.available is None:
+            return NotJudged("images", subject, "the image file system is not known")
+        present = {image.id for image in images.images}
+        freed = sum(one.image.size for one in gone)
+        removal = Removal(
+            policy, self._read_at, seen.now, gone,
+            kept=[one for key, one in self._known.items() if key in present],
+            images=images,
+            capacity=fs.capacity,
+            available=Span(*sorted((fs.available, after.available - freed))),
+            everything=disk_is_low(seen, fs),
+        )  # fmt: skip
+        fault = removal.fault_for_age() if by_age else removal.fault_for_space()
+        theirs = ", ".join(sorted(one.name for one in gone))
+        ours = self._ours(policy, fs.capacity, fs.available) if fault else theirs
+        state = _state(policy, fs.capacity, fs.available)
+        why = f"by {'age' if by_age else 'last use'}, {binary_size(freed)}"
+        return Comparison("images", subject, ours, theirs, f"{fault}; {state}" if fault else state, why)
+
+    def _ours(self, policy: ImageGCPolicy, capacity: int, available: int) -> str:
+        """Return the images that these rules remove for space, from what was known before."""
+        wanted = policy.bytes_to_free(capacity, available)
+        if wanted is None:
+            return "none"
+        columns, now = self._records.table.columns, self._read_at
+        may_go = selection.spare(columns, policy, now)
+        rows = selection.order(columns, may_go, policy, now, max(wanted, 1)).tolist()
+        images = [self._records.image(row) for row in rows]
+        return ", ".join(sorted(image.names[0] if image.names else image.id for image in images)) or "none"
+
+    def _idle(self, seen: Observation, policy: ImageGCPolicy, images: SeenImages) -> Finding:
+        """Judge that the kubelet has removed nothing."""
+        fs = images.filesystem
+        if not fs.capacity or fs.available is None:
+            return NotJudged("images", "node", "the image file system is not known")
+        wanted = None if policy.off else policy.bytes_to_free(fs.capacity, fs.available)
+        ours = NOTHING
+        if wanted is not None and fs.capacity:
+            known = tuple(self._known.values())
+            nothing = Removal(policy, seen.now, seen.now, (), known, images, fs.capacity, Span(0, 0))
+            if nothing.rest():
+                ours = "collects images"
+        why = _state(policy, fs.capacity, fs.available)
+        return Comparison("images", "node", ours, NOTHING, why, "the runtime still has all images", SETTLE)
+
+
+def followed(
+    known: Mapping[str, KnownImage], images: SeenImages, before: float | None, now: float
+) -> dict[str, KnownImage]:
+    """Return what the kubelet can know after a reading; `before` is None at the first one."""
+    found: dict[str, KnownImage] = {}
+    for image in images.images:
+        one = known.get(image.id)
+        if one is None:
+            # What was there before the first reading may have been used until then.
+            first = before is None
+            detected = Span(0.0 if before is None else before, now + PERIOD)
+            one = KnownImage(image, detected, Span(0.0, now) if first else Span(*NEVER))
+        since = one.used_since
+        if images.uses(image):
+            since = since if since is not None else before if before is not None else now
+            # A shorter use may lie between two detections.
+            earliest = now - PERIOD if now - since >= PERIOD else one.used.earliest
+            one = replace(one, image=image, used=Span(earliest, now), used_since=since)
+        elif since is not None:
+            one = replace(one, image=image, used=Span(one.used.earliest, now), used_since=None)
+        found[image.id] = one
+    return found
+
+
+def _counted(seen: Observation) -> dict[str, float]:
+    """Return the images that the kubelet says it has removed, by its reason."""
+    found = {}
+    for series, count in seen.series.items():
+        if series.startswith(COUNTER):
+            found[series.partition('reason="')[2].partition('"')[0]] = count
+    return found
+
+
+def _state(policy: ImageGCPolicy, capacity: int, available: int) -> str:
+    used = policy.used_percent(capacity, available)
+    if policy.off:
+        return OFF
+    return (
+        f"the image file system of {binary_size(capacity)} is {used} % full, the thresholds are "
+        f"{policy.high_threshold_percent} and {policy.low_threshold_percent} %"
+    )

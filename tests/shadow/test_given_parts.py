@@ -1,0 +1,229 @@
+"""Devices, memory and the pod-resources API, repeated from the kubelet's state files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engine.api.config import KubeletConfiguration
+from engine.api.documents import convert
+from engine.api.pod import Pod
+from engine.cpumanager.checkpoint import CpuCheckpoint
+from engine.devices.checkpoint import Checkpoint, CheckpointEntry
+from engine.dra.table import ClaimState, PreparedDevice
+from engine.memorymanager.checkpoint import MemoryCheckpoint
+from engine.memorymanager.state import Block, MemoryTable, NodeState
+from engine.shadow.kinds.choices import ChoiceComparer
+from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
+from engine.shadow.kinds.devices import DeviceComparer
+from engine.shadow.kinds.memory import MemoryRules
+from engine.shadow.kinds.observation import Observation, SeenResources
+from engine.shadow.kinds.pod_resources import NOTHING, compare_resources
+from engine.wire import podresources_v1_pb2 as v1
+from tests.shadow.looks import look, pod, ran, record
+from tests.shadow.test_cpu_choice import rules
+
+GPU = "example.com/gpu"
+
+
+def sides(found: list[Finding]) -> dict[str, tuple[str, str]]:
+    return {one.subject: (one.ours, one.kubelets) for one in found if isinstance(one, Comparison)}
+
+
+def why(found: list[Finding]) -> list[str]:
+    return [one.why for one in found if isinstance(one, NotJudged)]
+
+
+# Devices
+
+
+def asking(name: str, count: int = 1, *, init: int = 0, order: int = 0) -> Pod:
+    spec: dict[str, Any] = {"containers": [{"name": "c", "image": "i", "resources": gpus(count)}]}
+    if init:
+        spec["initContainers"] = [{"name": "first", "image": "i", "resources": gpus(init)}]
+    return pod(name, spec, order=order)
+
+
+def gpus(count: int) -> dict[str, Any]:
+    return {"limits": {GPU: str(count)}}
+
+
+def with_devices(pods: list[Pod], *, healthy: str = "abcd", **held: str) -> Observation:
+    """A look at pods that hold devices; `p` is the container c of a pod, `p_first` its init container."""
+    entries = []
+    for key, ids in held.items():
+        name, _, container = key.partition("_")
+        entries.append(
+            CheckpointEntry(
+                pod_uid=f"uid-{name}", container_name=container or "c", resource_name=GPU,
+                device_ids={-1: list(ids)},
+            )
+        )  # fmt: skip
+    checkpoint = Checkpoint(pod_device_entries=entries, registered_devices={GPU: list(healthy)})
+    return replace(look(pods, [record(one, ran(0)) for one in pods]), devices=checkpoint)
+
+
+def devices_of(*looks: Observation) -> list[Finding]:
+    comparer = DeviceComparer()
+    list(comparer.compare(with_devices([])))
+    found: list[Finding] = []
+    for one in looks:
+        found = list(comparer.compare(one))
+    return found
+
+
+def test_any_of_the_free_devices_is_as_good_as_another() -> None:
+    for ids in ("ab", "cd", "bd"):
+        found = sides(devices_of(with_devices([asking("p", 2)], p=ids)))
+        assert found == {f"default/p/c {GPU}": (", ".join(ids),) * 2}
+
+
+def test_a_device_that_another_pod_holds_and_an_unhealthy_one_differ() -> None:
+    first, second = asking("first"), asking("second", order=1)
+    found = sides(devices_of(with_devices([first, second], first="a", second="a")))
+    assert found[f"default/second/c {GPU}"] == ("b", "a")
+    found = sides(devices_of(with_devices([first], first="d", healthy="abc")))
+    assert found[f"default/first/c {GPU}"] == ("a", "d")
+
+
+def test_the_count_must_be_met() -> None:
+    assert sides(devices_of(with_devices([asking("p", 2)], p="a")))[f"default/p/c {GPU}"] == ("a, b", "a")
+    assert sides(devices_of(with_devices([asking("p")])))[f"default/p/c {GPU}"] == ("a", "none")
+    found = devices_of(with_devices([asking("p", 3)], healthy="ab"))
+    assert sides(found) == {f"default/p/c {GPU}": ("none", "none")}
+
+
+def test_what_an_init_container_leaves_is_taken_first() -> None:
+    both = asking("p", 2, init=1)
+    good = sides(devices_of(with_devices([both], p_first="c", p="ac")))
+    assert all(ours == theirs for ours, theirs in good.values())
+    assert len(good) == 2
+    bad = sides(devices_of(with_devices([both], p_first="c", p="ab")))
+    assert bad[f"default/p/c {GPU}"] == ("c, a", "a, b") or bad[f"default/p/c {GPU}"] == ("a, c", "a, b")
+
+
+def test_a_choice_is_judged_once_and_not_if_it_is_older_than_the_first_look() -> None:
+    one = asking("p")
+    later = with_devices([one], p="a", healthy="bcd")
+    assert sides(devices_of(with_devices([one], p="a"), later)) == {f"default/p/c {GPU}": ("a", "a")}
+    assert why(list(DeviceComparer().compare(with_devices([one], p="a")))) == ["chosen before the first look"]
+
+
+def test_without_a_plugin_nothing_is_said_about_devices() -> None:
+    found = list(DeviceComparer().compare(look([])))
+    assert found == [NotJudged("devices", "node", "no device plugin has registered")]
+
+
+# Memory
+
+
+def guaranteed(name: str, memory: str, order: int = 0) -> Pod:
+    amounts = {"requests": {"cpu": "100m", "memory": memory}, "limits": {"cpu": "100m", "memory": memory}}
+    spec = {"containers": [{"name": "c", "image": "i", "resources": amounts}]}
+    return pod(name, spec, order=order, qosClass="Guaranteed")
+
+
+def with_memory(pods: list[Pod], **held: tuple[int, int]) -> Observation:
+    """A look at a machine of two nodes with 1000 bytes each; `held` is NUMA node and bytes by pod."""
+    machine = {
+        node: NodeState(0, {"memory": MemoryTable(1000, 0, 1000, 0, 1000)}, (node,)) for node in (0, 1)
+    }
+    entries = {f"uid-{name}": {"c": [Block((node,), "memory", size)]} for name, (node, size) in held.items()}
+    for node, size in held.values():
+        table = machine[node].memory_map["memory"]
+        table.reserved, table.free = table.reserved + size, table.free - size
+        machine[node].number_of_assignments += 1
+    found = look(pods, [record(one, ran(0)) for one in pods])
+    return replace(found, memory=MemoryCheckpoint("Static", machine, entries))
+
+
+def memory_of(*looks: Observation, **fields: Any) -> list[Finding]:
+    config = convert({"memoryManagerPolicy": "Static", **fields}, KubeletConfiguration, "test")
+    comparer = ChoiceComparer("memory")
+    found: list[Finding] = []
+    for one in looks:
+        assert one.memory is not None
+        found = list(comparer.compare(one, one.memory.entries, MemoryRules.of(config, one.memory)))
+    return found
+
+
+def test_memory_comes_from_the_first_node_that_has_enough() -> None:
+    a, b = guaranteed("a", "600"), guaranteed("b", "600", 1)
+    found = memory_of(with_memory([]), with_memory([a, b], a=(0, 600), b=(1, 600)))
+    assert sides(found) == {
+        "default/a/c": ("600 bytes of memory on NUMA 0",) * 2,
+        "default/b/c": ("600 bytes of memory on NUMA 1",) * 2,
+    }
+    other = memory_of(with_memory([]), with_memory([a], a=(1, 600)))
+    assert sides(other)["default/a/c"] == ("600 bytes of memory on NUMA 0", "600 bytes of memory on NUMA 1")
+    (one,) = other
+    assert isinstance(one, Comparison)
+    assert one.our_reason == "bytes that were free by NUMA node: memory 1000, 1000"
+
+
+def test_memory_that_was_reserved_before_is_not_free() -> None:
+    a, b = guaranteed("a", "600"), guaranteed("b", "600", 1)
+    looks = with_memory([]), with_memory([a], a=(0, 600)), with_memory([a, b], a=(0, 600), b=(0, 600))
+    assert sides(memory_of(*looks))["default/b/c"] == (
+        "600 bytes of memory on NUMA 1", "600 bytes of memory on NUMA 0"
+    )  # fmt: skip
+
+
+def test_memory_is_not_judged_without_the_policy_or_with_hints() -> None:
+    a = guaranteed("a", "600")
+    looks = with_memory([]), with_memory([a], a=(0, 600))
+    assert why(memory_of(*looks, topologyManagerPolicy="best-effort")) == [
+        "the hints of other managers are not recorded"
+    ]
+    assert why(memory_of(*looks, memoryManagerPolicy="None")) == ["the kubelet has no static policy for them"]
+
+
+# The pod-resources API
+
+
+def listed(seen: Observation, cpus: list[int], allocatable: list[int] | None = None) -> Observation:
+    """The look with an answer of the API about its only pod."""
+    (one,) = seen.pods.values()
+    container = v1.ContainerResources(name="c", cpu_ids=cpus)
+    resources = v1.PodResources(name=one.metadata.name, namespace="default", containers=[container])
+    answer = v1.AllocatableResourcesResponse(
+        cpu_ids=[1, 2, 3, 5, 6, 7] if allocatable is None else allocatable
+    )
+    return replace(seen, resources=SeenResources({one.full_name: resources}, answer))
+
+
+def pinned(cpus: str = "1,5") -> Observation:
+    one = pod("p")
+    found = look([one], [record(one, ran(0))])
+    return replace(found, cpus=CpuCheckpoint("static", "0-7", {one.uid: {"c": cpus}} if cpus else {}))
+
+
+def test_the_api_lists_what_the_state_files_have() -> None:
+    found = sides(list(compare_resources(listed(pinned(), [1, 5]), rules())))
+    assert found == {"default/p": ("c: CPUs 1,5",) * 2, "node": ("CPUs 1-3,5-7",) * 2}
+    other = sides(list(compare_resources(listed(pinned(), [1], [1]), rules())))
+    assert other == {"default/p": ("c: CPUs 1,5", "c: CPUs 1"), "node": ("CPUs 1-3,5-7", "CPUs 1")}
+
+
+def test_a_pod_that_the_api_does_not_list_differs() -> None:
+    seen = replace(pinned(""), resources=SeenResources({}, v1.AllocatableResourcesResponse()))
+    found = sides(list(compare_resources(seen, None)))
+    assert found["default/p"] == (NOTHING, "not listed")
+
+
+def test_devices_and_claims_are_listed() -> None:
+    spec = {
+        "containers": [{"name": "c", "image": "i", "resources": {"claims": [{"name": "gpu"}]}}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}],
+    }
+    one = pod("p", spec)
+    seen = with_devices([one], p="ab", healthy="a")
+    claim = ClaimState("u", "mine", "default", {one.uid}, {"gpus": (PreparedDevice("pool", "d"),)})
+    seen = replace(listed(seen, [], []), claims=[claim])
+    found = sides(list(compare_resources(seen, None)))
+    assert found["default/p"] == (f"c: {GPU} a, b; gpus pool/d", NOTHING)
+    assert found["node"] == (f"{GPU} a", NOTHING)
+
+
+def test_an_api_that_is_away_reassures_nobody() -> None:
+    assert why(list(compare_resources(pinned(), rules()))) == ["the pod-resources API does not answer"]
