@@ -43,10 +43,9 @@ from engine.shadow.kinds.observation import (
 from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
 from engine.shadow.ledger import AgreementLedger, Difference
 from engine.shadow.machine_reader import MachineReader
-from engine.shadow.pod_resources_reader import PodResourcesReader
 from engine.shadow.recording import LookRecorder
-from engine.shadow.runtime_reader import RuntimeImages
 from engine.shadow.second import NextNode, SecondConfiguration
+from engine.shadow.socket_reader import PodResourcesReader, RuntimeImages
 from engine.wire import cri_v1_pb2 as cri
 
 IMAGES_EVERY: Final = 3

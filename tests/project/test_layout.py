@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "record": {"api"},
     "shadow": BASE
     | DECISION_PACKAGES
-    | {"host", "wire", "cri", "cluster", "csi", "dra", "plugins", "node", "record"},
+    | {"host", "transport", "wire", "cri", "cluster", "csi", "dra", "plugins", "node", "record"},
     "bench": {"api", "host", "wire", "cri", "cluster"},
     "server": {"api", "metrics", "host", "node", "transport", "_fast"},
     "plan": BASE | DECISION_PACKAGES | {"host", "cluster", "record"},

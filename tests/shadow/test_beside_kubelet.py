@@ -97,7 +97,7 @@ def test_it_agrees_with_the_kubelet_and_writes_nothing(running: Kubelet, tmp_pat
     report = json.loads(done.stdout)
     assert (done.returncode, report["differences"]) == (0, []), done.stderr
     assert not report["faults"]
-    for kind in ("admission", "cgroups", "oom-score", "status", "restart"):
+    for kind in ("admission", "cgroups", "oom-score", "status", "restart", "probes", "pod-resources"):
         assert report["kinds"][kind]["agreed"], kind
     # One of the pods is refused; the job ended before the first look.
     assert report["kinds"]["admission"]["agreed"] == len(PODS) - 1

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import msgspec
+import pytest
+import yaml
 
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import convert
@@ -20,8 +27,13 @@ from engine.shadow.kinds.memory import MemoryRules
 from engine.shadow.kinds.observation import Observation, SeenResources
 from engine.shadow.kinds.pod_resources import NOTHING, compare_resources
 from engine.wire import podresources_v1_pb2 as v1
+from tests.ports import free_port
 from tests.shadow.looks import look, pod, ran, record
+from tests.shadow.test_beside_kubelet import Report, command
 from tests.shadow.test_cpu_choice import rules
+from tests.system.busybox import container
+from tests.system.kubelet import Kubelet, needs_kubelet
+from tests.waiting import wait_until
 
 GPU = "example.com/gpu"
 
@@ -169,6 +181,19 @@ def test_memory_that_was_reserved_before_is_not_free() -> None:
     )  # fmt: skip
 
 
+def test_what_an_init_container_leaves_is_taken_over() -> None:
+    one = guaranteed("p", "600")
+    (app,) = one.spec.containers
+    one.spec.init_containers = [msgspec.structs.replace(app, name="first")]
+    after = with_memory([one], p=(0, 600))
+    assert after.memory is not None
+    after.memory.entries["uid-p"]["first"] = [Block((0,), "memory", 0)]
+    assert sides(memory_of(with_memory([]), after)) == {
+        "default/p/first": ("0 bytes of memory on NUMA 0",) * 2,
+        "default/p/c": ("600 bytes of memory on NUMA 0",) * 2,
+    }
+
+
 def test_memory_is_not_judged_without_the_policy_or_with_hints() -> None:
     a = guaranteed("a", "600")
     looks = with_memory([]), with_memory([a], a=(0, 600))
@@ -227,3 +252,50 @@ def test_devices_and_claims_are_listed() -> None:
 
 def test_an_api_that_is_away_reassures_nobody() -> None:
     assert why(list(compare_resources(pinned(), rules()))) == ["the pod-resources API does not answer"]
+
+
+@pytest.mark.containerd
+@pytest.mark.root
+@pytest.mark.slow
+@needs_kubelet
+def test_a_real_kubelet_gives_the_same_memory_and_devices(kubelet: Kubelet, tmp_path: Path) -> None:
+    document = yaml.safe_load(kubelet.config.read_text())
+    document |= {
+        "memoryManagerPolicy": "Static",
+        "kubeReserved": {},
+        "systemReserved": {"memory": "64Mi"},
+        "reservedMemory": [{"numaNode": 0, "limits": {"memory": "64Mi"}}],
+    }
+    kubelet.config.write_text(yaml.safe_dump(document))
+    kubelet.start()
+    wait_until(lambda: kubelet.said("Starting kubelet"))
+    plugins = tmp_path / "root" / "device-plugins"
+    address = f"127.0.0.1:{free_port()}"
+    report = Report(address)
+    plugin = [sys.executable, "-m", "engine.cli", "device-plugin", "--resource", GPU, "--count", "4"]
+    with (
+        subprocess.Popen([*plugin, "--plugin-dir", str(plugins)], stdout=subprocess.DEVNULL) as devices,
+        subprocess.Popen(
+            command(kubelet, tmp_path, "--interval", "1s", "--listen", address), stdout=subprocess.DEVNULL
+        ) as shadow,
+    ):
+        try:
+            wait_until(lambda: report.shows(lambda found: found["looks"] > found["skippedLooks"] + 1))
+            wait_until(lambda: kubelet.said("Device plugin connected"))
+            limits = {"cpu": "100m", "memory": "16Mi", GPU: "2"}
+            spec = {
+                "terminationGracePeriodSeconds": 1,
+                "initContainers": [container("first", "exit 0", resources={"limits": {**limits, GPU: "1"}})],
+                "containers": [container(resources={"limits": limits})],
+            }
+            manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "given"}, "spec": spec}
+            (tmp_path / "manifests" / "given.yaml").write_text(yaml.safe_dump(manifest))
+            wait_until(lambda: kubelet.phases() == {"given": "Running"})
+            wait_until(lambda: report.shows(lambda found: found["kinds"]["devices"]["agreed"] == 2))
+            wait_until(lambda: report.shows(lambda found: found["kinds"]["memory"]["agreed"] == 2))
+            wait_until(lambda: report.shows(lambda found: found["kinds"]["pod-resources"]["agreed"] > 1))
+        finally:
+            shadow.terminate()
+            devices.terminate()
+    assert report.last["differences"] == []
+    assert not report.last["faults"]

@@ -26,8 +26,11 @@ class Chooser(Protocol):
     def wants(self, pod: Pod, container: Container) -> bool:
         """Tell whether the container is to get something of its own. Raise `AllocationError`."""
 
-    def choose(self, pod: Pod, container: Container) -> tuple[str, str]:
-        """Return the choice and its reason, in words. Raise `AllocationError` if there is none."""
+    def choose(self, pod: Pod, container: Container) -> str:
+        """Give the container its part; return why it is this one. Raise `AllocationError`."""
+
+    def held(self, pod: Pod, container: Container) -> str:
+        """Say what the container has been given, less what later ones of its pod have taken over."""
 
 
 class ChoiceRules(Protocol):
@@ -80,24 +83,35 @@ class ChoiceComparer:
         for pod in sorted(seen.active(), key=arrival):
             if is_refused(pod) or (seen.record(pod.uid).empty and pod.uid not in entries):
                 continue  # it was not given anything yet
-            for container in pod.all_containers:
-                key = (pod.uid, container.name)
-                if key not in self._judged and chooser.wants(pod, container):
-                    has = entries.get(pod.uid, {}).get(container.name)
-                    theirs = "none" if has is None else rules.text(has)
-                    self._judged[key] = self._choice(pod, container, chooser, theirs, why)
+            new = [
+                container
+                for container in pod.all_containers
+                if (pod.uid, container.name) not in self._judged and chooser.wants(pod, container)
+            ]
+            chosen = {container.name: _choose(pod, container, chooser) for container in new if not why}
+            for container in new:
+                subject = f"{pod.full_name}/{container.name}"
+                has = entries.get(pod.uid, {}).get(container.name)
+                theirs = "none" if has is None else rules.text(has)
+                self._judged[pod.uid, container.name] = (
+                    NotJudged(self._kind, subject, why)
+                    if why
+                    else self._compared(
+                        subject, theirs, *chosen[container.name], chooser.held(pod, container)
+                    )
+                )
 
-    def _choice(
-        self, pod: Pod, container: Container, chooser: Chooser, theirs: str, why: str
-    ) -> Finding:  # fmt: skip
-        subject = f"{pod.full_name}/{container.name}"
-        if why:
-            return NotJudged(self._kind, subject, why)
-        try:
-            ours, reason = chooser.choose(pod, container)
-        except AllocationError as error:
-            ours, reason = "none", str(error)
+    def _compared(self, subject: str, theirs: str, given: bool, reason: str, held: str) -> Comparison:
+        ours = held if given else "none"
         return Comparison(self._kind, subject, ours, theirs, reason, "its state file")
+
+
+def _choose(pod: Pod, container: Container, chooser: Chooser) -> tuple[bool, str]:
+    """Return whether the container gets a part, and why it is this one or none."""
+    try:
+        return True, chooser.choose(pod, container)
+    except AllocationError as error:
+        return False, str(error)
 
 
 def _not_comparable(before: Entries | None, entries: Entries, seen: Observation, *, aligned: bool) -> str:

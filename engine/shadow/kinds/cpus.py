@@ -52,10 +52,13 @@ class CpuChooser:
         """Tell whether the container is to get CPUs of its own."""
         return bool(self.policy.count(pod, container))
 
-    def choose(self, pod: Pod, container: Container) -> tuple[str, str]:
-        """Return the CPUs and why. Raise `AllocationError`."""
+    def choose(self, pod: Pod, container: Container) -> str:
+        """Give the container its CPUs; return why. Raise `AllocationError`."""
         self.policy.allocate(pod, container, Hint(None, preferred=True))
-        cpus = cpu_set.text(self.policy.state.held(pod.uid, container.name) or 0)
         left = cpu_set.text(self.policy.available) or "none"
         count = self.policy.count(pod, container)
-        return f"CPUs {cpus}", f"takes {count} of those that were free, and {left} are left"
+        return f"takes {count} of those that were free, and {left} are left"
+
+    def held(self, pod: Pod, container: Container) -> str:
+        """Say which CPUs the container has been given."""
+        return f"CPUs {cpu_set.text(self.policy.state.held(pod.uid, container.name) or 0)}"

@@ -61,7 +61,7 @@ class KnownImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class CollectedImages:
     """What went between two readings, at `before` and `now`, and what was kept; `images` is the later one.
 
     `available` are the bytes that can have been free when it began; `everything` tells that the disk was so
@@ -203,7 +203,7 @@ class ImageComparer:
             return NotJudged("images", subject, "the image file system is not known")
         present = {image.id for image in images.images}
         freed = sum(one.image.size for one in gone)
-        removal = Removal(
+        removal = CollectedImages(
             policy, self._read_at, seen.now, gone,
             kept=[one for key, one in self._known.items() if key in present],
             images=images,
@@ -238,7 +238,7 @@ class ImageComparer:
         ours = NOTHING
         if wanted is not None and fs.capacity:
             known = tuple(self._known.values())
-            nothing = Removal(policy, seen.now, seen.now, (), known, images, fs.capacity, Span(0, 0))
+            nothing = CollectedImages(policy, seen.now, seen.now, (), known, images, fs.capacity, Span(0, 0))
             if nothing.rest():
                 ours = "collects images"
         why = _state(policy, fs.capacity, fs.available)

@@ -59,14 +59,17 @@ class MemoryChooser:
         """Tell whether the container is to get memory of its own. Raise `AllocationError`."""
         return bool(self.policy.wanted(pod, container))
 
-    def choose(self, pod: Pod, container: Container) -> tuple[str, str]:
-        """Return the memory and why. Raise `AllocationError`."""
+    def choose(self, pod: Pod, container: Container) -> str:
+        """Give the container its memory; return why. Raise `AllocationError`."""
         wanted, nodes = self.policy.wanted(pod, container), self.policy.state.nodes
         free = {kind: [node.free(kind) for node in nodes.values()] for kind in wanted}
         self.policy.allocate(pod, container, Hint(None, preferred=False))
-        held = self.policy.state.held(pod.uid, container.name) or ()
         said = "; ".join(f"{kind} {', '.join(map(str, amounts))}" for kind, amounts in free.items())
-        return _text(held), f"bytes that were free by NUMA node: {said}"
+        return f"bytes that were free by NUMA node: {said}"
+
+    def held(self, pod: Pod, container: Container) -> str:
+        """Say which memory the container has; a later container takes over that of an init container."""
+        return _text(self.policy.state.held(pod.uid, container.name) or ())
 
 
 def emptied(nodes: Mapping[int, NodeState]) -> dict[int, NodeState]:
