@@ -85,6 +85,18 @@ def test_a_pod_that_the_kubelet_has_not_decided_about_waits_and_holds_nothing() 
     assert found["admission default/waits"] == ("OutOfcpu", "OutOfcpu")
 
 
+def test_a_pod_that_a_kubelet_refuses_after_its_restart_is_judged_again() -> None:
+    comparer = AdmissionComparer()
+    first = pod("first", requesting(cpu="1500m"))
+    list(comparer.compare(look([first])))
+    second = pod("second", requesting(cpu="1"), order=1, phase="Pending")
+    found = list(comparer.compare(look([first, second])))
+    (one,) = [each for each in found if isinstance(each, Comparison) and not each.agrees]
+    assert (one.ours, one.settle) == ("OutOfcpu", 60)
+    now = by_kind(list(comparer.compare(look([first, refused("second", "OutOfcpu", requesting(cpu="1"))]))))
+    assert now["admission default/second"] == ("OutOfcpu", "OutOfcpu")
+
+
 def test_the_reason_of_a_preemption_says_what_each_victim_frees() -> None:
     comparer = AdmissionComparer()
     small = pod("small", requesting(cpu="1500m"))

@@ -20,6 +20,7 @@ from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.observation import ENDED, Observation
 
 PREEMPTED: Final = "Preempting"
+SETTLE: Final = 60.0
 _BY_LABELS: Final = (NODE_AFFINITY.reason, NODE_NAME.reason, TAINT.reason)
 
 
@@ -35,15 +36,23 @@ def is_decided(pod: Pod) -> bool:
 
 
 class AdmissionComparer:
-    """Judge each pod once, when it is first seen; remembers the uids, and the pods of the last look."""
+    """Judge each pod once the kubelet has decided about it, and again if it refuses the pod later, as after a
+    restart. Remembers the findings, and the pods of the last look.
+    """
 
     def __init__(self) -> None:
         self._judged: dict[str, list[Finding]] = {}
+        self._refused: set[str] = set()
         self._before: dict[str, Pod] | None = None
 
     def compare(self, seen: Observation) -> Iterator[Finding]:
         """Yield the findings about all pods of a look."""
-        self._judged = {uid: found for uid, found in self._judged.items() if uid in seen.pods}
+        refused = {uid for uid, pod in seen.pods.items() if is_refused(pod)}
+        late = refused - self._refused
+        self._judged = {
+            uid: found for uid, found in self._judged.items() if uid in seen.pods and uid not in late
+        }
+        self._refused = refused
         decided = [pod for pod in seen.pods.values() if is_decided(pod)]
         new = sorted((pod for pod in decided if pod.uid not in self._judged), key=arrival)
         if new:
@@ -92,7 +101,9 @@ class AdmissionComparer:
         if refused and verdict.admit:
             verdict = _with_more(admitted, gone, pod, verdict)
         ours = ADMITTED if verdict.admit else verdict.reason
-        yield Comparison("admission", pod.full_name, ours, theirs, _reason(verdict), message)
+        # A kubelet that starts shows pods as they were before it decides about them.
+        settle = 0.0 if refused or pod.status.phase == "Running" else SETTLE
+        yield Comparison("admission", pod.full_name, ours, theirs, _reason(verdict), message, settle)
         _add(admitted, pod, unless=refused)
         if verdict.preemption is None or refused:
             return
