@@ -1,8 +1,8 @@
 """Compare image garbage collection: would these rules have removed the images that the kubelet removed?
 
-The kubelet looks for new and used images every five minutes, and does not say when. So what it knows of an
-image is told within a span of time, and an image counts as used before another one only where the spans say
-so. Of images that they do not tell apart, the kubelet may remove any.
+The kubelet looks for new and used images every five minutes, and does not say when. So each time that it can
+know of an image is a span, and an image counts as used before another one only where their spans are apart.
+Of images whose spans overlap, the kubelet may remove any.
 """
 
 from __future__ import annotations
