@@ -20,7 +20,8 @@ from engine.api.errors import InvalidInput, Unavailable
 from engine.api.pod import Pod
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod
 
-TIMEOUT: Final = 10.0
+TIMEOUT: Final = 30.0
+"""Seconds; a busy kubelet needs more than ten for `/metrics`, where it measures logs of all containers."""
 MOST_BYTES: Final = 256 * 1024 * 1024
 _MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """How decoding fails: JSON of another shape, text that is not UTF-8, a document thousands of levels deep."""

@@ -114,6 +114,18 @@ def test_what_an_init_container_leaves_is_taken_first() -> None:
     assert bad[f"default/p/c {GPU}"] == ("c, a", "a, b") or bad[f"default/p/c {GPU}"] == ("a, c", "a, b")
 
 
+def test_a_refusal_for_want_of_devices_agrees_if_none_are_free() -> None:
+    text = f"requested number of devices unavailable for {GPU}. Requested: 1, Available: 0"
+    spec = {"containers": [{"name": "c", "image": "i", "resources": gpus(1)}]}
+    late = pod("late", spec, order=2, phase="Failed", reason="UnexpectedAdmissionError", message=text)
+    holder = asking("p", 4)
+    full, freed = with_devices([holder, late], p="abcd"), with_devices([late])
+    assert sides(devices_of(full))[f"default/late {GPU}"] == ("refused", "refused")
+    before = with_devices([holder], p="abcd")
+    assert sides(devices_of(before, freed))[f"default/late {GPU}"] == ("refused", "refused")
+    assert sides(devices_of(freed))[f"default/late {GPU}"] == ("admitted", "refused")
+
+
 def test_a_choice_is_judged_once_and_not_if_it_is_older_than_the_first_look() -> None:
     one = asking("p")
     later = with_devices([one], p="a", healthy="bcd")

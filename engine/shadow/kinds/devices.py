@@ -7,6 +7,7 @@ that are healthy and that nobody else holds. The checkpoint does not tell which 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
@@ -17,14 +18,16 @@ from engine.devices.inventory import Inventory
 from engine.devices.selection import DeviceSelection, SelectionError, select
 from engine.shadow.kinds.admission import arrival, is_refused
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
-from engine.shadow.kinds.observation import Observation
+from engine.shadow.kinds.observation import ENDED, Observation
 from engine.wire import deviceplugin_v1beta1_pb2 as plugin_api
 
 CHECKPOINT: Final = "the device checkpoint"
 HEALTHY: Final = "Healthy"
+REFUSED: Final = "refused"
+_TOO_FEW: Final = re.compile(r"number of devices unavailable for (\S+)\. Requested: (\d{1,9}),", re.ASCII)
 
 Key = tuple[str, str, str]
-"""Pod uid, container and resource."""
+"""Pod uid, container (empty for a pod that was refused) and resource."""
 
 
 class DeviceComparer:
@@ -32,6 +35,7 @@ class DeviceComparer:
 
     def __init__(self) -> None:
         self._judged: dict[Key, Finding] = {}
+        self._before: Mapping[Key, frozenset[str]] = {}
         self._first = True
 
     def compare(self, seen: Observation) -> Iterator[Finding]:
@@ -43,10 +47,12 @@ class DeviceComparer:
             return
         self._judged = {key: found for key, found in self._judged.items() if key[0] in seen.pods}
         held = held_devices(checkpoint)
-        for pod in sorted(seen.active(), key=arrival):
-            if not is_refused(pod):
+        for pod in sorted(seen.pods.values(), key=arrival):
+            if is_refused(pod):
+                self._judge_refusal(pod, checkpoint.registered_devices, held)
+            elif pod.status.phase not in ENDED:
                 self._judge(pod, checkpoint.registered_devices, held, started=not seen.record(pod.uid).empty)
-        self._first = False
+        self._first, self._before = False, held
         yield from self._judged.values()
 
     def _judge(
@@ -75,6 +81,28 @@ class DeviceComparer:
                     left |= has or frozenset()
                 else:
                     left -= has or frozenset()
+
+    def _judge_refusal(
+        self, pod: Pod, registered: Mapping[str, Iterable[str] | None], held: Mapping[Key, frozenset[str]]
+    ) -> None:
+        """Judge a pod that the kubelet refused because too few devices were free."""
+        match = _TOO_FEW.search(pod.status.message)
+        if match is None or (pod.uid, "", match[1]) in self._judged:
+            return
+        resource, subject = match[1], f"{pod.full_name} {match[1]}"
+        # Some may have come free since then.
+        taken = [ids for each in (held, self._before) for key, ids in each.items() if key[2] == resource]
+        free = frozenset(registered.get(resource) or ()).difference(*taken)
+        try:
+            _select(resource, int(match[2]), free, frozenset())
+            ours, reason = "admitted", f"{len(free)} devices are free"
+        except SelectionError as error:
+            ours, reason = REFUSED, str(error)
+        self._judged[pod.uid, "", resource] = (
+            NotJudged("devices", subject, "refused before the first look")
+            if self._first
+            else Comparison("devices", subject, ours, REFUSED, reason, pod.status.message)
+        )
 
 
 def compare_choice(
