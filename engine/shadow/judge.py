@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from engine.shadow.kinds.admission import AdmissionComparer
+from engine.shadow.kinds.alignment import Alignment
 from engine.shadow.kinds.cgroups import (
     CgroupRules,
     GroupReading,
@@ -14,7 +16,7 @@ from engine.shadow.kinds.cgroups import (
     wanted_levels,
     wanted_of_pod,
 )
-from engine.shadow.kinds.choices import ChoiceComparer
+from engine.shadow.kinds.choices import ChoiceComparer, Part
 from engine.shadow.kinds.comparison import Finding
 from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.kinds.devices import DeviceComparer
@@ -26,8 +28,17 @@ from engine.shadow.kinds.pod_resources import compare_resources
 from engine.shadow.kinds.probes import ProbeComparer
 from engine.shadow.kinds.restarts import RestartComparer
 from engine.shadow.kinds.status import compare_status
+from engine.topologymanager.policy import TopologyPolicy
 
 ReadGroup = Callable[[WantedGroup], GroupReading | None]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRules:
+    """What the managers decide by on this machine; `cpus` is None without the static CPU policy."""
+
+    topology: TopologyPolicy = field(default_factory=TopologyPolicy)
+    cpus: CpuRules | None = None
 
 
 class Judge:
@@ -38,7 +49,8 @@ class Judge:
         self._restarts = RestartComparer()
         self._eviction = EvictionComparer()
         self._images = ImageComparer()
-        self._cpus, self._memory = ChoiceComparer("cpus"), ChoiceComparer("memory")
+        self._choices = ChoiceComparer()
+        self._before: Observation | None = None
         self._devices = DeviceComparer()
         self._probes = ProbeComparer()
         self._rotation = Rotation()
@@ -48,25 +60,30 @@ class Judge:
         self,
         seen: Observation,
         rules: CgroupRules | None,
-        cpu_rules: CpuRules | None,
+        machine: MachineRules,
         read: ReadGroup,
         doubted: Iterable[str],
     ) -> Iterator[Finding]:
         """Yield the findings of one look; `doubted` are subjects whose last comparison differed.
 
-        Without `rules`, the node has no cgroups of pods (cgroupsPerQOS false); without `cpu_rules`, no
-        container has CPUs of its own.
+        Without `rules`, the node has no cgroups of pods (cgroupsPerQOS false).
         """
+        memory_rules = MemoryRules.of(seen.config, seen.memory)
         yield from self._admission.compare(seen)
         yield from self._restarts.compare(seen)
         yield from self._eviction.compare(seen)
         yield from self._images.compare(seen)
-        yield from self._cpus.compare(seen, seen.cpus.entries if seen.cpus else None, cpu_rules)
-        yield from self._memory.compare(
-            seen, seen.memory.entries if seen.memory else None, MemoryRules.of(seen.config, seen.memory)
+        yield from self._choices.compare(
+            seen,
+            [
+                Part("cpus", machine.cpus, seen.cpus.entries if seen.cpus is not None else {}),
+                Part("memory", memory_rules, seen.memory.entries if seen.memory is not None else {}),
+            ],
+            Alignment(machine.topology, seen, self._before),
         )
+        self._before = seen
         yield from self._devices.compare(seen)
-        yield from compare_resources(seen, cpu_rules)
+        yield from compare_resources(seen, machine.cpus)
         yield from self._probes.compare(seen)
         for pod in seen.pods.values():
             yield from compare_status(pod, seen)

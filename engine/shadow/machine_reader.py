@@ -41,7 +41,7 @@ from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.node.nodeinfo import machine
 from engine.shadow.kinds.cgroups import CgroupRules, GroupReading, WantedGroup
 from engine.shadow.kinds.cpus import CpuRules
-from engine.topologymanager.policy import Numa
+from engine.topologymanager.policy import Numa, TopologyPolicy
 
 CPU_STATE: Final = "cpu_manager_state"
 MEMORY_STATE: Final = "memory_manager_state"
@@ -129,8 +129,16 @@ class MachineReader:
         named = cpu_set.parse(config.reserved_system_cpus, "reservedSystemCPUs")
         amount = self.settings(config).node.reservation().get(CPU)
         reserved = reserved_cpus(topology, options, amount, named)
-        aligned = config.topology_manager_policy not in ("", "none")
-        return CpuRules(topology, reserved, options, Numa.of_machine(), aligned)
+        return CpuRules(topology, reserved, options, Numa.of_machine())
+
+    def topology(self, config: KubeletConfiguration) -> TopologyPolicy:
+        """Return the topology policy on this machine. Raise `InvalidInput`."""
+        return TopologyPolicy.from_config(
+            config.topology_manager_policy,
+            config.topology_manager_scope,
+            config.topology_manager_policy_options,
+            Numa.of_machine(),
+        )
 
     def memory(self) -> MemoryCheckpoint:
         """Return the state of the memory manager; without a file, nothing is reserved."""

@@ -30,9 +30,8 @@ from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.record.writer import RecordWriter, record_writer
-from engine.shadow.judge import Judge
+from engine.shadow.judge import Judge, MachineRules
 from engine.shadow.kinds.cgroups import CgroupRules
-from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.kinds.observation import (
     FileSystem,
     MeasuredNode,
@@ -91,7 +90,7 @@ class _Sources:
     rules: CgroupRules
     node: Node
     node_known: bool
-    cpu_rules: CpuRules | None = None
+    machine: MachineRules = field(default_factory=MachineRules)
     following: NextNode | None = None
 
 
@@ -167,7 +166,7 @@ class Shadow:
             self._judge.judge(
                 seen,
                 rules if config.cgroups_per_qos else None,
-                self._sources.cpu_rules,
+                self._sources.machine,
                 self._machine.group,
                 self.ledger.unsettled(),
             )
@@ -300,19 +299,19 @@ class Shadow:
             rules,
             node or self._machine.node(node_name, rules, config),
             node_known=node is not None,
-            cpu_rules=await asyncio.to_thread(self._cpu_rules, config),
+            machine=await asyncio.to_thread(self._machine_rules, config),
         )
         if self.options.following is not None:
             sources.following = self._next_node(self.options.following, sources)
         return sources
 
-    def _cpu_rules(self, config: KubeletConfiguration) -> CpuRules | None:
-        """Return the rules of the static CPU policy; None if they refuse what the kubelet runs with."""
+    def _machine_rules(self, config: KubeletConfiguration) -> MachineRules:
+        """Return the rules of the managers; none if they refuse what the kubelet runs with."""
         try:
-            return self._machine.cpu_rules(config)
+            return MachineRules(self._machine.topology(config), self._machine.cpu_rules(config))
         except KubengineError as error:
             self.fault(error.subject or "configuration", error.message)
-            return None
+            return MachineRules()
 
     def _next_node(self, path: Path, live: _Sources) -> NextNode:
         """Return the node as it would be under the second configuration. Raise `InvalidInput`."""

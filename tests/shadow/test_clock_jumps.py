@@ -14,7 +14,7 @@ from engine.api.quantity import Quantity
 from engine.images.records import SeenImage
 from engine.record.reader import Record
 from engine.record.writer import record_writer
-from engine.shadow.judge import Judge
+from engine.shadow.judge import Judge, MachineRules
 from engine.shadow.kinds.comparison import Finding
 from engine.shadow.kinds.images import COUNTER
 from engine.shadow.kinds.observation import FileSystem, Observation, SeenImages
@@ -45,7 +45,7 @@ def judged(seen: Sequence[Observation]) -> tuple[list[list[Finding]], AgreementL
     judge, ledger = Judge(), AgreementLedger()
     findings = []
     for one in seen:
-        found = list(judge.judge(one, None, None, lambda wanted: None, ()))
+        found = list(judge.judge(one, None, MachineRules(), lambda wanted: None, ()))
         ledger.look(found, now=one.now, wall=one.at)
         findings.append(found)
     return findings, ledger

@@ -14,11 +14,12 @@ from engine.api.pod import Pod
 from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.topology import CpuTopology, Processor
-from engine.shadow.kinds.choices import ChoiceComparer
+from engine.shadow.kinds.alignment import Alignment
+from engine.shadow.kinds.choices import ChoiceComparer, Part
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.kinds.observation import Observation
-from engine.topologymanager.policy import Numa
+from engine.topologymanager.policy import Numa, TopologyPolicy
 from tests.ports import free_port
 from tests.shadow.looks import look, pod, ran, record
 from tests.shadow.test_beside_kubelet import Report, command
@@ -29,11 +30,11 @@ from tests.waiting import wait_until
 EXCLUSIVE = {"requests": {"cpu": "2", "memory": "1Mi"}, "limits": {"cpu": "2", "memory": "1Mi"}}
 
 
-def rules(*, aligned: bool = False) -> CpuRules:
+def rules() -> CpuRules:
     """Four cores with two threads each, of which core 0 (CPUs 0 and 4) is reserved."""
     processors = [Processor(cpu, cpu % 4, 0, 0, 0) for cpu in range(8)]
     options = StaticOptions.parse({}, alpha=False, beta=False)
-    return CpuRules(CpuTopology(processors), 0b10001, options, Numa(), aligned)
+    return CpuRules(CpuTopology(processors), 0b10001, options, Numa())
 
 
 def pinned(name: str, order: int = 0) -> Pod:
@@ -49,11 +50,12 @@ def seen(pods: list[Pod], **cpus: str) -> Observation:
 
 def judged(comparer: ChoiceComparer, found: Observation, of: CpuRules | None = None) -> list[Finding]:
     assert found.cpus is not None
-    return list(comparer.compare(found, found.cpus.entries, of or rules()))
+    parts = [Part("cpus", of or rules(), found.cpus.entries)]
+    return list(comparer.compare(found, parts, Alignment(TopologyPolicy(), found, None)))
 
 
 def test_new_containers_get_whole_cores_in_the_order_of_arrival() -> None:
-    comparer = ChoiceComparer("cpus")
+    comparer = ChoiceComparer()
     assert judged(comparer, seen([])) == []
     late, early = pinned("late", 2), pinned("early", 1)
     found = judged(comparer, seen([late, early], early="1,5", late="2,6"))
@@ -64,7 +66,7 @@ def test_new_containers_get_whole_cores_in_the_order_of_arrival() -> None:
 
 
 def test_another_choice_and_none_at_all_differ() -> None:
-    comparer = ChoiceComparer("cpus")
+    comparer = ChoiceComparer()
     judged(comparer, seen([]))
     other, without = pinned("other", 1), pinned("without", 2)
     found = judged(comparer, seen([other, without], other="1-2"))
@@ -79,23 +81,20 @@ def why(found: list[Finding]) -> list[str]:
 
 def test_what_was_free_must_be_known() -> None:
     old, new = pinned("old"), pinned("new", 1)
-    first = ChoiceComparer("cpus")
+    first = ChoiceComparer()
     assert why(judged(first, seen([old], old="1,5"))) == ["chosen before the first look"]
     assert "gave theirs back" in why(judged(first, seen([new], new="1,5")))[0]
-    second = ChoiceComparer("cpus")
+    second = ChoiceComparer()
     judged(second, seen([]))
     assert "not seen yet" in why(judged(second, seen([new], new="2,6", hidden="1,5")))[0]
-    third = ChoiceComparer("cpus")
+    third = ChoiceComparer()
     judged(third, seen([]))
     judged(third, seen([old], old="1,5"))
     assert "not seen yet" in why(judged(third, seen([new, old], new="2,6", old="1,5", hidden="3,7")))[0]
-    aligned = ChoiceComparer("cpus")
-    judged(aligned, seen([]), rules(aligned=True))
-    assert "hints" in why(judged(aligned, seen([new], new="1,5"), rules(aligned=True)))[0]
 
 
 def test_a_pod_that_is_in_the_file_before_it_is_listed_is_judged_later() -> None:
-    comparer, new = ChoiceComparer("cpus"), pinned("new")
+    comparer, new = ChoiceComparer(), pinned("new")
     judged(comparer, seen([]))
     assert judged(comparer, seen([], new="1,5")) == []
     (found,) = judged(comparer, seen([new], new="1,5"))
@@ -110,8 +109,9 @@ def test_a_pod_that_is_in_the_file_before_it_is_listed_is_judged_later() -> None
 
 def test_without_the_static_policy_nothing_is_judged() -> None:
     found = seen([pinned("p")], p="1")
-    assert found.cpus is not None
-    (only,) = ChoiceComparer("cpus").compare(found, found.cpus.entries, None)
+    (only,) = ChoiceComparer().compare(
+        found, [Part("cpus", None, {})], Alignment(TopologyPolicy(), found, None)
+    )
     assert only == NotJudged("cpus", "node", "the kubelet has no static policy for them")
 
 

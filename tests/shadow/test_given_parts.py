@@ -14,18 +14,20 @@ import yaml
 
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import convert
-from engine.api.pod import Pod
+from engine.api.pod import Pod, ResourceRequirements
 from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.devices.checkpoint import Checkpoint, CheckpointEntry
 from engine.dra.table import ClaimState, PreparedDevice
 from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.memorymanager.state import Block, MemoryTable, NodeState
-from engine.shadow.kinds.choices import ChoiceComparer
+from engine.shadow.kinds.alignment import Alignment
+from engine.shadow.kinds.choices import ChoiceComparer, Part
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.devices import DeviceComparer
 from engine.shadow.kinds.memory import MemoryRules
 from engine.shadow.kinds.observation import Observation, SeenResources
 from engine.shadow.kinds.pod_resources import NOTHING, compare_resources
+from engine.topologymanager.policy import Numa, TopologyPolicy
 from engine.wire import podresources_v1_pb2 as v1
 from tests.ports import free_port
 from tests.shadow.looks import look, pod, ran, record
@@ -161,13 +163,15 @@ def with_memory(pods: list[Pod], **held: tuple[int, int]) -> Observation:
     return replace(found, memory=MemoryCheckpoint("Static", machine, entries))
 
 
-def memory_of(*looks: Observation, **fields: Any) -> list[Finding]:
+def memory_of(*looks: Observation, policy: str = "none", **fields: Any) -> list[Finding]:
     config = convert({"memoryManagerPolicy": "Static", **fields}, KubeletConfiguration, "test")
-    comparer = ChoiceComparer("memory")
+    comparer, before = ChoiceComparer(), None
     found: list[Finding] = []
     for one in looks:
         assert one.memory is not None
-        found = list(comparer.compare(one, one.memory.entries, MemoryRules.of(config, one.memory)))
+        alignment = Alignment(TopologyPolicy(policy, numa=Numa((0, 1))), one, before)
+        parts = [Part("memory", MemoryRules.of(config, one.memory), one.memory.entries)]
+        found, before = list(comparer.compare(one, parts, alignment)), one
     return found
 
 
@@ -206,13 +210,50 @@ def test_what_an_init_container_leaves_is_taken_over() -> None:
     }
 
 
-def test_memory_is_not_judged_without_the_policy_or_with_hints() -> None:
-    a = guaranteed("a", "600")
-    looks = with_memory([]), with_memory([a], a=(0, 600))
-    assert why(memory_of(*looks, topologyManagerPolicy="best-effort")) == [
-        "the hints of other managers are not recorded"
-    ]
+def test_memory_is_not_judged_without_the_policy() -> None:
+    looks = with_memory([]), with_memory([guaranteed("a", "600")], a=(0, 600))
     assert why(memory_of(*looks, memoryManagerPolicy="None")) == ["the kubelet has no static policy for them"]
+
+
+def aligned(
+    pods: list[Pod], *, devices: str = "", known: bool = True, **held: tuple[int, int]
+) -> Observation:
+    """A look at memory, and at devices a and b at NUMA node 0, c and d at 1; the pods hold `devices`."""
+    entries = {f"{one.metadata.name}_c": devices for one in pods if devices}
+    found = replace(with_memory(pods, **held), devices=with_devices(pods, **entries).devices)
+    listed = [
+        v1.ContainerDevices(
+            resource_name=GPU,
+            device_ids=[id],
+            topology=v1.TopologyInfo(nodes=[v1.NUMANode(ID=int(id > "b"))]),
+        )
+        for id in "abcd"
+    ]
+    answer = SeenResources({}, v1.AllocatableResourcesResponse(devices=listed))
+    return replace(found, resources=answer if known else None)
+
+
+def test_the_topology_policy_puts_memory_next_to_the_devices() -> None:
+    holder = asking("h", 2)
+    one = guaranteed("a", "600", 1)
+    amounts = {"cpu": "100m", "memory": "600", GPU: "1"}
+    both = {"requests": amounts, "limits": amounts}
+    one.spec.containers[0].resources = convert(both, ResourceRequirements, "test")
+    # The devices of node 0 are taken, so all of it goes to node 1.
+    before = aligned([holder], devices="ab")
+    after = aligned([holder, one], a=(1, 600))
+    after = replace(after, devices=with_devices([holder, one], h="ab", a="c").devices)
+    found = memory_of(before, after, policy="single-numa-node")
+    assert sides(found) == {"default/a/c": ("600 bytes of memory on NUMA 1",) * 2}
+    assert sides(memory_of(before, after))["default/a/c"][0] == "600 bytes of memory on NUMA 0"
+    full = aligned([holder], devices="abcd")
+    (found_none,) = memory_of(full, after, policy="single-numa-node")
+    assert isinstance(found_none, Comparison)
+    assert (found_none.ours, found_none.our_reason) == (
+        "none", "Resources cannot be allocated with Topology locality"
+    )  # fmt: skip
+    unknown = memory_of(before, replace(after, resources=None), policy="restricted")
+    assert why(unknown) == ["the NUMA nodes of its devices are not known"]
 
 
 # The pod-resources API
@@ -270,9 +311,13 @@ def test_an_api_that_is_away_reassures_nobody() -> None:
 @pytest.mark.root
 @pytest.mark.slow
 @needs_kubelet
-def test_a_real_kubelet_gives_the_same_memory_and_devices(kubelet: Kubelet, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["none", "single-numa-node"])
+def test_a_real_kubelet_gives_the_same_memory_and_devices(
+    kubelet: Kubelet, tmp_path: Path, policy: str
+) -> None:
     document = yaml.safe_load(kubelet.config.read_text())
     document |= {
+        "topologyManagerPolicy": policy,
         "memoryManagerPolicy": "Static",
         "kubeReserved": {},
         "systemReserved": {"memory": "64Mi"},
@@ -284,7 +329,18 @@ def test_a_real_kubelet_gives_the_same_memory_and_devices(kubelet: Kubelet, tmp_
     plugins = tmp_path / "root" / "device-plugins"
     address = f"127.0.0.1:{free_port()}"
     report = Report(address)
-    plugin = [sys.executable, "-m", "engine.cli", "device-plugin", "--resource", GPU, "--count", "4"]
+    plugin = [
+        sys.executable,
+        "-m",
+        "engine.cli",
+        "device-plugin",
+        "--resource",
+        GPU,
+        "--count",
+        "4",
+        "--numa",
+        "1",
+    ]
     with (
         subprocess.Popen([*plugin, "--plugin-dir", str(plugins)], stdout=subprocess.DEVNULL) as devices,
         subprocess.Popen(
@@ -295,16 +351,19 @@ def test_a_real_kubelet_gives_the_same_memory_and_devices(kubelet: Kubelet, tmp_
             wait_until(lambda: report.shows(lambda found: found["looks"] > found["skippedLooks"] + 1))
             wait_until(lambda: kubelet.said("Device plugin connected"))
             limits = {"cpu": "100m", "memory": "16Mi", GPU: "2"}
+            first = container("first", "exit 0", resources={"limits": {**limits, GPU: "1"}})
             spec = {
                 "terminationGracePeriodSeconds": 1,
-                "initContainers": [container("first", "exit 0", resources={"limits": {**limits, GPU: "1"}})],
+                # What init containers leave is part of no hint that a shadow can repeat.
+                "initContainers": [first] if policy == "none" else [],
                 "containers": [container(resources={"limits": limits})],
             }
+            count = len(spec["initContainers"]) + 1
             manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "given"}, "spec": spec}
             (tmp_path / "manifests" / "given.yaml").write_text(yaml.safe_dump(manifest))
             wait_until(lambda: kubelet.phases() == {"given": "Running"})
-            wait_until(lambda: report.shows(lambda found: found["kinds"]["devices"]["agreed"] == 2))
-            wait_until(lambda: report.shows(lambda found: found["kinds"]["memory"]["agreed"] == 2))
+            wait_until(lambda: report.shows(lambda found: found["kinds"]["devices"]["agreed"] == count))
+            wait_until(lambda: report.shows(lambda found: found["kinds"]["memory"]["agreed"] == count))
             wait_until(lambda: report.shows(lambda found: found["kinds"]["pod-resources"]["agreed"] > 1))
         finally:
             shadow.terminate()

@@ -1,32 +1,35 @@
 """Compare choices for containers that a state file shows: which would these rules take, given what was free?
 
-The state file is read once a look. A container that is new in it is chosen again from the state of the look
-before, after the other new ones that arrived earlier.
+The state files are read once a look. A container that is new in one of them is chosen again from the state of
+the look before, after the other new ones that arrived earlier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, Pod
 from engine.shadow.kinds.admission import arrival, is_refused
+from engine.shadow.kinds.alignment import Alignment, Hinting
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged, ShadowKind
 from engine.shadow.kinds.observation import Observation
+from engine.topologymanager.policy import Hint
 from engine.topologymanager.provider import AllocationError
 
 Entries = Mapping[str, Mapping[str, Any]]
 """Pod uid → container → what it has, in the form of the state file."""
 
 
-class Chooser(Protocol):
+class Chooser(Hinting, Protocol):
     """Choose for one container after another, from what was free at first."""
 
     def wants(self, pod: Pod, container: Container) -> bool:
         """Tell whether the container is to get something of its own. Raise `AllocationError`."""
 
-    def choose(self, pod: Pod, container: Container) -> str:
+    def choose(self, pod: Pod, container: Container, hint: Hint) -> str:
         """Give the container its part; return why it is this one. Raise `AllocationError`."""
 
     def held(self, pod: Pod, container: Container) -> str:
@@ -36,10 +39,6 @@ class Chooser(Protocol):
 class ChoiceRules(Protocol):
     """What a static policy decides by on this machine."""
 
-    @property
-    def aligned(self) -> bool:
-        """Tell whether a topology policy other than `none` narrows the choices."""
-
     def chooser(self, entries: Entries) -> Chooser:
         """Return the policy as it was with these entries. Raise `InvalidInput`."""
 
@@ -47,79 +46,122 @@ class ChoiceRules(Protocol):
         """Say what a container has."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one manager gives: its rules, None without a static policy, and its state file."""
+
+    kind: ShadowKind
+    rules: ChoiceRules | None
+    entries: Entries
+
+
+@dataclass(slots=True)
+class _Judging:
+    """One part during a look. `why` tells why its choices cannot be repeated."""
+
+    part: Part
+    rules: ChoiceRules
+    chooser: Chooser
+    why: str
+    reasons: dict[str, str] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+
+    def choose(self, pod: Pod, container: Container, hint: Hint | str) -> None:
+        """Give the container its part; a text instead of a hint says why it gets none."""
+        try:
+            if isinstance(hint, str):
+                raise AllocationError(hint)
+            self.reasons[container.name] = self.chooser.choose(pod, container, hint)
+        except AllocationError as error:
+            self.reasons[container.name] = str(error)
+            self.failed.add(container.name)
+
+    def finding(self, pod: Pod, container: Container, why: str) -> Finding:
+        kind, subject = self.part.kind, f"{pod.full_name}/{container.name}"
+        if why:
+            return NotJudged(kind, subject, why)
+        ours = "none" if container.name in self.failed else self.chooser.held(pod, container)
+        has = self.part.entries.get(pod.uid, {}).get(container.name)
+        theirs = "none" if has is None else self.rules.text(has)
+        return Comparison(kind, subject, ours, theirs, self.reasons[container.name], "its state file")
+
+
 class ChoiceComparer:
     """Judge each container once, when it is first seen with its part or without what it should have."""
 
-    def __init__(self, kind: ShadowKind) -> None:
-        self._kind: ShadowKind = kind
-        self._before: Entries | None = None
-        self._judged: dict[tuple[str, str], Finding] = {}
+    def __init__(self) -> None:
+        self._before: dict[ShadowKind, Entries] = {}
+        self._judged: dict[tuple[ShadowKind, str, str], Finding] = {}
 
-    def compare(
-        self, seen: Observation, entries: Entries | None, rules: ChoiceRules | None
-    ) -> Iterator[Finding]:
+    def compare(self, seen: Observation, parts: Sequence[Part], alignment: Alignment) -> Iterator[Finding]:
         """Yield the findings about the containers of all pods; without a static policy, only that."""
-        if rules is None or entries is None:
-            self._before, self._judged = None, {}
-            yield NotJudged(self._kind, "node", "the kubelet has no static policy for them")
-            return
-        here = seen.pods.keys() | entries.keys()
-        self._judged = {key: found for key, found in self._judged.items() if key[0] in here}
-        try:
-            self._judge(seen, entries, rules)
-        except InvalidInput as error:
-            yield NotJudged(self._kind, "node", str(error))
-            return
-        # A pod may be in the file before it is listed: a later look judges it.
-        decided = {
-            uid: {n: has for n, has in of.items() if (uid, n) in self._judged} for uid, of in entries.items()
+        here = seen.pods.keys() | {uid for part in parts for uid in part.entries}
+        off = {part.kind for part in parts if part.rules is None}
+        self._judged = {
+            key: found for key, found in self._judged.items() if key[1] in here and key[0] not in off
         }
-        self._before = {uid: of for uid, of in decided.items() if of}
-        yield from (found for (uid, _), found in self._judged.items() if uid in seen.pods)
-
-    def _judge(self, seen: Observation, entries: Entries, rules: ChoiceRules) -> None:
-        why = _not_comparable(self._before, entries, seen, aligned=rules.aligned)
-        chooser = rules.chooser(entries if self._before is None else self._before)
+        judging: list[_Judging] = []
+        for part in parts:
+            if part.rules is None:
+                self._before.pop(part.kind, None)
+                yield NotJudged(part.kind, "node", "the kubelet has no static policy for them")
+                continue
+            before = self._before.get(part.kind)
+            try:
+                chooser = part.rules.chooser(part.entries if before is None else before)
+            except InvalidInput as error:
+                yield NotJudged(part.kind, "node", str(error))
+                continue
+            why = _not_comparable(before, part.entries, seen)
+            judging.append(_Judging(part, part.rules, chooser, why))
         for pod in sorted(seen.active(), key=arrival):
-            if is_refused(pod) or (seen.record(pod.uid).empty and pod.uid not in entries):
-                continue  # it was not given anything yet
-            new = [
-                container
-                for container in pod.all_containers
-                if (pod.uid, container.name) not in self._judged and chooser.wants(pod, container)
-            ]
-            chosen = {container.name: _choose(pod, container, chooser) for container in new if not why}
-            for container in new:
-                subject = f"{pod.full_name}/{container.name}"
-                has = entries.get(pod.uid, {}).get(container.name)
-                theirs = "none" if has is None else rules.text(has)
-                self._judged[pod.uid, container.name] = (
-                    NotJudged(self._kind, subject, why)
-                    if why
-                    else self._compared(
-                        subject, theirs, *chosen[container.name], chooser.held(pod, container)
-                    )
-                )
+            if not is_refused(pod):
+                self._judge(pod, seen, judging, alignment)
+        for one in judging:
+            self._before[one.part.kind] = self._decided(one.part)
+        yield from (found for (_, uid, _), found in self._judged.items() if uid in seen.pods)
 
-    def _compared(self, subject: str, theirs: str, given: bool, reason: str, held: str) -> Comparison:
-        ours = held if given else "none"
-        return Comparison(self._kind, subject, ours, theirs, reason, "its state file")
+    def _decided(self, part: Part) -> Entries:
+        """Return the entries without what a later look judges: a pod may be in a file before it is listed."""
+        decided = {
+            uid: {name: has for name, has in of.items() if (part.kind, uid, name) in self._judged}
+            for uid, of in part.entries.items()
+        }
+        return {uid: of for uid, of in decided.items() if of}
+
+    def _judge(self, pod: Pod, seen: Observation, judging: Sequence[_Judging], alignment: Alignment) -> None:
+        started = not seen.record(pod.uid).empty
+        new = [
+            (one, container)
+            for container in pod.all_containers
+            for one in judging
+            if (started or pod.uid in one.part.entries)  # else it was not given anything yet
+            and (one.part.kind, pod.uid, container.name) not in self._judged
+            and one.chooser.wants(pod, container)
+        ]
+        why = alignment.why_not(pod) or next((one.why for one, _ in new if one.why), "")
+        hints: dict[str, Hint | str] = {}
+        for one, container in new if not why else ():
+            if container.name not in hints:
+                hints[container.name] = _hint(pod, container, judging, alignment)
+            one.choose(pod, container, hints[container.name])
+        for one, container in new:
+            self._judged[one.part.kind, pod.uid, container.name] = one.finding(pod, container, why)
+        alignment.follow(pod)
 
 
-def _choose(pod: Pod, container: Container, chooser: Chooser) -> tuple[bool, str]:
-    """Return whether the container gets a part, and why it is this one or none."""
+def _hint(pod: Pod, container: Container, judging: Sequence[_Judging], alignment: Alignment) -> Hint | str:
+    """Return the hint for a container, or why the topology policy admits none."""
     try:
-        return True, chooser.choose(pod, container)
+        return alignment.hint(pod, container, [one.chooser for one in judging])
     except AllocationError as error:
-        return False, str(error)
+        return str(error)
 
 
-def _not_comparable(before: Entries | None, entries: Entries, seen: Observation, *, aligned: bool) -> str:
+def _not_comparable(before: Entries | None, entries: Entries, seen: Observation) -> str:
     """Return why this look's choices cannot be repeated, an empty text if they can."""
     if before is None:
         return "chosen before the first look"
-    if aligned:
-        return "the hints of other managers are not recorded"
     if any(name not in entries.get(uid, {}) for uid, of in before.items() for name in of):
         return "other containers gave theirs back at the same time"
     if any(uid not in before and uid not in seen.pods for uid in entries):

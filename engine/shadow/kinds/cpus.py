@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.api import cpu_set
@@ -11,7 +12,7 @@ from engine.cpumanager.state import CpuState
 from engine.cpumanager.static_policy import StaticCpuPolicy
 from engine.cpumanager.topology import CpuTopology
 from engine.shadow.kinds.choices import Entries
-from engine.topologymanager.policy import Hint, Numa
+from engine.topologymanager.policy import Hint, Hints, Numa
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,6 @@ class CpuRules:
     reserved: int
     options: StaticOptions
     numa: Numa
-    aligned: bool = False
 
     @property
     def pool(self) -> int:
@@ -52,9 +52,17 @@ class CpuChooser:
         """Tell whether the container is to get CPUs of its own."""
         return bool(self.policy.count(pod, container))
 
-    def choose(self, pod: Pod, container: Container) -> str:
+    def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
+        """Return the hints for the CPUs of a container."""
+        return self.policy.container_hints(pod, container)
+
+    def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
+        """Return the hints for the CPUs of all containers together."""
+        return self.policy.pod_hints(pod)
+
+    def choose(self, pod: Pod, container: Container, hint: Hint) -> str:
         """Give the container its CPUs; return why. Raise `AllocationError`."""
-        self.policy.allocate(pod, container, Hint(None, preferred=True))
+        self.policy.allocate(pod, container, hint)
         left = cpu_set.text(self.policy.available) or "none"
         count = self.policy.count(pod, container)
         return f"takes {count} of those that were free, and {left} are left"

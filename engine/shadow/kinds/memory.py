@@ -15,7 +15,7 @@ from engine.memorymanager.restoring import restore
 from engine.memorymanager.state import Block, NodeState
 from engine.memorymanager.static_policy import StaticMemoryPolicy
 from engine.shadow.kinds.choices import Entries
-from engine.topologymanager.policy import Hint, Numa
+from engine.topologymanager.policy import Hint, Hints, Numa
 
 STATIC: Final = "Static"
 
@@ -26,7 +26,6 @@ class MemoryRules:
 
     unused: Mapping[int, NodeState]
     numa: Numa
-    aligned: bool = False
 
     @classmethod
     def of(cls, config: KubeletConfiguration, state: MemoryCheckpoint | None) -> MemoryRules | None:
@@ -35,8 +34,7 @@ class MemoryRules:
         """
         if config.memory_manager_policy != STATIC or state is None:
             return None
-        aligned = config.topology_manager_policy not in ("", "none")
-        return cls(emptied(state.machine_state), Numa(tuple(sorted(state.machine_state))), aligned)
+        return cls(emptied(state.machine_state), Numa(tuple(sorted(state.machine_state))))
 
     def chooser(self, entries: Entries) -> MemoryChooser:
         """Return the policy as it was with these reservations."""
@@ -59,11 +57,19 @@ class MemoryChooser:
         """Tell whether the container is to get memory of its own. Raise `AllocationError`."""
         return bool(self.policy.wanted(pod, container))
 
-    def choose(self, pod: Pod, container: Container) -> str:
+    def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
+        """Return the hints for the memory of a container."""
+        return self.policy.container_hints(pod, container)
+
+    def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
+        """Return the hints for the memory of all containers together."""
+        return self.policy.pod_hints(pod)
+
+    def choose(self, pod: Pod, container: Container, hint: Hint) -> str:
         """Give the container its memory; return why. Raise `AllocationError`."""
         wanted, nodes = self.policy.wanted(pod, container), self.policy.state.nodes
         free = {kind: [node.free(kind) for node in nodes.values()] for kind in wanted}
-        self.policy.allocate(pod, container, Hint(None, preferred=False))
+        self.policy.allocate(pod, container, hint)
         said = "; ".join(f"{kind} {', '.join(map(str, amounts))}" for kind, amounts in free.items())
         return f"bytes that were free by NUMA node: {said}"
 
