@@ -80,7 +80,7 @@ class Preemption(PartlyShown, frozen=True):
         rows = list(self.rows)
         short = dict(self.requirements)
         if self.policy == "kubelet":
-            rows.sort(key=lambda row: -int(self.table.columns.qos[row]))
+            rows.sort(key=lambda row: -int(self.table.cells.qos[row]))
             yield from self._kubelet_steps(rows)
             return
         for row in rows:
@@ -89,8 +89,8 @@ class Preemption(PartlyShown, frozen=True):
 
     def _kubelet_steps(self, rows: Sequence[int]) -> Iterator[AdmissionStep]:
         """Choose within each class as if all pods of lower classes were gone."""
-        qos = self.table.columns.qos
-        allowed = [row for row in self.table.rows().tolist() if self._why_not(row) is None]
+        qos = self.table.cells.qos
+        allowed = [row for row in self.table.live_rows() if self._why_not(row) is None]
         for code in (2, 1, 0):
             mine = [row for row in rows if qos[row] == code]
             gone = [row for row in allowed if qos[row] < code] + [row for row in rows if qos[row] > code]
@@ -111,7 +111,7 @@ class Preemption(PartlyShown, frozen=True):
     def passed_over(self) -> Iterator[PassedOver]:
         """Return the node's other pods in their order."""
         chosen = set(self.rows)
-        for row in self.table.rows().tolist():
+        for row in self.table.live_rows():
             if row not in chosen:
                 why = self._why_not(row) or "enough was freed without it"
                 yield PassedOver(self.table.uid(row), self._qos(row), self._priority(row), why)
@@ -163,21 +163,21 @@ class Preemption(PartlyShown, frozen=True):
         id = self.table.resources.find(name)
         if id == PODS:
             return 1
-        return 0 if id is None else int(self.table.columns.ranking[id, row])
+        return 0 if id is None else int(self.table.cells.ranking[id, row])
 
     def _qos(self, row: int) -> str:
-        return QOS_NAMES[int(self.table.columns.qos[row])]
+        return QOS_NAMES[int(self.table.cells.qos[row])]
 
     def _priority(self, row: int) -> int | None:
-        columns = self.table.columns
-        return int(columns.priority[row]) if columns.flags[row] & HAS_PRIORITY else None
+        cells = self.table.cells
+        return int(cells.priority[row]) if cells.flags[row] & HAS_PRIORITY else None
 
 
 def why_not_preemptable(
     table: PodTable, row: int, critical: bool, priority: int | None, *, respect_protection: bool
 ) -> str | None:
     """Return why a preemptor of this kind may not evict the pod, or None if it may."""
-    flags = int(table.columns.flags[row])
+    flags = int(table.cells.flags[row])
     if respect_protection and flags & PROTECTED:
         return "protected by an annotation"
     if critical and not flags & CRITICAL:
@@ -188,7 +188,7 @@ def why_not_preemptable(
             if critical
             else "one of the two pods has no priority"
         )
-    theirs = int(table.columns.priority[row])
+    theirs = int(table.cells.priority[row])
     return None if priority > theirs else f"its priority {theirs} is not below {priority}"
 
 

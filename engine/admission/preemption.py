@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
-
-import numpy as np
 
 from engine._fast.preemption.preemption import victims as distance_victims
 from engine.admission.decision import NotEnoughToPreempt, Preemption, Requirements, why_not_preemptable
@@ -66,15 +65,15 @@ def preempt(
     proven, note = True, ""
     if policy == KUBELET:
         found, short = distance_victims(
-            table.columns.ranking,
-            table.columns.qos,
-            table.columns.flags,
-            table.columns.priority,
-            None if len(table) == table.end == table.columns.capacity else table.rows(),
+            table.cells.ranking,
+            table.cells.qos,
+            table.cells.flags,
+            table.cells.priority,
+            None if len(table) == table.end == table.cells.capacity else array("i", table.live_rows()),
             critical,
             priority,
-            np.array([id for _, id in known], np.int32),
-            np.array([need[1] for need, _ in known], np.int64),
+            array("i", [id for _, id in known]),
+            array("q", [need[1] for need, _ in known]),
         )
         missing = {need[0]: left for (need, _), left in zip(known, short.tolist(), strict=True) if left}
         rows = found.tolist()
@@ -123,14 +122,14 @@ def _checked(requirements: Mapping[str, int] | Iterable[tuple[str, int]]) -> Req
 
 
 def _candidates(table: PodTable, critical: bool, priority: int | None, ids: Sequence[int]) -> list[Candidate]:
-    columns = table.columns
+    cells = table.cells
     return [
         Candidate(
             row=row,
-            amounts=tuple(1 if id == PODS_ID else int(columns.ranking[id, row]) for id in ids),
-            priority=int(columns.priority[row]),
+            amounts=tuple(1 if id == PODS_ID else int(cells.ranking[id, row]) for id in ids),
+            priority=int(cells.priority[row]),
         )
-        for row in table.rows().tolist()
+        for row in table.live_rows()
         if why_not_preemptable(table, row, critical, priority, respect_protection=True) is None
     ]
 

@@ -7,8 +7,6 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from engine.api.pod import Pod
 from engine.eviction.layout import Part
@@ -77,9 +75,9 @@ class Ranking:
     def __init__(
         self,
         pods: Sequence[Pod],
-        amounts: NDArray[np.int64],
-        known: NDArray[np.uint8],
-        order: NDArray[np.int32],
+        amounts: Sequence[int],
+        known: Sequence[int],
+        order: Sequence[int],
     ) -> None:
         self._pods, self._amounts, self._known, self._order = pods, amounts, known, order
 
@@ -88,7 +86,7 @@ class Ranking:
 
     def __iter__(self) -> Iterator[tuple[Pod, int | None]]:
         for position in self._order:
-            yield self._pods[position], int(self._amounts[position]) if self._known[position] else None
+            yield self._pods[position], self._amounts[position] if self._known[position] else None
 
 
 def rank(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,7 +18,11 @@ from engine.tables.pods import PodTable
 
 Ranked = Literal["memory", "ephemeral-storage", "inodes", "processes"]
 
+Integers: TypeAlias = "array[int] | NDArray[Any]"
+"""A column for the kernels: of an agent, which does without NumPy, or of the planner."""
+
 _FRACTION_OF: Final = {MEMORY_ID: 0, EPHEMERAL_STORAGE_ID: 1}
+_NO_FRACTION: Final = (0, 0)
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -26,9 +31,9 @@ class Standing(msgspec.Struct, frozen=True):
     priority int32[n]; request int64[n] of what is short; fraction int32[n] or None, by how many billionths
     `request` was rounded up."""
 
-    priority: NDArray[np.int32]
-    request: NDArray[np.int64]
-    fraction: NDArray[np.int32] | None
+    priority: Integers
+    request: Integers
+    fraction: Integers | None
 
 
 def standing(columns: PodColumns, rows: Rows, by: Ranked) -> Standing:
@@ -36,36 +41,29 @@ def standing(columns: PodColumns, rows: Rows, by: Ranked) -> Standing:
     resource = MEMORY_ID if by == "memory" else EPHEMERAL_STORAGE_ID
     fraction = None
     if columns.fractions:
-        none = (0, 0)
-        fraction = np.array(
-            [columns.fractions.get(row, none)[_FRACTION_OF[resource]] for row in rows.tolist()], np.int32
-        )
+        of = _FRACTION_OF[resource]
+        fraction = np.array([columns.fractions.get(row, _NO_FRACTION)[of] for row in rows.tolist()], np.int32)
     return Standing(columns.priority[rows], columns.ranking[resource][rows], fraction)
 
 
-def standing_of_pods(table: PodTable, rows: Rows, pods: Sequence[Pod], by: Ranked) -> Standing:
+def standing_of_pods(table: PodTable, rows: Sequence[int], pods: Sequence[Pod], by: Ranked) -> Standing:
     """Return the standing of pods: by their rows, or by their specs if they have none (-1).
 
     Raises `InvalidInput` for an amount in a spec that no table takes.
     """
-    absent = np.flatnonzero(rows < 0)
-    found = standing(table.columns, rows, by)
-    if not len(absent):
-        return found
-    others = PodTable.from_pods(pods[position] for position in absent.tolist())
-    there = standing(others.columns, others.rows(), by)
-    found.priority[absent] = there.priority
-    found.request[absent] = there.request
-    fraction = found.fraction
-    if fraction is not None or there.fraction is not None:
-        fraction = np.zeros(len(pods), np.int32) if fraction is None else fraction
-        fraction[absent] = 0 if there.fraction is None else there.fraction
-    return Standing(found.priority, found.request, fraction)
+    resource = MEMORY_ID if by == "memory" else EPHEMERAL_STORAGE_ID
+    others = PodTable.from_pods(pod for pod, row in zip(pods, rows, strict=True) if row < 0)
+    absent = iter(others.live_rows())
+    places = [(table.cells, row) if row >= 0 else (others.cells, next(absent)) for row in rows]
+    fractions = [cells.fractions.get(row, _NO_FRACTION)[_FRACTION_OF[resource]] for cells, row in places]
+    return Standing(
+        array("i", [cells.priority[row] for cells, row in places]),
+        array("q", [cells.ranking[resource, row] for cells, row in places]),
+        array("i", fractions) if any(fractions) else None,
+    )
 
 
-def standing_order(
-    pods: Standing, by: Ranked, usage: NDArray[np.int64], known: NDArray[np.uint8]
-) -> NDArray[np.int32]:
+def standing_order(pods: Standing, by: Ranked, usage: Integers, known: Integers) -> array[int]:
     """Return positions int32[n], first to be evicted first; `usage` and `known` as for `eviction_order`."""
     if by == "processes":
         return order_by_count(usage, known, pods.priority)
@@ -86,4 +84,5 @@ def eviction_order(
     excess is over the ephemeral-storage request in bytes, as the kubelet does) or processes; known 0 is a
     pod without stats.
     """
-    return rows[standing_order(standing(columns, rows, by), by, usage, known)]
+    order: Rows = np.asarray(standing_order(standing(columns, rows, by), by, usage, known))
+    return rows.take(order)

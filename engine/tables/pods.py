@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from engine._fast.preemption.requests import Filler
 from engine._fast.ranking.eviction_ranking import look_up
@@ -150,7 +150,7 @@ class PodTable:
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over uids in row order."""
-        return (self._uids[row] for row in self.rows().tolist())
+        return (self._uids[row] for row in self.live_rows())
 
     def add(self, pod: Pod, node: int = 0) -> int:
         """Add a pod and return its row. Raises `InvalidInput` for a known uid or a bad amount."""
@@ -261,7 +261,7 @@ class PodTable:
 
     def look_up(
         self, pods: Sequence[Pod], usage: dict[str, Any], name: str
-    ) -> tuple[Rows, NDArray[np.int64], NDArray[np.uint8]]:
+    ) -> tuple[array[int], array[int], array[int]]:
         """Return for each pod its row (-1: none), the amount `name` of its usage, and whether it is known."""
         return look_up(pods, usage, self._row_of, name)
 
@@ -272,6 +272,11 @@ class PodTable:
     def end(self) -> int:
         """Return one past the last row ever used; live rows are below it."""
         return self._rows.end
+
+    def live_rows(self) -> list[int]:
+        """Return what `rows` does as a list."""
+        flags = self.cells.flags
+        return [row for row in range(self.end) if flags[row] & LIVE]
 
     def rows(self) -> Rows:
         """Return int32[len]: live rows in ascending order, the order in which decisions see the pods."""
@@ -288,8 +293,8 @@ class PodTable:
             raise Bug("live rows, uids and the free list disagree", subject="PodTable")
         if any(self._uids[row] != uid for uid, row in self._row_of.items()):
             raise Bug("a row has another uid than its index entry", subject="PodTable")
-        for name, array in self.columns.arrays():
-            if np.any(array[..., list(self._rows.free)]):
+        for name, column in self.columns.arrays():
+            if np.any(column[..., list(self._rows.free)]):
                 raise Bug(f"a free row is not zero in {name}", subject="PodTable")
 
     def _intern(self, entry: PodEntry, pod: Pod) -> None:
@@ -308,15 +313,15 @@ def check_columns(columns: PodColumns, rows: int, resources: ResourceNames) -> N
     capacity = columns.capacity
     expected = {"requests": (columns.resources, capacity), "ranking": (columns.resources, capacity)}
     expected["limits"] = (LIMITED_RESOURCES, capacity)
-    for name, array in columns.arrays():
+    for name, column in columns.arrays():
         dtype, shape = getattr(model, name).dtype, expected.get(name, (capacity,))
-        if array.dtype != dtype or array.shape != shape:
+        if column.dtype != dtype or column.shape != shape:
             raise InvalidInput(
-                f"expected {dtype}{list(shape)}, got {array.dtype}{list(array.shape)}", subject=name
+                f"expected {dtype}{list(shape)}, got {column.dtype}{list(column.shape)}", subject=name
             )
-        if not array.flags.c_contiguous:
+        if not column.flags.c_contiguous:
             raise InvalidInput("expected a C-contiguous array", subject=name)
-        if name in ("requests", "ranking", "limits") and array.size and array.min() < 0:
+        if name in ("requests", "ranking", "limits") and column.size and column.min() < 0:
             raise InvalidInput("an amount is negative", subject=name)
     if capacity < rows:
         raise InvalidInput(f"{capacity} rows for {rows} pods", subject="columns")

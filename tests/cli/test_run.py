@@ -151,6 +151,45 @@ def test_an_agent_with_a_pod_that_is_scraped_has_loaded_neither_numpy_nor_grpc(p
     assert [line for line in mapped.splitlines() if "/numpy" in line or "/grpc/" in line] == []
 
 
+MORE_THAN_HALF = """
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME, namespace: kube-system}
+spec:
+  priority: PRIORITY
+  containers:
+    - {name: c, image: host, imagePullPolicy: IfNotPresent, resources: {requests: {cpu: CPU, memory: 1Mi}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("threshold", "priorities", "log"),
+    [
+        ("0%", (0, 2_000_001_000), "Preempting kube-system/pod0-"),
+        ("99%", (0,), "is critical and is not evicted"),
+    ],
+    ids=["preemption", "eviction"],
+)
+def test_an_agent_that_chooses_pods_to_end_has_not_loaded_numpy(
+    place: Place, threshold: str, priorities: tuple[int, ...], log: str
+) -> None:
+    """Above all where memory is short."""
+    with place.config.open("a") as config:
+        config.write(f"evictionHard: {{memory.available: '{threshold}'}}\n")
+    run = place.run()
+    for number, priority in enumerate(priorities):
+        text = MORE_THAN_HALF.replace("NAME", f"pod{number}").replace("PRIORITY", str(priority))
+        partial = place.path / "partial"
+        partial.write_text(text.replace("CPU", f"{(os.cpu_count() or 1) * 600}m"))
+        partial.rename(place.manifests / f"pod{number}.yaml")
+        eventually(lambda last=f"pod{number}": place.phases()[last] == "Running")  # type: ignore[misc]
+    assert run.stderr is not None
+    for line in run.stderr:
+        if log in line:
+            break
+    assert "/numpy" not in Path(f"/proc/{run.pid}/maps").read_text()
+
+
 def test_pods_outlive_a_terminated_and_a_killed_agent(place: Place) -> None:
     endpoint = place.path / "runtime.sock"
     place.start("runtime", "--hollow", "--socket", str(endpoint))

@@ -1,19 +1,22 @@
+from array import array
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 def use_width(doubles: int) -> None: ...
 def victims(
-    ranking: NDArray[np.int64],
-    qos: NDArray[np.uint8],
-    flags: NDArray[np.uint8],
-    priority: NDArray[np.int32],
-    rows: NDArray[np.int32] | None,
+    ranking: Any,
+    qos: Any,
+    flags: Any,
+    priority: Any,
+    rows: array[int] | NDArray[np.int32] | None,
     critical: bool,
     preemptor_priority: int | None,
-    resources: NDArray[np.int32],
-    needs: NDArray[np.int64],
+    resources: array[int] | NDArray[np.int32],
+    needs: array[int] | NDArray[np.int64],
     work: NDArray[np.int64] | None = None,
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]: ...
+) -> tuple[array[int], array[int]]: ...
 def victims_by_node(
     ranking: NDArray[np.int64],
     qos: NDArray[np.uint8],

@@ -1,6 +1,8 @@
 # cython: binding=False
 """Preemption victims on one node or on many. The rule is in `_preemption_py.py`."""
 
+from array import array as new_array
+
 import numpy as np
 
 cimport openmp
@@ -83,11 +85,11 @@ def victims(const int64_t[:, ::1] ranking, const uint8_t[::1] qos, const uint8_t
     if rows is not None:
         listed = rows
         n = listed.shape[0]
-    shortage = np.zeros(needs.shape[0], np.int64)
+    shortage = new_array("q", bytes(8 * needs.shape[0]))
     if n == 0 or needs.shape[0] == 0:
         for i in range(needs.shape[0]):
             shortage[i] = max(0, needs[i])
-        return np.empty(0, np.int32), shortage
+        return new_array("i"), shortage
     fill(&columns, &who, ranking, qos, flags, priority, critical, preemptor_priority, resources,
          needs.shape[0])
     if rows is not None:
@@ -107,7 +109,7 @@ def victims(const int64_t[:, ::1] ranking, const uint8_t[::1] qos, const uint8_t
         with nogil:
             count = kb_victims(&columns, &who, &needs[0], row_at, 0, n, buffer, buffer + 3 * n,
                                &shortage_at[0], &space)
-        chosen = np.empty(count, np.int32)
+        chosen = new_array("i", bytes(4 * count))
         out = chosen
         for i in range(count):
             out[i] = buffer[3 * n + i]

@@ -16,7 +16,9 @@ Arguments that every form shares:
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +27,22 @@ LIVE, CRITICAL, HAS_PRIORITY = 1, 2, 4
 CPU, MEMORY, PODS = 0, 1, -1
 
 Needs = list[tuple[int, int]]
+Cells = Any
+"""A column as an array of NumPy or as the memory of a table."""
 
 
 def victims(
-    ranking: NDArray[np.int64],
-    qos: NDArray[np.uint8],
-    flags: NDArray[np.uint8],
-    priority: NDArray[np.int32],
-    rows: NDArray[np.int32] | None,
+    ranking: Cells,
+    qos: Cells,
+    flags: Cells,
+    priority: Cells,
+    rows: array[int] | NDArray[np.int32] | None,
     critical: bool,
     preemptor_priority: int | None,
-    resources: NDArray[np.int32],
-    needs: NDArray[np.int64],
+    resources: array[int] | NDArray[np.int32],
+    needs: array[int] | NDArray[np.int64],
     work: NDArray[np.int64] | None = None,
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+) -> tuple[array[int], array[int]]:
     """Return victims (int32, in the kubelet's order) and what stays short (int64[k]).
 
     `rows` int32 are the node's pods in list order, None all rows. If anything stays short even without all
@@ -58,7 +62,7 @@ def victims(
         for id, need in wanted
     ]
     if any(short):
-        return np.empty(0, np.int32), np.array(short, np.int64)
+        return array("i"), array("q", short)
 
     def choose(group: list[int], without: Sequence[int]) -> list[int]:
         return _by_distance(ranking, group, _subtract(ranking, wanted, without), work)
@@ -66,7 +70,7 @@ def victims(
     from_guaranteed = choose(guaranteed, [*best_effort, *burstable])
     from_burstable = choose(burstable, [*best_effort, *from_guaranteed])
     from_best_effort = choose(best_effort, [*from_burstable, *from_guaranteed])
-    return np.array(from_best_effort + from_burstable + from_guaranteed, np.int32), np.array(short, np.int64)
+    return array("i", from_best_effort + from_burstable + from_guaranteed), array("q", short)
 
 
 def victims_by_node(
@@ -95,7 +99,7 @@ def victims_by_node(
         found, short[node] = victims(
             ranking, qos, flags, priority, rows, critical, preemptor_priority, resources, needs[node]
         )
-        chosen.append(found)
+        chosen.append(np.asarray(found))
         victim_offsets[node + 1] = victim_offsets[node] + len(found)
     return victim_offsets, np.concatenate(chosen or [np.empty(0, np.int32)]), short
 
@@ -106,19 +110,17 @@ def _preemptable(critical: bool, ours: int | None, flags: int, theirs: int) -> b
     return ours is not None and bool(flags & HAS_PRIORITY) and ours > theirs
 
 
-def _amount(ranking: NDArray[np.int64], id: int, row: int) -> int:
+def _amount(ranking: Cells, id: int, row: int) -> int:
     return 1 if id == PODS else int(ranking[id, row])
 
 
-def _subtract(ranking: NDArray[np.int64], needs: Needs, rows: Sequence[int]) -> Needs:
+def _subtract(ranking: Cells, needs: Needs, rows: Sequence[int]) -> Needs:
     """Return the remaining needs without satisfied resources."""
     left = [(id, need - sum(_amount(ranking, id, row) for row in rows)) for id, need in needs]
     return [(id, need) for id, need in left if need > 0]
 
 
-def _by_distance(
-    ranking: NDArray[np.int64], group: list[int], needs: Needs, work: NDArray[np.int64] | None
-) -> list[int]:
+def _by_distance(ranking: Cells, group: list[int], needs: Needs, work: NDArray[np.int64] | None) -> list[int]:
     """Choose greedily the pod nearest to the remaining needs, until nothing remains.
 
     Among equally near ones, less memory wins, then less cpu, then the later in the list; the last in the

@@ -1,7 +1,8 @@
 """Eviction order as a radix sort over packed keys. The rule is in `_eviction_ranking_py.py`."""
 
-import numpy as np
+from array import array as new_array
 
+from cpython cimport array
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -21,6 +22,9 @@ cdef extern from "../pyobject_slots.h":
         pass
     PyObject *kb_slot_get(object, kb_slot *slot, object name)
 
+cdef array.array INTS = new_array("i")
+cdef array.array LONGS = new_array("q")
+cdef array.array OCTETS = new_array("B")
 cdef object METADATA = "metadata"
 cdef object UID = "uid"
 cdef kb_slot metadata_slot, uid_slot, memory_slot, processes_slot, amount_slot
@@ -48,7 +52,9 @@ def look_up(pods, dict usage not None, dict row_of not None, str name not None):
         slot = &amount_slot
     else:
         raise ValueError(f"{name} is not one of memory, processes, amount")
-    rows, amounts, known = np.empty(n, np.int32), np.zeros(n, np.int64), np.zeros(n, np.uint8)
+    rows, amounts, known = (
+        array.clone(INTS, n, zero=False), array.clone(LONGS, n, zero=True), array.clone(OCTETS, n, zero=True)
+    )
     cdef int32_t[::1] row = rows
     cdef int64_t[::1] amount = amounts
     cdef uint8_t[::1] is_known = known
@@ -123,7 +129,7 @@ cdef kb_keyed_row *workspace(int64_t n) except NULL:
 
 
 cdef taken(const kb_keyed_row *rows, int64_t n):
-    order = np.empty(n, np.int32)
+    order = array.clone(INTS, n, zero=False)
     cdef int32_t[::1] out = order
     cdef int64_t i
     for i in range(n):
@@ -142,7 +148,7 @@ def order_by_excess(const int64_t[::1] usage, const uint8_t[::1] known, const in
     cdef int64_t n = usage.shape[0]
     same_length(n, known, request, fraction, priority)
     if n == 0:
-        return np.empty(0, np.int32)
+        return array.clone(INTS, 0, zero=False)
     cdef const int32_t[::1] fractions
     cdef const int32_t *fraction_at = NULL
     if fraction is not None:
@@ -162,7 +168,7 @@ def order_by_count(const int64_t[::1] count, const uint8_t[::1] known, const int
     cdef int64_t n = count.shape[0]
     same_length(n, known, priority)
     if n == 0:
-        return np.empty(0, np.int32)
+        return array.clone(INTS, 0, zero=False)
     cdef kb_keyed_row *rows = workspace(n)
     try:
         with nogil:

@@ -5,16 +5,18 @@ Source: kubelet v1.36 `eviction/helpers.go` (rankMemoryPressure, rankDiskPressur
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
+
+Integers: TypeAlias = "array[int] | NDArray[Any]"
 
 
 def look_up(
     pods: Sequence[Any], usage: dict[str, Any], row_of: dict[str, int], name: str
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint8]]:
+) -> tuple[array[int], array[int], array[int]]:
     """Return for each pod (`metadata.uid`) its row, -1 for none; the amount `name` of its usage (memory,
     processes, amount); and whether that is known, which it is not without usage or if the amount is None.
 
@@ -23,20 +25,20 @@ def look_up(
     uids = [pod.metadata.uid for pod in pods]
     amounts = [getattr(usage[uid], name) if uid in usage else None for uid in uids]
     return (
-        np.array([row_of.get(uid, -1) for uid in uids], np.int32),
-        np.array([amount or 0 for amount in amounts], np.int64),
-        np.array([amount is not None for amount in amounts], np.uint8),
+        array("i", [row_of.get(uid, -1) for uid in uids]),
+        array("q", [amount or 0 for amount in amounts]),
+        array("B", [amount is not None for amount in amounts]),
     )
 
 
 def order_by_excess(
-    usage: NDArray[np.int64],
-    known: NDArray[np.uint8],
-    request: NDArray[np.int64],
-    fraction: NDArray[np.int32] | None,
-    priority: NDArray[np.int32],
+    usage: Integers,
+    known: Integers,
+    request: Integers,
+    fraction: Integers | None,
+    priority: Integers,
     above_zero: bool = False,
-) -> NDArray[np.int32]:
+) -> array[int]:
     """Order by memory and disk: pods without stats first, then those above their request, then lower
     priority, then the larger excess of usage over request; equal pods keep their order.
 
@@ -53,12 +55,10 @@ def order_by_excess(
         above = int(usage[position]) if above_zero else excess
         return (True, above <= 0, int(priority[position]), -excess)
 
-    return np.array(sorted(range(len(usage)), key=key), np.int32)
+    return array("i", sorted(range(len(usage)), key=key))
 
 
-def order_by_count(
-    count: NDArray[np.int64], known: NDArray[np.uint8], priority: NDArray[np.int32]
-) -> NDArray[np.int32]:
+def order_by_count(count: Integers, known: Integers, priority: Integers) -> array[int]:
     """Order by process ids: lower priority first, within it pods without stats, then the larger count.
 
     Arguments and result as in `order_by_excess`.
@@ -69,4 +69,4 @@ def order_by_count(
             return (int(priority[position]), False, 0)
         return (int(priority[position]), True, -int(count[position]))
 
-    return np.array(sorted(range(len(count)), key=key), np.int32)
+    return array("i", sorted(range(len(count)), key=key))

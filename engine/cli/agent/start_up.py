@@ -5,7 +5,8 @@ Savings measured at the end of start-up, up to `/healthz` (two cores, Python 3.1
 - OpenSSL is loaded only when something uses TLS: 4.5 MB resident, about 25 ms of CPU;
 - grpcio, which device plugins and clients of pod resources need, is not imported: 23 MB, 0.2 s;
 - protobuf's pure Python messages, which its C messages replace, are not loaded: 0.6 MB, 10 ms;
-- NumPy is loaded when a decision first computes with columns, and scrapes do without it: 11.5 MB, 0.09 s;
+- NumPy is loaded when a decision first computes with whole columns, as image collection and devices do, while
+  scrapes, evictions and preemption do without it: 11.5 MB, 0.09 s;
 - msgspec takes functions from `typing` instead of loading `typing_extensions`: 1 MB, 6 ms;
 - NumPy's linear algebra starts no thread per core, each with its stack and set-up: about 20 ms on two cores;
 - all threads share one allocation arena, as only one runs Python at a time: 1 MB at 300 pods;
