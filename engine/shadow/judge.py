@@ -16,7 +16,7 @@ from engine.shadow.kinds.cgroups import (
     wanted_levels,
     wanted_of_pod,
 )
-from engine.shadow.kinds.choices import ChoiceComparer, Part
+from engine.shadow.kinds.choices import ChoiceComparer, GivenPart
 from engine.shadow.kinds.comparison import Finding
 from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.kinds.devices import DeviceComparer
@@ -76,8 +76,8 @@ class Judge:
         yield from self._choices.compare(
             seen,
             [
-                Part("cpus", machine.cpus, seen.cpus.entries if seen.cpus is not None else {}),
-                Part("memory", memory_rules, seen.memory.entries if seen.memory is not None else {}),
+                GivenPart("cpus", machine.cpus, seen.cpus.entries if seen.cpus is not None else {}),
+                GivenPart("memory", memory_rules, seen.memory.entries if seen.memory is not None else {}),
             ],
             Alignment(machine.topology, seen, self._before),
         )

@@ -21,7 +21,7 @@ from engine.dra.table import ClaimState, PreparedDevice
 from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.memorymanager.state import Block, MemoryTable, NodeState
 from engine.shadow.kinds.alignment import Alignment
-from engine.shadow.kinds.choices import ChoiceComparer, Part
+from engine.shadow.kinds.choices import ChoiceComparer, GivenPart
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.devices import DeviceComparer
 from engine.shadow.kinds.memory import MemoryRules
@@ -170,7 +170,7 @@ def memory_of(*looks: Observation, policy: str = "none", **fields: Any) -> list[
     for one in looks:
         assert one.memory is not None
         alignment = Alignment(TopologyPolicy(policy, numa=Numa((0, 1))), one, before)
-        parts = [Part("memory", MemoryRules.of(config, one.memory), one.memory.entries)]
+        parts = [GivenPart("memory", MemoryRules.of(config, one.memory), one.memory.entries)]
         found, before = list(comparer.compare(one, parts, alignment)), one
     return found
 

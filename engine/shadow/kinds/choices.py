@@ -47,7 +47,7 @@ class ChoiceRules(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GivenPart:
     """What one manager gives: its rules, None without a static policy, and its state file."""
 
     kind: ShadowKind
@@ -59,7 +59,7 @@ class Part:
 class _Judging:
     """One part during a look. `why` tells why its choices cannot be repeated."""
 
-    part: Part
+    part: GivenPart
     rules: ChoiceRules
     chooser: Chooser
     why: str
@@ -93,7 +93,9 @@ class ChoiceComparer:
         self._before: dict[ShadowKind, Entries] = {}
         self._judged: dict[tuple[ShadowKind, str, str], Finding] = {}
 
-    def compare(self, seen: Observation, parts: Sequence[Part], alignment: Alignment) -> Iterator[Finding]:
+    def compare(
+        self, seen: Observation, parts: Sequence[GivenPart], alignment: Alignment
+    ) -> Iterator[Finding]:
         """Yield the findings about the containers of all pods; without a static policy, only that."""
         here = seen.pods.keys() | {uid for part in parts for uid in part.entries}
         off = {part.kind for part in parts if part.rules is None}
@@ -121,7 +123,7 @@ class ChoiceComparer:
             self._before[one.part.kind] = self._decided(one.part)
         yield from (found for (_, uid, _), found in self._judged.items() if uid in seen.pods)
 
-    def _decided(self, part: Part) -> Entries:
+    def _decided(self, part: GivenPart) -> Entries:
         """Return the entries without what a later look judges: a pod may be in a file before it is listed."""
         decided = {
             uid: {name: has for name, has in of.items() if (part.kind, uid, name) in self._judged}
