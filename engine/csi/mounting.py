@@ -21,7 +21,7 @@ from engine.csi.file_systems import FileSystems
 from engine.csi.on_disk import OnDisk, Published, Staged
 from engine.csi.volume import CsiVolume
 from engine.csi.volume_data import VolumeData
-from engine.host.tasks import Tasks
+from engine.host.tasks import Tasks, to_own_thread
 from engine.plugins.retries import RETRIES
 
 log = logging.getLogger("kubengine.csi")
@@ -148,7 +148,7 @@ class Mounting:
             if error.final and not before and not volume.persistent:
                 await asyncio.to_thread(on_disk.clear_published, published)
             raise
-        await asyncio.to_thread(on_disk.check, target, volume, able)
+        await to_own_thread(on_disk.check, target, volume, able)
         self._published.add(target)
         return target
 
@@ -183,7 +183,7 @@ class Mounting:
                 raise Refused(text) from error
         self._published.discard(published.target)
         try:
-            await asyncio.to_thread(on_disk.clear_published, published)
+            await to_own_thread(on_disk.clear_published, published)
         finally:
             if data is not None and not data.ephemeral:
                 self._unstage_soon(on_disk.staged(published.name, data))

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError
@@ -27,6 +28,41 @@ COALESCE_SECONDS = 0.05
 log = logging.getLogger("kubengine.tasks")
 
 Work = Callable[[], Coroutine[Any, Any, None]]
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+async def to_own_thread(
+    work: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+) -> _Result:
+    """Do as `asyncio.to_thread` does, in a thread that no other work waits for.
+
+    The threads of `asyncio.to_thread` are few, and all of the agent's file operations share them. Work that
+    may never return, on files of a server that is gone, or that takes hours, would stop the whole node.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_Result] = loop.create_future()
+
+    def finish(result: _Result | None, failure: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if failure is not None:
+            done.set_exception(failure)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work(*args, **kwargs)
+        except Exception as error:
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any longer
+            loop.call_soon_threadsafe(finish, result, failure)
+
+    # A daemon: the agent can end while the work does not.
+    threading.Thread(target=run, name=getattr(work, "__name__", "work"), daemon=True).start()
+    return await done
 
 
 class Tasks:

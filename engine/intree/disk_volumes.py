@@ -29,7 +29,7 @@ from engine.host.mounts import bind, clear_mount, restrict
 from engine.host.safe_open import opened_parent
 from engine.host.selinux import mount_option
 from engine.host.shared_trees import share_tree
-from engine.host.tasks import Tasks
+from engine.host.tasks import Tasks, to_own_thread
 from engine.intree.commands import unmount
 from engine.intree.places import plugin_directory, pod_devices, pod_volume
 
@@ -133,7 +133,7 @@ class DiskVolumes(ABC, Generic[Disk]):
     async def mount_for_pod(self, uid: str, name: str, directory: Path, access: Access) -> Path:
         """Mount the disk's directory for a pod, and give it to the pod's group. Raises `OSError`."""
         target = pod_volume(self._root, uid, self._plugin, name)
-        await asyncio.to_thread(_bind, directory, target, access)
+        await to_own_thread(_bind, directory, target, access)
         return target
 
     async def link_for_pod(self, uid: str, name: str, device: Path) -> Path:

@@ -50,7 +50,6 @@ from engine.node.nodeinfo.node_events import NodeEvents
 from engine.node.nodeinfo.node_metrics import count_node, count_pods
 from engine.node.nodeinfo.options import NodeOptions
 from engine.node.nodeinfo.pod_cidr import PodCidr
-from engine.node.pod.backoff import restart_backoff
 from engine.node.pod.record_names import PodRecordNames, forget, take_over
 from engine.node.pod.records import AcceptedSpecs, ReadinessRecords, TerminationRecords
 from engine.node.pod_admission import HostSupport, PodAdmission, app_armor_enabled
@@ -88,7 +87,6 @@ if TYPE_CHECKING:  # imported when somebody asks for statistics, or for a contai
     from engine.node.stats.volumes import VolumeFigures
 
 PLUGINS_REGISTRY, RECORDS = "plugins_registry", "kubengine_records"
-STARTS_AT_ONCE = 8
 RECONCILE_SECONDS = 60.0
 
 
@@ -283,7 +281,7 @@ class RunningNode:
             allocations=Allocations(
                 self._cgroups, managers.devices, self._claims, managers.pinning, self._users
             ),
-            starts=StartControl(asyncio.Semaphore(STARTS_AT_ONCE), restart_backoff(context.config)),
+            starts=StartControl.create(context.config),
             control_plane=self._control_plane,
             metrics=PodMetrics(context.registry),
         )

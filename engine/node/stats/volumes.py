@@ -18,7 +18,6 @@ from engine.api.events import WARNING, EventRecorder
 from engine.api.moments import rfc3339
 from engine.api.objects.storage import LocalVolume
 from engine.api.pod import Pod, Volume
-from engine.api.references import NFSVolume
 from engine.cri.paths import project_record
 from engine.csi.usage import PATIENCE_SECONDS, VolumeMeasurement
 from engine.host.project_quota import volume_usage
@@ -117,10 +116,8 @@ def _of_files(pod: Pod, volume: Volume, made: MadeVolume, now: float) -> Entry |
     try:
         if made.bound is not None and made.bound.block:
             figures = {"capacityBytes": _device_bytes(made.path)} if local else None
-        elif isinstance(in_tree, NFSVolume):
-            figures = _REMOTE.of(made.path)
         elif local:
-            figures = file_system(made.path)
+            figures = _REMOTE.of(made.path)
         elif volume.empty_dir is not None or is_agent_written(volume):
             used, inodes, _by_quota = volume_usage(made.path, project_record(made.path))
             figures = {**file_system(made.path), "usedBytes": used, "inodesUsed": inodes}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -37,6 +36,7 @@ from engine.node.volumes.claims import is_read_only
 from engine.node.volumes.container_files import hosts_file, termination_message_file
 from engine.node.volumes.env_files import env_files
 from engine.node.volumes.image import check_sub_path
+from engine.node.volumes.pod_volumes import in_thread
 from engine.node.volumes.sub_path import mount_sub_path, wanted_part
 from engine.wire import cri_v1_pb2 as cri
 
@@ -87,13 +87,13 @@ class ContainerConfigBuilder:
         claimed = self._allocations.claims.container_devices(pod, container) if has_claims(pod) else []
         grant = await self._allocations.devices.container_config(without_claimed(pod), container.name)
         ips = pod_ips(pod, record.sandbox.ips, self._addresses.ips)
-        files = await asyncio.to_thread(env_files, container, volumes) if container.env else {}
+        files = await in_thread(pod, env_files, container, volumes) if container.env else {}
         given = await self._env_sources(pod, container, ips, files)
         environment = container_environment(pod, container, given)
         environment = {**environment, **grant.envs}
         features = self._runtime.health.features.of_handler(record.sandbox.handler)
-        attempt, mounts = await asyncio.to_thread(
-            self._files, pod, container, features, volumes, images, environment, ips, attempts
+        attempt, mounts = await in_thread(
+            pod, self._files, pod, container, features, volumes, images, environment, ips, attempts
         )
         _check_non_root(pod, container, image)
         inputs = cri_config.ContainerInputs(

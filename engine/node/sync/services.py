@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.cgroups.formulas.containers import ContainerResources
@@ -21,7 +22,7 @@ from engine.host.node_context import NodeContext
 from engine.node.controlplane.control_plane import ControlPlane
 from engine.node.images.pull import ImagePuller
 from engine.node.nodeinfo.addresses import HostAddresses
-from engine.node.pod.backoff import Backoff
+from engine.node.pod.backoff import Backoff, restart_backoff
 from engine.node.pod.records import AcceptedSpecs, TerminationRecords
 from engine.node.runtime_view.runtime_health import RuntimeHealth
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
@@ -29,6 +30,8 @@ from engine.node.spec.user_namespaces import UserNamespaceAllocator
 from engine.node.sync.actions import ContainerHealth
 from engine.node.sync.pod_metrics import PodMetrics
 from engine.node.volumes import PodVolumes, VolumeManager
+
+STARTS_AT_ONCE, FOREIGN_STARTS_AT_ONCE = 8, 64
 
 
 class ResourceAccounting(Protocol):
@@ -150,10 +153,21 @@ class Allocations(msgspec.Struct, frozen=True):
 
 
 class StartControl(msgspec.Struct, frozen=True):
-    """Limit starts of containers: `slots` is how many pods may start at once; `backoff` delays restarts."""
+    """Limit starts of containers: `slots` is how many pods may start at once; `backoff` delays restarts.
+
+    `foreign_slots` are for pods with volumes that the agent did not make: if their file server is gone, the
+    runtime waits for it, and the start holds its slot until the runtime's deadline.
+    """
 
     slots: asyncio.Semaphore
+    foreign_slots: asyncio.Semaphore
     backoff: Backoff
+
+    @classmethod
+    def create(cls, config: KubeletConfiguration) -> StartControl:
+        """Return the limits of a node."""
+        limits = asyncio.Semaphore(STARTS_AT_ONCE), asyncio.Semaphore(FOREIGN_STARTS_AT_ONCE)
+        return cls(*limits, restart_backoff(config))
 
 
 class Services(msgspec.Struct, frozen=True):

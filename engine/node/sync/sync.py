@@ -31,7 +31,7 @@ from engine.node.sync.operations import PodOperations
 from engine.node.sync.services import Services
 from engine.node.sync.starting import ClaimsRefused, StartSlot
 from engine.node.sync.stopping import grace_seconds
-from engine.node.volumes.pod_volumes import used_volumes
+from engine.node.volumes.pod_volumes import has_own_volumes_only, used_volumes
 from engine.node.volumes.refusals import AttachLimitExceeded
 from engine.wire import cri_v1_pb2 as cri
 
@@ -218,7 +218,9 @@ class PodSync:
         await self._reset(actions.reset)
         existing = None if actions.create_sandbox else record.sandbox
         handler = await operations.sandboxes.runtime_handler(pod, existing)
-        async with StartSlot(services.starts.slots, self.publish) as slot:
+        starts = services.starts
+        slots = starts.slots if has_own_volumes_only(pod) else starts.foreign_slots
+        async with StartSlot(slots, self.publish) as slot:
             if actions.create_sandbox and self._sandbox is not None:
                 # The cgroup may have gone with the old sandbox; creating it again changes nothing if not.
                 self._cgroup_parent = services.allocations.cgroups.create_pod(pod)

@@ -13,6 +13,7 @@ from pathlib import Path
 from engine.api.pod import Pod
 from engine.cri.records import ContainerRecord
 from engine.host.safe_open import opened_parent, read_regular
+from engine.host.tasks import to_own_thread
 
 MAX_FILE_BYTES = 4096
 MAX_LOG_BYTES = 2048
@@ -32,9 +33,10 @@ async def read_messages(
         if container.id in messages or container.name not in policies:
             continue
         try:
-            # The path may lie on a volume whose server does not answer: the thread is given up, not the pod.
+            # A path of a kubelet may lie on a volume whose server does not answer.
             async with asyncio.timeout(READ_TIMEOUT):
-                message = await asyncio.to_thread(
+                ours = Path(container.message_path).is_relative_to(root)
+                message = await (asyncio.to_thread if ours else to_own_thread)(
                     termination_message, container, policies[container.name], root=root, logs=logs
                 )
         except TimeoutError:

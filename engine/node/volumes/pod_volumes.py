@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from engine.api.errors import InvalidInput, Refused
 from engine.api.objects.storage import LocalVolume
@@ -17,9 +19,11 @@ from engine.api.resources import MEMORY
 from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
 from engine.host.mounts import is_mount, unmount_below
 from engine.host.selinux import SELinux
+from engine.host.tasks import to_own_thread
 from engine.host.trees import remove_tree
 from engine.metrics import Registry
 from engine.node.volumes import agent_written, block_device, empty_dir, local, sub_path
+from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.claims import (
     BoundVolume,
     in_tree_source,
@@ -33,6 +37,8 @@ from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, refusing
 from engine.node.volumes.volume_counts import Durations, mounting, plugin_name
 
 Given = Contents | BoundVolume
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 _KINDS = {
     "Directory": (stat.S_ISDIR, "a directory"),
     "DirectoryOrCreate": (stat.S_ISDIR, "a directory"),
@@ -199,6 +205,21 @@ def used_volumes(pod: Pod) -> list[Volume]:
     mounted = {m.name for container in pod.every_container for m in container.volume_mounts or []}
     devices = {d.name for container in pod.every_container for d in container.volume_devices or []}
     return [v for v in pod.spec.volumes if v.name in mounted | devices and v.image is None]
+
+
+def has_own_volumes_only(pod: Pod) -> bool:
+    """Tell whether the agent makes every volume of the pod: none has files of a server, which may be gone."""
+    return all(v.empty_dir is not None or is_agent_written(v) for v in used_volumes(pod))
+
+
+async def in_thread(
+    pod: Pod | None, work: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+) -> _Result:
+    """Work on the volumes of a pod, if it is known, in a thread: one of its own if a file server may hold it,
+    or a large volume keep it busy.
+    """
+    run = asyncio.to_thread if pod is not None and has_own_volumes_only(pod) else to_own_thread
+    return await run(work, *args, **kwargs)
 
 
 def fs_group(pod: Pod) -> int | None:

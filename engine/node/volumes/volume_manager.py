@@ -27,6 +27,7 @@ from engine.api.pod import Pod, Volume
 from engine.api.quantity import Quantity
 from engine.host.node_context import NodeContext
 from engine.host.selinux import takes_labels
+from engine.host.tasks import to_own_thread
 from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.claims import (
@@ -45,7 +46,7 @@ from engine.node.volumes.csi_storage import CsiStorage
 from engine.node.volumes.intree_storage import InTreeStorage
 from engine.node.volumes.local_devices import LocalDevices
 from engine.node.volumes.mounted_volumes import MadeVolume
-from engine.node.volumes.pod_volumes import Given, PodVolumes, used_volumes
+from engine.node.volumes.pod_volumes import Given, PodVolumes, in_thread, used_volumes
 from engine.node.volumes.refusals import UnprocessedVolume, VolumeRefused, refusing
 from engine.node.volumes.selinux_labels import is_relabelled, mount_label
 from engine.node.volumes.volume_counts import UNMOUNT, VolumeCounts, mounting, plugin_name
@@ -162,10 +163,11 @@ class VolumeManager:
         with self._counts.timed() as durations, ExitStack() as operations:
             for plugin in {plugin for plugin, here in (kept.plugins() if kept is not None else ()) if here}:
                 operations.enter_context(durations.of(plugin, UNMOUNT))
-            await asyncio.to_thread(self._volumes.remove_sub_paths, uid)
+            pod = kept.pod if kept is not None else None
+            await in_thread(pod, self._volumes.remove_sub_paths, uid)
             await self._csi.withdraw(uid)
             await self._in_tree.withdraw(uid)
-            await asyncio.to_thread(remove, uid)
+            await in_thread(pod, remove, uid)
             await self._local.release(uid)
         if self._has_claims:
             self._growing.forget(uid)
@@ -186,7 +188,7 @@ class VolumeManager:
                 with self._counts.timed() as durations:
                     set_up = partial(self._volumes.set_up, durations=durations)
                     allocatable = self._shown.allocatable()
-                    paths = await asyncio.to_thread(set_up, kept.pod, given, allocatable=allocatable)
+                    paths = await in_thread(kept.pod, set_up, kept.pod, given, allocatable=allocatable)
                 volumes: dict[str, MadeVolume] = {}
                 if kept.pod.spec.volumes:
                     specs = {volume.name: volume for volume in used_volumes(kept.pod)}
@@ -307,7 +309,7 @@ class VolumeManager:
             storage = self._in_tree if in_tree_source(volume, bound) is not None else self._csi
             made = await storage.set_up(kept.pod, volume, bound, kept.removal)
         if made.relabel and self._volumes.selinux.enabled:
-            return replace(made, relabel=await asyncio.to_thread(takes_labels, made.path))
+            return replace(made, relabel=await to_own_thread(takes_labels, made.path))
         return made
 
     @cached_property

@@ -174,7 +174,7 @@ async def test_a_pulled_image_is_kept_until_its_container_is_made(
     rig: Rig, hollow: HollowRuntime, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ):
     """Between pull and start the pod may wait for others; the lease covers that."""
-    monkeypatch.setattr("engine.node.running_node.STARTS_AT_ONCE", 1)
+    monkeypatch.setattr("engine.node.sync.services.STARTS_AT_ONCE", 1)
     rig.config.image_minimum_gc_age = Duration(0)
     rig.section = KubengineConfiguration(images=ImagesSection(leases=True))
     create, go_on = hollow.backend.create_container, asyncio.Event()
@@ -210,7 +210,7 @@ async def test_a_pulled_image_is_kept_until_its_container_is_made(
 async def test_a_slow_post_start_hook_delays_no_other_pod(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("engine.node.running_node.STARTS_AT_ONCE", 1)
+    monkeypatch.setattr("engine.node.sync.services.STARTS_AT_ONCE", 1)
     hooked, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow_hook(*args: Any, **kwargs: Any) -> None:
