@@ -91,6 +91,24 @@ def test_an_unused_column_is_not_read(cluster, tmp_path):
             assert caught.value.subject == str(path)
 
 
+def test_a_single_value_needs_one_row_group(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.plan.snapshot.columnar_file.ROW_GROUP", 100)
+    path = tmp_path / "groups.kes"
+    write_snapshot(cluster, path)
+    read: list[tuple[list[int], list[str]]] = []
+    plain = pq.ParquetFile.read_row_groups
+
+    def counted(self, groups, names):
+        read.append((list(groups), list(names)))
+        return plain(self, groups, names)
+
+    loaded = load_snapshot([str(path)])
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
+    rows = (0, 99, 100, 777, cluster.pods.num_rows - 1)
+    assert [loaded.pod_label(row) for row in rows] == [cluster.pod_label(row) for row in rows]
+    assert {tuple(groups) for groups, names in read if names == ["name"]} == {(row // 100,) for row in rows}
+
+
 def test_a_loaded_snapshot_is_split_once_for_many_questions(cluster):
     opened = Cluster(cluster)
     first, again = list(opened.shards(100)), list(opened.shards(100))

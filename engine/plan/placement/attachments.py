@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.plan.placement.node_labels import Nodes
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
-
-Nodes = NDArray[np.bool_]
 
 
 class AttachedVolume(NamedTuple):

@@ -5,8 +5,9 @@ Source: the eviction API and the disruption controller of Kubernetes v1.36.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -25,30 +26,89 @@ class Budgets:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._budgets: list[dict[str, Any]] = snapshot.budgets.to_pylist()
+        self._budgets = [_Budget(row) for row in snapshot.budgets.to_pylist()]
 
     def held(self) -> NDArray[np.bool_]:
         """Return bool[placed]: pods of which a budget allows no disruption."""
         found = np.zeros(self._snapshot.placed, bool)
-        for budget, mine in self.protecting():
-            if not allowed_disruptions(budget, int(mine.sum())):
+        for budget in self._budgets:
+            mine = self._protected(budget)
+            if not budget.allows(int(mine.sum())):
                 found |= mine
         return found
 
-    def protecting(self) -> Iterator[tuple[dict[str, Any], NDArray[np.bool_]]]:
-        """Yield each budget with the pods that it protects, bool[placed]."""
-        if not self._budgets:
-            return
-        snapshot = self._snapshot
-        labels = snapshot.pods["labels"].slice(0, snapshot.placed).combine_chunks()
-        texts = labels.dictionary.to_pylist()
-        codes = labels.indices.to_numpy()
-        decoded: list[Mapping[str, str]] = [msgspec.json.decode(text) or {} if text else {} for text in texts]
-        namespaces = snapshot.pods["namespace"].slice(0, snapshot.placed).to_numpy(zero_copy_only=False)
+    def pace_of(self, pods: NDArray[np.int64]) -> list[PacedBudget]:
+        """Return the budgets that protect some of these pods."""
+        if not self._budgets or not len(pods):
+            return []
+        found = []
+        labels, namespaces = self._label_code[pods], self._namespace_code[pods]
         for budget in self._budgets:
-            selector = _selector.decode(budget["selector"] or "null")
-            matching = np.array([selects_labels(selector, one) for one in decoded], bool)
-            yield budget, matching[codes] & (namespaces == budget["namespace"])
+            here = namespaces == self._namespace_number(budget.namespace)
+            selected = [
+                code for code in np.unique(labels[here]).tolist() if budget.selects(self._labels[code])
+            ]
+            hit = pods[here & np.isin(labels, selected)].tolist() if selected else []
+            if hit:
+                found.append(PacedBudget(budget.name, self._allowed(budget), set(hit)))
+        return found
+
+    def _allowed(self, budget: _Budget) -> int:
+        """Return how many pods of a budget may be down at once."""
+        if budget.allowed is None:
+            budget.allowed = budget.allows(int(self._protected(budget).sum()))
+        return budget.allowed
+
+    def _protected(self, budget: _Budget) -> NDArray[np.bool_]:
+        """Return bool[placed]: the pods that a budget protects."""
+        found: NDArray[np.bool_] = self._namespace_code == self._namespace_number(budget.namespace)
+        if found.any():
+            found &= np.array([budget.selects(labels) for labels in self._labels], bool)[self._label_code]
+        return found
+
+    def _namespace_number(self, name: str) -> int:
+        return self._namespaces.get(name, -1)
+
+    @cached_property
+    def _namespaces(self) -> dict[str, int]:
+        names = self._snapshot.pods["namespace"].combine_chunks().dictionary.to_pylist()
+        return {name: number for number, name in enumerate(names)}
+
+    @cached_property
+    def _namespace_code(self) -> NDArray[np.int32]:
+        return _codes(self._snapshot, "namespace")
+
+    @cached_property
+    def _label_code(self) -> NDArray[np.int32]:
+        return _codes(self._snapshot, "labels")
+
+    @cached_property
+    def _labels(self) -> list[Mapping[str, str]]:
+        texts = self._snapshot.pods["labels"].combine_chunks().dictionary.to_pylist()
+        return [msgspec.json.decode(text) or {} if text else {} for text in texts]
+
+
+class _Budget:
+    """Hold one budget, and how many disruptions it allows once that is known."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self._row = row
+        self._selector = _selector.decode(row["selector"] or "null")
+        self.namespace: str = row["namespace"]
+        self.name = f"{row['namespace']}/{row['name']}"
+        self.allowed: int | None = None
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        return selects_labels(self._selector, labels)
+
+    def allows(self, total: int) -> int:
+        """Return how many of `total` pods may be down at once."""
+        return allowed_disruptions(self._row, total)
+
+
+def _codes(snapshot: Snapshot, name: str) -> NDArray[np.int32]:
+    codes: NDArray[np.int32] = snapshot.pods[name].combine_chunks().indices.to_numpy()[: snapshot.placed]
+    return codes
 
 
 @dataclass
@@ -67,18 +127,11 @@ class BudgetPace:
     """Decide which of some pods may be evicted now, as the eviction API does."""
 
     def __init__(self, budgets: Budgets, pods: NDArray[np.int64]) -> None:
-        self.budgets: list[PacedBudget] = []
+        self.budgets = budgets.pace_of(pods)
         self._of: dict[int, list[PacedBudget]] = {}
-        if not len(pods):
-            return
-        for budget, mine in budgets.protecting():
-            hit = pods[mine[pods]].tolist()
-            if hit:
-                name = f"{budget['namespace']}/{budget['name']}"
-                found = PacedBudget(name, allowed_disruptions(budget, int(mine.sum())), set(hit))
-                self.budgets.append(found)
-                for row in hit:
-                    self._of.setdefault(row, []).append(found)
+        for budget in self.budgets:
+            for row in budget.pods:
+                self._of.setdefault(row, []).append(budget)
 
     def leave(self, row: int) -> bool:
         """Count a pod as down if its budgets allow that, and tell whether they do.

@@ -8,18 +8,16 @@ v1.36 scheduler's filter plugins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from engine.admission.predicates import UsedPorts, host_ports
-from engine.admission.selectors import matches_node, selects, tolerates
+from engine.admission.selectors import matches_node, tolerates
 from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.node import Taint
@@ -28,7 +26,8 @@ from engine.api.scheduling import NodeSelector
 from engine.plan.claims.known import dynamic_resources
 from engine.plan.placement.attachments import AttachedVolume, AttachLimits
 from engine.plan.placement.device_claims import DeviceClaims
-from engine.plan.placement.topology import Allowed, Nodes, PodTopology, Undecidable, node_labels, node_taints
+from engine.plan.placement.node_labels import Nodes, labels_of_nodes
+from engine.plan.placement.topology import Allowed, PodTopology, Undecidable
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.objects import decoded_spec
 
@@ -58,7 +57,7 @@ class Constraints:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self.topology = PodTopology(snapshot)
+        self.topology, self.nodes = PodTopology(snapshot), labels_of_nodes(snapshot)
         self._template: NDArray[np.int32] = snapshot.pods["template"].to_numpy()
         self._pods: dict[int, Pod] = {}
         self._placed: dict[int, tuple[Nodes, Nodes]] = {}
@@ -131,36 +130,25 @@ class Constraints:
             tolerations = pod.spec.tolerations or ()
             tainted = [all(tolerates(tolerations, taint) for taint in taints) for taints in self._taints]
             tolerated = np.array(tainted, bool)[self._taint_code]
-            if pod.spec.node_selector or pod.spec.affinity:
-                names = self._snapshot.node_names
-                matching = (
-                    matches_node(pod, labels, name) for labels, name in zip(self.labels, names, strict=True)
-                )
-                affine = np.fromiter(matching, bool, len(names))
-            else:
-                affine = np.ones(self._snapshot.node_count, bool)
+            affine = self.nodes.where(
+                required_selector(pod), partial(matches_node, pod), *(pod.spec.node_selector or ())
+            )
             self._placed[template] = tolerated, affine
         return self._placed[template]
 
     @cached_property
-    def labels(self) -> list[dict[str, str]]:
-        return [dict(labels) for labels in node_labels(self._snapshot)]
-
-    @cached_property
-    def all_taints(self) -> list[Sequence[Taint]]:
-        """Return the taints of each node, of every effect."""
-        return node_taints(self._snapshot)
-
-    @cached_property
     def _node_taints(self) -> tuple[list[tuple[Taint, ...]], NDArray[np.int64]]:
         """Return the distinct sets of taints that repel pods, and int64[nodes]: the set of each node."""
-        numbers: dict[bytes, int] = {}
-        distinct: list[tuple[Taint, ...]] = []
+        numbers: dict[bytes, int] = {encode_json([]): 0}
+        distinct: list[tuple[Taint, ...]] = [()]
         codes = []
         cordoned = self._snapshot.nodes["unschedulable"].to_pylist()
-        for node, all_taints in enumerate(self.all_taints):
+        for all_taints, is_cordoned in zip(self.nodes.taints, cordoned, strict=True):
+            if not all_taints and not is_cordoned:
+                codes.append(0)
+                continue
             taints = [taint for taint in all_taints if taint.effect in EFFECTS]
-            if cordoned[node]:
+            if is_cordoned:
                 taints.append(CORDON)
             key = encode_json(taints)
             if key not in numbers:
@@ -187,12 +175,7 @@ class Constraints:
         if affinity is None:
             raise Undecidable(f"volume {found.volume} of claim {claim} is not in the snapshot")
         if affinity not in self._reach:
-            selector = _selector.decode(affinity)
-            nodes = np.ones(self._snapshot.node_count, bool)
-            if selector is not None:
-                pairs = zip(self.labels, self._snapshot.node_names, strict=True)
-                nodes = np.array([selects(selector, labels, name) for labels, name in pairs], bool)
-            self._reach[affinity] = nodes
+            self._reach[affinity] = self.nodes.selected(_selector.decode(affinity))
         return self._reach[affinity]
 
     @cached_property
@@ -223,7 +206,7 @@ class Constraints:
             known = dynamic_resources(self._snapshot)
         except InvalidInput:
             return None
-        return DeviceClaims(self._snapshot, known, self._device_claim_names, self.labels)
+        return DeviceClaims(self._snapshot, known, self._device_claim_names)
 
     @property
     def _used_ports(self) -> dict[int, UsedPorts]:
@@ -239,10 +222,17 @@ class Constraints:
         return self._ports
 
 
+def required_selector(pod: Pod) -> NodeSelector | None:
+    """Return the node affinity that a pod requires."""
+    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
+    return affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+
+
 def _texts(snapshot: Snapshot, name: str) -> dict[int, str]:
     """Return the texts of a column of pods that are not empty, by row; none if the column is missing."""
     if name not in snapshot.pods.column_names:
         return {}
-    column = snapshot.pods[name]
-    rows = np.flatnonzero(pc.fill_null(pc.not_equal(column, ""), False).to_numpy())
-    return dict(zip(rows.tolist(), column.take(pa.array(rows)).to_pylist(), strict=True))
+    column = snapshot.pods[name].combine_chunks()
+    texts, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
+    rows = np.flatnonzero(np.array([bool(text) for text in texts], bool)[codes])
+    return {row: texts[code] for row, code in zip(rows.tolist(), codes[rows].tolist(), strict=True)}

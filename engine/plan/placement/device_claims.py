@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
-from engine.admission.selectors import selects
 from engine.api.errors import InvalidInput
 from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from engine.plan.claims.allocation import allocate
@@ -26,10 +24,10 @@ from engine.plan.claims.objects import (
     PlannedClaimSpec,
 )
 from engine.plan.claims.selectors import SelectorError
+from engine.plan.placement.node_labels import Nodes, labels_of_nodes
 from engine.plan.placement.topology import Undecidable
 from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot
 
-Nodes = NDArray[np.bool_]
 MOST_PODS = 256
 """Pods that one claim can be reserved for."""
 
@@ -55,9 +53,8 @@ class DeviceClaims:
         snapshot: Snapshot,
         known: DynamicResources,
         names: Mapping[int, str],
-        labels: Sequence[Mapping[str, str]],
     ) -> None:
-        self._snapshot, self._names, self._labels = snapshot, names, labels
+        self._snapshot, self._names, self._nodes = snapshot, names, labels_of_nodes(snapshot)
         self._inventory, self._demands = known.inventory(), known.demands
         self._by_name = {(one.metadata.namespace, one.metadata.name): one for one in known.claims}
         self._templates = {
@@ -79,7 +76,7 @@ class DeviceClaims:
             elif len(claim.pods) >= MOST_PODS:
                 found[:] = False
             elif claim.reach is not None:
-                found &= self._reached(claim.reach)
+                found &= self._nodes.selected(claim.reach)
         if not new:
             return found
         spec = _joint([claim.spec for claim in new])
@@ -114,7 +111,7 @@ class DeviceClaims:
             _, claim.devices, claim.reach = claim.before
         else:
             name = self._snapshot.node_names[node]
-            devices = self._inventory.of_node(name, self._labels[node])
+            devices = self._inventory.of_node(name, self._nodes.labels[node])
             try:
                 picks = allocate(claim.spec, devices, self._demands) or []
             except (SelectorError, InvalidInput):
@@ -126,15 +123,11 @@ class DeviceClaims:
             self._inventory.use(one)
 
     def _fits(self, spec: PlannedClaimSpec, node: int) -> bool:
-        devices = self._inventory.of_node(self._snapshot.node_names[node], self._labels[node])
+        devices = self._inventory.of_node(self._snapshot.node_names[node], self._nodes.labels[node])
         try:
             return allocate(spec, devices, self._demands) is not None
         except (SelectorError, InvalidInput) as error:
             raise Undecidable(f"its device claims cannot be allocated: {error}") from None
-
-    def _reached(self, selector: NodeSelector) -> Nodes:
-        pairs = zip(self._labels, self._snapshot.node_names, strict=True)
-        return np.array([selects(selector, labels, name) for labels, name in pairs], bool)
 
     def _known_claims(self, row: int) -> list[_Claim]:
         """Return the claims of a pod; none if one of them is unknown."""

@@ -5,6 +5,8 @@ Amounts go through `engine.admission.everywhere`, the other checks through `engi
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ FEW_PODS = 200_000
 class NodeUse:
     """Hold what pods use on each node of a snapshot: computed once, used for many pods.
 
-    used int64[R, nodes]; count int64[nodes] pods; `tainted` nodes with NoExecute taints; `threads` 0 is all.
+    used int64[R, nodes]; count int64[nodes] pods; `threads` 0 is all.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -34,9 +36,15 @@ class NodeUse:
         self.threads = 1 if snapshot.placed < FEW_PODS else 0
         self.used = used_on_each_node(self.tables, self.threads)
         self.count = np.diff(offsets)
-        tainted = pc.match_substring_regex(snapshot.nodes["document"], '"NoExecute"')
-        self.tainted = tainted.to_numpy()
         self.known = snapshot.nodes["known"].to_numpy(zero_copy_only=False)
+
+    @cached_property
+    def tainted(self) -> NDArray[np.bool_]:
+        """Return bool[nodes]: nodes with NoExecute taints."""
+        found: NDArray[np.bool_] = pc.match_substring(
+            self.snapshot.nodes["document"], '"NoExecute"'
+        ).to_numpy()
+        return found
 
     def facts(self, node: int) -> NodeFacts:
         return NodeFacts.of(node_object(self.snapshot, node))

@@ -62,12 +62,14 @@ class Mover:
         else:
             constraints.leave(row)
             allowed = room.open.copy()
+            left = int(np.count_nonzero(allowed))
             try:
                 for why, nodes in constraints.allowed(row):
-                    before = int(allowed.sum())
+                    before = left
                     allowed &= nodes
-                    if int(allowed.sum()) < before:
-                        out.append((why, before - int(allowed.sum())))
+                    left = int(np.count_nonzero(allowed))
+                    if left < before:
+                        out.append((why, before - left))
                 found = self._chosen(row, request, allowed)
             finally:
                 constraints.enter(row, found.node if found.node != NO_NODE else source)

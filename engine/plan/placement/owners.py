@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from engine.plan.snapshot.columns import Snapshot
@@ -13,7 +13,7 @@ from engine.tables import MIRROR, STATIC
 
 def of_daemon_sets(snapshot: Snapshot) -> NDArray[np.bool_]:
     """Return bool[placed]: pods of DaemonSets, which end with their node."""
-    return _mask(pc.starts_with(_owners(snapshot), "DaemonSet/"))
+    return _owned(snapshot, lambda owner: owner.startswith("DaemonSet/"))
 
 
 def bound_to_node(snapshot: Snapshot) -> NDArray[np.bool_]:
@@ -25,13 +25,12 @@ def bound_to_node(snapshot: Snapshot) -> NDArray[np.bool_]:
 
 def without_controller(snapshot: Snapshot) -> NDArray[np.bool_]:
     """Return bool[placed]: pods that nothing creates again."""
-    return _mask(pc.equal(_owners(snapshot), ""))
+    return _owned(snapshot, lambda owner: not owner)
 
 
-def _owners(snapshot: Snapshot) -> pa.ChunkedArray:
-    return snapshot.pods["owner"].slice(0, snapshot.placed).cast(pa.string())
-
-
-def _mask(found: pa.ChunkedArray) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = found.to_numpy()
+def _owned(snapshot: Snapshot, matches: Callable[[str], bool]) -> NDArray[np.bool_]:
+    """Return bool[placed]: pods whose owner, `Kind/name`, matches. Each distinct owner is asked once."""
+    owners = snapshot.pods["owner"].combine_chunks()
+    found = np.array([matches(owner) for owner in owners.dictionary.to_pylist()], bool)
+    mask: NDArray[np.bool_] = found[owners.indices.to_numpy()[: snapshot.placed]]
     return mask

@@ -32,7 +32,6 @@ class Preemptor:
     def __init__(self, snapshot: Snapshot, mover: Mover) -> None:
         self._snapshot, self._mover = snapshot, mover
         self._priority: NDArray[np.int32] = snapshot.pods["priority"].to_numpy()
-        self._created: NDArray[np.float64] = snapshot.pods["created"].to_numpy()
 
     def find(
         self, row: int, request: NDArray[np.int64], node_of_pod: NDArray[np.int64]
@@ -102,6 +101,11 @@ class Preemptor:
             (float(self._created[one]) for one in victims if self._priority[one] == highest), default=0.0
         )
         return broken, highest, sum(one + 2**31 for one in priorities), len(victims), -oldest
+
+    @cached_property
+    def _created(self) -> NDArray[np.float64]:
+        created: NDArray[np.float64] = self._snapshot.pods["created"].to_numpy()
+        return created
 
     @cached_property
     def _requests(self) -> NDArray[np.int64]:

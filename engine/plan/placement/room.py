@@ -20,19 +20,15 @@ class Room:
     """Track free amounts, int64[resources, nodes], and pod slots; `open` says which nodes may be used."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        tables = snapshot.tables
-        allocatable = np.maximum(tables.allocatable, 0)
-        nodes = snapshot.node_count
-        node = tables.columns.node
-        used = np.stack([_sums(node, amounts, nodes) for amounts in tables.columns.requests])
-        self.total = allocatable
-        self.free: NDArray[np.int64] = allocatable - used
+        names = snapshot.resources.names
+        self.total = np.maximum(np.stack([snapshot.allocatable(name) for name in names]), 0)
+        self.free: NDArray[np.int64] = self.total - requests_on_nodes(snapshot)
         counts = np.diff(snapshot.offsets)
         limit = snapshot.allocatable("pods")
         self.slots: NDArray[np.int64] = np.where(limit < 0, 2**40, limit) - counts
         self.open = ~snapshot.nodes["unschedulable"].to_numpy(zero_copy_only=False)
         self.open &= snapshot.nodes["known"].to_numpy(zero_copy_only=False)
-        self._scale = 1.0 / np.maximum(allocatable[:2], 1)
+        self._scale = 1.0 / np.maximum(self.total[:2], 1)
 
     def choose(self, request: NDArray[np.int64], rule: Rule, allowed: NDArray[np.bool_] | None = None) -> int:
         """Return the node for one pod among the `allowed` ones, -1 if it fits nowhere; the first node wins a
@@ -62,12 +58,19 @@ class Room:
         self.slots[node] -= sign
 
 
-def _sums(node: NDArray[np.int32], amounts: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
-    """Return exact integer sums per node; rows are sorted by node."""
-    totals = np.concatenate([[0], np.cumsum(amounts)])
-    edges = np.searchsorted(node, np.arange(nodes + 1))
-    sums: NDArray[np.int64] = np.diff(totals[edges])
-    return sums
+def requests_on_nodes(snapshot: Snapshot) -> NDArray[np.int64]:
+    """Return int64[resources, nodes]: the sums of requests, computed on first use and kept with the
+    snapshot.
+    """
+    found: NDArray[np.int64] | None = snapshot.__dict__.get("_requests_on_nodes")
+    if found is None:
+        template, sums = snapshot.column("template"), []
+        for name in snapshot.resources.names:
+            amounts = snapshot.templates[f"request/{name}"].to_numpy().take(template, mode="clip")
+            totals = np.concatenate([np.zeros(1, np.int64), np.cumsum(amounts)])
+            sums.append(np.diff(totals[snapshot.offsets]))
+        found = snapshot.__dict__["_requests_on_nodes"] = np.stack(sums)
+    return found
 
 
 def request_matrix(snapshot: Snapshot, rows: NDArray[np.int64]) -> NDArray[np.int64]:

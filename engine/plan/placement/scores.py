@@ -8,15 +8,15 @@ of them; here all are scored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from engine.admission.selectors import selects, selects_labels, tolerates
+from engine.admission.selectors import selects_labels, tolerates
 from engine.api.node import Taint
 from engine.api.pod import Pod, ResourceRequirements
 from engine.api.quantity import Quantity
@@ -30,11 +30,13 @@ from engine.api.scheduling import (
 )
 from engine.plan.placement.constraints import Constraints
 from engine.plan.placement.room import Room
-from engine.plan.placement.topology import Undecidable, spread_selector
+from engine.plan.placement.topology import PodRows, Undecidable, spread_selector
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.objects import decoded_spec
 
 MOST: Final = 100
+MOST_TEMPLATES: Final = 4
+"""Templates whose scores are kept: pods that follow one another often have the same one."""
 HOSTNAME: Final = "kubernetes.io/hostname"
 ASSUMED: Final = {"cpu": Quantity.parse("100m"), "memory": Quantity.parse("200Mi")}
 """Requests that the scheduler assumes for a container without any when it scores by least allocated."""
@@ -48,6 +50,19 @@ LARGEST_IMAGE: Final = 1000 * 2**20
 Values = NDArray[np.int64]
 
 
+@dataclass
+class _TemplateScores:
+    """Hold what the pods of a template share, int64[nodes] each: scores by images, those together with scores
+    by amounts (`fixed`), and counts that are normalized among the candidates.
+    """
+
+    request: Values
+    images: Values
+    fixed: Values
+    soft_taints: Values
+    preferred: Values
+
+
 class NodeScores:
     """Score nodes while pods move: `take` follows what `Room` does not count, assumed requests."""
 
@@ -57,20 +72,31 @@ class NodeScores:
         self._owner = snapshot.pods["owner"].combine_chunks()
         self._terms: dict[int, list[tuple[int, PodAffinityTerm]]] = {}
         self._sizes: dict[str, Values] = {}
+        self._owned: dict[tuple[int, str], PodRows] = {}
+        self._known: dict[int, _TemplateScores] = {}
         allocatable = np.stack([snapshot.allocatable(name) for name in ASSUMED])
         self._allocatable: Values = np.maximum(allocatable, 0)
-        placed = slice(0, snapshot.placed)
-        amounts = self._assumed[:, self._template[placed]]
-        self._used: Values = np.stack(
-            [
-                np.bincount(snapshot.column("node"), row.astype(np.float64), snapshot.node_count)
-                for row in amounts
-            ]
-        ).astype(np.int64)
+        self._used = self._room.total[:2] - self._room.free[:2] + self._added()
+        self._balance = _balance(self._room.total[:2] - self._room.free[:2], self._room.total[:2])
 
     def take(self, row: int, node: int, sign: int = 1) -> None:
-        """Count a pod on a node, or no longer with `sign` -1."""
+        """Count a pod on a node, or no longer with `sign` -1; the room counts it already."""
         self._used[:, node] += sign * self._assumed[:, self._template[row]]
+        total = self._room.total[:2, [node]]
+        self._balance[node] = _balance(total - self._room.free[:2, [node]], total)[0]
+        one = np.array([node])
+        for template, known in self._known.items():
+            known.fixed[node] = known.images[node] + self._by_amounts(template, known.request, one)[0]
+
+    def _added(self) -> Values:
+        """Return int64[2, nodes]: how much more the pods of each node have with assumed requests."""
+        snapshot = self._snapshot
+        more = self._assumed - _requests(snapshot)
+        lacking: NDArray[np.bool_] = (more != 0).any(axis=0)
+        template, node = snapshot.column("template"), snapshot.column("node")
+        rows = np.flatnonzero(lacking[template])
+        sums = [np.bincount(node[rows], one[template[rows]], snapshot.node_count) for one in more]
+        return np.stack(sums).astype(np.int64)
 
     def best(self, row: int, request: Values, nodes: Values) -> Values:
         """Return the nodes with the highest score among `nodes`."""
@@ -80,32 +106,50 @@ class NodeScores:
 
     def of(self, row: int, request: Values, nodes: Values) -> Values:
         """Return int64[len(nodes)]: the score of each of these nodes for a pod."""
-        pod = self._constraints.pod(row)
-        total = 3 * _reversed(self._soft_taints(pod, nodes))
-        total += 2 * self._preferred_nodes(pod, nodes)
+        pod, known = self._constraints.pod(row), self._of_template(row, request)
+        total = known.fixed[nodes]
+        total += 3 * _reversed(known.soft_taints[nodes]) if known.soft_taints.any() else 3 * MOST
+        if known.preferred.any():
+            total += 2 * _normalized(known.preferred[nodes])
         total += 2 * self._spread(row, pod, nodes)
         total += 2 * self._near(row, pod, nodes)
-        total += self._least_allocated(row, nodes)
-        total += self._balanced(request, nodes)
-        total += self._images(pod, nodes)
         return total
+
+    def _of_template(self, row: int, request: Values) -> _TemplateScores:
+        """Return what the pods of a template have in common; `take` keeps it for pods that follow."""
+        template = int(self._template[row])
+        known = self._known.get(template)
+        if known is None:
+            pod, nodes = self._constraints.pod(row), np.arange(self._snapshot.node_count)
+            images = self._images(pod, nodes)
+            fixed = images + self._by_amounts(template, request, nodes)
+            known = _TemplateScores(
+                request, images, fixed, self._soft_taints(pod), self._preferred_nodes(pod)
+            )
+            while len(self._known) >= MOST_TEMPLATES:
+                del self._known[next(iter(self._known))]
+            self._known[template] = known
+        return known
+
+    def _by_amounts(self, template: int, request: Values, nodes: Values) -> Values:
+        """Score these nodes by least allocated and by balance."""
+        return self._least_allocated(template, nodes) + self._balanced(request, nodes)
 
     @cached_property
     def _assumed(self) -> Values:
         """Return int64[2, templates]: milli-CPU and bytes of each template with assumed requests."""
-        known = [self._snapshot.templates[f"request/{name}"].to_numpy() for name in ASSUMED]
-        amounts: Values = np.stack(known).astype(np.int64)
-        specs = self._snapshot.templates["spec"]
-        for number in np.unique(self._template).tolist():
-            pod = decoded_spec(specs[number].as_py())
+        amounts = _requests(self._snapshot)
+        specs = self._snapshot.templates["spec"].to_pylist()
+        for number in np.flatnonzero(np.bincount(self._template)).tolist():
+            pod = decoded_spec(specs[number])
             if _assume(pod):
                 found = pod_requests(pod)
                 amounts[:, number] = [scaled(name, found[name]) for name in ASSUMED]
         return amounts
 
-    def _least_allocated(self, row: int, nodes: Values) -> Values:
+    def _least_allocated(self, template: int, nodes: Values) -> Values:
         total = self._allocatable[:, nodes]
-        left = total - self._used[:, nodes] - self._assumed[:, [self._template[row]]]
+        left = total - self._used[:, nodes] - self._assumed[:, [template]]
         each = np.maximum(left, 0) * MOST // np.maximum(total, 1)
         named = (total > 0).sum(axis=0)
         found: Values = each.sum(axis=0) // np.maximum(named, 1)
@@ -117,16 +161,19 @@ class NodeScores:
             return np.zeros(len(nodes), np.int64)
         total = self._room.total[:2, nodes]
         before = total - self._room.free[:2, nodes]
-        change = _balance(before + request[:2, None], total) - _balance(before, total)
+        change = _balance(before + request[:2, None], total) - self._balance[nodes]
         return MOST // 2 + (MOST // 2 + change) // 2
 
     @cached_property
     def _soft(self) -> tuple[list[tuple[Taint, ...]], Values]:
         """Return the distinct sets of PreferNoSchedule taints, and the set of each node."""
-        numbers: dict[tuple[tuple[str, str], ...], int] = {}
-        distinct: list[tuple[Taint, ...]] = []
+        numbers: dict[tuple[tuple[str, str], ...], int] = {(): 0}
+        distinct: list[tuple[Taint, ...]] = [()]
         codes = []
-        for taints in self._constraints.all_taints:
+        for taints in self._constraints.nodes.taints:
+            if not taints:
+                codes.append(0)
+                continue
             mine = tuple(taint for taint in taints if taint.effect == "PreferNoSchedule")
             key = tuple((taint.key, taint.value) for taint in mine)
             if key not in numbers:
@@ -135,25 +182,25 @@ class NodeScores:
             codes.append(numbers[key])
         return distinct, np.array(codes, np.int64)
 
-    def _soft_taints(self, pod: Pod, nodes: Values) -> Values:
+    def _soft_taints(self, pod: Pod) -> Values:
+        """Return int64[nodes]: how many soft taints of each node a pod does not tolerate."""
         distinct, codes = self._soft
         tolerations = pod.spec.tolerations or ()
         counts = [sum(not tolerates(tolerations, taint) for taint in taints) for taints in distinct]
-        return np.array(counts, np.int64)[codes[nodes]]
+        found: Values = np.array(counts, np.int64)[codes]
+        return found
 
-    def _preferred_nodes(self, pod: Pod, nodes: Values) -> Values:
+    def _preferred_nodes(self, pod: Pod) -> Values:
+        """Return int64[nodes]: the weights of preferred node affinity that match."""
         affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
         terms = (
             affinity.preferred_during_scheduling_ignored_during_execution if affinity is not None else None
         )
-        found = np.zeros(len(nodes), np.int64)
-        labels, names = self._constraints.labels, self._snapshot.node_names
+        found = np.zeros(self._snapshot.node_count, np.int64)
         for term in terms or ():
             selector = NodeSelector(node_selector_terms=[term.preference])
-            for place, node in enumerate(nodes.tolist()):
-                if selects(selector, labels[node], names[node]):
-                    found[place] += term.weight
-        return _normalized(found)
+            found += term.weight * self._constraints.nodes.selected(selector)
+        return found
 
     def _spread(self, row: int, pod: Pod, nodes: Values) -> Values:
         """Score soft topology spread: the constraints of the pod, or the scheduler's default ones."""
@@ -175,18 +222,23 @@ class NodeScores:
         if given:
             for key, _, _ in wanted:
                 keyed &= topology.domains_of(key)[0] >= 0
-        scores = np.zeros(len(nodes))
         used = keyed[nodes]
+        scores = np.full(self._snapshot.node_count, 0.5)
         for index, (key, skew, pods) in enumerate(wanted):
-            domain = topology.domains_of(key)[0][nodes]
+            domain, count = topology.domains_of(key)
             if key == HOSTNAME:
-                size, counts = int(used.sum()), topology.on_nodes(pods)[nodes]
-            else:
-                size = len(np.unique(domain[used]))
-                counted = self._counted(row, soft[index] if given else None, keyed)
-                counts = np.append(topology.on_domains(key, pods, counted), 0)[domain]
-            scores += np.where(domain >= 0, counts * np.log(size + 2) + skew - 1, 0.0)
-        return _spread_out(np.floor(scores + 0.5).astype(np.int64), used)
+                weight = np.log(int(np.count_nonzero(used)) + 2)
+                scores[domain >= 0] += skew - 1
+                at, held = np.unique(topology.places(pods), return_counts=True)
+                scores[at] += np.where(domain[at] >= 0, held * weight, 0.0)
+                continue
+            # Nodes without the label are a domain of their own, the last one, which gets no score.
+            there = np.bincount(domain[nodes[used]] + 1, minlength=count + 1)
+            weight = np.log(int(np.count_nonzero(there)) + 2)
+            counted = self._counted(row, soft[index] if given else None, keyed)
+            each = np.append(topology.on_domains(key, pods, counted) * weight + skew - 1, 0.0)
+            scores += each[domain]
+        return _spread_out(scores[nodes].astype(np.int64), used)
 
     def _counted(
         self, row: int, constraint: TopologySpreadConstraint | None, keyed: NDArray[np.bool_]
@@ -200,17 +252,20 @@ class NodeScores:
             counted &= tolerated
         return counted
 
-    def _replicas(self, row: int) -> NDArray[np.bool_] | None:
-        """Return bool[pods]: the pods of the same controller; None for one whose pods have no selector of
+    def _replicas(self, row: int) -> PodRows | None:
+        """Return the pods of the same controller; None for one whose pods have no selector of
         their own. (Services would select more; a snapshot does not hold them.)
         """
         owner: str = self._owner[row].as_py() or ""
         if not owner.startswith(SPREAD_OWNERS):
             return None
         topology = self._constraints.topology
-        codes = self._owner.indices.to_numpy()
-        found: NDArray[np.bool_] = codes == codes[row]
-        return found & topology.in_namespaces((topology.namespace_of(row),))
+        codes, namespace = self._owner.indices.to_numpy(), topology.namespace_of(row)
+        key = int(codes[row]), namespace
+        if key not in self._owned:
+            rows = np.flatnonzero(codes == codes[row])
+            self._owned[key] = topology.in_namespaces(rows, (namespace,))
+        return self._owned[key]
 
     def _near(self, row: int, pod: Pod, nodes: Values) -> Values:
         """Score preferred affinity between pods, in both directions, and required affinity of others."""
@@ -235,12 +290,12 @@ class NodeScores:
                 if spaces is not None and own[0] not in spaces:
                     if spaces:
                         continue
-                    pods = pods & topology.in_namespaces(own)
+                    pods = topology.in_namespaces(pods, own)
                 sums += weight * self._in_domain(term.topology_key, pods, nodes)
         low, span = int(sums.min()), int(sums.max() - sums.min())
         return (MOST * ((sums - low) / span)).astype(np.int64) if span else np.zeros(len(nodes), np.int64)
 
-    def _in_domain(self, key: str, pods: NDArray[np.bool_], nodes: Values) -> Values:
+    def _in_domain(self, key: str, pods: PodRows, nodes: Values) -> Values:
         topology = self._constraints.topology
         domain = topology.domains_of(key)[0][nodes]
         counts = np.append(topology.on_domains(key, pods), 0)
@@ -250,9 +305,8 @@ class NodeScores:
     @cached_property
     def _attracting(self) -> list[int]:
         """Return templates with terms that score later pods: preferred ones, and required affinity."""
-        specs = self._snapshot.templates["spec"]
-        used = np.unique(self._template).tolist()
-        return [row for row in used if "podA" in specs[row].as_py() and self._terms_of(row)]
+        specs = self._snapshot.templates["spec"].to_pylist()
+        return [row for row, spec in enumerate(specs) if "podA" in spec and self._terms_of(row)]
 
     def _terms_of(self, template: int) -> list[tuple[int, PodAffinityTerm]]:
         found = self._terms.get(template)
@@ -278,12 +332,13 @@ class NodeScores:
         return found
 
     @cached_property
-    def _image_names(self) -> tuple[list[str], NDArray[np.int32]]:
-        """Return the distinct names of images, separated by spaces, and those of each row."""
-        names = self._snapshot.images["names"].combine_chunks().dictionary_encode()
-        if isinstance(names, pa.ChunkedArray):
-            names = names.combine_chunks()
-        return names.dictionary.to_pylist(), names.indices.to_numpy()
+    def _image_codes(self) -> Mapping[str, list[int]]:
+        """Return the codes of the column of names that hold each image name."""
+        found: dict[str, list[int]] = {}
+        for code, text in enumerate(self._snapshot.images["names"].combine_chunks().dictionary.to_pylist()):
+            for name in text.split():
+                found.setdefault(name, []).append(code)
+        return found
 
     def _image(self, name: str) -> Values:
         """Return int64[nodes]: the size of an image where it is, scaled by how many nodes have it."""
@@ -292,16 +347,25 @@ class NodeScores:
         found = self._sizes.get(name)
         if found is None:
             images, nodes = self._snapshot.images, self._snapshot.node_count
-            texts, codes = self._image_names
-            rows = np.flatnonzero(
-                np.isin(codes, [at for at, text in enumerate(texts) if name in text.split()])
-            )
+            codes = images["names"].combine_chunks().indices.to_numpy()
+            named = np.zeros(len(codes), bool)
+            for code in self._image_codes.get(name, ()):
+                named |= codes == code
+            rows = np.flatnonzero(named)
             found = np.zeros(nodes, np.int64)
             at = images["node"].to_numpy()[rows]
             found[at] = images["size"].to_numpy()[rows]
-            found = (found * (len(np.unique(at)) / max(nodes, 1))).astype(np.int64)
+            holding = np.zeros(nodes, bool)
+            holding[at] = True
+            found = (found * (int(holding.sum()) / max(nodes, 1))).astype(np.int64)
             self._sizes[name] = found
         return found
+
+
+def _requests(snapshot: Snapshot) -> Values:
+    """Return int64[2, templates]: milli-CPU and bytes that each template requests."""
+    known: Values = np.stack([snapshot.templates[f"request/{name}"].to_numpy() for name in ASSUMED])
+    return known.astype(np.int64)
 
 
 def _assume(pod: Pod) -> bool:
@@ -354,4 +418,5 @@ def _spread_out(values: Values, used: NDArray[np.bool_]) -> Values:
         return np.zeros(len(values), np.int64)
     low, most = int(values[used].min()), int(values[used].max())
     scores = np.full(len(values), MOST) if not most else MOST * (most + low - values) // most
-    return np.where(used, scores, 0)
+    scores[~used] = 0
+    return scores

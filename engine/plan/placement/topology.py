@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from engine.admission.selectors import selects_labels
 from engine.api.encoding.json_text import encode_json
-from engine.api.node import Taint
 from engine.api.pod import Pod
 from engine.api.references import LabelSelector, LabelSelectorRequirement
 from engine.api.scheduling import PodAffinity, PodAffinityTerm, TopologySpreadConstraint
+from engine.plan.placement.node_labels import Nodes, labels_of_nodes
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.objects import decoded_spec
 
-Nodes = NDArray[np.bool_]
+PodRows: TypeAlias = NDArray[np.int64]
+"""Rows of pods in the snapshot, in ascending order."""
 Allowed = tuple[str, Nodes]
 """Why the other nodes are excluded, and the nodes that remain."""
 
@@ -64,35 +65,37 @@ class PodTopology:
         namespaces = pods["namespace"].combine_chunks()
         self._namespaces: list[str] = namespaces.dictionary.to_pylist()
         self._namespace_code = namespaces.indices.to_numpy()
-        self._domains: dict[str, tuple[NDArray[np.int64], int]] = {}
+        self.domains_of = labels_of_nodes(snapshot).domains_of
         self._rules: dict[int, _Rules] = {}
-        self._matched: dict[tuple[bytes, tuple[str, ...] | None], NDArray[np.bool_]] = {}
+        self._matched: dict[tuple[bytes, tuple[str, ...] | None], PodRows] = {}
+        self._of_template: dict[int, PodRows] = {}
 
     def node_of(self, row: int) -> int:
         """Return the node of a pod, or -1 while a new one is chosen."""
         return int(self._node[row])
 
-    def on_domains(
-        self, key: str, pods: NDArray[np.bool_], counted: Nodes | None = None
-    ) -> NDArray[np.int64]:
+    def on_domains(self, key: str, pods: PodRows, counted: Nodes | None = None) -> NDArray[np.int64]:
         """Return int64[domains]: how many of these pods each domain of a topology key holds on the `counted`
         nodes.
         """
         domain, count = self.domains_of(key)
-        at = self._node[pods & (self._node != NO_NODE)]
+        at = self.places(pods)
         if counted is not None:
             at = at[counted[at]]
         found = domain[at]
         return np.bincount(found[found >= 0], minlength=count)
 
-    def on_nodes(self, pods: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return int64[nodes]: how many of these pods each node holds."""
-        at = self._node[pods & (self._node != NO_NODE)]
-        return np.bincount(at, minlength=self._snapshot.node_count)
+    def places(self, pods: PodRows) -> NDArray[np.int64]:
+        """Return the node of each of these pods that is on one."""
+        at = self._node[pods]
+        found: NDArray[np.int64] = at[at != NO_NODE]
+        return found
 
-    def of_template(self, template: int) -> NDArray[np.bool_]:
-        """Return bool[pods]: the pods of a template."""
-        found: NDArray[np.bool_] = self._template == template
+    def of_template(self, template: int) -> PodRows:
+        """Return the pods of a template."""
+        found = self._of_template.get(template)
+        if found is None:
+            found = self._of_template[template] = np.flatnonzero(self._template == template)
         return found
 
     def labels_of(self, row: int) -> Mapping[str, str]:
@@ -143,13 +146,13 @@ class PodTopology:
         """Return the nodes near pods that match every term; any keyed node for the first pod of a group that
         attracts itself.
         """
-        everyone = np.ones(len(self._node), bool)
-        for term in terms:
-            everyone &= self.selected(term, own)
+        everyone = self.selected(terms[0], own)
+        for term in terms[1:]:
+            everyone = np.intersect1d(everyone, self.selected(term, own), assume_unique=True)
         keyed = np.ones(self._snapshot.node_count, bool)
         for term in terms:
             keyed &= self.domains_of(term.topology_key)[0] >= 0
-        if not (everyone & (self._node != NO_NODE)).any() and all(
+        if not len(self.places(everyone)) and all(
             selects_labels(term.label_selector, labels) and own[0] in (self.spaces(term, own) or own)
             for term in terms
         ):
@@ -166,12 +169,12 @@ class PodTopology:
             for term in self._rules_of(template).anti_affinity:
                 if not selects_labels(term.label_selector, labels):
                     continue
-                pods = self._template == template
+                pods = self.of_template(template)
                 spaces = self.spaces(term, ())
                 if spaces is not None and namespace not in spaces:
                     if spaces:
                         continue
-                    pods = pods & self.in_namespaces((namespace,))
+                    pods = self.in_namespaces(pods, (namespace,))
                 near |= self._holding(term.topology_key, pods)
         return near
 
@@ -195,31 +198,16 @@ class PodTopology:
         fits[keyed] = held[domain[keyed]] + itself - least <= spread.max_skew
         return fits
 
-    def _holding(self, key: str, pods: NDArray[np.bool_]) -> Nodes:
+    def _holding(self, key: str, pods: PodRows) -> Nodes:
         """Return the nodes whose domain of a topology key holds one of these pods."""
         domain, count = self.domains_of(key)
-        at = self._node[pods]
-        found = domain[at[at != NO_NODE]]
+        found = domain[self.places(pods)]
         holds = np.zeros(count + 1, bool)
         holds[found[found >= 0]] = True
         near: Nodes = holds[domain]
         return near
 
-    def domains_of(self, key: str) -> tuple[NDArray[np.int64], int]:
-        """Return int64[nodes]: the domain of each node, -1 without the label; and the number of domains."""
-        found = self._domains.get(key)
-        if found is None:
-            numbers: dict[str, int] = {}
-            values = [labels.get(key) for labels in self._node_labels]
-            domain = [-1 if value is None else numbers.setdefault(value, len(numbers)) for value in values]
-            found = self._domains[key] = np.array(domain, np.int64), len(numbers)
-        return found
-
-    @cached_property
-    def _node_labels(self) -> list[Mapping[str, str]]:
-        return node_labels(self._snapshot)
-
-    def selected(self, term: PodAffinityTerm, own: tuple[str, ...]) -> NDArray[np.bool_]:
+    def selected(self, term: PodAffinityTerm, own: tuple[str, ...]) -> PodRows:
         spaces = self.spaces(term, own)
         return self.matching(term.label_selector, spaces)
 
@@ -233,31 +221,29 @@ class PodTopology:
             return None
         return tuple(term.namespaces) if term.namespaces else own
 
-    def matching(
-        self, selector: LabelSelector | None, namespaces: tuple[str, ...] | None
-    ) -> NDArray[np.bool_]:
-        """Return bool[pods]: the pods of these namespaces that a selector matches."""
+    def matching(self, selector: LabelSelector | None, namespaces: tuple[str, ...] | None) -> PodRows:
+        """Return the pods of these namespaces that a selector matches."""
         key = encode_json(selector), namespaces
         found = self._matched.get(key)
         if found is None:
             labelled = np.array([selects_labels(selector, labels) for labels in self._labels], bool)
-            found = labelled[self._label_code] if len(labelled) else np.zeros(len(self._node), bool)
+            found = np.flatnonzero(labelled[self._label_code] if len(labelled) else labelled)
             if namespaces is not None:
-                found = found & self.in_namespaces(namespaces)
+                found = self.in_namespaces(found, namespaces)
             self._matched[key] = found
         return found
 
-    def in_namespaces(self, namespaces: tuple[str, ...]) -> NDArray[np.bool_]:
+    def in_namespaces(self, pods: PodRows, namespaces: tuple[str, ...]) -> PodRows:
+        """Return those of some pods that are in these namespaces."""
         named = np.array([name in namespaces for name in self._namespaces], bool)
-        found: NDArray[np.bool_] = named[self._namespace_code]
+        found: PodRows = pods[named[self._namespace_code[pods]]]
         return found
 
     @cached_property
     def _repelling(self) -> list[int]:
         """Return templates of placed pods that have required anti-affinity."""
-        specs = self._snapshot.templates["spec"]
-        used = np.unique(self._template).tolist()
-        return [row for row in used if "podAntiAffinity" in specs[row].as_py()]
+        specs = self._snapshot.templates["spec"].to_pylist()
+        return [row for row, spec in enumerate(specs) if "podAntiAffinity" in spec]
 
     def _rules_of(self, template: int) -> _Rules:
         found = self._rules.get(template)
@@ -301,32 +287,3 @@ def _rules(snapshot: Snapshot, template: int) -> _Rules:
 def _terms(affinity: PodAffinity | None) -> tuple[PodAffinityTerm, ...]:
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
     return tuple(required or ())
-
-
-def node_labels(snapshot: Snapshot) -> list[Mapping[str, str]]:
-    """Return the labels of every node; none if its Node object is unknown."""
-    decoder = msgspec.json.Decoder(_Document)
-    texts = snapshot.nodes["document"].to_pylist()
-    return [(decoder.decode(text).metadata.labels or {}) if text else {} for text in texts]
-
-
-def node_taints(snapshot: Snapshot) -> list[Sequence[Taint]]:
-    """Return the taints of every node; none if its Node object is unknown."""
-    decoder = msgspec.json.Decoder(_Document)
-    texts = snapshot.nodes["document"].to_pylist()
-    return [(decoder.decode(text).spec.taints or ()) if text else () for text in texts]
-
-
-class _Meta(msgspec.Struct):
-    labels: dict[str, str] | None = None
-
-
-class _Spec(msgspec.Struct):
-    taints: list[Taint] | None = None
-
-
-class _Document(msgspec.Struct):
-    """The parts of a Node object that placement needs of every node; amounts would take longest to decode."""
-
-    metadata: _Meta = msgspec.field(default_factory=_Meta)
-    spec: _Spec = msgspec.field(default_factory=_Spec)

@@ -15,7 +15,7 @@ from engine.api.pod import Pod
 from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
 from engine.api.struct import to_builtins
 from engine.plan.reading.templates import Templates
-from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot
+from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot, column_of
 from engine.plan.snapshot.lazy_table import whole
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, ResourceNames
 
@@ -62,7 +62,10 @@ def with_pods(snapshot: Snapshot, added: Sequence[AddedPods]) -> tuple[Snapshot,
         ranges.append(range(start, start + one.count))
         start += one.count
     pods = whole(snapshot.pods)
-    more = pa.table({field.name: _column(rows, field) for field in pods.schema}, pods.schema)
+    more = pa.table(
+        {field.name: column_of([row.get(field.name) for row in rows], field.type) for field in pods.schema},
+        pods.schema,
+    )
     pods = pa.concat_tables([pods, more]).unify_dictionaries().combine_chunks()
     return replace(snapshot, pods=pods, templates=joined), ranges
 
@@ -99,13 +102,6 @@ def _device_claims(pod: Pod) -> Iterator[str]:
             yield claim.resource_claim_name
         elif claim.resource_claim_template_name:
             yield f"{TEMPLATE_CLAIM}{claim.resource_claim_template_name}"
-
-
-def _column(rows: list[dict[str, Any]], field: pa.Field) -> pa.Array:
-    values = [row.get(field.name) for row in rows]
-    if pa.types.is_dictionary(field.type):
-        return pa.array(values, field.type.value_type).dictionary_encode().cast(field.type)
-    return pa.array(values, field.type)
 
 
 def with_nodes(snapshot: Snapshot, like: int, count: int, taken: dict[str, int]) -> Snapshot:

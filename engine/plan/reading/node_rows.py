@@ -17,7 +17,7 @@ from engine.api.resources import scaled
 from engine.api.struct import decode_hook
 from engine.plan.reading.documents import NodeDocument
 from engine.plan.reading.templates import Unusable, intern
-from engine.plan.snapshot.columns import IMAGE_FIELDS
+from engine.plan.snapshot.columns import IMAGE_FIELDS, column_of
 from engine.plan.snapshot.faults import FaultLog
 from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS, PinnedState, pinning_text
 from engine.tables import ABSENT, ResourceNames
@@ -198,7 +198,7 @@ class NodeRows:
     def image_table(self) -> pa.Table:
         """Return images sorted by node; the runtime's list replaces that of the status."""
         schema = pa.schema(list(IMAGE_FIELDS.items()))
-        table = pa.table({name: pa.array(v, schema.field(name).type) for name, v in self._images.items()})
+        table = pa.table({name: column_of(v, schema.field(name).type) for name, v in self._images.items()})
         if self._image_sources:
             node = table["node"].to_numpy()
             asked = np.isin(node, list(self._image_sources))

@@ -20,7 +20,7 @@ from engine.plan.reading.documents import (
     PodVolume,
 )
 from engine.plan.reading.templates import MAX_KNOWN, Templates, Unusable
-from engine.plan.snapshot.columns import POD_FIELDS, TEMPLATE_CLAIM
+from engine.plan.snapshot.columns import POD_FIELDS, REPEATED_TEXT, TEMPLATE_CLAIM
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, MIRROR, PROTECTED, QOS_CODES, STATIC
 
 _labels = msgspec.json.Decoder(dict[str, str] | None)
@@ -136,8 +136,8 @@ class PodRows:
             "owner": pa.array(self._owner).dictionary_encode(),
             "labels": pa.array(self._labels).dictionary_encode(),
         } | {f"usage/{name}": pa.nulls(rows, pa.int64()) for name in USAGE}
-        arrays["claims"] = pa.array(self._claims, pa.string())
-        arrays["device_claims"] = pa.array(self._device_claims, pa.string())
+        arrays["claims"] = pa.array(self._claims).dictionary_encode()
+        arrays["device_claims"] = pa.array(self._device_claims).dictionary_encode()
         self._chunks.append(pa.record_batch(arrays))
         self.count += rows
         self._start()
@@ -147,7 +147,8 @@ class PodRows:
         repeated ones.
         """
         self._flush()
-        schema = pa.schema([*POD_FIELDS.items(), ("claims", pa.string()), ("device_claims", pa.string())])
+        claims = [(name, REPEATED_TEXT) for name in ("claims", "device_claims")]
+        schema = pa.schema([*POD_FIELDS.items(), *claims])
         table = pa.Table.from_batches([b.cast(schema) for b in self._chunks], schema).unify_dictionaries()
         table = table.combine_chunks()
         repeated = self._repeated(table)

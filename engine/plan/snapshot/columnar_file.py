@@ -12,6 +12,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ TABLES = ("nodes", "pods", "templates", "images", "devices", "budgets", "priorit
 LATER_TABLES = ("volumes", "attach_limits", "dynamic_resources")
 """Tables that files in older formats lack; they are empty then."""
 ROW_GROUP = 131_072
+MOST_PARTS = 32
+"""Row groups of columns that are kept for single values."""
 MAX_TABLE = 64 * 2**30
 _LOCAL_HEADER = 30
 _BROKEN = (
@@ -158,16 +161,24 @@ class SnapshotFile:
         file, texts = self._files[name], self._texts[name]
         chosen = range(file.num_row_groups) if groups is None else groups
 
-        def columns(names: Sequence[str]) -> pa.Table:
+        starts = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in chosen)])
+
+        def read(names: Sequence[str], groups: Sequence[int]) -> pa.Table:
             with self._faults_named():
-                read = file.read_row_groups(chosen, names).combine_chunks()
-                read = plain_texts(read, [text for text in texts if text in names], f"{name}.parquet")
-                return checked_columns(name, read, self.node_count)
+                found = file.read_row_groups(groups, names).combine_chunks()
+                found = plain_texts(found, [text for text in texts if text in names], f"{name}.parquet")
+                return checked_columns(name, found, self.node_count)
+
+        @lru_cache(maxsize=MOST_PARTS)
+        def part(column: str, number: int) -> pa.ChunkedArray:
+            return read([column], [chosen[number]])[column]
+
+        def value(column: str, row: int) -> Any:
+            number = int(np.searchsorted(starts, row, "right")) - 1
+            return part(column, number)[row - int(starts[number])].as_py()
 
         return LazyTable(
-            file.schema_arrow.names,
-            columns,
-            lambda: sum(file.metadata.row_group(group).num_rows for group in chosen),
+            file.schema_arrow.names, lambda names: read(names, chosen), lambda: int(starts[-1]), value
         )
 
     @property

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from engine.plan.snapshot.lazy_table import LazyTable, Table, whole
+from engine.plan.snapshot.lazy_table import LazyTable, Table, value_of, whole
 from engine.tables import ABSENT, ClusterTables, PodColumns, ResourceNames
 
 TERMINAL = ("Succeeded", "Failed")
@@ -25,20 +25,20 @@ NO_NODE = -1
 TEMPLATE_CLAIM = "template/"
 """Precedes the name of a ResourceClaimTemplate in `pods.device_claims`; its claim is yet to be made."""
 
-_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+REPEATED_TEXT = pa.dictionary(pa.int32(), pa.string())
 POD_FIELDS = {
-    "namespace": _DICTIONARY,
+    "namespace": REPEATED_TEXT,
     "name": pa.large_string(),
     "uid": pa.large_string(),
     "node": pa.int32(),
     "template": pa.int32(),
-    "phase": _DICTIONARY,
+    "phase": REPEATED_TEXT,
     "qos": pa.uint8(),
     "flags": pa.uint8(),
     "priority": pa.int32(),
     "created": pa.float64(),
-    "owner": _DICTIONARY,
-    "labels": _DICTIONARY,
+    "owner": REPEATED_TEXT,
+    "labels": REPEATED_TEXT,
     "usage/memory": pa.int64(),
     "usage/disk": pa.int64(),
     "usage/inodes": pa.int64(),
@@ -46,18 +46,18 @@ POD_FIELDS = {
 }
 IMAGE_FIELDS = {
     "node": pa.int32(),
-    "image": pa.large_string(),
-    "names": pa.large_string(),
+    "image": REPEATED_TEXT,
+    "names": REPEATED_TEXT,
     "size": pa.int64(),
     "last_used": pa.float64(),
     "first_detected": pa.float64(),
     "pinned": pa.bool_(),
     "in_use": pa.bool_(),
-    "source": _DICTIONARY,
+    "source": REPEATED_TEXT,
 }
 DEVICE_FIELDS = {
     "node": pa.int32(),
-    "resource": _DICTIONARY,
+    "resource": REPEATED_TEXT,
     "device": pa.large_string(),
     "numa": pa.large_string(),
     "healthy": pa.bool_(),
@@ -90,6 +90,13 @@ PRIORITY_CLASS_FIELDS = {"name": pa.string(), "value": pa.int64(), "preemption_p
 
 _TABLE_COLUMNS = ("template", "qos", "flags", "priority", "created")
 """Pod columns from which `Snapshot.tables` is computed."""
+
+
+def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return an Arrow array of this type, which may be a dictionary."""
+    if pa.types.is_dictionary(kind):
+        return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
+    return pa.array(values, kind)
 
 
 def empty(fields: dict[str, pa.DataType]) -> pa.Table:
@@ -267,7 +274,8 @@ class Snapshot:
 
     def pod_label(self, row: int) -> str:
         """Return `namespace/name`."""
-        return f"{self.pods['namespace'][row].as_py()}/{self.pods['name'][row].as_py()}"
+        namespace, name = (value_of(self.pods, column, row) for column in ("namespace", "name"))
+        return f"{namespace}/{name}"
 
     def pod_labels(self, rows: NDArray[np.int64]) -> pa.Array:
         """Return `namespace/name` of many rows, as an Arrow string array."""

@@ -15,13 +15,21 @@ Columns = Callable[[Sequence[str]], pa.Table]
 class LazyTable:
     """Offer the parts of `pa.Table` that access columns; `whole` returns a real table.
 
-    The first use of a column raises its errors, not the opening of the table.
+    The first use of a column raises its errors, not the opening of the table. With `value`, single values of
+    a column that is not there yet are computed without it.
     """
 
-    def __init__(self, column_names: Sequence[str], columns: Columns, rows: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        column_names: Sequence[str],
+        columns: Columns,
+        rows: Callable[[], int],
+        value: Callable[[str, int], Any] | None = None,
+    ) -> None:
         self.column_names = list(column_names)
         self._make = columns
         self._rows = rows
+        self._value = value
         self._made: dict[str, pa.ChunkedArray] = {}
 
     @cached_property
@@ -43,11 +51,21 @@ class LazyTable:
             self.select([name])
         return self._made[name]
 
+    def value(self, name: str, row: int) -> Any:
+        if self._value is not None and name not in self._made:
+            return self._value(name, row)
+        return self[name][row].as_py()
+
     def to_pylist(self) -> list[dict[str, Any]]:
         return list(whole(self).to_pylist())
 
 
 Table: TypeAlias = pa.Table | LazyTable
+
+
+def value_of(table: Table, name: str, row: int) -> Any:
+    """Return one value of a column."""
+    return table.value(name, row) if isinstance(table, LazyTable) else table[name][row].as_py()
 
 
 def whole(table: Table) -> pa.Table:

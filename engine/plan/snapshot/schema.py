@@ -27,6 +27,7 @@ from engine.plan.snapshot.columns import (
     NO_NODE,
     POD_FIELDS,
     PRIORITY_CLASS_FIELDS,
+    REPEATED_TEXT,
     VOLUME_FIELDS,
 )
 from engine.plan.snapshot.lazy_table import Table
@@ -177,7 +178,7 @@ def _fields(name: str, there: Sequence[str]) -> Mapping[str, pa.DataType]:
         fields |= {field: pa.large_string() for field in (PROCESSORS, PINNING) if field in there}
     if name == "pods":
         fields = {field: kind for field, kind in fields.items() if field[:6] != "usage/" or field in there}
-        optional = {"deleted": pa.float64(), "claims": pa.string(), "device_claims": pa.string()}
+        optional = {"deleted": pa.float64(), "claims": REPEATED_TEXT, "device_claims": REPEATED_TEXT}
         fields |= {field: kind for field, kind in optional.items() if field in there}
     if name == "volumes":
         fields = {field: kind for field, kind in fields.items() if field in there or field not in CSI_COLUMNS}

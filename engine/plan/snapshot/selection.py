@@ -29,14 +29,15 @@ def select_nodes(snapshot: Snapshot, patterns: list[str], selector: str = "") ->
     if patterns:
         chosen[:] = False
         for pattern in patterns:
-            matching = [i for i, name in enumerate(snapshot.node_names) if fnmatch.fnmatchcase(name, pattern)]
+            matches = re.compile(fnmatch.translate(pattern)).match
+            matching = [i for i, name in enumerate(snapshot.node_names) if matches(name)]
             if not matching:
                 raise InvalidInput("matches no node of the snapshot", subject=pattern)
             chosen[matching] = True
     if selector:
-        matches = label_selector(selector)
+        selects = label_selector(selector)
         for node in np.flatnonzero(chosen).tolist():
-            chosen[node] = matches(node_object(snapshot, node).labels)
+            chosen[node] = selects(node_object(snapshot, node).labels)
         if not chosen.any():
             raise InvalidInput("matches no node of the snapshot", subject=selector)
     return np.flatnonzero(chosen)

@@ -23,7 +23,7 @@ from engine.api.pod import Pod
 from engine.api.struct import decode_hook
 from engine.api.version import engine_version
 from engine.plan.reading.templates import Templates
-from engine.plan.snapshot.columns import POD_FIELDS, PRIORITY_CLASS_FIELDS, Snapshot, arranged
+from engine.plan.snapshot.columns import POD_FIELDS, PRIORITY_CLASS_FIELDS, REPEATED_TEXT, Snapshot, arranged
 from engine.plan.synth.devices import gpu_devices
 from engine.plan.synth.images import image_sizes, node_images, with_disk_use
 from engine.plan.synth.nodes import GPU, MACHINES, TAKEN_AT, Gi, Mi, node_table
@@ -254,7 +254,7 @@ def _pods(
     owners = [f"ReplicaSet/{n}" for n in workloads.names] + [f"DaemonSet/{d[0]}" for d in daemons]
     labels = [f'{{"app":"{n}"}}' for n in [*workloads.names, *(d[0] for d in daemons)]]
     suffix = pa.array(np.arange(rows)).cast(pa.string())
-    schema = pa.schema([*POD_FIELDS.items(), ("claims", pa.string())])
+    schema = pa.schema([*POD_FIELDS.items(), ("claims", REPEATED_TEXT)])
     codes = pa.array(workload.astype(np.int32))
     zero = pa.array(np.zeros(rows, np.int32))
     return pa.table(
@@ -277,7 +277,7 @@ def _pods(
             "usage/disk": disk,
             "usage/inodes": disk // 20_000 + 10,
             "usage/processes": random.integers(1, 60, rows),
-            "claims": pa.repeat("", rows),
+            "claims": pa.DictionaryArray.from_arrays(zero, pa.array([""])),
         },
         schema,
     )

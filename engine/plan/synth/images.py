@@ -40,14 +40,14 @@ def node_images(
     age = np.where(in_use, 0.0, np.minimum(random.exponential(6 * 86400.0, len(both)), 90 * 86400.0))
     first = now - age - random.exponential(20 * 86400.0, len(both))
     codes = pa.array(template.astype(np.int32))
-    ids = pa.array([f"sha256:{t:064x}" for t in range(templates)], pa.large_string())
-    names = pa.array([f"registry.example/image-{t:05d}:1" for t in range(templates)], pa.large_string())
+    ids = pa.array([f"sha256:{t:064x}" for t in range(templates)])
+    names = pa.array([f"registry.example/image-{t:05d}:1" for t in range(templates)])
     rows = len(both)
     return pa.table(
         {
             "node": node.astype(np.int32),
-            "image": ids.take(codes),
-            "names": names.take(codes),
+            "image": pa.DictionaryArray.from_arrays(codes, ids),
+            "names": pa.DictionaryArray.from_arrays(codes, names),
             "size": sizes[template],
             "last_used": np.floor(now - age),
             "first_detected": np.floor(first),

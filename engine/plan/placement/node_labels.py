@@ -1,0 +1,112 @@
+"""Hold the labels and taints of all nodes, decoded once, and group nodes by the labels that a rule reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.admission.selectors import selects
+from engine.api.errors import InvalidInput
+from engine.api.node import Taint
+from engine.api.scheduling import NodeSelector
+from engine.plan.snapshot.columns import Snapshot
+
+Nodes: TypeAlias = NDArray[np.bool_]
+Labels: TypeAlias = Mapping[str, str]
+
+_NOTHING: Labels = {}
+
+
+class NodeLabels:
+    """Hold `labels` and `taints` of every node, in the order of the snapshot; none without a Node object.
+
+    Raise `InvalidInput` for a Node object that cannot be read.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        decode = msgspec.json.Decoder(_Document).decode
+        unknown = _Document()
+        texts = snapshot.nodes["document"].to_pylist()
+        try:
+            documents = [decode(text) if text else unknown for text in texts]
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidInput(str(error), subject="nodes.document") from None
+        self._names = snapshot.node_names
+        self.labels: list[Labels] = [one.metadata.labels or _NOTHING for one in documents]
+        self.taints: list[Sequence[Taint]] = [one.spec.taints or () for one in documents]
+        self._domains: dict[str, tuple[NDArray[np.int64], int]] = {}
+        self._groups: dict[tuple[str, ...], tuple[list[int], NDArray[np.int64]]] = {}
+
+    def domains_of(self, key: str) -> tuple[NDArray[np.int64], int]:
+        """Return int64[nodes]: the domain of each node, -1 without the label; and the number of domains."""
+        found = self._domains.get(key)
+        if found is None:
+            numbers: dict[str, int] = {}
+            number = numbers.setdefault
+            values = (labels.get(key) for labels in self.labels)
+            domain = [-1 if value is None else number(value, len(numbers)) for value in values]
+            found = self._domains[key] = np.array(domain, np.int64), len(numbers)
+        return found
+
+    def selected(self, selector: NodeSelector | None) -> Nodes:
+        """Return bool[nodes]: the nodes that a selector matches; None matches every node."""
+        if selector is None:
+            return np.ones(len(self.labels), bool)
+        return self.where(selector, lambda labels, name: selects(selector, labels, name))
+
+    def where(
+        self, selector: NodeSelector | None, matches: Callable[[Labels, str], bool], *keys: str
+    ) -> Nodes:
+        """Return bool[nodes]: the nodes whose labels and name match.
+
+        `matches` reads only the labels with these `keys` and those that the selector names, and the name only
+        for the fields of the selector: nodes that do not differ in them are asked once.
+        """
+        terms = (selector.node_selector_terms if selector is not None else None) or ()
+        if any(term.match_fields for term in terms):
+            pairs = zip(self.labels, self._names, strict=True)
+            return np.fromiter((matches(*pair) for pair in pairs), bool, len(self._names))
+        read = {one.key for term in terms for one in term.match_expressions or ()}
+        first, group = self._grouped(tuple(sorted(read.union(keys))))
+        matching = [matches(self.labels[node], self._names[node]) for node in first]
+        found: Nodes = np.array(matching, bool)[group]
+        return found
+
+    def _grouped(self, keys: tuple[str, ...]) -> tuple[list[int], NDArray[np.int64]]:
+        """Return the first node of each group with equal values of labels, and int64[nodes]: the groups."""
+        found = self._groups.get(keys)
+        if found is None:
+            code = np.zeros(len(self.labels), np.int64)
+            for key in keys:
+                domain, count = self.domains_of(key)
+                code = np.unique(code * (count + 1) + domain + 1, return_inverse=True)[1]
+            _, first, group = np.unique(code, return_index=True, return_inverse=True)
+            found = self._groups[keys] = first.tolist(), group
+        return found
+
+
+def labels_of_nodes(snapshot: Snapshot) -> NodeLabels:
+    """Return the labels of the snapshot's nodes, decoded on first use and kept with it."""
+    found: NodeLabels | None = snapshot.__dict__.get("_node_labels")
+    if found is None:
+        found = snapshot.__dict__["_node_labels"] = NodeLabels(snapshot)
+    return found
+
+
+class _Meta(msgspec.Struct, gc=False):
+    labels: dict[str, str] | None = None
+
+
+class _Spec(msgspec.Struct, gc=False):
+    taints: list[Taint] | None = None
+
+
+class _Document(msgspec.Struct, gc=False):
+    """The parts of a Node object that placement needs of every node; amounts would take longest to decode."""
+
+    metadata: _Meta = msgspec.field(default_factory=_Meta)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
