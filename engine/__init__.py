@@ -10,7 +10,7 @@ Decisions, as functions of plain Kubernetes documents (dicts, or typed objects):
   `thresholds_from_config`, `ImageGCPolicy`        eviction thresholds, when images are collected
   `containers_to_remove`, `sandboxes_to_remove`    container garbage collection
   `probe_specs`, `run_probe`                       the probes of a pod, and one run of a probe
-Planner: `load_snapshot`, `synthesize`, `Cluster`, `ask` (`pip install 'kubengine[plan]'`).
+Planner: `load_snapshot`, `synthesize`, `Cluster`, `ask`, `compare` (`pip install 'kubengine[plan]'`).
 Agent: `Node`, with a `KubeletConfiguration`, a `KubengineConfiguration`, and `NodeOptions` for a cluster,
 credentials and the machine.
 Types: `Pod`, `NodeFacts`, `PodRules`, `ContainerRules`, `TopologyPolicy`, `PreemptParameters`. `convert`
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from engine.library.documents import to_document
     from engine.library.groups import cgroup_tree
     from engine.library.probing import ProbeOutcome, run_probe
-    from engine.library.questions import ask
+    from engine.library.questions import ask, compare
     from engine.library.ranking import RankedPod, rank
     from engine.node import Node
     from engine.node.logs.container_logs import LogOptions
@@ -96,6 +96,7 @@ __all__ = [
     "Verdict",
     "ask",
     "cgroup_tree",
+    "compare",
     "container_resources",
     "containers_to_remove",
     "convert",
@@ -159,7 +160,10 @@ _HOME = {
         "ProbeOutcome",
         "run_probe",
     ),
-    "engine.library.questions": ("ask",),
+    "engine.library.questions": (
+        "ask",
+        "compare",
+    ),
     "engine.library.ranking": (
         "RankedPod",
         "rank",

@@ -4,7 +4,6 @@ question under two settings, or two snapshots.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import msgspec
 from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.cli.plan import computing, deliver, opened, output_options, source_options
-from engine.plan.answers.answer import joined
 from engine.plan.answers.diff import difference
 from engine.plan.cluster import Cluster, NodeSelection, ask
+from engine.plan.cluster import compare as compare_clusters
 from engine.plan.questions import QUESTIONS
-from engine.plan.questions.compare import compare as compare_snapshots
 from engine.plan.reading.yaml_document import split_error
 from engine.plan.scenario import Plan, expected_fields, laid_over, scenario_schema
 from engine.plan.synth.cluster import synthesize
@@ -107,14 +105,9 @@ def compare(a: str, b: str, questions: tuple[str, ...], common: str, **options: 
         source = {"snapshot": (path,), "kubeconfig": "", "context": "", "node_documents": True}
         clusters.append(opened(source | {name: options[name] for name in ("strict", "quiet")}))
     selection = NodeSelection(options["only"], options["labels"], options["sample"], options["seed"])
-    found = compare_snapshots(*(selection.of(cluster.whole) for cluster in clusters))
-    parts = [found]
+    asked = {name: _parameters(name, given, "--with") for name in questions}
     with computing("compare", max(len(questions), 1), options) as step:
-        for name in questions:
-            parameters = _parameters(name, given, "--with")
-            answers = [ask(cluster, name, parameters, selection=selection, step=step) for cluster in clusters]
-            parts.append(difference(*answers).named(name))
-    answer = replace(joined(parts), headline=found.headline)
+        answer = compare_clusters(clusters[0], clusters[1], asked, selection=selection, step=step)
     deliver(
         answer, clusters[1].meta, {"question": "compare", "a": a, "b": b, "ask": list(questions)}, options
     )

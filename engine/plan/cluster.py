@@ -6,7 +6,7 @@ one node each and are assembled in the order of nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,9 @@ import numpy as np
 from engine.api.documents.nearest import nearest
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, joined
+from engine.plan.answers.diff import difference
 from engine.plan.questions import QUESTIONS, Question
+from engine.plan.questions.compare import compare as compare_snapshots
 from engine.plan.reading.load import load_shown
 from engine.plan.reading.progress import Step, silent
 from engine.plan.snapshot.columnar_file import SnapshotFile, is_snapshot_file, node_ranges
@@ -154,6 +156,27 @@ def ask(
     notes = asked.check(selected.overview, parameters)
     answer = _ask_shards(asked, selected, parameters, shard_pods, dask, step)
     return replace(answer, notes={**dict.fromkeys(notes, 0), **answer.notes})
+
+
+def compare(
+    a: Cluster,
+    b: Cluster,
+    asked: Mapping[str, msgspec.Struct],
+    *,
+    selection: NodeSelection | None = None,
+    step: Step = silent,
+) -> Answer:
+    """Compare two snapshots, and the answers of both to the questions `asked`, by name.
+
+    The rows that differ between two answers have the question as their scenario.
+    """
+    selection = selection or NodeSelection()
+    found = compare_snapshots(selection.of(a.whole), selection.of(b.whole))
+    parts = [found]
+    for name, parameters in asked.items():
+        answers = [ask(one, name, parameters, selection=selection, step=step) for one in (a, b)]
+        parts.append(difference(*answers).named(name))
+    return replace(joined(parts), headline=found.headline)
 
 
 def _ask_shards(

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import engine
+from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer
 from engine.plan.questions.compare import compare
 from tests.plan.placement.made_cluster import node, pod, read
@@ -105,6 +107,20 @@ def test_the_command_also_compares_answers(run_plan: Callable[..., Any], tmp_pat
     assert answer["headline"] == "Nodes: 1 changed."
     changed = [row for row in answer["rows"] if row["scenario"] == "admit"]
     assert [(row["node"], row["decision"], row["amount"]) for row in changed] == [("n1", "changed:admits", 4)]
+
+
+def test_programs_compare_clusters(tmp_path):
+    clusters = []
+    for name, cpu in (("a", "4"), ("b", "8")):
+        (tmp_path / name).mkdir()
+        clusters.append(engine.Cluster(read(tmp_path / name, node("n1", cpu=cpu), *BASE[1:])))
+    found = engine.compare(*clusters, {"admit": {"requests": {"cpu": "1"}}})
+    rows = [(row["scenario"], row["decision"]) for row in found.table.to_pylist()]
+    assert rows[0] == ("", "node-changed")
+    assert ("admit", "changed:admits") in rows
+    assert [one.scenario for one in found.compared] == ["admit"]
+    with pytest.raises(InvalidInput, match="cpus"):
+        engine.compare(*clusters, {"admit": {"cpus": 1}})
 
 
 @pytest.mark.parametrize(
