@@ -164,6 +164,10 @@ class DeviceInventory:
         ruled = (rule.spec.taint for rule in self._rules if is_selected(rule, key))
         return (*(device.taints or ()), *ruled)
 
+    def may_serve(self, node: str) -> bool:
+        """Tell whether a node may have devices; exact if no device is offered to several nodes."""
+        return bool(self._reachable) or node in self._local
+
     def use(self, result: AllocatedDevice) -> None:
         """Count a device of a claim as in use."""
         if result.admin_access:

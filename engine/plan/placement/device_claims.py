@@ -80,8 +80,11 @@ class DeviceClaims:
         if not new:
             return found
         spec = _joint([claim.spec for claim in new])
+        if not spec.devices.requests:
+            return found
+        names = self._snapshot.node_names
         for node in np.flatnonzero(found).tolist():
-            found[node] = self._fits(spec, node)
+            found[node] = self._inventory.may_serve(names[node]) and self._fits(spec, node)
         return found
 
     def enter(self, row: int, node: int) -> None:
