@@ -87,6 +87,8 @@ def _header(title: str, source: Mapping[str, Any]) -> str:
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_plain(one)}" for name, one in value.items())
     return ", ".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
 
 
@@ -110,7 +112,7 @@ def _numbers(answer: Answer) -> str:
     said = answer.headline or sentence(answer.table)
     totals: dict[tuple[str, str], list[int]] = {}
     for row in summary(answer.table).to_pylist():
-        if row["decision"] in (USED_BEFORE, USED_AFTER):
+        if row["decision"].rpartition(":")[2] in (USED_BEFORE, USED_AFTER):
             continue
         total = totals.setdefault((row["decision"], row["unit"]), [0, 0])
         total[0] += row["amount_count"]

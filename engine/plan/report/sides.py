@@ -58,11 +58,7 @@ def _rows_of_each(
         for (decision, _), total in totals.items():
             count[decision] += total.rows
     decisions = dict.fromkeys(decision for decision, _ in _kinds(a, b))
-    return [
-        (decision, float(counts[0][decision]), float(counts[1][decision]))
-        for decision in decisions
-        if decision not in (USED_BEFORE, USED_AFTER)
-    ]
+    return [(decision, float(counts[0][decision]), float(counts[1][decision])) for decision in decisions]
 
 
 def _node_plots(one: ComparedAnswers, start: str, kinds: Sequence[tuple[str, str]]) -> Iterator[Plot]:
@@ -120,7 +116,9 @@ def _line(scenario: str, kind: tuple[str, str], a: _Total, b: _Total) -> str:
 
 
 def _totals(answer: Answer) -> Mapping[tuple[str, str], _Total]:
-    """Return rows and amount of each (decision, unit), in order of first appearance."""
+    """Return rows and amount of each (decision, unit), in order of first appearance, without use before and
+    after: sums over different nodes say nothing.
+    """
     rows = plain(answer.table.select(["decision", "unit", "amount"]))
     found = rows.group_by(["decision", "unit"], use_threads=False).aggregate(
         [("amount", "count"), ("amount", "sum")]
@@ -128,6 +126,7 @@ def _totals(answer: Answer) -> Mapping[tuple[str, str], _Total]:
     return {
         (row["decision"], row["unit"]): _Total(row["amount_count"], row["amount_sum"])
         for row in found.to_pylist()
+        if row["decision"] not in (USED_BEFORE, USED_AFTER)
     }
 
 
