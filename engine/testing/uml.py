@@ -28,7 +28,8 @@ from typing import Any
 from engine.api.errors import Refused, Unavailable
 
 KERNEL = "linux.uml"
-WIDE_REGISTERS = Path(__file__).parent / "uml_registers.c"
+_WIDE_REGISTERS = Path(__file__).parent / "uml_registers.c"
+_OWN_CLOCK = Path(__file__).parent / "uml_clock.c"
 SCRATCH = "/mnt"
 CGROUPS = "/sys/fs/cgroup"
 _MARK = "UML-REPORT "
@@ -112,10 +113,13 @@ def run_in_uml(
     timeout: float = 600.0,
     systemd: bool = False,
     disk: Path | None = None,
+    own_clock: bool = False,
 ) -> Any:
     """Boot, run `body`, power off; return the value (JSON) of the body's last `report(value)`.
 
     `disk` is a file that the kernel has as a block device, number 98:0; the body creates a node for it.
+    With `own_clock` the machine's time runs slower than the host's while it works, so that a busy host breaks
+    no deadline, and jumps to the next timer while the machine is idle; `timeout` is the host's time.
     Raise `Unavailable` without the kernel (or systemd, if asked for), `Refused` with the console's last
     lines if the body raised, reported nothing, or took longer than `timeout` seconds.
     """
@@ -147,7 +151,7 @@ def run_in_uml(
             systemd=SYSTEMD,
             bus=BUS_DAEMON,
         )
-        return _boot(kernel, init, directory, memory, timeout, disk)
+        return _boot(kernel, init, directory, memory, timeout, disk, _libraries(directory, own_clock))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -158,7 +162,15 @@ def _script(path: Path, text: str, /, **values: object) -> Path:
     return path
 
 
-def _boot(kernel: str, init: Path, directory: Path, memory: str, timeout: float, disk: Path | None) -> Any:
+def _boot(
+    kernel: str,
+    init: Path,
+    directory: Path,
+    memory: str,
+    timeout: float,
+    disk: Path | None,
+    libraries: list[str],
+) -> Any:
     command = [
         kernel,
         *(f"mem={memory}", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}"),
@@ -167,8 +179,8 @@ def _boot(kernel: str, init: Path, directory: Path, memory: str, timeout: float,
         *("con=null", "con0=null,fd:1", "ssl=null", "quiet", f"uml_dir={directory}/"),
     ]
     environment = dict(os.environ, TMPDIR=str(directory), HOME=str(directory))
-    if re.search(r"^flags\b.*\bamx_tile\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-        environment["LD_PRELOAD"] = str(_wide_registers(directory))
+    if libraries:
+        environment["LD_PRELOAD"] = " ".join(libraries)
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -190,14 +202,22 @@ def _boot(kernel: str, init: Path, directory: Path, memory: str, timeout: float,
     return _answer(output)
 
 
-def _wide_registers(directory: Path) -> Path:
-    """Return a library without which the kernel, on a processor with AMX, dies before its first program."""
-    library = directory / "registers.so"
+def _libraries(directory: Path, own_clock: bool) -> list[str]:
+    """Return the libraries that the kernel preloads: on a processor with AMX it otherwise dies at once."""
+    wide = re.search(r"^flags\b.*\bamx_tile\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    sources = [_WIDE_REGISTERS] if wide else []
+    if own_clock:
+        sources.append(_OWN_CLOCK)
+    return [_compiled(source, directory) for source in sources]
+
+
+def _compiled(source: Path, directory: Path) -> str:
+    library = directory / f"{source.stem}.so"
     compiler = shutil.which("cc")
     if compiler is None:
         raise Unavailable("not installed (Debian: gcc)", subject="cc")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, WIDE_REGISTERS], check=True)
-    return library
+    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, source], check=True)
+    return str(library)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -35,3 +35,17 @@ def test_a_silent_body_is_a_failure():
 def test_a_body_that_never_ends_is_ended():
     with pytest.raises(Refused, match="no answer in 4 s"):
         run_in_uml("while True: pass", timeout=4)
+
+
+def test_its_own_clock_jumps_over_idle_time():
+    """Both clocks pass two hours, and a deadline holds; without jumps the host's timeout ends it."""
+    seen = run_in_uml(
+        """
+        import subprocess, time
+        before, wall = time.monotonic(), time.time()
+        ended = subprocess.run(["timeout", "7200", "sleep", "14400"]).returncode
+        report([ended, time.monotonic() - before >= 7200, time.time() - wall >= 7200])
+        """,
+        own_clock=True,
+    )
+    assert seen == [124, True, True]
