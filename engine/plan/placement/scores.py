@@ -223,17 +223,18 @@ class NodeScores:
             for key, _, _ in wanted:
                 keyed &= topology.domains_of(key)[0] >= 0
         used = keyed[nodes]
+        candidates = nodes if used.all() else nodes[used]
         scores = np.full(self._snapshot.node_count, 0.5)
         for index, (key, skew, pods) in enumerate(wanted):
             domain, count = topology.domains_of(key)
             if key == HOSTNAME:
-                weight = np.log(int(np.count_nonzero(used)) + 2)
-                scores[domain >= 0] += skew - 1
+                weight = np.log(len(candidates) + 2)
+                scores += (skew - 1) * (domain >= 0)
                 at, held = np.unique(topology.places(pods), return_counts=True)
                 scores[at] += np.where(domain[at] >= 0, held * weight, 0.0)
                 continue
             # Nodes without the label are a domain of their own, the last one, which gets no score.
-            there = np.bincount(domain[nodes[used]] + 1, minlength=count + 1)
+            there = np.bincount(domain[candidates] + 1, minlength=count + 1)
             weight = np.log(int(np.count_nonzero(there)) + 2)
             counted = self._counted(row, soft[index] if given else None, keyed)
             each = np.append(topology.on_domains(key, pods, counted) * weight + skew - 1, 0.0)

@@ -16,7 +16,7 @@ from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
 from engine.api.struct import to_builtins
 from engine.plan.reading.templates import Templates
 from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot, column_of
-from engine.plan.snapshot.lazy_table import whole
+from engine.plan.snapshot.lazy_table import LazyTable, whole
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, ResourceNames
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -61,12 +61,17 @@ def with_pods(snapshot: Snapshot, added: Sequence[AddedPods]) -> tuple[Snapshot,
         ]
         ranges.append(range(start, start + one.count))
         start += one.count
-    pods = whole(snapshot.pods)
-    more = pa.table(
-        {field.name: column_of([row.get(field.name) for row in rows], field.type) for field in pods.schema},
-        pods.schema,
-    )
-    pods = pa.concat_tables([pods, more]).unify_dictionaries().combine_chunks()
+    known_pods = snapshot.pods
+
+    def columns(names: Sequence[str]) -> pa.Table:
+        part = known_pods.select(names)
+        more = {
+            field.name: column_of([row.get(field.name) for row in rows], field.type) for field in part.schema
+        }
+        both = pa.concat_tables([part, pa.table(more, part.schema)])
+        return both.unify_dictionaries().combine_chunks()
+
+    pods = LazyTable(known_pods.column_names, columns, lambda: start)
     return replace(snapshot, pods=pods, templates=joined), ranges
 
 
