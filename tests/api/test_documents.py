@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from engine.api.documents import load_config, load_pods, parse_documents, parse_pods
+from engine.api.documents import load_config, load_pods, parse_documents, parse_pods, yaml_text
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.validation import problems
@@ -157,3 +161,32 @@ def test_equal_texts_of_pods_are_one(text):
     (one,), (other,) = (parse_pods(text, subject)[0] for subject in ("a", "b"))
     assert one.spec.containers[0].image is other.spec.containers[0].image
     assert one.spec.containers[0].name is other.spec.containers[0].name
+
+
+FRAGMENTS = ["- ", "? ", ": ", "a: ", "a:", "\n", "\n ", "\n  ", "[", "]", "{", "}", ",", "b", "!t ", "&x ",
+             "*x ", "\t", "-", "|", '"', "# ", "---\n", "-\t", "- - ", "\r", "\u2028", "\x85 "]  # fmt: skip
+
+
+@settings(max_examples=500)
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=60).map("".join))
+def test_a_text_that_is_small_keeps_within_the_limits(text: str) -> None:
+    """It is not scanned for them."""
+    depth = deepest = nodes = 0
+    with suppress(yaml.YAMLError):
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            nodes += isinstance(event, yaml.CollectionStartEvent | yaml.ScalarEvent | yaml.AliasEvent)
+            deepest = max(deepest, depth)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(yaml_text, "MAX_DEPTH", deepest - 1)
+            assert not yaml_text.is_small(text)
+            patch.setattr(yaml_text, "MAX_DEPTH", 10_000)
+            patch.setattr(yaml_text, "MAX_NODES", nodes - 1)
+            assert not yaml_text.is_small(text)
+
+
+def test_an_ordinary_manifest_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(yaml, "parse")
+    manifest = 'metadata: {name: a}\nspec:\n  containers:\n  - name: c\n    command: ["sh", "-c", "a && b"]\n'
+    assert yaml_text.parse_yaml(manifest)[0]["metadata"] == {"name": "a"}
