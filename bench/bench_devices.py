@@ -22,7 +22,7 @@ from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.devices.checkpoint import encode
 from engine.devices.inventory import Inventory
-from engine.devices.manager import DeviceManager, DevicePods
+from engine.devices.manager import DeviceDirectories, DeviceManager, DevicePods
 from engine.devices.selection import select
 from engine.devices.state import DeviceState, resource_hints
 from engine.host.node_context import NodeContext
@@ -174,8 +174,7 @@ async def with_plugin(count: int) -> tuple[float, float, float]:
             DevicePods(active=lambda: pods),
             changed=told.set,
             numa=Numa(),
-            plugin_dir=root / "dp",
-            pod_resources_dir=None,
+            directories=DeviceDirectories(root / "dp", pod_resources=None),
         )
         await manager.start()
         plugin = await asyncio.create_subprocess_exec(

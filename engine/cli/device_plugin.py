@@ -51,7 +51,7 @@ def command(
     import signal
 
     from engine.api.resources import is_extended
-    from engine.testing.device_plugin import DevicePluginFault, SampleDevicePlugin
+    from engine.testing.device_plugin import DevicePluginFault, SampleAllocation, SampleDevicePlugin
 
     if not is_extended(resource):
         raise click.BadParameter(
@@ -74,11 +74,9 @@ def command(
             plugin_dir / f"{resource.replace('/', '-')}.sock",
             count=count,
             numa=numa,
-            prefer=prefer or None,
-            pre_start=pre_start,
-            cdi=cdi,
-            host_device=host_device,
-            mount=mount,
+            allocation=SampleAllocation(
+                prefer=prefer or None, pre_start=pre_start, cdi=cdi, host_device=host_device, mount=mount
+            ),
             faults=chosen,
         )
         await plugin.start()

@@ -114,17 +114,16 @@ def command(
             from engine.runtime.hollow import HollowRuntime
 
             return HollowRuntime(socket, pod_ip=pod_ip)
-        from engine.runtime.embedded import EmbeddedRuntime
+        from engine.runtime.embedded import EmbeddedRuntime, RuntimeNetwork
+        from engine.runtime.processes import RuntimeCgroups
 
         return EmbeddedRuntime(
             socket=socket,
             root=root,
             state=state,
-            cgroup_driver=cgroup_driver,
+            cgroups=RuntimeCgroups(cgroup_driver, cpu_weight=cpu_weight),
+            network=RuntimeNetwork(pod_cidr, streaming_port),
             archives=images_dir,
-            pod_cidr=pod_cidr,
-            streaming_port=streaming_port,
-            cpu_weight=cpu_weight,
         )
 
     asyncio.run(_serve(make, stats_file, clean_up_on_exit))

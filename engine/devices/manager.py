@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, KubengineError, Unavailable
 from engine.api.lifecycle import AdmissionRejected, ReportWaiting, longest_grace, report_nothing
 from engine.api.pod import Container, Pod, ResourceRequirements
@@ -40,6 +41,7 @@ from engine.devices.transient_refusals import (
 from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, no_fault
 from engine.host.stopping import stop_all
+from engine.topologymanager.alignment_metrics import TopologyAdmissionMetrics
 from engine.topologymanager.policy import Hint, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError, HintProvider
 
@@ -49,7 +51,6 @@ FORGET_WAITING = 600.0
 LOSS_SHOWS_SECONDS = 1.0
 """Seconds after a broken call within which the loss of the plugin is noticed."""
 LIST_ACTIVE_GATE = "KubeletPodResourcesListUseActivePods"
-TOPOLOGY_BUCKETS = tuple(0.05 * 2**i for i in range(15))
 
 log = logging.getLogger("kubengine.devices")
 
@@ -72,11 +73,25 @@ class DevicePods(msgspec.Struct, frozen=True):
     all: Callable[[], Sequence[Pod]] = list
 
 
+class DeviceDirectories(msgspec.Struct, frozen=True):
+    """Name the directories of the sockets.
+
+    `plugins` holds the registration socket, the plugins' sockets and the checkpoint. Nothing serves the
+    pod-resources API if `pod_resources` is None.
+    """
+
+    plugins: Path = DEVICE_PLUGIN_DIR
+    pod_resources: Path | None = POD_RESOURCES_DIR
+
+
+USUAL_DIRECTORIES = DeviceDirectories()
+
+
 class DeviceManager:
     """Register plugins, allocate devices to pods and keep the checkpoint.
 
-    `changed` is called when capacity may have changed. A directory of None is not served. `providers` give
-    CPUs and memory together with the devices.
+    `changed` is called when capacity may have changed. `providers` give CPUs and memory together with the
+    devices.
     """
 
     def __init__(
@@ -86,44 +101,43 @@ class DeviceManager:
         *,
         changed: Callable[[], None] = lambda: None,
         numa: Numa | None = None,
-        plugin_dir: Path = DEVICE_PLUGIN_DIR,
-        pod_resources_dir: Path | None = POD_RESOURCES_DIR,
+        directories: DeviceDirectories = USUAL_DIRECTORIES,
         deadlines: DevicePluginDeadlines | None = None,
         fault: FaultPoint = no_fault,
         providers: Sequence[HintProvider] = (),
     ) -> None:
-        config, registry, tasks = context.config, context.registry, context.tasks
+        self._pods = pods
         self._providers = list(providers)
-        self.plugin_dir = plugin_dir.resolve()
+        self.plugin_dir = directories.plugins.resolve()
         self.state = DeviceState()
         self._section = context.kubengine_config.devices
-        self._active_pods = pods.active
-        self._sources_ready = pods.sources_ready
-        self._may_run = pods.may_run
-        self._is_terminating = pods.is_terminating
         self._clock = context.steady
         self._on_change = changed
         self._deadlines = deadlines or DevicePluginDeadlines()
-        self._fault = fault
         self._endpoints: dict[str, Endpoint] = {}
         self._pending: dict[str, int] = {}
         self._slimmed: set[str] = set()
         self._waiting: dict[tuple[str, str], float] = {}
         """Until when (the loop's time) a pod waits, by uid and reason."""
         self._news = asyncio.Event()
-        self._following = tasks.passing("device-plugin")
-        self._closing = tasks.passing("device-plugin-close")
+        self._following = context.tasks.passing("device-plugin")
+        self._closing = context.tasks.passing("device-plugin-close")
         self._claimed = False
         self._describe_claims: Callable[[], list[dict[str, Any]]] = list
         self.numa = numa or Numa.of_machine()
-        self.policy = TopologyPolicy.from_config(
-            config.topology_manager_policy,
-            config.topology_manager_scope,
-            config.topology_manager_policy_options,
-            self.numa,
+        self.policy = _topology_policy(context.config, self.numa)
+        self._file = CheckpointFile(self.plugin_dir, self.state.snapshot, tasks=context.tasks, fault=fault)
+        self._allocator = self._make_allocator(context, fault)
+        self._registration = RegistrationServer(
+            self.plugin_dir, self.connect, context.registry, context.tasks
         )
-        self._file = CheckpointFile(self.plugin_dir, self.state.snapshot, tasks=tasks, fault=fault)
-        self._allocator = Allocator(
+        self.found_plugins = FoundDevicePlugins(self.connect, self.disconnect)
+        self._pod_resources = self._pod_resources_server(context, directories.pod_resources)
+        self._metrics = TopologyAdmissionMetrics(context.registry)
+
+    def _make_allocator(self, context: NodeContext, fault: FaultPoint) -> Allocator:
+        pods = self._pods
+        return Allocator(
             context,
             self.state,
             self._file,
@@ -133,34 +147,21 @@ class DeviceManager:
             fault=fault,
             providers=self._providers,
         )
-        self._registration = RegistrationServer(self.plugin_dir, self.connect, registry, tasks)
-        self.found_plugins = FoundDevicePlugins(self.connect, self.disconnect)
-        listed = pods.active if config.gate(LIST_ACTIVE_GATE, True) else pods.all
-        self._pod_resources = (
-            PodResourcesServer(
-                pod_resources_dir.resolve(),
-                self.state,
-                active=pods.active,
-                listed=listed,
-                collect=self.collect,
-                registry=registry,
-                tasks=tasks,
-            )
-            if pod_resources_dir is not None
-            else None
-        )
-        self._admissions = registry.counter(
-            "kubelet_topology_manager_admission_requests_total",
-            "The number of admission requests where resources have to be aligned.",
-        )
-        self._admission_errors = registry.counter(
-            "kubelet_topology_manager_admission_errors_total",
-            "The number of admission request failures where resources could not be aligned.",
-        )
-        self._admission_ms = registry.histogram(
-            "kubelet_topology_manager_admission_duration_ms",
-            "Duration in milliseconds to serve a pod admission request.",
-            buckets=TOPOLOGY_BUCKETS,
+
+    def _pod_resources_server(
+        self, context: NodeContext, directory: Path | None
+    ) -> PodResourcesServer | None:
+        if directory is None:
+            return None
+        pods = self._pods
+        return PodResourcesServer(
+            directory.resolve(),
+            self.state,
+            active=pods.active,
+            listed=pods.active if context.config.gate(LIST_ACTIVE_GATE, True) else pods.all,
+            collect=self.collect,
+            registry=context.registry,
+            tasks=context.tasks,
         )
 
     def add_provider(self, provider: HintProvider) -> None:
@@ -290,19 +291,19 @@ class DeviceManager:
         """
         begun = time.perf_counter()
         self._pending[pod.uid] = self._pending.get(pod.uid, 0) + 1
-        self._admissions.inc()
+        self._metrics.requests.inc()
         try:
             await self.await_plugins(pod, report)
             begun = time.perf_counter()
             await self._allocate(pod, report)
         except TopologyError as error:
-            self._admission_errors.inc()
+            self._metrics.errors.inc()
             raise AdmissionRejected("TopologyAffinityError", str(error)) from error
         except AllocationError as error:
-            self._admission_errors.inc()
+            self._metrics.errors.inc()
             raise AdmissionRejected(error.reason, error.message) from error
         except (SelectionError, KubengineError) as error:
-            self._admission_errors.inc()
+            self._metrics.errors.inc()
             message = f"Allocate failed due to {reason_of(error)}, which is unexpected"
             raise AdmissionRejected("UnexpectedAdmissionError", message) from error
         finally:
@@ -310,7 +311,7 @@ class DeviceManager:
             if not self._pending[pod.uid]:
                 del self._pending[pod.uid]
             self._waiting = {key: until for key, until in self._waiting.items() if key[0] != pod.uid}
-            self._admission_ms.observe((time.perf_counter() - begun) * 1000)
+            self._metrics.milliseconds.observe((time.perf_counter() - begun) * 1000)
 
     async def _allocate(self, pod: Pod, report: ReportWaiting) -> None:
         while True:
@@ -324,7 +325,7 @@ class DeviceManager:
                 passing = why_it_passes(
                     self.state,
                     pod,
-                    is_terminating=self._is_terminating,
+                    is_terminating=self._pods.is_terminating,
                     now=self._clock(),
                     allowance=self._section.admission_retry,
                     pinned=[uid for one in self._providers if one.concerns(pod) for uid in one.pod_uids],
@@ -347,7 +348,7 @@ class DeviceManager:
         """Wait for `news`; return False if the pod has waited as long as it may."""
         now = asyncio.get_running_loop().time()
         self._waiting = {key: until for key, until in self._waiting.items() if until > now - FORGET_WAITING}
-        graces = longest_grace(p for p in self._active_pods() if p.uid in passing.holders)
+        graces = longest_grace(p for p in self._pods.active() if p.uid in passing.holders)
         key = (pod.uid, passing.reason)
         reported = key in self._waiting
         until = self._waiting.setdefault(key, now + graces + self._section.admission_retry)
@@ -396,7 +397,7 @@ class DeviceManager:
             endpoint = self._endpoints.get(resource)
             if entry is not None and endpoint is not None and endpoint.options.pre_start_required:
                 await endpoint.pre_start(sorted(entry.devices))
-        if lost and any(active.uid == pod.uid for active in self._active_pods()):
+        if lost and any(active.uid == pod.uid for active in self._pods.active()):
             self.collect()
             self._slimmed.discard(pod.uid)
             try:
@@ -464,10 +465,10 @@ class DeviceManager:
     def collect(self) -> None:
         """Release the devices of pods that cannot run any longer, once all pods are known."""
         holding = {*self.state.pods, *(uid for one in self._providers for uid in one.pod_uids)}
-        if not self._sources_ready() or not holding:
+        if not self._pods.sources_ready() or not holding:
             return
-        keep = {pod.metadata.uid for pod in self._active_pods()} | self._pending.keys()
-        keep.update(uid for uid in holding if uid not in keep and self._may_run(uid))
+        keep = {pod.metadata.uid for pod in self._pods.active()} | self._pending.keys()
+        keep.update(uid for uid in holding if uid not in keep and self._pods.may_run(uid))
         for provider in self._providers:
             provider.collect(keep)
         gone = self.state.collect(keep)
@@ -516,16 +517,23 @@ class DeviceManager:
         """
         if resource and resource not in self.state.resources:
             raise InvalidInput(f"no resource {resource!r}")
-        answer = describe_devices(self.state, self._active_pods(), self.capacity(), self._endpoints)
+        answer = describe_devices(self.state, self._pods.active(), self.capacity(), self._endpoints)
         if resource:
             answer["resources"] = [one for one in answer["resources"] if one["name"] == resource]
         else:
             answer["claims"] = self._describe_claims()
         if explain:
             answer["explain"] = explain_pod(
-                self.state, self._active_pods(), explain, self._allocator.explanations
+                self.state, self._pods.active(), explain, self._allocator.explanations
             )
         return answer
+
+
+def _topology_policy(config: KubeletConfiguration, numa: Numa) -> TopologyPolicy:
+    options = config.topology_manager_policy_options
+    return TopologyPolicy.from_config(
+        config.topology_manager_policy, config.topology_manager_scope, options, numa
+    )
 
 
 def _container(pod: Pod, name: str) -> Container:

@@ -23,7 +23,7 @@ from engine.cgroups.node_cgroups import NodeCgroups
 from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord
-from engine.devices.manager import DeviceManager, DevicePods
+from engine.devices.manager import DeviceDirectories, DeviceManager, DevicePods
 from engine.devices.pod_resources import SOCKET_NAME as POD_RESOURCES_SOCKET
 from engine.devices.registration import SOCKET_NAME as REGISTRATION_SOCKET
 from engine.eviction.cleanup import GarbageCollectors
@@ -201,8 +201,7 @@ class Managers:
                 all=lambda: pods().all(),
             ),
             changed=self._notify.capacity_changed,
-            plugin_dir=root / PLUGINS,
-            pod_resources_dir=root / POD_RESOURCES,
+            directories=DeviceDirectories(root / PLUGINS, root / POD_RESOURCES),
             numa=numa,
             providers=self.pinning.hint_providers(),
         )

@@ -13,29 +13,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from engine.api.amounts.cpu_weight import WeightFormula
 from engine.runtime import cdi
-from engine.runtime.hollow import HollowBackend
 from engine.runtime.image_service import ImageService
-from engine.runtime.processes import ProcessBackend
+from engine.runtime.processes import ProcessBackend, RuntimeCgroups
 from engine.runtime.server import CriServer
 from engine.runtime.service import RuntimeService
 from engine.runtime.streaming.server import StreamingServer
 from engine.wire import cri_v1_pb2 as cri
 
 
+@dataclass(frozen=True)
+class RuntimeNetwork:
+    """Name the network of the runtime.
+
+    `pod_cidr` is the pods' subnet, a free one by default. `streaming_port` is the port on 127.0.0.1 that
+    serves Exec, Attach and PortForward, a free one by default.
+    """
+
+    pod_cidr: str | None = None
+    streaming_port: int = 0
+
+
+USUAL_CGROUPS, USUAL_NETWORK = RuntimeCgroups(), RuntimeNetwork()
+
+
 class EmbeddedRuntime:
     """Serve a CRI runtime on `socket`.
 
-    `root` holds images and writable layers, `state` (preferably below /run) the running objects. With
-    `hollow` there are no processes and neither directory is used. `archives` is a directory of image
-    archives in which PullImage looks; `pod_cidr` the pods' subnet (a free one by default); `cpu_weight` the
-    formula of cgroup v2 weights, which should match that of the pods' cgroups; `streaming_port` the port on
-    127.0.0.1 that serves Exec, Attach and PortForward (a free one by default). Raise Refused if the user is
-    not root (unless hollow) or another runtime uses the state directory or the socket.
+    `root` holds images and writable layers, `state` (preferably below /run) the running objects. `archives`
+    is a directory of image archives in which PullImage looks. Without `overlay` layers are copied. Raise
+    Refused if the user is not root or another runtime uses the state directory or the socket.
     """
 
     def __init__(
@@ -44,34 +54,24 @@ class EmbeddedRuntime:
         socket: Path | str,
         root: Path | str,
         state: Path | str,
-        cgroup_driver: str = "cgroupfs",
-        hollow: bool = False,
+        cgroups: RuntimeCgroups = USUAL_CGROUPS,
+        network: RuntimeNetwork = USUAL_NETWORK,
         archives: Path | None = None,
-        pod_cidr: str | None = None,
-        cgroup_mount: Path = Path("/sys/fs/cgroup"),
         overlay: bool = True,
         cdi_directories: Sequence[Path] = cdi.DIRECTORIES,
-        cpu_weight: WeightFormula = "linear",
-        streaming_port: int = 0,
     ) -> None:
-        self._processes: ProcessBackend | None = None
-        streaming: StreamingServer | None = None
-        if not hollow:
-            self._processes = ProcessBackend(
-                root=Path(root),
-                state=Path(state),
-                cgroup_driver=cgroup_driver,
-                cgroup_mount=cgroup_mount,
-                pod_cidr=pod_cidr,
-                archives=archives,
-                overlay=overlay,
-                cdi_directories=cdi_directories,
-                cpu_weight=cpu_weight,
-            )
-            streaming = StreamingServer(self._processes.commands, port=streaming_port)
-        backend = self._processes or HollowBackend()
-        self.service = RuntimeService(backend, cgroup_driver=cgroup_driver, streaming=streaming)
-        services = {"RuntimeService": self.service, "ImageService": ImageService(backend.images)}
+        self.processes = ProcessBackend(
+            root=Path(root),
+            state=Path(state),
+            cgroups=cgroups,
+            pod_cidr=network.pod_cidr,
+            archives=archives,
+            overlay=overlay,
+            cdi_directories=cdi_directories,
+        )
+        streaming = StreamingServer(self.processes.commands, port=network.streaming_port)
+        self.service = RuntimeService(self.processes, cgroup_driver=cgroups.driver, streaming=streaming)
+        services = {"RuntimeService": self.service, "ImageService": ImageService(self.processes.images)}
         self._server = CriServer(Path(socket), services)
         self.socket = self._server.socket
         self._serving = False
@@ -109,14 +109,11 @@ class EmbeddedRuntime:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        if self._processes is not None:
-            await self._processes.remove_everything()
+        await self.processes.remove_everything()
 
     async def import_image(self, archive: Path) -> list[str]:
         """Import the images of `archive` into the store and return their ids."""
-        if self._processes is None:
-            return []
-        stored = await asyncio.to_thread(self._processes.images.import_archive, archive)
+        stored = await asyncio.to_thread(self.processes.images.import_archive, archive)
         return [image.id for image in stored]
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:

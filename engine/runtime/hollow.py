@@ -217,9 +217,11 @@ class HollowBackend:
 class HollowRuntime:
     """Serve a hollow runtime on a unix socket: `async with HollowRuntime(path) as runtime: …`."""
 
-    def __init__(self, socket: Path | str, *, pod_ip: str = "127.0.0.1") -> None:
+    def __init__(
+        self, socket: Path | str, *, pod_ip: str = "127.0.0.1", cgroup_driver: str = "cgroupfs"
+    ) -> None:
         self.backend = HollowBackend(pod_ip=pod_ip)
-        self.service = RuntimeService(self.backend)
+        self.service = RuntimeService(self.backend, cgroup_driver=cgroup_driver)
         services = {"RuntimeService": self.service, "ImageService": ImageService(self.backend.images)}
         self._server = CriServer(Path(socket), services)
         self.socket = self._server.socket

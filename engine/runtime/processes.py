@@ -16,7 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +55,19 @@ LOST = 255
 log = logging.getLogger("kubengine.runtime")
 
 
+@dataclass(frozen=True)
+class RuntimeCgroups:
+    """Say how the runtime makes the cgroups of containers.
+
+    `driver` is `cgroupfs` or `systemd`, `mount` the directory below which hierarchies are mounted, and
+    `cpu_weight` the formula of cgroup v2 weights, which should match that of the pods' cgroups.
+    """
+
+    driver: str = "cgroupfs"
+    mount: Path = Path("/sys/fs/cgroup")
+    cpu_weight: WeightFormula = "linear"
+
+
 class ProcessBackend:
     """Run containers: `root` holds images and writable layers, `state` the running objects; `hierarchy`
     manages cgroups.
@@ -67,13 +80,11 @@ class ProcessBackend:
         *,
         root: Path,
         state: Path,
-        cgroup_driver: str = "cgroupfs",
-        cgroup_mount: Path = Path("/sys/fs/cgroup"),
+        cgroups: RuntimeCgroups,
         pod_cidr: str | None = None,
         archives: Path | None = None,
         overlay: bool = True,
         cdi_directories: Sequence[Path] = cdi.DIRECTORIES,
-        cpu_weight: WeightFormula = "linear",
     ) -> None:
         if os.geteuid() != 0:
             raise Refused(
@@ -84,8 +95,8 @@ class ProcessBackend:
         self.state = StateDirectory(state.absolute())
         self.images = ImageStore(self.root, archives=archives, layers_in_use=self._layers_in_use)
         self.network = PodNetwork(self.state.path, pod_cidr)
-        self._hierarchy = hierarchy.RuntimeHierarchy(cgroup_mount, weights=cpu_weight)
-        self._driver = cgroup_driver
+        self._hierarchy = hierarchy.RuntimeHierarchy(cgroups.mount, weights=cgroups.cpu_weight)
+        self._driver = cgroups.driver
         self._files = ContainerFiles(self.root, self.images, overlay=overlay)
         self._cdi_directories = cdi_directories
         self._spawner = Spawner(self.state.path)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine.testing.apiserver import ApiServer, ApiServerFault
     from engine.testing.containerd import Containerd
     from engine.testing.csi_driver import SampleCsiDriver
-    from engine.testing.device_plugin import DevicePluginFault, SampleDevicePlugin
+    from engine.testing.device_plugin import DevicePluginFault, SampleAllocation, SampleDevicePlugin
     from engine.testing.hollow_node import HollowNode
     from engine.testing.images import write_busybox, write_image, write_pause
     from engine.testing.threaded_server import ThreadedApiServer
@@ -27,6 +27,7 @@ __all__ = [
     "DevicePluginFault",
     "HollowNode",
     "HollowRuntime",
+    "SampleAllocation",
     "SampleCsiDriver",
     "SampleDevicePlugin",
     "ThreadedApiServer",
@@ -42,6 +43,7 @@ _MODULE_OF = {
     "DevicePluginFault": "engine.testing.device_plugin",
     "HollowNode": "engine.testing.hollow_node",
     "HollowRuntime": "engine.runtime.hollow",
+    "SampleAllocation": "engine.testing.device_plugin",
     "SampleCsiDriver": "engine.testing.csi_driver",
     "SampleDevicePlugin": "engine.testing.device_plugin",
     "ThreadedApiServer": "engine.testing.threaded_server",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 
 from engine.api.errors import Refused, Unavailable
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
@@ -53,14 +54,27 @@ class DevicePluginFault(StrEnum):
     PRE_START_HANGS = "pre-start-hangs"
 
 
+class SampleAllocation(msgspec.Struct, frozen=True):
+    """Say how a sample plugin prefers, prepares and hands out devices.
+
+    `prefer` lists its preferred devices in order; without it the agent does not ask. With `pre_start` it
+    wants PreStartContainer. An allocated container gets a device node `/dev/<id>` per device (`host_device`
+    on the host), a read-only mount of `mount` at `/<resource's last part>` if given, and CDI names
+    `<resource>=<id>` if `cdi`.
+    """
+
+    prefer: Sequence[str] | None = None
+    pre_start: bool = False
+    cdi: bool = False
+    host_device: str = "/dev/null"
+    mount: Path | None = None
+
+
 class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
     """Offer `count` devices `<name>-0…`, spread over `numa` NUMA nodes (0: no topology).
 
     `socket` is where it listens; `registry_socket` a second socket, in the agent's `plugins_registry`. An
-    allocated container gets the variable `<RESOURCE>=<ids>`, a device node `/dev/<id>` per device
-    (`host_device` on the host), a read-only mount of `mount` at `/<resource's last part>` if given, an
-    annotation, and CDI names `<resource>=<id>` if `cdi`. `prefer` lists the plugin's preferred devices in
-    order.
+    allocated container gets the variable `<RESOURCE>=<ids>`, an annotation, and what `allocation` says.
     """
 
     def __init__(
@@ -71,35 +85,20 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
         count: int = 0,
         numa: int = 0,
         registry_socket: Path | None = None,
-        prefer: Sequence[str] | None = None,
-        pre_start: bool = False,
-        cdi: bool = False,
-        host_device: str = "/dev/null",
-        mount: Path | None = None,
+        allocation: SampleAllocation | None = None,
         faults: Sequence[DevicePluginFault] = (),
     ) -> None:
         self.resource = resource
         self.socket = socket
         self.registry_socket = registry_socket
-        self.prefer = prefer
-        self.pre_start = pre_start
-        self.cdi = cdi
-        self.host_device = host_device
-        self.mount = mount
+        self.allocation = allocation or SampleAllocation()
         self.faults = set(faults)
         self.short_name = resource.rpartition("/")[2]
         self.allocations: list[list[list[str]]] = []
         self.pre_started: list[list[str]] = []
         self.status: list[registration.RegistrationStatus] = []
         self.streams = 0
-        self._devices = [
-            wire.Device(
-                ID=f"{self.short_name}-{i}",
-                health="Healthy",
-                topology=wire.TopologyInfo(nodes=[wire.NUMANode(ID=i * numa // count)]) if numa else None,
-            )
-            for i in range(count)
-        ]
+        self._devices = _devices(self.short_name, count, numa)
         self._changed = asyncio.Condition()
         self._version = 0
         self._servers: list[grpc.aio.Server] = []
@@ -210,8 +209,8 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
     async def GetDevicePluginOptions(self, request: wire.Empty, context: Context) -> wire.DevicePluginOptions:  # noqa: N802
         await self._misbehave(context, DevicePluginFault.OPTIONS_FAIL, DevicePluginFault.OPTIONS_HANG)
         return wire.DevicePluginOptions(
-            pre_start_required=self.pre_start,
-            get_preferred_allocation_available=self.prefer is not None,
+            pre_start_required=self.allocation.pre_start,
+            get_preferred_allocation_available=self.allocation.prefer is not None,
         )
 
     async def ListAndWatch(self, request: wire.Empty, context: Context) -> AsyncIterator[Any]:  # noqa: N802
@@ -233,7 +232,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
         answer = wire.PreferredAllocationResponse()
         for container in request.container_requests:
             available, must = set(container.available_deviceIDs), list(container.must_include_deviceIDs)
-            liked = [id for id in self.prefer or () if id in available and id not in must]
+            liked = [id for id in self.allocation.prefer or () if id in available and id not in must]
             ids = [*must, *liked][: container.allocation_size]
             if DevicePluginFault.PREFERRED_LIES in self.faults:
                 ids = ["no-such-device", *ids, *ids]
@@ -270,21 +269,21 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
         return registration.RegistrationStatusResponse()
 
     def _answer(self, ids: Sequence[str]) -> wire.ContainerAllocateResponse:
-        listed = ",".join(sorted(ids))
+        listed, given = ",".join(sorted(ids)), self.allocation
         mounts = []
-        if self.mount is not None:
+        if given.mount is not None:
             target = f"/{self.short_name}"
-            mounts.append(wire.Mount(container_path=target, host_path=str(self.mount), read_only=True))
+            mounts.append(wire.Mount(container_path=target, host_path=str(given.mount), read_only=True))
         return wire.ContainerAllocateResponse(
             envs={environment_name(self.resource): listed},
             mounts=mounts,
             devices=[
-                wire.DeviceSpec(container_path=f"/dev/{id}", host_path=self.host_device, permissions="rw")
+                wire.DeviceSpec(container_path=f"/dev/{id}", host_path=given.host_device, permissions="rw")
                 for id in sorted(ids)
             ],
             annotations={f"devices.{self.resource}".replace("/", "."): listed},
             cdi_devices=[wire.CDIDevice(name=f"{self.resource}={id}") for id in sorted(ids)]
-            if self.cdi
+            if given.cdi
             else [],
         )
 
@@ -302,6 +301,18 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
             await context.abort(grpc.StatusCode.UNKNOWN, f"told to fail: {fails}")
         if hangs in self.faults:
             await asyncio.sleep(3600)
+
+
+def _devices(name: str, count: int, numa: int) -> list[wire.Device]:
+    """Return healthy devices `<name>-0…`; equally many, in order, are on each of the NUMA nodes."""
+    return [
+        wire.Device(
+            ID=f"{name}-{i}",
+            health="Healthy",
+            topology=wire.TopologyInfo(nodes=[wire.NUMANode(ID=i * numa // count)]) if numa else None,
+        )
+        for i in range(count)
+    ]
 
 
 def environment_name(resource: str) -> str:

@@ -1,4 +1,4 @@
-"""Counts containers and pods whose resources are aligned, under the kubelet's names."""
+"""Counts admissions, and containers and pods whose resources are aligned, under the kubelet's names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from engine.metrics import Registry
 
 NUMA_NODE, PHYSICAL_CPU, UNCORE_CACHE = "numa_node", "physical_cpu", "uncore_cache"
 CONTAINER, POD = "container", "pod"
+ADMISSION_BUCKETS = tuple(0.05 * 2**i for i in range(15))
+"""Upper bounds in milliseconds."""
 
 
 class AlignmentMetrics:
@@ -22,4 +24,23 @@ class AlignmentMetrics:
             "Cumulative number of failures to allocate aligned compute resources to containers by "
             "alignment type.",
             ("scope", "boundary"),
+        )
+
+
+class TopologyAdmissionMetrics:
+    """Count the admissions that the topology manager decides, those that failed, and how long they took."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.requests = registry.counter(
+            "kubelet_topology_manager_admission_requests_total",
+            "The number of admission requests where resources have to be aligned.",
+        )
+        self.errors = registry.counter(
+            "kubelet_topology_manager_admission_errors_total",
+            "The number of admission request failures where resources could not be aligned.",
+        )
+        self.milliseconds = registry.histogram(
+            "kubelet_topology_manager_admission_duration_ms",
+            "Duration in milliseconds to serve a pod admission request.",
+            buckets=ADMISSION_BUCKETS,
         )

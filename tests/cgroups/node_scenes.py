@@ -13,6 +13,7 @@ from engine.cgroups.formulas.file_names import CPU_BURST
 from engine.cgroups.formulas.names import Driver, parse_cgroupfs, to_cgroupfs, to_systemd
 from engine.host.cgroupfs.mounts import find_mounts
 from engine.runtime.embedded import EmbeddedRuntime
+from engine.runtime.processes import RuntimeCgroups
 from engine.testing.images import BUSYBOX_TAG, busybox_layer, write_image
 from tests.node_rig import Rig
 from tests.waiting import eventually
@@ -56,7 +57,7 @@ async def on_embedded_runtime(
         socket=directory / "cri.sock",
         root=directory / "images",
         state=directory / "state",
-        cgroup_driver=driver,
+        cgroups=RuntimeCgroups(driver),
     )
     await runtime.start()
     try:

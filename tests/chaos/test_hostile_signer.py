@@ -17,7 +17,7 @@ import pytest
 from engine.cluster.certificates.metrics import CertificateMetrics
 from engine.cluster.certificates.openssl import certificate_facts, new_key, self_signed
 from engine.cluster.certificates.request import REQUESTS, client_certificate, request_certificate
-from engine.cluster.certificates.rotation import CertificateRotation
+from engine.cluster.certificates.rotation import CertificateRotation, RotationTiming
 from engine.cluster.certificates.store import CertificateStore, read_certificates
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
@@ -127,7 +127,7 @@ async def test_the_first_good_certificate_is_taken(
 
     rotation = CertificateRotation(
         store, wanted=lambda: wanted, sign=sign, metrics=CertificateMetrics(Registry(), "client", time.time),
-        clock=time.time, chance=random.Random(1), pause=pause, at_once=True,
+        timing=RotationTiming(time.time, random.Random(1), pause), at_once=True,
     )  # fmt: skip
     task = Tasks().task("rotation")
     task.start(rotation.run)

@@ -14,7 +14,7 @@ from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.devices.endpoint import DevicePluginDeadlines
 from engine.devices.found_plugins import DEVICE_PLUGIN
-from engine.devices.manager import DeviceManager, DevicePods
+from engine.devices.manager import DeviceDirectories, DeviceManager, DevicePods
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.plugins.watcher import PluginWatcher
@@ -87,8 +87,7 @@ class Agent:
                 all=lambda: [*self.pods, *self.finished],
             ),
             numa=options.pop("numa", Numa((0, 1))),
-            plugin_dir=self.plugin_dir,
-            pod_resources_dir=self.pod_resources_dir,
+            directories=DeviceDirectories(self.plugin_dir, self.pod_resources_dir),
             deadlines=options.pop("deadlines", QUICK),
             **options,
         )

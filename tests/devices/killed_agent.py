@@ -16,7 +16,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
-from engine.devices.manager import DeviceManager, DevicePods
+from engine.devices.manager import DeviceDirectories, DeviceManager, DevicePods
 from engine.host.node_context import NodeContext
 from engine.topologymanager.policy import Numa
 
@@ -43,8 +43,7 @@ async def main(directory: Path, step: str) -> None:
         NodeContext.create(KubeletConfiguration()),
         DevicePods(active=lambda: [holder, victim]),
         numa=Numa(),
-        plugin_dir=directory / "dp",
-        pod_resources_dir=None,
+        directories=DeviceDirectories(directory / "dp", pod_resources=None),
         fault=fault,
     )
     await manager.start()

@@ -12,7 +12,7 @@ import pytest
 from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import PodEnd
 from engine.runtime.hollow import HollowRuntime
-from engine.testing.device_plugin import DevicePluginFault
+from engine.testing.device_plugin import DevicePluginFault, SampleAllocation
 from tests.devices.device_rig import GPU, DeviceRig
 from tests.node_rig import container
 from tests.waiting import eventually
@@ -29,7 +29,7 @@ async def rig() -> AsyncIterator[DeviceRig]:
 
 
 async def test_a_manifest_s_container_gets_its_device(rig, tmp_path):
-    await rig.plugin(2, mount=tmp_path, cdi=True)
+    await rig.plugin(2, allocation=SampleAllocation(mount=tmp_path, cdi=True))
     rig.wants("a")
     await eventually(lambda: rig.running("a"))
     config = rig.config_of("a")

@@ -12,7 +12,7 @@ import pytest
 from engine.cri.client import RuntimeClient
 from engine.devices.manager import DeviceManager, DeviceRunOptions
 from engine.runtime.hollow import HollowRuntime
-from engine.testing.device_plugin import SampleDevicePlugin
+from engine.testing.device_plugin import SampleAllocation, SampleDevicePlugin
 from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig, container
 from tests.runtime.pods import BUSYBOX, Pods, embedded_runtime
@@ -39,7 +39,7 @@ def fields(options: DeviceRunOptions) -> dict[str, object]:
 async def container_sees(agent, pods: Pods, tmp_path: Path) -> str:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "hello").write_text("hello\n")
-    await agent.plugin(count=2, mount=tmp_path / "shared")
+    await agent.plugin(count=2, allocation=SampleAllocation(mount=tmp_path / "shared"))
     pod = await agent.admit(agent.make_pod("a"))
     options = await agent.manager.container_config(pod, "app")
     return await pods.output(SCRIPT, **fields(options))
@@ -69,7 +69,7 @@ async def test_a_container_of_containerd_sees_its_device(agent, tmp_path, contai
 
 
 async def test_cdi_names_reach_the_runtime(agent, tmp_path):
-    await agent.plugin(count=2, cdi=True)
+    await agent.plugin(count=2, allocation=SampleAllocation(cdi=True))
     pod = await agent.admit(agent.make_pod("a", agent.container("app", gpu=2)))
     options = await agent.manager.container_config(pod, "app")
     async with HollowRuntime(tmp_path / "r.sock") as runtime:
@@ -94,7 +94,9 @@ async def test_a_node_on_containerd_keeps_devices_through_restarts(tmp_path, con
     with tempfile.TemporaryDirectory(prefix="kd-") as short:
         rig = Rig(Path(short), containerd.socket)
         plugin_dir = rig.root / "device-plugins"
-        plugin = SampleDevicePlugin(GPU, plugin_dir / "gpu.sock", count=2, mount=tmp_path)
+        plugin = SampleDevicePlugin(
+            GPU, plugin_dir / "gpu.sock", count=2, allocation=SampleAllocation(mount=tmp_path)
+        )
         (tmp_path / "hello").write_text("hello\n")
         await plugin.start()
         plugin.follow(plugin_dir)

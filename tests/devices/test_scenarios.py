@@ -12,7 +12,7 @@ from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import AdmissionRejected
 from engine.api.resources import pod_requests
 from engine.devices.endpoint import DevicePluginDeadlines
-from engine.testing.device_plugin import DevicePluginFault
+from engine.testing.device_plugin import DevicePluginFault, SampleAllocation
 from engine.topologymanager.policy import Numa
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
@@ -55,7 +55,7 @@ async def listed(agent) -> dict[str, dict[str, list[str]]]:
 
 
 async def test_a_pod_gets_environment_mount_device_node_annotation_and_cdi_name(agent, tmp_path):
-    await agent.plugin(count=1, mount=tmp_path, cdi=True)
+    await agent.plugin(count=1, allocation=SampleAllocation(mount=tmp_path, cdi=True))
     pod = await agent.admit(agent.make_pod("a"))
     options = await agent.manager.container_config(pod, "app")
     assert options.envs == {"EXAMPLE_COM_GPU": "gpu-0"}
@@ -266,7 +266,7 @@ async def test_two_plugins_for_one_pod_and_one_fails(agent):
 )
 async def test_nothing_leaks_when_a_call_goes_wrong(agent, fault):
     await agent.restart(deadlines=DevicePluginDeadlines(allocate=0.2, preferred=0.2))
-    await agent.plugin(count=3, faults=[fault], prefer=["gpu-2"])
+    await agent.plugin(count=3, faults=[fault], allocation=SampleAllocation(prefer=["gpu-2"]))
     error = await rejection(agent, agent.make_pod("a"))
     assert error.reason == "UnexpectedAdmissionError"
     assert agent.manager.state.allocated() == {}
@@ -394,7 +394,11 @@ async def test_one_allocate_call_per_pod(agent):
 
 
 async def test_the_plugin_s_preference_is_followed_as_far_as_it_makes_sense(agent):
-    plugin = await agent.plugin(count=4, prefer=["gpu-3", "gpu-1"], faults=[DevicePluginFault.PREFERRED_LIES])
+    plugin = await agent.plugin(
+        count=4,
+        allocation=SampleAllocation(prefer=["gpu-3", "gpu-1"]),
+        faults=[DevicePluginFault.PREFERRED_LIES],
+    )
     pod = await agent.admit(agent.make_pod("a", agent.container("app", gpu=3)))
     assert agent.devices(pod) == ["gpu-0", "gpu-1", "gpu-3"]
     (told,) = agent.manager.describe(explain="a")["explain"]
@@ -406,7 +410,7 @@ async def test_the_plugin_s_preference_is_followed_as_far_as_it_makes_sense(agen
 
 
 async def test_pre_start_is_called_before_each_start(agent):
-    plugin = await agent.plugin(count=1, pre_start=True)
+    plugin = await agent.plugin(count=1, allocation=SampleAllocation(pre_start=True))
     pod = await agent.admit(agent.make_pod("a"))
     await agent.manager.container_config(pod, "app")
     await agent.manager.container_config(pod, "app")

@@ -10,7 +10,7 @@ from engine.api.errors import Refused
 from engine.cri.client import RuntimeClient
 from engine.metrics import Registry
 from engine.node.node import cgroup_driver
-from engine.runtime.embedded import EmbeddedRuntime
+from engine.runtime.hollow import HollowRuntime
 from engine.server import exposition
 from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig
@@ -29,13 +29,7 @@ class Answering(RuntimeClient):
 
 async def test_the_driver_of_the_runtime_replaces_the_configured_one(tmp_path: Path) -> None:
     socket = tmp_path / "cri.sock"
-    runtime = EmbeddedRuntime(
-        socket=str(socket),
-        root=tmp_path / "runtime",
-        state=tmp_path / "state",
-        cgroup_driver="cgroupfs",
-        hollow=True,
-    )
+    runtime = HollowRuntime(socket, cgroup_driver="cgroupfs")
     await runtime.start()
     rig = Rig(tmp_path, socket, cgroup_driver="systemd")
     try:

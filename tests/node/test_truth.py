@@ -19,7 +19,7 @@ from engine.host.records import lines
 from engine.node.pod.record_names import ACCEPTED, END, LINK
 from engine.node.running_node import RECORDS
 from engine.runtime.hollow import HollowRuntime
-from engine.testing.device_plugin import DevicePluginFault
+from engine.testing.device_plugin import DevicePluginFault, SampleAllocation
 from tests import records
 from tests.devices.device_rig import GPU, DeviceRig
 from tests.node_rig import container
@@ -208,7 +208,7 @@ async def test_a_plugin_that_hangs_holds_up_its_own_pod_alone(rig, fault):
     if fault is DevicePluginFault.PREFERRED_HANGS:
         await plugin.stop()
         rig.plugins.clear()
-        plugin = await rig.plugin(2, prefer=["gpu-1"])
+        plugin = await rig.plugin(2, allocation=SampleAllocation(prefer=["gpu-1"]))
     await plugin.fail_with(fault)
     rig.wants("hangs")
     await eventually(lambda: rig.phase("hangs") == "Pending")

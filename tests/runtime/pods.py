@@ -145,8 +145,7 @@ async def embedded_runtime(
     await runtime.import_image(archive)
     client = RuntimeClient(str(runtime.socket))
     pods = Pods(client, directory, cgroup_root, "embedded")
-    assert runtime._processes is not None
-    bridge = runtime._processes.network.bridge
+    bridge = runtime.processes.network.bridge
     try:
         yield pods
         await pods.note_processes()

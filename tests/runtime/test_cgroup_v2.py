@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from engine.cri.client import RuntimeClient
 from engine.runtime.embedded import EmbeddedRuntime
+from engine.runtime.processes import RuntimeCgroups
 from engine.testing.images import write_busybox
 from engine.wire import cri_v1_pb2 as cri
 
@@ -26,7 +27,7 @@ async def main():
     directory.mkdir()
     runtime = EmbeddedRuntime(
         socket=directory / "r.sock", root=directory / "root", state=directory / "state",
-        cgroup_mount=Path(CGROUPS),
+        cgroups=RuntimeCgroups(mount=Path(CGROUPS)),
     )
     await runtime.start()
     await runtime.import_image(write_busybox(directory / "b.tar"))

@@ -18,6 +18,7 @@ import pytest
 from engine.api.errors import Refused
 from engine.cri.client import RuntimeClient
 from engine.runtime.embedded import EmbeddedRuntime
+from engine.runtime.hollow import HollowRuntime
 from engine.runtime.shim.linux import start_time
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.pods import Pods, assert_nothing_left
@@ -85,7 +86,7 @@ async def separate_runtime(
         await pods.note_processes()
         bridge = EmbeddedRuntime(
             socket=runtime.socket, root=directory / "root", state=directory / "state"
-        )._processes.network.bridge  # type: ignore[union-attr]
+        ).processes.network.bridge
     finally:
         await client.close()
         await runtime.kill(signal.SIGTERM)
@@ -242,9 +243,7 @@ async def test_other_users_get_a_one_line_error(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Refused, match="containers need root"):
         EmbeddedRuntime(socket=tmp_path / "r.sock", root=tmp_path / "root", state=tmp_path / "state")
-    hollow = EmbeddedRuntime(
-        socket=tmp_path / "r.sock", root=tmp_path / "root", state=tmp_path / "state", hollow=True
-    )
+    hollow = HollowRuntime(tmp_path / "r.sock")
     await hollow.start()
     await hollow.purge()
     assert list(tmp_path.iterdir()) == []

@@ -63,7 +63,7 @@ async def test_hostile_requests_are_answered_and_survived(serve: Any, sent: byte
 async def test_a_slow_request_and_an_idle_peer_are_ended(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = connection.Connection.__init__.__kwdefaults__
     assert usual is not None
-    short = {**usual, "request_deadline": 0.2, "idle_deadline": 0.3}
+    short = {**usual, "limits": connection.ConnectionLimits(request_deadline=0.2, idle_deadline=0.3)}
     monkeypatch.setattr(connection.Connection.__init__, "__kwdefaults__", short)
     served = await serve(View())
     assert parse(await served.raw(b"GET /healthz HT")).status == 408

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from engine.server.http import connection
 from engine.server.http import write_timeout as taking
+from engine.server.port import server
 from engine.server.port.server import SecurePort
 from engine.testing.apiserver import Authority
 from tests.ports import free_port
@@ -26,9 +28,9 @@ PAGE = b"GET /stats/summary HTTP/1.1\r\nHost: n\r\n\r\n"
 async def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Secured]:
     monkeypatch.setattr(connection, "WRITE_DEADLINE", 0.5)
     monkeypatch.setattr(taking, "LOOK_SECONDS", 0.1)
-    usual = connection.Connection.__init__.__kwdefaults__
-    assert usual is not None
-    monkeypatch.setattr(connection.Connection.__init__, "__kwdefaults__", {**usual, "request_deadline": 1.0})
+    monkeypatch.setattr(
+        server, "ConnectionLimits", partial(connection.ConnectionLimits, request_deadline=1.0)
+    )
     authority = Authority(tmp_path / "authority")
     config = configured()
     config.authentication.webhook.enabled = False

@@ -225,8 +225,12 @@ def _own_runtime(socket: str, root_dir: Path, cgroup_driver: str, *, hollow: boo
     import hashlib
 
     from engine.runtime.embedded import EmbeddedRuntime
+    from engine.runtime.hollow import HollowRuntime
+    from engine.runtime.processes import RuntimeCgroups
 
+    if hollow:
+        return HollowRuntime(socket, cgroup_driver=cgroup_driver)
     state = Path("/run/kubengine") / hashlib.sha256(os.fsencode(root_dir)).hexdigest()[:12]
     return EmbeddedRuntime(
-        socket=socket, root=root_dir / "runtime", state=state, cgroup_driver=cgroup_driver, hollow=hollow
+        socket=socket, root=root_dir / "runtime", state=state, cgroups=RuntimeCgroups(cgroup_driver)
     )

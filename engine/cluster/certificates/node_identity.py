@@ -21,7 +21,7 @@ from engine.cluster.certificates.bootstrap import first_certificate, write_kubec
 from engine.cluster.certificates.metrics import CertificateMetrics
 from engine.cluster.certificates.openssl import certificate_facts, new_key
 from engine.cluster.certificates.request import Wanted, client_certificate, request_certificate
-from engine.cluster.certificates.rotation import CertificateRotation, keep_signed, pauses
+from engine.cluster.certificates.rotation import CertificateRotation, RotationTiming, keep_signed, pauses
 from engine.cluster.certificates.store import CertificateStore, read_certificates
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials, client_pair
@@ -113,8 +113,7 @@ class NodeIdentity:
             sign=sign,
             metrics=self._metrics,
             changed=self.credentials.outdated,
-            clock=self._clock,
-            chance=self._chance,
+            timing=RotationTiming(self._clock, self._chance),
             at_once=adopted,
         )
         await rotation.run()

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
+import msgspec
+
 from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError, Refused
 from engine.cluster.certificates.metrics import CertificateMetrics
@@ -46,6 +48,14 @@ def pauses(chance: random.Random) -> Iterator[float]:
         yield pause * chance.uniform(1.0, 1.1)
 
 
+class RotationTiming(msgspec.Struct, frozen=True):
+    """Hold the clock (Unix seconds), the source of random moments, and the way to wait some seconds."""
+
+    clock: Callable[[], float]
+    chance: random.Random
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
 class CertificateRotation:
     """Keep the current certificate of `store` fresh.
 
@@ -62,9 +72,7 @@ class CertificateRotation:
         sign: Sign,
         metrics: CertificateMetrics,
         changed: Callable[[], None] | None = None,
-        clock: Callable[[], float],
-        chance: random.Random,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        timing: RotationTiming,
         at_once: bool = False,
     ) -> None:
         self._store = store
@@ -72,7 +80,7 @@ class CertificateRotation:
         self._sign = sign
         self._metrics = metrics
         self._changed = changed
-        self._clock, self._chance, self._pause = clock, chance, pause
+        self._clock, self._chance, self._pause = timing.clock, timing.chance, timing.pause
         self._at_once = at_once
         self._for: Wanted | None = None
         self._other_wanted = asyncio.Event()

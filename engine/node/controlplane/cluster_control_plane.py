@@ -23,7 +23,7 @@ from engine.cluster.certificates.request import (
     serving_certificate,
     serving_names,
 )
-from engine.cluster.certificates.rotation import CertificateRotation
+from engine.cluster.certificates.rotation import CertificateRotation, RotationTiming
 from engine.cluster.certificates.serving import ServingCertificate
 from engine.cluster.client import ApiClient
 from engine.cluster.csi_limits import CsiLimits
@@ -164,8 +164,7 @@ class ClusterControlPlane:
             wanted=wanted,
             sign=sign,
             metrics=CertificateMetrics(context.registry, "server", context.clock),
-            clock=context.clock,
-            chance=self._chance,
+            timing=RotationTiming(context.clock, self._chance),
         )
 
     @property

@@ -16,6 +16,7 @@ from contextlib import aclosing, nullcontext
 from http import HTTPStatus
 
 import h11
+import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.host.connection_limiter import ConnectionSlot
@@ -43,12 +44,29 @@ _PHRASES = {int(status): status.phrase for status in HTTPStatus}
 Handler = Callable[[Request], Awaitable[Answer]]
 
 
+class ConnectionLimits(msgspec.Struct, frozen=True):
+    """Bound what a peer may take of the server; deadlines are seconds.
+
+    `request_deadline` is for one request to arrive whole, `idle_deadline` for the next one to begin, and
+    `live_deadline` for the peer to take more of an answer that comes bit by bit. `max_head` is in bytes,
+    `max_fields` the number of fields in a query.
+    """
+
+    request_deadline: float = REQUEST_DEADLINE
+    idle_deadline: float = IDLE_DEADLINE
+    live_deadline: float = WRITE_DEADLINE
+    max_head: int = MAX_HEAD
+    max_fields: int = MAX_FIELDS
+
+
+USUAL_LIMITS = ConnectionLimits()
+
+
 class Connection:
     """Serves requests from one peer until it goes, errs or idles too long.
 
-    Deadlines are seconds; `live_deadline` is how long nothing need be taken of an answer that comes bit by
-    bit. `share` is the part of the event loop that the listener's connections have together. `metrics` count
-    the requests.
+    `share` is the part of the event loop that the listener's connections have together. `metrics` count the
+    requests.
     """
 
     def __init__(
@@ -61,11 +79,7 @@ class Connection:
         place: ConnectionSlot,
         share: LoopShare,
         metrics: ServerRequestMetrics | None = None,
-        request_deadline: float = REQUEST_DEADLINE,
-        idle_deadline: float = IDLE_DEADLINE,
-        live_deadline: float = WRITE_DEADLINE,
-        max_head: int = MAX_HEAD,
-        max_fields: int = MAX_FIELDS,
+        limits: ConnectionLimits = USUAL_LIMITS,
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -75,11 +89,8 @@ class Connection:
         self._share = share
         self._metrics = metrics
         self._events = 0
-        self._request_deadline = request_deadline
-        self._idle_deadline = idle_deadline
-        self._live_deadline = live_deadline
-        self._max_fields = max_fields
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=max_head)
+        self._limits = limits
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.max_head)
 
     async def serve(self) -> None:
         """Serve requests until the connection is over; the caller closes the transport."""
@@ -101,7 +112,7 @@ class Connection:
         first = await self._first_bytes()
         if not first:
             return False
-        async with asyncio.timeout(self._request_deadline):
+        async with asyncio.timeout(self._limits.request_deadline):
             event = await self._next_event()
             if not isinstance(event, h11.Request):
                 return False
@@ -120,7 +131,7 @@ class Connection:
                 event.target.decode("ascii"),
                 trusted=self._trusted,
                 headers=tuple((name.decode(), value.decode("latin-1")) for name, value in event.headers),
-                most_fields=self._max_fields,
+                most_fields=self._limits.max_fields,
                 body=body,
             )
         except InvalidInput as error:
@@ -146,7 +157,7 @@ class Connection:
         if self._http.trailing_data[0]:
             return True
         try:
-            async with asyncio.timeout(self._idle_deadline):
+            async with asyncio.timeout(self._limits.idle_deadline):
                 data = await self._reader.read(READ)
         except TimeoutError:
             return False
@@ -235,7 +246,7 @@ class Connection:
 
     async def _send_as_they_come(self, pieces: AsyncGenerator[bytes, None]) -> None:
         async for piece in pieces:
-            await self._write(self._http.send(h11.Data(data=piece)), self._live_deadline)
+            await self._write(self._http.send(h11.Data(data=piece)), self._limits.live_deadline)
         await self._write(self._http.send(h11.EndOfMessage()))
 
     async def _until_it_goes(self) -> None:

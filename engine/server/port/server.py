@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from engine.api.errors import KubengineError
 from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
 from engine.host.loop_share import LoopShare
-from engine.server.http.connection import WRITE_DEADLINE, Connection
+from engine.server.http.connection import WRITE_DEADLINE, Connection, ConnectionLimits
 from engine.server.http.exchange import Answer, Request, Takeover, plain
 from engine.server.http.request_metrics import ServerRequestMetrics
 from engine.server.http.scheduling import in_turn
@@ -205,9 +205,11 @@ class SecurePort:
                     place=place,
                     share=self._share,
                     metrics=self._metrics,
-                    live_deadline=float(self._view.config.streaming_connection_idle_timeout),
-                    max_head=MAX_HEAD,
-                    max_fields=MAX_FIELDS,
+                    limits=ConnectionLimits(
+                        live_deadline=float(self._view.config.streaming_connection_idle_timeout),
+                        max_head=MAX_HEAD,
+                        max_fields=MAX_FIELDS,
+                    ),
                 ).serve()
                 await part(writer, WRITE_DEADLINE)
         finally:

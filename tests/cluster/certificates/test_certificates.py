@@ -36,7 +36,13 @@ from engine.cluster.certificates.request import (
     serving_certificate,
     serving_names,
 )
-from engine.cluster.certificates.rotation import CertificateRotation, keep_signed, misses, renew_at
+from engine.cluster.certificates.rotation import (
+    CertificateRotation,
+    RotationTiming,
+    keep_signed,
+    misses,
+    renew_at,
+)
 from engine.cluster.certificates.store import CertificateStore
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import client_pair
@@ -194,9 +200,7 @@ async def _rotating(store: CertificateStore, sign: Sign, **options: Any) -> Asyn
         sign=sign,
         metrics=options.pop("metrics", None) or metrics_of(Registry()),
         changed=lambda: changes.append(None),
-        clock=time.time,
-        chance=random.Random(1),
-        pause=options.pop("pause", lambda _: asyncio.sleep(0)),
+        timing=RotationTiming(time.time, random.Random(1), options.pop("pause", lambda _: asyncio.sleep(0))),
         **options,
     )
     running = asyncio.create_task(rotation.run())
@@ -313,9 +317,7 @@ async def test_another_name_is_asked_for_at_once(server: ApiServer, tmp_path: Pa
         wanted=lambda: serving_certificate("n1", names),
         sign=sign,
         metrics=metrics_of(Registry()),
-        clock=time.time,
-        chance=random.Random(1),
-        pause=lambda _: asyncio.sleep(0),
+        timing=RotationTiming(time.time, random.Random(1), lambda _: asyncio.sleep(0)),
     )
     running = asyncio.create_task(rotation.run())
     await eventually(lambda: len(asked) == 1 and store.current() is not None)
