@@ -104,14 +104,16 @@ DEBUG_VERBOSITY: Final = 4
 
 
 class TracingConfiguration(Struct):
-    """Where spans are sent, and how many of a million traces (component-base/tracing v1)."""
+    """Say where spans are sent, and how many of a million traces (component-base/tracing v1)."""
 
     endpoint: str | None = None
     sampling_rate_per_million: int | None = None
 
 
 class LoggingConfiguration(Struct):
-    """How the agent logs (component-base/logs v1); a number of `flushFrequency` is nanoseconds."""
+    """Say how the agent logs (component-base/logs v1). A `flushFrequency` that is a number counts
+    nanoseconds.
+    """
 
     format: str = "text"
     flush_frequency: str | int = "5s"
@@ -165,7 +167,7 @@ _ZERO_IS_DEFAULT = (
 
 
 class KubeletConfiguration(Struct):
-    """The agent's configuration; durations are seconds as `Duration`.
+    """Hold the agent's configuration; durations are seconds as `Duration`.
 
     A zero means the default where it does for the kubelet (v1.36 `SetDefaults_KubeletConfiguration`);
     `readOnlyPort: 0` and `healthzPort: 0` are closed ports.

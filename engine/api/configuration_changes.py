@@ -22,10 +22,10 @@ _encode = json_encoder(str)
 
 
 class ConfigurationChange(NamedTuple):
-    """One field: its path, its value before and after, and what the change does to running pods.
+    """Describe a change of one field: its path, its value before and after, and the effect on running pods.
 
-    `restarts`: every pod gets a new sandbox. `refuses to start`: the kubelet does not start until a state
-    file is removed. `changes`: only values that are computed from it.
+    An `effect` is `restarts` (every pod gets a new sandbox), `refuses to start` (the kubelet does not start
+    until a state file is removed), or `changes` (only values that are computed from the field).
     """
 
     field: str

@@ -50,11 +50,11 @@ Kind = Literal[
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One decision; `number` counts from 1 while an agent runs, so that a gap shows that somebody read too
-    slowly.
+    """Record one decision; `number` counts from 1 while an agent runs, so that a reader who is too slow
+    notices the gap.
 
-    `time` is a Unix time. `pod` is `namespace/name` and `uid` its uid, empty if it is not about a pod.
-    `inputs` is what was examined, ready for JSON; nobody changes it any longer.
+    `time` is a Unix time. `pod` is `namespace/name` and `uid` its uid, empty if the decision is not about a
+    pod. `inputs` is what was examined, ready for JSON; nobody changes it any longer.
     """
 
     number: int
@@ -69,7 +69,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Taken(NamedTuple):
-    """One of many decisions that are made together; the fields are those of `Decision`."""
+    """Hold one of many decisions that are made together; the fields are those of `Decision`."""
 
     outcome: str
     reason: str
@@ -77,7 +77,7 @@ class Taken(NamedTuple):
 
 
 class _Series(NamedTuple):
-    """Decisions that nobody has read yet, numbered from `first`."""
+    """Hold decisions that nobody has read yet, numbered from `first`."""
 
     first: int
     length: int
@@ -93,7 +93,7 @@ class _Series(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a decision was computed from, for a record that can repeat it.
+    """Record a measurement that a decision was computed from, so that the decision can be repeated.
 
     `stream` and `name` say which measurement it is. `values` are integers, one or more for each of the keys.
     """

@@ -17,7 +17,7 @@ _MOST_SECONDS = 2**63 / 1e9
 
 
 class Duration(float):
-    """Seconds; `str()` returns the text form (`1m30s`)."""
+    """Count seconds; `str()` returns the text form (`1m30s`)."""
 
     __slots__ = ()
 
@@ -63,8 +63,8 @@ def _trim(number: float) -> str:
 
 
 class RetryDelays(msgspec.Struct, frozen=True):
-    """Pauses in seconds between attempts that fail: `first`, then each `factor` times the one before, up to
-    `most`.
+    """Yield pauses in seconds between attempts that fail: `first`, then each `factor` times the one before,
+    up to `most`.
     """
 
     first: float

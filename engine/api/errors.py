@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class KubengineError(Exception):
-    """The base of every error that the engine raises on purpose.
+    """Raised on purpose by the engine; every such error derives from it.
 
     `subject` is the file, field, path, pod or peer that the error is about; `grpc_status` is the canonical
     status name for a gRPC response.
@@ -24,13 +24,13 @@ class KubengineError(Exception):
 
 
 class InvalidInput(KubengineError):
-    """The caller's mistake. The message tells what was expected, and the subject where."""
+    """Raised for a mistake of the caller. The message says what was expected, and the subject where."""
 
     grpc_status = "INVALID_ARGUMENT"
 
 
 class Refused(KubengineError):
-    """A refusal by a peer or the kernel.
+    """Raised if a peer or the kernel refuses.
 
     `errno` is set if the kernel returned one, `status_text` if a container runtime refused a call: its gRPC
     status as a kubelet prints it (`rpc error: code = Unknown desc = ...`).
@@ -47,18 +47,18 @@ class Refused(KubengineError):
 
 
 class Unavailable(Refused):
-    """A peer that may answer later: an unreachable socket, an expired deadline."""
+    """Raised if a peer does not answer now but may later: an unreachable socket, an expired deadline."""
 
     grpc_status = "UNAVAILABLE"
 
 
 class NotFound(Refused):
-    """Something requested by name does not exist."""
+    """Raised if an object that is requested by name does not exist."""
 
     grpc_status = "NOT_FOUND"
 
 
 class Bug(KubengineError):
-    """An invariant of our own does not hold."""
+    """Raised if an invariant of our own does not hold."""
 
     grpc_status = "INTERNAL"

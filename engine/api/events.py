@@ -23,7 +23,7 @@ log = logging.getLogger("kubengine.events")
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event.
+    """Describe one event about the node, a pod, a claim or a volume.
 
     `pod` is `namespace/name`, empty for the node; `at` is a Unix time; `field_path` is the path of the
     container in the pod. With a `claim` (its name), the event is about that claim of the pod; with a

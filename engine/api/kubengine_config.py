@@ -18,8 +18,10 @@ GROUP_VERSION = "kubengine.dev/v1alpha1"
 
 
 class AdmissionSection(Struct, forbid_unknown_fields=True):
-    """`patience`: how long a pod that fits waits for terminating pods that still hold its resources, beyond
-    the longest of their grace periods, before it is rejected; also how long it waits for an error of the
+    """Configure admission.
+
+    `patience` is how long a pod that fits waits for terminating pods that still hold its resources, beyond
+    the longest of their grace periods, before it is rejected. It also waits this long for an error of the
     machine (a full disk) to pass.
     """
 
@@ -27,14 +29,16 @@ class AdmissionSection(Struct, forbid_unknown_fields=True):
 
 
 class PreemptionSection(Struct, forbid_unknown_fields=True):
-    """`policy`: kubelet, priority or minimal. `time_limit` bounds the search of `minimal`."""
+    """Configure preemption: `policy` is kubelet, priority or minimal, and `time_limit` bounds the search of
+    `minimal`.
+    """
 
     policy: str = "kubelet"
     time_limit: Duration = Duration(0.1)
 
 
 class ContainerGCSection(Struct, forbid_unknown_fields=True):
-    """The kubelet's container GC flags; negative means no limit."""
+    """Configure container GC as the kubelet's flags do; a negative number means no limit."""
 
     min_age: Duration = Duration(0)
     max_per_pod_container: int = 1
@@ -42,12 +46,12 @@ class ContainerGCSection(Struct, forbid_unknown_fields=True):
 
 
 class ImagesSection(Struct, forbid_unknown_fields=True):
-    """Image GC beyond the kubelet's.
+    """Configure image GC beyond the kubelet's settings.
 
     `order`: `lru` (the kubelet's), `largest-first`, `size-aware` (most bytes times days of disuse), or
     `layers` (of equally old images first the one whose removal frees the most bytes in layers of its own).
-    `accounting`: `reported` sums image sizes as the kubelet does; `measured` reads the file system after
-    each removal, so that layers shared with other images do not count as freed.
+    `accounting`: `reported` sums image sizes as the kubelet does; `measured` reads the file system after each
+    removal, so that layers shared with other images do not count as freed.
 
     `keep_records` stores on disk when images were first seen and last used, so that images keep their ages
     after a restart. `leases` protects the image of a pod that is being started. `protect_sandbox_image`
@@ -72,13 +76,13 @@ class ImagesSection(Struct, forbid_unknown_fields=True):
 
 
 class EvictionSection(Struct, forbid_unknown_fields=True):
-    """Eviction beyond the kubelet's.
+    """Configure eviction beyond the kubelet's settings.
 
     `recheck_before_evict` measures again right before a pod is evicted, and skips the eviction if no
     threshold is met any more. `memory_signal`: `working-set` (the kubelet's) or `memavailable`, the kernel's
-    own estimate, which treats reclaimable page cache as available. `notifications` wakes the manager when
-    the kernel reports memory pressure instead of at the next interval, regardless of
-    `kernelMemcgNotification`. `interval` is the time between two checks.
+    own estimate, which treats reclaimable page cache as available. `notifications` wakes the manager when the
+    kernel reports memory pressure instead of at the next interval, regardless of `kernelMemcgNotification`.
+    `interval` is the time between two checks.
 
     `reclaim_settle`: after images or containers were removed to free disk space, how long at most to watch
     the free bytes until they stop growing, before a pod is evicted; 0 does not wait. `reclaim_everywhere`:
@@ -91,8 +95,8 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
     them) or for disks (all of them). If it is exceeded at every check for `stall_for`, the node has the
     condition `CPUPressure` or `IOPressure`. 0 disables the condition.
 
-    `count_swap`, under cgroup v2: swap that pods may still use counts as available memory, and swap that
-    they use as memory in use.
+    `count_swap`, under cgroup v2: swap that pods may still use counts as available memory, and swap that they
+    use as memory in use.
 
     `project_quotas`: which pods' emptyDir volumes have a project quota, so that the kernel counts them:
     `none`, `user-namespaces` (pods with `hostUsers: false`, as the kubelet's gate does) or `all`.
@@ -114,7 +118,7 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
 
 
 class DevicesSection(Struct, forbid_unknown_fields=True):
-    """Devices beyond the kubelet's.
+    """Configure device plugins beyond the kubelet's settings.
 
     `admission_retry`: how long a pod waits for a plugin that has not reconnected since the agent or the
     plugin restarted, before the pod is rejected; also how long it waits for the devices of terminating pods,
@@ -129,20 +133,20 @@ class DevicesSection(Struct, forbid_unknown_fields=True):
 
 
 class ProbesSection(Struct, forbid_unknown_fields=True):
-    """`max_connections`: the number of open sockets of the native loop, at most half of the process's
-    descriptors; further probes wait.
+    """Configure probes.
 
-    `library_concurrency`: the number of concurrent HTTPS and by-name probes, and of concurrent commands in
-    containers. `metrics`: the granularity of `/metrics/probes`: `container` (the kubelet's), `pod` (summed
-    over a pod's containers) or `none`.
+    `max_connections` is the number of open sockets of the native loop, at most half of the process's
+    descriptors; further probes wait. `library_concurrency` is the number of concurrent HTTPS and by-name
+    probes, and of concurrent commands in containers. `metrics` is the granularity of `/metrics/probes`:
+    `container` (the kubelet's), `pod` (summed over a pod's containers) or `none`.
 
-    `liveness_kills_per_owner` and `liveness_kills_per_node`: how many containers liveness probes may kill
+    `liveness_kills_per_owner` and `liveness_kills_per_node` are how many containers liveness probes may kill
     within `liveness_kills_within`, among the pods of one controller and of the node; 0 means no limit. With
     either limit, a probe that the node itself ran late never kills a container.
 
-    `network`: whether probes open their sockets in the network of the `node` (as the kubelet does) or of the
-    `pod`, for pods without the annotation. `start_period`: the period of startup and readiness probes until
-    their first success, except exec probes; 0: the normal period.
+    `network` says whether probes open their sockets in the network of the `node` (as the kubelet does) or of
+    the `pod`, for pods without the annotation. `start_period` is the period of startup and readiness probes
+    until their first success, except exec probes; 0 means the normal period.
     """
 
     max_connections: int = 1024
@@ -156,18 +160,19 @@ class ProbesSection(Struct, forbid_unknown_fields=True):
 
 
 class CgroupsSection(Struct, forbid_unknown_fields=True):
-    """`cpu_weight`: the formula of cgroup v2 weights: `linear`, `logarithmic`, or `auto`, which depends on
-    the version of the OCI runtime (`oci_runtime`: its path; by default runc, else crun, on the PATH).
+    """Configure the cgroups of pods beyond the kubelet's settings.
 
-    `reconcile_sample`: the number of pod groups that are read again each minute. `tiered_memory_protection`:
-    with the MemoryQoS gate, memory.min only for Guaranteed pods and memory.low for Burstable ones.
-    `cpu_ceiling`: under cgroup v2, all pods together get no more CPU than is allocatable. `pod_annotations`:
-    the enabled pod annotations for cgroups, by their names without `kubengine.dev/`, from the list in
-    `engine.cgroups.formulas.pod_annotations`.
+    `cpu_weight` is the formula of cgroup v2 weights: `linear`, `logarithmic`, or `auto`, which depends on the
+    version of the OCI runtime (`oci_runtime`: its path; by default runc, else crun, on the PATH).
+    `reconcile_sample` is the number of pod groups that are read again each minute. With the MemoryQoS gate,
+    `tiered_memory_protection` sets memory.min only for Guaranteed pods, and memory.low for Burstable ones.
+    With `cpu_ceiling`, under cgroup v2, all pods together get no more CPU than is allocatable.
+    `pod_annotations` lists the enabled pod annotations for cgroups, by their names without `kubengine.dev/`,
+    from the list in `engine.cgroups.formulas.pod_annotations`.
 
-    `best_effort_idle`: BestEffort pods run only while the CPU is otherwise idle. `best_effort_ceiling`: the
-    percentage of the machine's CPU up to which BestEffort pods may fill the use of all workloads; their own
-    ceiling shrinks with the use of others, down to `best_effort_floor` percent. 0: no ceiling.
+    With `best_effort_idle`, BestEffort pods run only while the CPU is otherwise idle. `best_effort_ceiling`
+    is the percentage of the machine's CPU up to which BestEffort pods may fill the use of all workloads;
+    their own ceiling shrinks with the use of others, down to `best_effort_floor` percent. 0 means no ceiling.
     """
 
     cpu_weight: Literal["auto", "linear", "logarithmic"] = "auto"
@@ -182,11 +187,11 @@ class CgroupsSection(Struct, forbid_unknown_fields=True):
 
 
 class CpuPool(Struct, forbid_unknown_fields=True):
-    """CPUs for the Burstable pods in `namespaces` (any, if empty) that have all `labels`: as many as these
-    request together, but at least `minCPUs` and, unless that is 0, at most `maxCPUs`.
+    """Reserve CPUs for the Burstable pods in `namespaces` (any, if empty) that have all `labels`.
 
-    `sized_by` is `requests`, or `use`: as many CPUs as the pods have used lately, and a fifth of the pool to
-    spare.
+    The pool has as many CPUs as these pods request together, but at least `minCPUs` and, unless that is 0, at
+    most `maxCPUs`. `sized_by` is `requests`, or `use`: as many CPUs as the pods have used lately, and a fifth
+    of the pool to spare.
     """
 
     name: str
@@ -198,12 +203,13 @@ class CpuPool(Struct, forbid_unknown_fields=True):
 
 
 class CpusSection(Struct, forbid_unknown_fields=True):
-    """How the static CPU manager divides the CPUs that are not exclusive; each field is off by default.
+    """Divide the CPUs that are not exclusive under the static CPU manager; each field is off by default.
 
-    `pools`: a pod belongs to the first pool that takes it; other pods do not run on the pool's CPUs.
-    `keep_together`: each other Burstable pod runs on one last-level cache or NUMA node while its requests
-    fit there. `respect_isolated`: containers without exclusive CPUs stay off the CPUs of the kernel's
-    `isolcpus`. `system_cgroups`: cgroups, such as `/system.slice`, whose processes stay off exclusive CPUs.
+    A pod belongs to the first of the `pools` that takes it; other pods do not run on the pool's CPUs. With
+    `keep_together`, each other Burstable pod runs on one last-level cache or NUMA node while its requests fit
+    there. With `respect_isolated`, containers without exclusive CPUs stay off the CPUs of the kernel's
+    `isolcpus`. `system_cgroups` lists cgroups, such as `/system.slice`, whose processes stay off exclusive
+    CPUs.
     """
 
     pools: list[CpuPool] = msgspec.field(default_factory=list)
@@ -213,11 +219,12 @@ class CpusSection(Struct, forbid_unknown_fields=True):
 
 
 class ServerSection(Struct, forbid_unknown_fields=True):
-    """`read_only_address`: the address of `readOnlyPort`, regardless of KubeletConfiguration's `address`. The
-    port has no authentication, so only this field opens it beyond loopback.
+    """Name the addresses of the node's ports.
 
-    `port_address`: the address of the node's own port; by default KubeletConfiguration's `address` in a
-    cluster, whose API server must reach it, and 127.0.0.1 without one.
+    `read_only_address` is the address of `readOnlyPort`, regardless of KubeletConfiguration's `address`. That
+    port has no authentication, so only this field opens it beyond loopback. `port_address` is the address of
+    the node's own port; by default KubeletConfiguration's `address` in a cluster, whose API server must reach
+    it, and 127.0.0.1 without one.
     """
 
     read_only_address: str = "127.0.0.1"
@@ -225,9 +232,10 @@ class ServerSection(Struct, forbid_unknown_fields=True):
 
 
 class DecisionsSection(Struct, forbid_unknown_fields=True):
-    """`file`: the file to which decisions are appended as JSON lines; none if empty. A file that would grow
-    beyond `max_size` is renamed to `file.1` and so on; `max_files` bounds the number of files, including the
-    current one.
+    """Name the `file` to which decisions are appended as JSON lines; none if empty.
+
+    A file that would grow beyond `max_size` is renamed to `file.1` and so on; `max_files` bounds the number
+    of files, including the current one.
     """
 
     file: str = ""
@@ -236,8 +244,9 @@ class DecisionsSection(Struct, forbid_unknown_fields=True):
 
 
 class RecordSection(Struct, forbid_unknown_fields=True):
-    """`directory`: where decisions and events are kept for `kubengine why`; nowhere if empty. The oldest are
-    removed beyond `max_size` and after `max_age`.
+    """Name the `directory` where decisions and events are kept for `kubengine why`; nowhere if empty.
+
+    The oldest are removed beyond `max_size` and after `max_age`.
     """
 
     directory: str = ""
@@ -246,8 +255,10 @@ class RecordSection(Struct, forbid_unknown_fields=True):
 
 
 class KubengineConfiguration(Struct, forbid_unknown_fields=True):
-    """`node_labels`: labels of the node. `runtime_classes`: runtime handlers by class, for a node without an
-    API server; a handler that the runtime lists needs no entry.
+    """Hold the settings that a kubelet does not have.
+
+    `node_labels` are labels of the node. `runtime_classes` are runtime handlers by class, for a node without
+    an API server; a handler that the runtime lists needs no entry.
     """
 
     api_version: str = GROUP_VERSION

@@ -29,11 +29,11 @@ class AdmissionRejected(KubengineError):
 
 
 class PodEnd(msgspec.Struct, frozen=True):
-    """Why and how the node itself ends a pod.
+    """Say why and how the node itself ends a pod.
 
     `grace_period_seconds` None means the pod's own. `condition_reason` is the reason of the DisruptionTarget
-    condition, none if empty; its message is `condition_message`, or else `message`. `reason` and `message`
-    go into the failed status, which is everything in the status of a `rejected` pod. `by_exit_codes`: if all
+    condition, none if empty; its message is `condition_message`, or else `message`. `reason` and `message` go
+    into the failed status, which is everything in the status of a `rejected` pod. `by_exit_codes`: if all
     containers end successfully, the pod has succeeded, and only the condition shows that the node ended it
     (kubelet v1.36, evicted and preempted pods). `until_restart`: a static pod runs again when the agent
     starts again.
@@ -58,7 +58,7 @@ Raises `Refused` or `Unavailable` if the runtime would not stop them.
 
 
 class PodKills:
-    """Ends pods, and waits for each one and a half times its grace period, as the kubelet does for evictions.
+    """End pods, and wait for each one and a half times its grace period, as the kubelet does for evictions.
 
     A kill that takes longer, or whose caller is cancelled, goes on until `stop`.
     """

@@ -20,7 +20,7 @@ class OwnerReference(Struct):
 
 
 class ManagedFieldsEntry(Struct):
-    """The fields that one manager of an API object has set."""
+    """List the fields that one manager of an API object has set."""
 
     manager: str = ""
     operation: str = ""
@@ -32,7 +32,7 @@ class ManagedFieldsEntry(Struct):
 
 
 class ObjectMeta(Struct):
-    """Kubernetes object metadata, without what only an API server uses."""
+    """Hold the metadata of an API object, without the fields that only an API server uses."""
 
     name: str = ""
     generate_name: str = ""

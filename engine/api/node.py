@@ -50,7 +50,7 @@ class ContainerImage(Struct):
 
 
 class NodeStatus(Struct):
-    """`daemon_endpoints`, `runtime_handlers` and `features` are as their JSON is."""
+    """Hold the status of a Node; `daemon_endpoints`, `runtime_handlers` and `features` are plain JSON."""
 
     capacity: dict[str, Quantity] | None = None
     allocatable: dict[str, Quantity] | None = None
@@ -66,7 +66,7 @@ class NodeStatus(Struct):
 
 
 class Node(Struct):
-    """A core/v1 Node."""
+    """Represent a core/v1 Node."""
 
     api_version: str = "v1"
     kind: str = "Node"

@@ -47,7 +47,9 @@ class ResourceClaimRef(Struct):
 
 
 class PodResourceClaim(Struct):
-    """A claim that containers name: an existing one, or one that the control plane makes from a template."""
+    """Name a claim for containers to use: an existing one, or one that the control plane makes from a
+    template.
+    """
 
     name: str
     resource_claim_name: str | None = None
@@ -146,7 +148,7 @@ class SleepAction(Struct):
 
 
 class Probe(Struct):
-    """A liveness, readiness or startup probe; times in seconds, Kubernetes' defaults."""
+    """Describe a liveness, readiness or startup probe; times are seconds, defaults those of Kubernetes."""
 
     exec: ExecAction | None = None
     http_get: HTTPGetAction | None = None
@@ -186,7 +188,7 @@ class SELinuxOptions(Struct):
 
 
 class WindowsOptions(Struct):
-    """Settings for Windows nodes, which are only read to refuse what a kubelet refuses."""
+    """Hold settings for Windows nodes, which are read only to refuse combinations that a kubelet refuses."""
 
     gmsa_credential_spec_name: str | None = None
     gmsa_credential_spec: str | None = None
@@ -195,7 +197,7 @@ class WindowsOptions(Struct):
 
 
 class SecurityProfile(Struct):
-    """A seccomp or AppArmor profile."""
+    """Name a seccomp or AppArmor profile."""
 
     type: str
     localhost_profile: str | None = None
@@ -243,21 +245,21 @@ class ContainerResizePolicy(Struct):
 
 
 class ContainerRestartRuleOnExitCodes(Struct):
-    """`operator` is In or NotIn."""
+    """Select exit codes: `operator` is In or NotIn."""
 
     operator: str
     values: list[Int32] | None = None
 
 
 class ContainerRestartRule(Struct):
-    """`action` is Restart or RestartAllContainers."""
+    """Map exit codes to an `action`: Restart or RestartAllContainers."""
 
     action: str
     exit_codes: ContainerRestartRuleOnExitCodes | None = None
 
 
 class Container(Struct):
-    """One container, init container or sidecar (an init container with `restart_policy` Always)."""
+    """Describe a container, init container or sidecar (an init container with `restart_policy` Always)."""
 
     name: str = ""
     image: str = ""
@@ -300,7 +302,8 @@ class Container(Struct):
 
 
 class EphemeralContainer(Container):
-    """A container that is added to a running pod: it is started once, and does not affect the pod's phase.
+    """Describe a container that is added to a running pod: it starts once, and does not affect the pod's
+    phase.
 
     It has no ports, resources, probes and hooks.
     """
@@ -354,7 +357,7 @@ class LocalObjectReference(Struct):
 
 
 class CSIVolume(Struct):
-    """A volume that a driver creates for one pod."""
+    """Describe a volume that a driver creates for one pod."""
 
     driver: str = ""
     read_only: bool | None = None
@@ -364,7 +367,7 @@ class CSIVolume(Struct):
 
 
 class Volume(Struct):
-    """A volume with exactly one source; sources kept as plain dicts need a driver."""
+    """Hold a volume with exactly one source; sources that are plain dicts need a driver."""
 
     name: str
     host_path: HostPathVolume | None = None
@@ -469,7 +472,7 @@ class PodSpec(Struct):
 
 
 class Pod(Struct):
-    """A core/v1 Pod."""
+    """Represent a core/v1 Pod."""
 
     api_version: str = "v1"
     kind: str = "Pod"

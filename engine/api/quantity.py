@@ -46,7 +46,7 @@ def decimal(text: str) -> int | None:
 
 
 class QuantityError(InvalidInput):
-    """Text that is not a quantity. `kind` is `format` (shape) or `suffix` (unknown unit)."""
+    """Raised for text that is not a quantity. `kind` is `format` (shape) or `suffix` (unknown unit)."""
 
     def __init__(self, kind: str, text: str) -> None:
         self.kind = kind
@@ -55,10 +55,10 @@ class QuantityError(InvalidInput):
 
 
 class Quantity:
-    """An exact, immutable amount.
+    """Hold an exact, immutable amount.
 
-    Ordered and hashed by amount only. `str()` gives the canonical text, or the text that was
-    parsed where Kubernetes would echo it.
+    Quantities are ordered and hashed by their amount only. `str()` gives the canonical text, or the parsed
+    text where Kubernetes would echo it.
     """
 
     __slots__ = ("_text", "_written", "format", "nano")

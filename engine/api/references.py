@@ -8,7 +8,7 @@ from engine.api.struct import Int32, Struct, written
 
 
 class KeySelector(Struct):
-    """One key of a config map or a secret."""
+    """Select one key of a config map or a secret."""
 
     key: str
     name: str = ""
@@ -16,7 +16,7 @@ class KeySelector(Struct):
 
 
 class FileKeySelector(Struct):
-    """One variable of a file in a volume, which containers that come before write."""
+    """Select one variable of a file in a volume, which earlier containers write."""
 
     volume_name: str
     path: str
@@ -25,14 +25,14 @@ class FileKeySelector(Struct):
 
 
 class WholeObject(Struct):
-    """All keys of a config map or a secret."""
+    """Select all keys of a config map or a secret."""
 
     name: str = ""
     optional: bool | None = None
 
 
 class KeyToPath(Struct):
-    """`mode` is the file's, the volume's default where it is None."""
+    """Map a key to a file; a `mode` of None means the volume's default."""
 
     key: str
     path: str
@@ -40,7 +40,7 @@ class KeyToPath(Struct):
 
 
 class ObjectProjection(Struct):
-    """Keys of a config map or a secret as files of a projected volume; all of them without `items`."""
+    """Project keys of a config map or a secret as files of a volume; all keys without `items`."""
 
     name: str = ""
     items: list[KeyToPath] | None = None
@@ -62,7 +62,7 @@ class SecretVolume(Struct):
 
 
 class ServiceAccountTokenProjection(Struct):
-    """`audience` is the API server's own where it is empty."""
+    """Project a service account token; an empty `audience` means the API server's own."""
 
     path: str
     audience: str = ""
@@ -81,7 +81,7 @@ class LabelSelector(Struct):
 
 
 class ClusterTrustBundleProjection(Struct):
-    """One bundle by its name, or those of a signer that a selector takes."""
+    """Project one bundle by its name, or the bundles of a signer that a selector matches."""
 
     path: str
     name: str | None = None
@@ -101,7 +101,7 @@ class SecretReference(Struct):
 
 
 class NFSVolume(Struct):
-    """A directory that an NFS server exports."""
+    """Name a directory that an NFS server exports."""
 
     server: str = ""
     path: str = ""
@@ -109,7 +109,7 @@ class NFSVolume(Struct):
 
 
 class FCVolume(Struct):
-    """A Fibre Channel disk: a LUN of targets, or one with an identifier."""
+    """Name a Fibre Channel disk: a LUN of targets, or one with an identifier."""
 
     target_wwns: list[str] | None = msgspec.field(default=None, name="targetWWNs")
     lun: Int32 | None = None
@@ -119,7 +119,7 @@ class FCVolume(Struct):
 
 
 class ISCSIVolume(Struct):
-    """A LUN of an iSCSI target. `secret_ref` has the CHAP credentials; its namespace is used only in a
+    """Name a LUN of an iSCSI target. `secret_ref` has the CHAP credentials; its namespace is used only in a
     persistent volume.
     """
 

@@ -73,7 +73,7 @@ def has_pod_level_resources(pod: Pod) -> bool:
 
 
 def has_equal_amounts(container: Container) -> bool:
-    """Whether a container's requests equal its limits for CPU and memory, both of them above 0."""
+    """Tell whether a container's requests equal its limits for CPU and memory, both of them above 0."""
     requests, limits = container.requests, container.limits
     return all(requests.get(one, ZERO) == limits.get(one, ZERO) != ZERO for one in (CPU, MEMORY))
 

@@ -60,7 +60,7 @@ class WeightedPodAffinityTerm(Struct):
 
 
 class PodAffinity(Struct):
-    """Affinity to other pods, or with the same shape anti-affinity."""
+    """Describe affinity to other pods; anti-affinity has the same shape."""
 
     required_during_scheduling_ignored_during_execution: list[PodAffinityTerm] | None = None
     preferred_during_scheduling_ignored_during_execution: list[WeightedPodAffinityTerm] | None = None

@@ -37,7 +37,7 @@ def lost_end() -> ContainerStateTerminated:
 
 
 class ContainerState(Struct):
-    """One of the three, or none while nothing is known."""
+    """Hold one of the three states, or none while nothing is known."""
 
     waiting: ContainerStateWaiting | None = None
     running: ContainerStateRunning | None = None
@@ -45,14 +45,14 @@ class ContainerState(Struct):
 
 
 class ResourceAmounts(Struct):
-    """What a container really has, as `status.containerStatuses[].resources`."""
+    """Hold the amounts that a container really has, as `status.containerStatuses[].resources`."""
 
     requests: dict[str, Quantity] | None = None
     limits: dict[str, Quantity] | None = None
 
 
 class VolumeMountStatus(Struct):
-    """`recursive_read_only` is Disabled or Enabled, and only said of a mount that is read-only."""
+    """Describe a mount. `recursive_read_only` is Disabled or Enabled, and set only for a read-only mount."""
 
     name: str
     mount_path: str
@@ -67,13 +67,13 @@ class LinuxContainerUser(Struct):
 
 
 class ContainerUser(Struct):
-    """As whom a container's first process began, where the runtime says it."""
+    """Name the user of a container's first process, if the runtime reports it."""
 
     linux: LinuxContainerUser | None = None
 
 
 class ContainerStatus(Struct):
-    """Fields without a default are always written, as the kubelet does."""
+    """Hold the status of a container; fields without a default are always written, as the kubelet does."""
 
     name: str
     ready: bool
@@ -106,14 +106,14 @@ class IP(Struct):
 
 
 class PodResourceClaimStatus(Struct):
-    """The claim that was made for one of `spec.resourceClaims`; it has no name where none is needed."""
+    """Name the claim that was made for one of `spec.resourceClaims`; it has no name where none is needed."""
 
     name: str
     resource_claim_name: str | None = None
 
 
 class ContainerExtendedResourceRequest(Struct):
-    """The request of a claim that stands for a container's extended resource."""
+    """Map a container's extended resource to the request of a claim that stands for it."""
 
     container_name: str
     resource_name: str
@@ -121,7 +121,7 @@ class ContainerExtendedResourceRequest(Struct):
 
 
 class ExtendedResourceClaimStatus(Struct):
-    """The claim that the scheduler made for the extended resources of a pod that drivers offer."""
+    """Name the claim that the scheduler made for the extended resources of a pod that drivers offer."""
 
     request_mappings: list[ContainerExtendedResourceRequest] | None = None
     resource_claim_name: str = ""

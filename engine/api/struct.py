@@ -30,12 +30,12 @@ def json_name(attribute: str) -> str:
 
 
 class Struct(msgspec.Struct, kw_only=True, omit_defaults=True, rename=json_name):
-    """A Kubernetes API object: snake_case attributes, Kubernetes' own JSON names."""
+    """Represent a Kubernetes API object: attributes in snake_case, Kubernetes' own JSON names."""
 
 
 class PartlyShown(msgspec.Struct, frozen=True):
-    """A value whose text, which gets into messages and logs, leaves out the fields in `HIDDEN`: secrets,
-    and long ones.
+    """Leave the fields in `HIDDEN`, secrets and long ones, out of the value's text, which gets into messages
+    and logs.
     """
 
     HIDDEN: ClassVar[frozenset[str]] = frozenset()

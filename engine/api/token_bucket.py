@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class TokenBucket:
-    """Pure; times are seconds of any monotonic clock."""
+    """Limit a rate; pure. Times are seconds of any monotonic clock."""
 
     def __init__(self, rate: float, burst: int) -> None:
         """Allow `rate` calls per second, more than 0, and `burst` at once, at least 1."""

@@ -44,7 +44,7 @@ def hard_statements(config: KubeletConfiguration) -> Mapping[str, str]:
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """A quantity, or a fraction of the capacity in single precision."""
+    """Hold a quantity, or a fraction of the capacity in single precision."""
 
     quantity: Quantity | None = None
     fraction: float = 0.0

@@ -282,7 +282,7 @@ def _fit_fields(value: dict[Any, Any], kind: Any, path: str, depth: int) -> dict
 
 
 class _Form(msgspec.Struct, frozen=True):
-    """The shape of a type: its fields by JSON name, and the type of its items."""
+    """Describe the shape of a type: its fields by JSON name, and the type of its items."""
 
     fields: dict[str, Any]
     item: Any = None

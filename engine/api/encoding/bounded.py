@@ -11,7 +11,9 @@ _PIECE = 1 << 20
 
 
 class Body(Protocol):
-    """An answer of `http.client` or `urllib`; `length` is None if its head does not tell it."""
+    """Describe an answer of `http.client` or `urllib`; `length` is None if the head of the answer does not
+    state it.
+    """
 
     @property
     def length(self) -> int | None: ...

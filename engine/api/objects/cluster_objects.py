@@ -16,13 +16,13 @@ class ConfigMap(Struct):
 
 
 class ServiceAccount(Struct):
-    """Only what image credential providers need of it."""
+    """Represent a core/v1 ServiceAccount, with only the fields that image credential providers need."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
 
 class Secret(Struct):
-    """`data` is decoded."""
+    """Represent a core/v1 Secret; its `data` is decoded."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     type: str = ""
@@ -50,21 +50,23 @@ class Service(Struct):
 
 
 class RuntimeClass(Struct):
-    """node.k8s.io/v1: the runtime handler for pods of this class."""
+    """Name the runtime handler for pods of this class (node.k8s.io/v1)."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     handler: str = ""
 
 
 class ClusterTrustBundleSpec(Struct):
-    """`trust_bundle` is PEM."""
+    """Hold certificates as PEM in `trust_bundle`, and the signer that they belong to, if any."""
 
     signer_name: str = ""
     trust_bundle: str = ""
 
 
 class ClusterTrustBundle(Struct):
-    """certificates.k8s.io: certificates that are trusted for a signer, or by everyone who knows the name."""
+    """Hold certificates that are trusted for a signer, or by everyone who knows the name
+    (certificates.k8s.io).
+    """
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: ClusterTrustBundleSpec = msgspec.field(default_factory=ClusterTrustBundleSpec)
@@ -84,7 +86,7 @@ class TokenRequestSpec(Struct):
 
 
 class TokenRequestStatus(Struct):
-    """`expiration_timestamp` is RFC 3339."""
+    """Hold a token and the time of its expiry as RFC 3339."""
 
     token: str = ""
     expiration_timestamp: str = ""
@@ -94,7 +96,7 @@ class TokenRequestStatus(Struct):
 
 
 class TokenRequest(Struct):
-    """authentication.k8s.io/v1, a subresource of a service account."""
+    """Request a token of a service account, whose subresource it is (authentication.k8s.io/v1)."""
 
     api_version: str = written("authentication.k8s.io/v1")
     kind: str = written("TokenRequest")

@@ -16,7 +16,7 @@ API: Final = "/apis/resource.k8s.io/v1"
 
 
 class DeviceAllocation(Struct):
-    """One device that the scheduler allocated for a request of a claim.
+    """Name one device that the scheduler allocated for a request of a claim.
 
     `request` is `name` or, from a prioritized list, `name/subrequest`. `share_id` tells apart the shares of a
     device that several claims consume a part of.
@@ -39,7 +39,7 @@ class Allocation(Struct):
 
 
 class ClaimConsumer(Struct):
-    """An object that may use a claim: a pod, by its uid."""
+    """Name an object that may use a claim: a pod, by its uid."""
 
     api_group: str = ""
     resource: str = ""
@@ -64,7 +64,7 @@ class ResourceClaim(Struct):
 
 
 class DeviceAttribute(Struct):
-    """One value, of one of the kinds; lists only behind an alpha gate."""
+    """Hold one value, of one of the kinds; an API server sends lists only behind an alpha gate."""
 
     number: int | None = msgspec.field(default=None, name="int")
     flag: bool | None = msgspec.field(default=None, name="bool")
@@ -73,7 +73,7 @@ class DeviceAttribute(Struct):
 
 
 class SliceDevice(Struct):
-    """A device that a driver offers. Attribute names without a domain belong to the driver's own."""
+    """Describe a device that a driver offers. Attribute names without a domain belong to the driver's own."""
 
     name: str = ""
     attributes: dict[str, DeviceAttribute] | None = None
@@ -94,7 +94,7 @@ class ResourceSliceSpec(Struct):
 
 
 class ResourceSlice(Struct):
-    """Devices of one driver's pool."""
+    """List devices of one driver's pool."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: ResourceSliceSpec = msgspec.field(default_factory=ResourceSliceSpec)

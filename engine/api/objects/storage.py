@@ -25,7 +25,9 @@ class PersistentVolumeClaimSpec(Struct):
 
 
 class PersistentVolumeClaimStatus(Struct):
-    """`capacity` is the current size of the file system; during a resize, `allocated_resources` is the target
+    """Hold the status of a claim.
+
+    `capacity` is the current size of the file system; during a resize, `allocated_resources` is the target
     and `allocated_resource_statuses` the progress.
     """
 
@@ -49,7 +51,7 @@ class ClaimReference(Struct):
 
 
 class LocalVolume(Struct):
-    """A directory of one node."""
+    """Name a directory of one node."""
 
     path: str = ""
     fs_type: str | None = None
@@ -60,7 +62,7 @@ class VolumeNodeAffinity(Struct):
 
 
 class CSIPersistentVolume(Struct):
-    """A volume of a driver, which identifies it by its handle."""
+    """Identify a volume of a driver by its handle, and say how to mount it."""
 
     driver: str = ""
     volume_handle: str = ""
@@ -120,7 +122,7 @@ class PortworxVolume(Struct):
 
 
 class PersistentVolumeSpec(Struct):
-    """A volume with the sources that a node mounts, and those that stand for a CSI driver's."""
+    """Describe a volume: the sources that a node mounts, and those that stand for a CSI driver's."""
 
     host_path: HostPathVolume | None = None
     local: LocalVolume | None = None
@@ -149,17 +151,17 @@ class PersistentVolume(Struct):
 
 
 class StorageTokenRequest(Struct):
-    """A service account token that a driver wants from each pod; an empty `audience` means the API server's
-    own.
-    """
+    """Ask for a service account token of each pod; an empty `audience` means the API server's own."""
 
     audience: str = ""
     expiration_seconds: int | None = None
 
 
 class CSIDriverSpec(Struct):
-    """`volume_lifecycle_modes`: Persistent, Ephemeral; `fs_group_policy`:
-    ReadWriteOnceWithFSType, File, None.
+    """Describe a driver.
+
+    `volume_lifecycle_modes` may contain Persistent and Ephemeral. `fs_group_policy` is
+    ReadWriteOnceWithFSType, File or None.
     """
 
     attach_required: bool | None = None
@@ -174,14 +176,14 @@ class CSIDriverSpec(Struct):
 
 
 class CSIDriver(Struct):
-    """storage.k8s.io/v1: the properties of a driver in the cluster."""
+    """Hold the properties of a driver in the cluster (storage.k8s.io/v1)."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: CSIDriverSpec = msgspec.field(default_factory=CSIDriverSpec)
 
 
 class VolumeError(Struct):
-    """`error_code` is the gRPC status of the driver's controller."""
+    """Hold an error of an attachment; `error_code` is the gRPC status of the driver's controller."""
 
     message: str = ""
     error_code: int | None = None
@@ -194,7 +196,7 @@ class VolumeAttachmentStatus(Struct):
 
 
 class VolumeAttachment(Struct):
-    """storage.k8s.io/v1: the attachment of a volume to a node."""
+    """Represent the attachment of a volume to a node (storage.k8s.io/v1)."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     status: VolumeAttachmentStatus = msgspec.field(default_factory=VolumeAttachmentStatus)
@@ -205,7 +207,7 @@ class CSINodeAllocatable(Struct):
 
 
 class CSINodeDriver(Struct):
-    """A driver on one node, for which the node is `node_id`."""
+    """Describe a driver on one node, which the driver calls `node_id`."""
 
     name: str
     node_id: str
@@ -214,13 +216,13 @@ class CSINodeDriver(Struct):
 
 
 class CSINodeSpec(Struct):
-    """The drivers; an API server writes null if there are none."""
+    """List the drivers; an API server writes null if there are none."""
 
     drivers: list[CSINodeDriver] | None = None
 
 
 class CSINode(Struct):
-    """storage.k8s.io/v1: the drivers of one node."""
+    """List the drivers of one node (storage.k8s.io/v1)."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: CSINodeSpec = msgspec.field(default_factory=CSINodeSpec)
