@@ -45,7 +45,7 @@ def _inputs(node: Node) -> tuple[object, ...]:
 
 
 class NodeAllocations:
-    """A node and its pods. `check` costs the same for any number of pods.
+    """Account for a node and its pods. `check` costs the same for any number of pods.
 
     New pods are checked against those that stay. A pod for which `terminating` was called no longer counts,
     as in the kubelet, but keeps what it holds until it is removed: `in_the_way` returns the terminating pods
@@ -262,7 +262,7 @@ UNLIMITED: Final = 2**63 - 1
 
 
 class Sums:
-    """Sums over rows of a pod table, in its units: milli-CPU, and whole numbers for the rest."""
+    """Sum rows of a pod table, in its units: milli-CPU, and whole numbers for the rest."""
 
     def __init__(self, table: PodTable, node: NodeFacts) -> None:
         self._table, self._node = table, node

@@ -39,7 +39,7 @@ class Shortages(msgspec.Struct, frozen=True):
 
 
 class Victims(msgspec.Struct, frozen=True):
-    """Whom a pod preempts on each of M nodes.
+    """List the pods that a pod preempts on each of M nodes.
 
     offsets  int64[M + 1], victims of node i are `rows[offsets[i]:offsets[i + 1]]`
     rows     int32[V], rows of the cluster's pod columns, in the order in which they are killed

@@ -33,14 +33,18 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class FewestVictims(msgspec.Struct, frozen=True):
-    """`chosen` is in the order of the candidates; `proven` is False if the budget ran out first."""
+    """Hold the choice. `chosen` is in the order of the candidates; `proven` is False if the budget ran out
+    first.
+    """
 
     chosen: tuple[Candidate, ...]
     proven: bool
 
 
 class Budget:
-    """A limit in seconds from now, and in steps (examined sets), which is the same on every machine."""
+    """Limit a search in seconds from now, and in steps (examined sets), which are the same on every
+    machine.
+    """
 
     def __init__(self, seconds: float, steps: int = NO_LIMIT) -> None:
         self._deadline = time.monotonic() + seconds

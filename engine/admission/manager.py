@@ -46,7 +46,7 @@ log = logging.getLogger("kubengine.admission")
 
 
 class Admission:
-    """The admission of a node.
+    """Admit pods to a node.
 
     `reserve(pod)` decides at once and counts the pod from then on; `make_room` ends its victims and returns
     when they have stopped; `admit` does both. `kill_pod` ends a victim with its own grace period. Call

@@ -38,7 +38,7 @@ NATIVE: Final = (CPU, MEMORY, EPHEMERAL_STORAGE)
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """What admission needs of a Node, scaled to integers once."""
+    """Hold what admission needs of a Node, scaled to integers once."""
 
     name: str
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -160,7 +160,7 @@ def host_ports(pod: Pod) -> list[Port]:
 
 
 class UsedPorts:
-    """The pods that hold each host port; pods that came before the check may share one."""
+    """Track which pods hold each host port; pods that came before the check may share one."""
 
     def __init__(self) -> None:
         self._holders: dict[tuple[str, int], dict[Port, int]] = {}

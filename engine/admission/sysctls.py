@@ -45,9 +45,9 @@ def kernel_version(release: str) -> tuple[int, int]:
 
 
 class SysctlAllowlist:
-    """The safe sysctls and those of `allowedUnsafeSysctls`, including patterns that end in `*`.
+    """Allow the safe sysctls and those of `allowedUnsafeSysctls`, including patterns that end in `*`.
 
-    Raises `InvalidInput` for a malformed pattern, or sysctls without a namespace.
+    Raise `InvalidInput` for a malformed pattern, or for sysctls without a namespace.
     """
 
     def __init__(self, safe: Iterable[str], unsafe: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ _OWN_PODS: Final = frozenset({"Deployment", "ReplicaSet", "ReplicationController
 
 @dataclass(frozen=True, slots=True)
 class ObjectTemplate:
-    """A template of a job, `replicas` of it in each iteration, with variables of its own."""
+    """Describe a template of a job: `replicas` objects in each iteration, with variables of its own."""
 
     path: Path
     text: str
@@ -27,7 +27,7 @@ class ObjectTemplate:
 
 @dataclass(frozen=True, slots=True)
 class BurnerJob:
-    """A job that creates objects: `qps` a second, after a `burst`.
+    """Describe a job that creates objects: `qps` a second, after a `burst`.
 
     With `namespaced`, each `per_namespace` iterations have a namespace of their own.
     """

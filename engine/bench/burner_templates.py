@@ -30,7 +30,7 @@ _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 
 @dataclass(slots=True)
 class _Branch:
-    """One open `if`: whether its text is shown, and whether its `else` would be."""
+    """Hold one open `if`: whether its text is shown, and whether its `else` would be."""
 
     shown: bool
     otherwise: bool

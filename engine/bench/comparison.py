@@ -26,7 +26,7 @@ SAME_OPTIONS: Final = ("pods", "seconds", "runtime", "load", "images")
 
 
 class ComparedFigure(NamedTuple):
-    """One figure of this engine in both runs: the values of all repetitions, and the verdict.
+    """Compare one figure of this engine in two runs: the values of all repetitions, and the verdict.
 
     A change is better or worse only if the ranges of the two runs do not meet.
     """

@@ -36,8 +36,10 @@ _IMAGE_FIELDS: Final = ("initContainers", "containers")
 
 @dataclass(frozen=True, slots=True)
 class DensityOptions:
-    """Options: `images` replaces images by name, `agent` is the process id of the measured agent, `seconds`
-    the length of the steady phase, `limit` the longest wait.
+    """Hold the options of a density bench.
+
+    `images` replaces images by name, `agent` is the process id of the measured agent, `seconds` the length of
+    the steady phase, `limit` the longest wait in seconds.
     """
 
     workload: Path

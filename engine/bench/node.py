@@ -39,7 +39,9 @@ PHASES: dict[str, Callable[[BenchSession], Figures]] = {
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Options: `runtime` is `hollow` or a CRI socket; `limit` bounds each wait in seconds; `kubeconfig` is an
+    """Hold the options of a node bench.
+
+    `runtime` is `hollow` or a CRI socket; `limit` bounds each wait in seconds; `kubeconfig` is an
     administrator's for the cluster that the `api` phase joins.
     """
 

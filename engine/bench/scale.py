@@ -21,8 +21,10 @@ HEALTH_LOOKS_PER_SECOND = 20
 
 @dataclass(frozen=True, slots=True)
 class ScaleOptions:
-    """Options: `seconds` is how long the steady state is watched at each size; `/healthz` is requested for
-    half as long afterwards, because requests cost time.
+    """Hold the options of a scale bench.
+
+    `seconds` is how long the steady state is watched at each size; `/healthz` is requested for half as long
+    afterwards, because requests cost time.
     """
 
     sizes: tuple[int, ...] = (110, 500, 1000, 2500)

@@ -73,7 +73,7 @@ def unit_properties(files: Mapping[str, str]) -> list[Property]:
 
 
 class SystemdSlices:
-    """Transient slices of one systemd, over one bus connection; every call has a deadline."""
+    """Manage transient slices of one systemd, over one bus connection; every call has a deadline."""
 
     def __init__(self, connection: DBusConnection, address: str, *, timeout: float = TIMEOUT) -> None:
         self._connection = connection

@@ -129,7 +129,7 @@ def _one_line(error: Exception) -> str:
 @click.version_option(package_name="kubengine", message="kubengine %(version)s")
 @click.option("--debug", is_flag=True, help="Show a traceback when a command fails.")
 def _kubengine(debug: bool) -> None:
-    """A node resource engine for Kubernetes: a node agent, its kernels and a planner.
+    """Run a node resource engine for Kubernetes: a node agent, its kernels and a planner.
 
     Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
     """

@@ -23,7 +23,7 @@ IsRemoved = Callable[[str], bool]
 
 
 class ContainerGCPolicy(msgspec.Struct, frozen=True):
-    """`min_age` is in seconds since creation; negative numbers mean no limit."""
+    """Limit dead containers. `min_age` is in seconds since creation; negative numbers mean no limit."""
 
     min_age: float = 0.0
     max_per_pod_container: int = 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 class CpuState:
-    """Exclusive CPUs by pod uid and container, and the pool of all other containers.
+    """Hold exclusive CPUs by pod uid and container, and the pool of all other containers.
 
     `pool` is the shared pool before any assignment: the online CPUs, without reserved ones under
     strict-cpu-reservation. `pods` are the CPUs of pods that are managed as a whole. `baselines` are the CPUs

@@ -26,7 +26,7 @@ class Processor(NamedTuple):
 
 
 class CpuTopology:
-    """Online CPUs by core, cache, socket and NUMA node. Raises `ValueError` without any CPU."""
+    """Hold the online CPUs by core, cache, socket and NUMA node. Raise `ValueError` without any CPU."""
 
     def __init__(self, processors: Sequence[Processor]) -> None:
         if not processors:

@@ -59,12 +59,12 @@ def socket_path(endpoint: str) -> str:
 
 
 class RuntimeClient:
-    """One connection to a runtime, for one asyncio loop.
+    """Call a runtime over one connection, on one asyncio loop.
 
-    `endpoint` is `unix:///path/to.sock` or a bare path, `image_endpoint` that of the image service where it
-    is another; `timeout` (seconds) is the deadline of a call that doesn't bring its own. `tracing` records
-    the calls. All methods raise `Unavailable` (no answer in time), `NotFound`,
-    `Unimplemented`, `Undecodable` or `Refused`.
+    `endpoint` is `unix:///path/to.sock` or a bare path, `image_endpoint` that of the image service if it is
+    another one. `timeout` is the deadline in seconds of a call that does not bring its own. `tracing` records
+    the calls. All methods raise `Unavailable` (no answer in time), `NotFound`, `Unimplemented`, `Undecodable`
+    or `Refused`.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ class SandboxRecord(msgspec.Struct, frozen=True):
 
 
 class PodRecord(msgspec.Struct):
-    """Everything that the runtime holds of one pod; both lists are newest first."""
+    """Hold everything that the runtime holds of one pod; both lists are newest first."""
 
     uid: str
     name: str

@@ -52,7 +52,7 @@ class TopologyError(Exception):
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """Devices that were claimed for a container and not allocated yet."""
+    """Hold devices that were claimed for a container and not allocated yet."""
 
     container: str
     resource: str
@@ -60,7 +60,7 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why a container has its devices."""
+    """Explain why a container has its devices."""
 
     pod: str
     pod_uid: str
@@ -71,7 +71,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct):
-    """What one attempt for one pod has claimed and recorded so far."""
+    """Track what one attempt for one pod has claimed and recorded so far."""
 
     pod: Pod
     chosen: list[Chosen] = msgspec.field(default_factory=list)
@@ -86,7 +86,7 @@ class Attempt(msgspec.Struct):
 
 
 class Allocator:
-    """Allocates from `state` through `endpoints`, and from `providers` with one topology policy for all.
+    """Allocate from `state` through `endpoints`, and from `providers` with one topology policy for all.
 
     `file` writes the state to disk. `is_running(pod uid, container name)` tells whether a container is left
     from an earlier agent and so keeps its devices.

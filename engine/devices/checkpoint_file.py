@@ -23,7 +23,7 @@ log = logging.getLogger("kubengine.devices")
 
 
 class CheckpointFile(StateFile):
-    """The checkpoint in `directory` and its writer; `snapshot` gives what to write."""
+    """Read and write the checkpoint in `directory`; `snapshot` gives what to write."""
 
     def __init__(
         self,

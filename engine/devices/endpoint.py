@@ -23,7 +23,7 @@ log = logging.getLogger("kubengine.devices")
 
 
 class DevicePluginDeadlines(msgspec.Struct, frozen=True):
-    """Seconds that a plugin has for each call. The kubelet limits only `dial` and `pre_start`."""
+    """Hold the seconds that a plugin has for each call. The kubelet limits only `dial` and `pre_start`."""
 
     dial: float = 10
     options: float = 10
@@ -33,7 +33,7 @@ class DevicePluginDeadlines(msgspec.Struct, frozen=True):
 
 
 class Endpoint:
-    """A connected plugin. Every call raises `Refused` or `Unavailable` naming the resource."""
+    """Call a connected plugin. Every call raises `Refused` or `Unavailable` naming the resource."""
 
     def __init__(self, resource: str, path: Path, deadlines: DevicePluginDeadlines) -> None:
         check_socket_path(path)

@@ -24,7 +24,7 @@ _Number = TypeVar("_Number", "np.uint8", "np.int32")
 
 
 class DeviceGroup(msgspec.Struct, frozen=True):
-    """Listed devices with the same NUMA nodes; None if they have no topology."""
+    """Group listed devices with the same NUMA nodes; None if they have no topology."""
 
     nodes: NodeIds | None
     members: Bits
@@ -32,8 +32,8 @@ class DeviceGroup(msgspec.Struct, frozen=True):
 
 
 class Inventory:
-    """One resource's devices. `claim` and `release` count holders, because a pod's containers may share a
-    device.
+    """Hold one resource's devices. `claim` and `release` count holders, because a pod's containers may share
+    a device.
     """
 
     def __init__(self) -> None:

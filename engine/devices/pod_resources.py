@@ -44,7 +44,9 @@ Answer = TypeVar("Answer")
 
 
 class RateLimit:
-    """A token bucket; `take` tells whether a request may pass. Times are seconds from `clock`."""
+    """Limit a rate as a token bucket; `take` tells whether a request may pass. Times are seconds from
+    `clock`.
+    """
 
     def __init__(self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second
@@ -64,7 +66,7 @@ class RateLimit:
 
 
 class ClaimedDevice(Protocol):
-    """A device of a claim, as its driver named it."""
+    """Describe a device of a claim, as its driver named it."""
 
     @property
     def pool(self) -> str: ...
@@ -80,7 +82,7 @@ class ClaimedDevice(Protocol):
 
 
 class ContainerClaim(Protocol):
-    """A ResourceClaim that a container uses."""
+    """Describe a ResourceClaim that a container uses."""
 
     @property
     def name(self) -> str: ...
@@ -93,7 +95,7 @@ class ContainerClaim(Protocol):
 
 
 class MemoryBlock(NamedTuple):
-    """Memory of one type, in bytes, on a group of NUMA nodes."""
+    """Hold memory of one type, in bytes, on a group of NUMA nodes."""
 
     type: str
     size: int
@@ -101,7 +103,7 @@ class MemoryBlock(NamedTuple):
 
 
 class PinnedResources(Protocol):
-    """The allocations of the CPU and memory managers; `engine.node.pinning.Pinning`."""
+    """Return the allocations of the CPU and memory managers; `engine.node.pinning.Pinning` implements it."""
 
     def exclusive_cpus(self, pod_uid: str, container: str) -> Sequence[int]:
         """Return the exclusive CPUs of a container, ascending."""

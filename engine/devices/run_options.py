@@ -23,7 +23,7 @@ log = logging.getLogger("kubengine.devices")
 
 
 class DeviceRunOptions(msgspec.Struct, frozen=True):
-    """Environment, mounts, device nodes, annotations and CDI names for one container."""
+    """Hold environment, mounts, device nodes, annotations and CDI names for one container."""
 
     envs: Mapping[str, str] = msgspec.field(default_factory=dict)
     mounts: list[cri.Mount] = msgspec.field(default_factory=list)

@@ -73,7 +73,7 @@ def resource_hints(
 
 
 class DeviceState:
-    """Resources by name, and the devices that containers hold."""
+    """Hold resources by name, and the devices that containers hold."""
 
     def __init__(self) -> None:
         self.resources: dict[str, DeviceResource] = {}

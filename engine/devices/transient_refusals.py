@@ -16,7 +16,9 @@ AWAITING_PINNED: Final = "AwaitingPinnedResources"
 
 
 class Passing(NamedTuple):
-    """Why a pod that does not get its devices now may get them later. `holders` are uids of pods that end."""
+    """Say why a pod that does not get its devices now may get them later. `holders` are uids of pods that
+    end.
+    """
 
     reason: str
     message: str

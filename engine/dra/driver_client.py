@@ -29,7 +29,7 @@ _HEALTH_WORDS = {health_wire.HEALTHY: HEALTHY, health_wire.UNHEALTHY: UNHEALTHY}
 
 
 class DraDriverClient:
-    """Implements `engine.dra.driver_calls.DraDriver` at `socket`.
+    """Implement `engine.dra.driver_calls.DraDriver` at `socket`.
 
     `service` is `v1.DRAPlugin` or `v1beta1.DRAPlugin`, `seconds` the deadline of each call.
     """

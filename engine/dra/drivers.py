@@ -46,7 +46,7 @@ class SliceRemoval(Protocol):
 
 
 class HealthReports(Protocol):
-    """Receives reports of the health of devices."""
+    """Receive reports of the health of devices."""
 
     def listed(self, driver: str, devices: Sequence[DeviceHealth]) -> None:
         """Take over a driver's list. Raises `ValueError` for a list that is out of bounds."""

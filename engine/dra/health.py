@@ -58,7 +58,7 @@ def reported(pool: str, device: str, health: str, message: str, timeout: float) 
 
 
 class HealthTable:
-    """Holds the health of devices by driver."""
+    """Hold the health of devices by driver."""
 
     def __init__(self) -> None:
         self._drivers: dict[str, dict[DeviceKey, DeviceHealth]] = {}

@@ -40,7 +40,7 @@ class SliceReader(Protocol):
 
 
 class SysfsPci:
-    """Implements `engine.dra.places.PciNodes`, below `root`."""
+    """Implement `engine.dra.places.PciNodes`, below `root`."""
 
     def __init__(self, root: Path = SYSFS) -> None:
         self._root = root
@@ -64,7 +64,7 @@ def _number(path: Path) -> int | None:
 
 
 class ClaimLocator:
-    """Keeps the places of the devices of pods, from `locate` until `forget`."""
+    """Keep the places of the devices of pods, from `locate` until `forget`."""
 
     def __init__(
         self, claims: ClaimReader, slices: SliceReader, numa: Numa, pci: SysfsPci | None = None
@@ -146,6 +146,6 @@ class ClaimLocator:
             del self._places[uid]
 
     def adopted(self, pod: Pod, choose: Callable[[Pod, Container], Hint]) -> None:
-        """Claims of a running pod stay prepared: there is nothing to choose."""
+        """Do nothing: claims of a running pod stay prepared, and there is nothing to choose."""
 
     async def flush(self) -> None: ...

@@ -61,7 +61,7 @@ log = logging.getLogger("kubengine.dra")
 
 
 class Claims(Protocol):
-    """Reads ResourceClaims of the cluster."""
+    """Read ResourceClaims of the cluster."""
 
     async def resource_claim(self, pod: Pod, name: str) -> ResourceClaim:
         """Read a claim in the pod's namespace. Raises `Refused` in the API server's words."""

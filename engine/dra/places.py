@@ -32,7 +32,7 @@ DeviceName = tuple[str, str, str]
 
 
 class PciNodes(Protocol):
-    """Looks up the NUMA nodes of PCI devices in the kernel."""
+    """Look up the NUMA nodes of PCI devices in the kernel."""
 
     def of_device(self, bus_id: str) -> int | None: ...
 

@@ -60,7 +60,7 @@ class ClaimState(msgspec.Struct):
 
 
 class ClaimTable:
-    """Holds claims by namespace and name."""
+    """Hold claims by namespace and name."""
 
     def __init__(self, claims: Iterable[ClaimState] = ()) -> None:
         self._claims: dict[ClaimKey, ClaimState] = {}

@@ -67,7 +67,7 @@ class PodUsage(msgspec.Struct):
 
 
 class Ranking:
-    """Pods in the order of eviction, each with the amount that determines its place (None: no stats).
+    """List pods in the order of eviction, each with the amount that determines its place (None: no stats).
 
     `order` int32[n] are positions in `pods`; `amounts` int64[n] and `known` uint8[n].
     """

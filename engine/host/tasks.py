@@ -92,7 +92,7 @@ class Tasks:
 
 
 class TransientTasks:
-    """Short-lived tasks of one kind; failures are logged and counted."""
+    """Run short-lived tasks of one kind; log and count their failures."""
 
     def __init__(self, kind: str, tasks: Tasks) -> None:
         self._kind = kind

@@ -9,7 +9,7 @@ import msgspec
 
 
 class HostPlaces(msgspec.Struct, frozen=True):
-    """Paths and commands of the machine that the agent uses."""
+    """Name the paths and commands of the machine that the agent uses."""
 
     sysctls: Path = Path("/proc/sys")
     swaps: Path = Path("/proc/swaps")

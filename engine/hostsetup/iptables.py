@@ -41,7 +41,7 @@ log = logging.getLogger("kubengine.hostsetup")
 
 
 class Iptables:
-    """The tables of one family, by command (`["iptables"]`).
+    """Change the tables of one family, by command (`["iptables"]`).
 
     Every call raises `Refused` or `Unavailable`, naming the command, if it fails.
     """
@@ -118,7 +118,7 @@ def _errors(done: Printed) -> str:
 
 
 class UtilChains:
-    """Creates the chains of one family and keeps them until it is stopped.
+    """Create the chains of one family and keep them until stopped.
 
     If the machine lacks iptables or its tables, this is logged once and nothing is kept.
     """

@@ -35,7 +35,7 @@ log = logging.getLogger("kubengine.hostsetup")
 
 
 class HostSetup:
-    """Sets up the host.
+    """Set up the host.
 
     `check` raises an error on a host that the configuration forbids; `start` sets the host up. Anything that
     the machine lacks, or does not let the agent change, is logged once and skipped.
@@ -129,7 +129,7 @@ class HostSetup:
 
 
 class _Once:
-    """Logs an error, but not the same one twice in a row."""
+    """Log an error, but not the same one twice in a row."""
 
     def __init__(self) -> None:
         self._last = ""

@@ -29,7 +29,7 @@ _KILLED: Final = re.compile(r"Killed process (\d+) \((.+)\)")
 
 
 class SystemOom:
-    """Records an event for each system-wide OOM kill after `start`.
+    """Record an event for each system-wide OOM kill after `start`.
 
     Each read of `kmsg` (/dev/kmsg) returns one record. If it cannot be opened, that is logged once.
     """
@@ -99,7 +99,7 @@ class OomKill(msgspec.Struct, frozen=True):
 
 
 class OomKills:
-    """Assembles kills from kernel messages; each kill spans several messages."""
+    """Assemble kills from kernel messages; each kill spans several messages."""
 
     def __init__(self) -> None:
         self._cgroup: str | None = None

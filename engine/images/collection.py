@@ -47,7 +47,7 @@ class FilesystemReading(msgspec.Struct, frozen=True):
 
 
 class ImageRemoval(Protocol):
-    """What a run needs of the outside."""
+    """Do what a run needs of the outside."""
 
     async def filesystem(self) -> FilesystemReading:
         """Read the image file system. Raises `KubengineError` or `OSError`."""
@@ -71,7 +71,7 @@ def nothing_protects(_: SeenImage) -> str:
 
 
 class Stayed(NamedTuple):
-    """Why an image was not removed; unless it `failed`, a policy of ours kept it at the last moment."""
+    """Say why an image was not removed; unless it `failed`, a policy of ours kept it at the last moment."""
 
     reason: str
     failed: bool = True
@@ -113,7 +113,7 @@ class Outcomes(msgspec.Struct):
 
 
 class Collection:
-    """A run in progress. `report` grows with it; the records forget removed images at its end."""
+    """Run one collection. `report` grows with it; the records forget removed images at its end."""
 
     def __init__(
         self,

@@ -16,7 +16,9 @@ STATVFS_TIMEOUT = 10.0
 
 
 class RuntimeFilesystems(msgspec.Struct, frozen=True):
-    """Where the runtime keeps images and writable layers, and what it reports of their use, in bytes."""
+    """Say where the runtime keeps images and writable layers, and the use that it reports of them, in
+    bytes.
+    """
 
     images: Path
     containers: Path | None

@@ -13,11 +13,11 @@ _WILD = re.compile(r"[*?\[]")
 
 
 class KeepPatterns:
-    """Shell patterns over image names; `*` also matches slashes.
+    """Match image names with shell patterns; `*` also matches slashes.
 
     A pattern without wildcards is an image name as in a manifest (`busybox` is
-    `docker.io/library/busybox:latest`). One with wildcards is matched against the full name with tag or
-    digest, and against the name without Docker Hub's registry and namespace. Raises `InvalidInput` for an
+    `docker.io/library/busybox:latest`). A pattern with wildcards is matched against the full name with tag or
+    digest, and against the name without Docker Hub's registry and namespace. Raise `InvalidInput` for an
     empty one.
     """
 

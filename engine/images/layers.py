@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Layer(NamedTuple):
-    """`size` is in bytes."""
+    """Hold a layer's name and its `size` in bytes."""
 
     name: str
     size: int

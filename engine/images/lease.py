@@ -12,7 +12,7 @@ DEFAULT_NAMESPACE = "library/"
 
 
 class ImageLeases:
-    """The holders of images, by the name in the pod's manifest."""
+    """Track the holders of images, by the name in the pod's manifest."""
 
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()

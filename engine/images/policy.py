@@ -22,9 +22,9 @@ ACCOUNTINGS: Final = (REPORTED, MEASURED)
 
 
 class ImageGCPolicy(msgspec.Struct, frozen=True):
-    """Thresholds in percent of the image file system, ages in seconds, `max_age` 0 = off.
+    """Hold thresholds in percent of the image file system, and ages in seconds; `max_age` 0 is off.
 
-    Raises `InvalidInput` in the kubelet's words for contradictory thresholds.
+    Raise `InvalidInput` in the kubelet's words for contradictory thresholds.
     """
 
     high_threshold_percent: int = 85

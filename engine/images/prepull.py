@@ -27,7 +27,9 @@ PullImage = Callable[[str], Awaitable[None]]
 
 
 class Prepull:
-    """`images` are names as in manifests; `at_once` limits parallel pulls. Raises `InvalidInput`."""
+    """Pull `images`, named as in manifests, at most `at_once` in parallel. Raise `InvalidInput` for a name
+    that is none.
+    """
 
     def __init__(
         self,

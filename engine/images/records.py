@@ -33,7 +33,7 @@ def image_key(image_id: str, handler: str) -> str:
 
 
 class ImageRecords:
-    """The records of a node; `by_handler` is the gate RuntimeClassInImageCriApi."""
+    """Keep the image records of a node; `by_handler` is the gate RuntimeClassInImageCriApi."""
 
     def __init__(self, *, by_handler: bool = False) -> None:
         self.by_handler = by_handler

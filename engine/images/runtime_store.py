@@ -66,7 +66,7 @@ class Patience:
 
 
 class RuntimeStore:
-    """A `Store` for one run; close it afterwards.
+    """Implement `Store` for one run; close it afterwards.
 
     `where` is known once the file system has been read. `leases` keep starts and removals apart. `layers`
     are those that earlier runs have read, by image.

@@ -39,8 +39,8 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class Access(PartlyShown, frozen=True, kw_only=True):
-    """How a pod uses a disk. `label` is the SELinux label to mount it with, '' for none; the secret is
-    part of no text.
+    """Say how a pod uses a disk. `label` is the SELinux label to mount it with, '' for none; no text of this
+    value shows the secret.
     """
 
     HIDDEN = frozenset(("secret",))
@@ -57,7 +57,7 @@ class Access(PartlyShown, frozen=True, kw_only=True):
 
 
 class AttachedDisk(Protocol):
-    """A disk as a value that knows its directory."""
+    """Describe a disk that knows its directory."""
 
     def directory(self, root: Path, *, block: bool) -> Path:
         """Return where the disk is mounted for all pods, or has the directory of a block volume."""
@@ -67,7 +67,9 @@ Disk = TypeVar("Disk", bound=AttachedDisk)
 
 
 class DiskVolumes(ABC, Generic[Disk]):
-    """The disks of one plugin, below the node's directory `root`. `plugin` names the pods' directories."""
+    """Mount the disks of one plugin, below the node's directory `root`. `plugin` names the pods'
+    directories.
+    """
 
     def __init__(self, root: Path, plugin: str, tasks: Tasks) -> None:
         self._root = root

@@ -25,7 +25,7 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class FcVolumes(DiskVolumes[FcDisk]):
-    """The Fibre Channel disks of a node, below its directory `root`."""
+    """Mount the Fibre Channel disks of a node, below its directory `root`."""
 
     def __init__(self, root: Path, tasks: Tasks, scsi: ScsiDisks | None = None) -> None:
         super().__init__(root, FC, tasks)

@@ -36,8 +36,9 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class IscsiVolumes(DiskVolumes[IscsiDisk]):
-    """The iSCSI disks of a node, below its directory `root`; `pause` is how long to wait for a device before
-    the next look, in seconds.
+    """Mount the iSCSI disks of a node, below its directory `root`.
+
+    `pause` is how many seconds pass before a device that is not there yet is searched for again.
     """
 
     def __init__(

@@ -34,8 +34,10 @@ _TRANSPORT: Final = re.compile(r"^iface\.transport_name = (.*)$", re.MULTILINE)
 
 
 class IscsiDisk(msgspec.Struct, frozen=True):
-    """`name` is the volume's. Sessions go through `interface`, which is a copy of `base_interface` under
-    another name if the volume has an `initiator` name of its own.
+    """Describe a LUN of a target; `name` is the volume's.
+
+    Sessions go through `interface`, which is a copy of `base_interface` under another name if the volume has
+    an `initiator` name of its own.
     """
 
     name: str

@@ -24,7 +24,7 @@ NFS: Final = "kubernetes.io~nfs"
 
 
 class NfsVolumes:
-    """The NFS volumes of the pods below the node's directory `root`."""
+    """Mount the NFS volumes of the pods below the node's directory `root`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

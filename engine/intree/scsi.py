@@ -18,7 +18,7 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class ScsiDisks:
-    """The disks of one machine; other directories than /sys and /dev are for tests."""
+    """Find the disks of one machine; directories other than /sys and /dev are for tests."""
 
     def __init__(self, sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> None:
         self._sys = sys

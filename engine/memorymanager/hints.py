@@ -22,7 +22,7 @@ Reusable = Mapping[int, Mapping[str, int]]
 
 
 class MemoryHints:
-    """Sets of nodes that can provide `requests` (type → bytes).
+    """Enumerate sets of nodes that can provide `requests` (type → bytes).
 
     A set needs enough allocatable and enough free memory of each type, and none of its nodes may be in use
     alone or in another group. Preferred are the sets with the fewest nodes that would suffice on an empty

@@ -228,7 +228,7 @@ class StaticMemoryPolicy:
         return mask
 
     def check_growth(self, pod: Pod) -> None:
-        """Raises `CannotResize` where the nodes of a running pod's memory lack what it asks for now."""
+        """Raise `CannotResize` if the nodes of a running pod's memory lack what it asks for now."""
         missing: dict[tuple[tuple[int, ...], str], int] = {}
         for container, block, size in self._resized(pod, larger=True):
             key = block.nodes, block.type

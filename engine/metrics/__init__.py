@@ -18,7 +18,7 @@ DEFAULT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 
 class Metric(msgspec.Struct):
-    """A counter or a gauge with a value per label tuple."""
+    """Hold a counter or a gauge with a value per label tuple."""
 
     kind: Literal["counter", "gauge"]
     name: str
@@ -37,7 +37,9 @@ class Metric(msgspec.Struct):
 
 
 class Histogram(msgspec.Struct):
-    """Cumulative buckets and a sum per label tuple; `observe` takes seconds unless the name says not."""
+    """Hold cumulative buckets and a sum per label tuple; `observe` takes seconds unless the name says
+    otherwise.
+    """
 
     name: str
     help: str
@@ -55,7 +57,7 @@ class Histogram(msgspec.Struct):
 
 
 class Collected(msgspec.Struct):
-    """A metric whose samples are computed when scraped."""
+    """Compute the samples of a metric when it is scraped."""
 
     kind: Literal["counter", "gauge"]
     name: str
@@ -65,7 +67,7 @@ class Collected(msgspec.Struct):
 
 
 class Registry:
-    """The metrics of one node. Requesting a name twice returns the same metric."""
+    """Hold the metrics of one node. Requesting a name twice returns the same metric."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, Metric | Histogram | Collected] = {}

@@ -41,7 +41,7 @@ log = logging.getLogger("kubengine.plugins")
 
 
 class RegistrationDeadlines(msgspec.Struct, frozen=True):
-    """Seconds that a plugin has (kubelet v1.36)."""
+    """Hold the seconds that a plugin has (kubelet v1.36)."""
 
     dial: float = 10
     get_info: float = 1
@@ -62,7 +62,7 @@ class PluginHandler(Protocol):
 
 
 class PluginWatcher:
-    """Watches `directory` and its subdirectories. `handlers` by kind: DevicePlugin, CSIPlugin.
+    """Watch `directory` and its subdirectories. `handlers` by kind: DevicePlugin, CSIPlugin.
 
     A socket that does not answer, or is refused, is tried again, ever more rarely, while it exists.
     """

@@ -18,11 +18,12 @@ MIN_PERIOD_MS: Final = 10
 
 
 class Wish(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, omit_defaults=True):
-    """Times in milliseconds; None leaves a thing as it is without the annotation.
+    """Hold what a pod's annotations change in a probe; times in milliseconds. None changes nothing.
 
-    `start_period_milliseconds`: the period until the container is started or ready, 0 no other than later.
-    `network`: whether the probe's socket is opened in the node's network or in the pod's. `tls`: gRPC over
-    TLS, no certificate verified. `http2`: HTTP/2 without TLS (h2c), by prior knowledge.
+    `start_period_milliseconds` is the period until the container is started or ready; 0 means the same period
+    as later. `network` says whether the probe's socket is opened in the node's network or in the pod's. `tls`
+    is gRPC over TLS, without verification of the certificate. `http2` is HTTP/2 without TLS (h2c), by prior
+    knowledge.
     """
 
     period_milliseconds: int | None = None

@@ -138,7 +138,7 @@ class PodProbes:
         self.network_trouble = ""
 
     def within(self) -> list[Worker]:
-        """Probes that go out from the pod's network."""
+        """Return the probes that go out from the pod's network."""
         return [w for container in self.containers for w in container.workers() if w.spec.network == "pod"]
 
     def is_inside(self) -> bool:

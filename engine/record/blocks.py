@@ -39,7 +39,7 @@ _encode = json_encoder(str)
 
 
 class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened at `time` (Unix seconds, to the millisecond).
+    """Record one thing that happened at `time` (Unix seconds, to the millisecond).
 
     `stream` is decision, event, pod, node, use, pressure, or record for what the recorder says about itself.
     `name` says what happened (`eviction evicted`, an event's reason), `text` why, in words. `pod` is
@@ -65,7 +65,9 @@ _Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class BlockBody(msgspec.Struct, array_like=True):
-    """The columns of a block: texts and inputs are indices of `texts`; `lengths` is empty without values."""
+    """Hold the columns of a block: texts and inputs are indices of `texts`; `lengths` is empty without
+    values.
+    """
 
     texts: list[str]
     times: list[int]

@@ -16,7 +16,7 @@ from engine.record.writer import BEGAN, ENDED, LOST, STREAM, segments
 
 
 class Record(msgspec.Struct):
-    """A record's rows; `gaps` say in words what it lacks, once `rows` has been read to its end."""
+    """Read a record's rows; `gaps` say in words what it lacks, once `rows` has been read to its end."""
 
     directory: Path
     gaps: list[str] = msgspec.field(default_factory=list)

@@ -25,7 +25,7 @@ _ENDINGS: Final[Mapping[str, str]] = {
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """One thing that was decided about a pod, when, and why; `inputs` are what the decision examined."""
+    """Hold one thing that was decided about a pod, when, and why; `inputs` are what the decision examined."""
 
     at: float
     pod: str

@@ -63,11 +63,11 @@ class OwnPort(Protocol):
 
 
 class HttpServer:
-    """Serves a node's HTTP API from its event loop.
+    """Serve a node's HTTP API from its event loop.
 
     `socket_path` is the admin socket and `port` the node's own port, or None; `routes` are those that it
-    shares with the port. Ports that are 0, and the read-only port with `enableServer: false`, stay closed,
-    as in the kubelet.
+    shares with the port. Ports that are 0, and the read-only port with `enableServer: false`, stay closed, as
+    in the kubelet.
     """
 
     def __init__(

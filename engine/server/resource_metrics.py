@@ -30,7 +30,7 @@ Part = tuple[Texts, Values, int | None]
 
 
 class _Shown(msgspec.Struct, frozen=True, eq=False):
-    """Labels and rows of pods and containers; `started` are microseconds since the epoch."""
+    """Hold labels and rows of pods and containers; `started` are microseconds since the epoch."""
 
     pods: Texts
     pod_rows: array[int]

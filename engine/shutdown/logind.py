@@ -44,7 +44,7 @@ _INHIBIT: Final = ("shutdown", "kubelet", "Kubelet needs time to handle node shu
 
 
 class _Connection(DBusConnection):  # type: ignore[misc]
-    """A bus connection with a deadline for every call, including the initial Hello."""
+    """Connect to a bus, with a deadline for every call, including the initial Hello."""
 
     def send_and_get_reply(self, message: Message, *, timeout: float | None = None) -> Message:
         return super().send_and_get_reply(message, timeout=CALL_SECONDS if timeout is None else timeout)
@@ -60,7 +60,7 @@ def _connect(address: str) -> _Connection:
 
 
 class Logind:
-    """One connection. Every method raises `Refused` or `Unavailable`, naming the bus."""
+    """Call logind over one connection. Every method raises `Refused` or `Unavailable`, naming the bus."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -49,7 +49,7 @@ class LogindPlaces(msgspec.Struct, frozen=True):
 
 
 class ShutdownManager:
-    """Ends pods at a shutdown.
+    """End pods at a shutdown.
 
     `periods` are the grace periods by priority. `active_pods()` returns the pods to end; `kill_pod` ends
     one, and `volumes_left(pod)` returns once its volumes are unmounted. `changed()` is called when the node
@@ -292,7 +292,7 @@ def _dismiss(connecting: asyncio.Future[tuple[Logind, int]]) -> None:
 
 
 class ShutdownTimes(msgspec.Struct, frozen=True, rename="camel"):
-    """Times as RFC 3339; `NEVER` is Go's zero time."""
+    """Hold times as RFC 3339; `NEVER` is Go's zero time."""
 
     start_time: str = NEVER
     end_time: str = NEVER

@@ -6,7 +6,7 @@ from engine.metrics import Registry
 
 
 class ShutdownMetrics:
-    """Both values are 0 before the first shutdown, as in a kubelet."""
+    """Show the times of the last shutdown; both values are 0 before the first one, as in a kubelet."""
 
     def __init__(self, registry: Registry) -> None:
         self._began = registry.gauge(

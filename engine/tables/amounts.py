@@ -40,7 +40,7 @@ MAX_PRIORITY: Final = 2**31 - 1
 
 
 class PodEntry(msgspec.Struct, frozen=True):
-    """The content of a row; amounts per resource name, without `pods`."""
+    """Hold the content of a row; amounts per resource name, without `pods`."""
 
     qos: int
     flags: int

@@ -21,7 +21,8 @@ ABSENT: Final = -1
 
 
 class ClusterTables:
-    """Pods of node i are rows `offsets[i]` to `offsets[i + 1]` of `columns`, all of them live.
+    """Hold the pods of a cluster: those of node i are rows `offsets[i]` to `offsets[i + 1]` of `columns`, all
+    of them live.
 
     offsets      int64[nodes + 1], rising from 0 to the number of pods
     allocatable  int64[R, nodes], scaled as the pod columns; ABSENT (-1) where a node has no such resource

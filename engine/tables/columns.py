@@ -53,7 +53,7 @@ Fractions = dict[int, tuple[int, int]]
 
 
 class PodColumns(msgspec.Struct):
-    """Columns of N rows (`capacity`), R resource ids. 18 + 24 + 16 R bytes a row.
+    """Hold columns of N rows (`capacity`) and R resource ids: 18 + 24 + 16 R bytes a row.
 
     node      int32[N]     the node's index; 0 in a table of one node
     qos       uint8[N]     BEST_EFFORT, BURSTABLE or GUARANTEED; status wins over the spec

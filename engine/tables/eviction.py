@@ -26,10 +26,11 @@ _NO_FRACTION: Final = (0, 0)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What puts pods in order beside their usage, one entry a pod.
+    """Hold what puts pods in order besides their usage, one entry a pod.
 
     priority int32[n]; request int64[n] of what is short; fraction int32[n] or None, by how many billionths
-    `request` was rounded up."""
+    `request` was rounded up.
+    """
 
     priority: Integers
     request: Integers

@@ -18,7 +18,9 @@ NEVER: Final = 0.0
 
 
 class ImageColumns(msgspec.Struct):
-    """size int64 (bytes), first_detected and last_used float64 (Unix seconds), pinned, in_use, live bool."""
+    """Hold size int64 (bytes), first_detected and last_used float64 (Unix seconds), pinned, in_use, live
+    bool.
+    """
 
     size: NDArray[np.int64]
     first_detected: NDArray[np.float64]
@@ -33,8 +35,9 @@ _FORMS: Final = _NUMBERS | dict.fromkeys(("pinned", "in_use", "live"), UINT8)
 
 
 class ImageCells(msgspec.Struct):
-    """The memory of `ImageColumns`, to be read and written cell by cell; in rows that are not live stands
-    what was there before."""
+    """Hold the memory of `ImageColumns`, to be read and written cell by cell; rows that are not live keep
+    their last values.
+    """
 
     size: Cells
     first_detected: Cells
@@ -66,7 +69,7 @@ class ImageCells(msgspec.Struct):
 
 
 class ImageTable:
-    """Images by row and by key (the image id, or `id,handler`). Rows are stable; see `RowSpace`.
+    """Hold images by row and by key (the image id, or `id,handler`). Rows are stable; see `RowSpace`.
 
     `cells` are replaced when the table grows, and `columns`, the same memory as arrays, with them.
     """

@@ -18,8 +18,9 @@ _FIRST = (CPU, MEMORY, EPHEMERAL_STORAGE)
 
 
 class ResourceNames:
-    """Interns resource names: cpu, memory and ephemeral-storage are 0, 1, 2, `pods` is -1, others
-    get the next id when first seen. Ids never change and are never reused."""
+    """Intern resource names: cpu, memory and ephemeral-storage are 0, 1, 2, `pods` is -1, others get the next
+    id when first seen. Ids never change and are never reused.
+    """
 
     __slots__ = ("ids", "in_order")
 

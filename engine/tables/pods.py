@@ -21,7 +21,7 @@ from engine.tables.rows import RowSpace, grown
 
 
 class PodCells(msgspec.Struct):
-    """The fields of `PodColumns`, to be read and written cell by cell."""
+    """Hold the fields of `PodColumns`, to be read and written cell by cell."""
 
     node: Cells
     qos: Cells
@@ -96,7 +96,7 @@ class PodCells(msgspec.Struct):
 
 
 class PodTable:
-    """Pods by row and by uid. Add, update and remove cost the same however many there are.
+    """Hold pods by row and by uid. Add, update and remove cost the same however many there are.
 
     When the table grows, `cells` are replaced, and with them `columns`, the same memory as arrays: read them
     again after an `add`; rows keep their numbers.

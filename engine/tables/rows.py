@@ -8,8 +8,9 @@ from engine.api.errors import Bug
 
 
 class RowSpace:
-    """Hands out row numbers. A row keeps its number until it is released; released rows are reused,
-    latest first."""
+    """Hand out row numbers. A row keeps its number until it is released; released rows are reused, latest
+    first.
+    """
 
     __slots__ = ("_free", "end")
 

@@ -126,17 +126,17 @@ class HollowNode:
 
     @property
     def root(self) -> Path:
-        """The agent's root directory, a kubelet's `/var/lib/kubelet`."""
+        """Return the agent's root directory, a kubelet's `/var/lib/kubelet`."""
         return self.directory / "root"
 
     @property
     def runtime(self) -> Any:
-        """The hollow runtime, whose methods need no `await`."""
+        """Return the hollow runtime, whose methods need no `await`."""
         return Synchronous(self._thread, self._runtime)
 
     @property
     def node(self) -> Any:
-        """The agent, an `engine.Node` whose methods need no `await`."""
+        """Return the agent, an `engine.Node` whose methods need no `await`."""
         return Synchronous(self._thread, self._running())
 
     # Pods

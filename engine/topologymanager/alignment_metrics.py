@@ -11,7 +11,7 @@ ADMISSION_BUCKETS = tuple(0.05 * 2**i for i in range(15))
 
 
 class AlignmentMetrics:
-    """Two counters by scope (container or pod) and boundary (numa_node, physical_cpu or uncore_cache)."""
+    """Count by scope (container or pod) and boundary (numa_node, physical_cpu or uncore_cache)."""
 
     def __init__(self, registry: Registry) -> None:
         self.aligned = registry.counter(

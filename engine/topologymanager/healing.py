@@ -18,7 +18,7 @@ EVENTS: Final = {
 
 
 class LostAllocation(Protocol):
-    """What a container had, and cannot keep."""
+    """Say what a container had, and cannot keep."""
 
     @property
     def pod_uid(self) -> str: ...
@@ -31,7 +31,7 @@ L = TypeVar("L", bound=LostAllocation)
 
 
 class Healing(Generic[L]):
-    """The lost allocations of pods that have not appeared yet, and the pods that have."""
+    """Hold the lost allocations of pods that have not appeared yet, and the pods that have."""
 
     def __init__(
         self, kind: Literal["cpus", "memory"], recorder: EventRecorder, decisions: Decisions

@@ -18,7 +18,7 @@ MOST = 14
 
 
 class PartialHints(Protocol):
-    """Hints of one resource that can be listed for a subset of the nodes."""
+    """List hints of one resource for a subset of the nodes."""
 
     def weights(self) -> Sequence[int]:
         """Return how much each node can provide, by position."""

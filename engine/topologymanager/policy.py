@@ -203,7 +203,7 @@ def _is_counted(hints: Hints) -> bool:
 
 
 class _Partial:
-    """Presents any kind of hints as `PartialHints` on a machine with many nodes."""
+    """Present any kind of hints as `PartialHints` on a machine with many nodes."""
 
     def __init__(self, hints: Hints, nodes: int) -> None:
         self._hints = hints

@@ -26,7 +26,7 @@ class AllocationError(Exception):
 
 
 class CannotResize(Exception):
-    """A running pod cannot have other amounts of a resource: not now, or `never` on this node."""
+    """Raised if a running pod cannot have other amounts of a resource: not now, or `never` on this node."""
 
     def __init__(self, message: str, *, never: bool) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class CannotResize(Exception):
 
 
 class HintProvider(Protocol):
-    """Allocates one kind of resource to the containers of pods. Only `flush` waits."""
+    """Allocate one kind of resource to the containers of pods. Only `flush` waits."""
 
     def concerns(self, pod: Pod) -> bool:
         """Return whether a container of the pod requests the resource."""

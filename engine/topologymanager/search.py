@@ -44,7 +44,7 @@ STEPS = 8_000
 
 
 class DeviceCounts(msgspec.Struct, frozen=True):
-    """Devices of one resource by the NUMA nodes that they are attached to, and the requested number.
+    """Count devices of one resource by the NUMA nodes that they are attached to, and the requested number.
 
     Group i is attached to the node positions in mask `groups[i]`. `everything`, `available` and `reusable`
     count its devices; a reusable group without nodes excludes every hint.
@@ -152,8 +152,8 @@ def _column(counts: Sequence[int]) -> NDArray[np.int64]:
 
 
 class _Search(msgspec.Struct):
-    """Bounded search for masks; `left` is the number of remaining steps. Once `ended`, it finds
-    nothing more.
+    """Search for masks within bounds; `left` is the number of remaining steps. Once `ended`, it finds nothing
+    further.
     """
 
     nodes: int

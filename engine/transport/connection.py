@@ -35,7 +35,9 @@ GOING_AWAY: Final = "the server is closing the connection"
 
 
 class Stream:
-    """One request and its answer. `number` is 0 until the request is sent; `head` is its header block."""
+    """Hold one request and its answer. `number` is 0 until the request is sent; `head` is its header
+    block.
+    """
 
     __slots__ = ("again", "body", "connection", "head", "number")
 
@@ -55,20 +57,24 @@ class Stream:
         raise NotImplementedError
 
     def end(self) -> None:
-        """The answer is complete."""
+        """Note that the answer is complete."""
         raise NotImplementedError
 
     def fail(self, why: str, code: int | None = None) -> None:
-        """The answer breaks off; `code` is the HTTP/2 error with which the server reset the stream."""
+        """Note that the answer breaks off; `code` is the HTTP/2 error with which the server reset the
+        stream.
+        """
         raise NotImplementedError
 
     def not_begun(self, why: str) -> None:
-        """The server has not begun with the request, so it may be sent again, on another connection."""
+        """Note that the server has not begun with the request, so it may be sent again, on another
+        connection.
+        """
         raise NotImplementedError
 
 
 class Arrivals(Generic[Item]):
-    """What has arrived for a reader: items, then the end or an error."""
+    """Queue what has arrived for a reader: items, then the end or an error."""
 
     __slots__ = ("_error", "_news", "ended", "items")
 
@@ -100,7 +106,7 @@ class Arrivals(Generic[Item]):
 
 
 class MultiplexedConnection:
-    """The streams of one connection. Subclasses write with `_write`, and close with `_shut`."""
+    """Carry the streams of one connection. Subclasses write with `_write`, and close with `_shut`."""
 
     def __init__(self, core: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
         self._core = core
@@ -116,7 +122,7 @@ class MultiplexedConnection:
 
     @property
     def usable(self) -> bool:
-        """Whether new requests may be sent, or wait for their turn."""
+        """Tell whether new requests may be sent, or wait for their turn."""
         return not self.closed and self._core.usable
 
     @property
@@ -209,7 +215,9 @@ class MultiplexedConnection:
         raise NotImplementedError
 
     def _retire(self) -> None:
-        """The server takes no further requests here; those in progress go on. Nothing to do by default."""
+        """Handle that the server takes no further requests here; those in progress go on. Do nothing by
+        default.
+        """
 
     def _is_reset(self, stream: Stream, code: int) -> None:
         text = f"the server reset the request (HTTP/2 error {code})"

@@ -45,7 +45,9 @@ _OF_HTTP = {
 
 
 class CallFailed(Exception):
-    """A call's gRPC status (not 0) and words for it; `unsent`: it never left this side."""
+    """Raised for a gRPC status other than 0, with its message; `unsent` means that the call never left this
+    side.
+    """
 
     def __init__(self, status: int, details: str, *, unsent: bool = False) -> None:
         super().__init__(details)
@@ -55,7 +57,9 @@ class CallFailed(Exception):
 
 
 class Channel:
-    """Calls to the server at the unix socket `path`, for one asyncio loop. `limit`: bytes of a message."""
+    """Call the server at the unix socket `path`, on one asyncio loop. `limit` is the largest message in
+    bytes.
+    """
 
     def __init__(self, path: str, *, limit: int) -> None:
         self.path = path
@@ -69,7 +73,9 @@ class Channel:
         self._deadlines = _Deadlines()
 
     async def connected(self) -> None:
-        """Returns once the server has greeted, tried until it does. Raises CallFailed where it is closed."""
+        """Return once the server has greeted; retry until it does. Raise CallFailed if the channel is
+        closed.
+        """
         loop = asyncio.get_running_loop()
         while not self._closed:
             with contextlib.suppress(CallFailed):
@@ -79,12 +85,14 @@ class Channel:
         raise CallFailed(UNAVAILABLE, "the channel is closed", unsent=True)
 
     async def lost(self) -> None:
-        """Returns once the connection that there is has ended; at once where there is none."""
+        """Return once the present connection has ended; immediately if there is none."""
         if (connection := self._connection) is not None:
             await connection.ended.wait()
 
     async def unary(self, method: str, message: bytes, timeout: float, more: Fields | None = None) -> bytes:
-        """The answer to one message, sent with `more`. Raises CallFailed; cancelled, it is taken back."""
+        """Send one message, with the headers `more`, and return the answer. Raise CallFailed; reset the call
+        if cancelled.
+        """
         loop = asyncio.get_running_loop()
         call = _Call(self.limit, loop.create_future(), self._again)
         self._deadlines.put(call, loop, timeout)
@@ -97,7 +105,7 @@ class Channel:
             call.seen()
 
     async def messages(self, method: str, message: bytes) -> AsyncGenerator[bytes, None]:
-        """The messages that a server streams, until it ends the call. Raises CallFailed."""
+        """Yield the messages that a server streams, until it ends the call. Raise CallFailed."""
         call = _Streaming(self.limit, asyncio.get_running_loop().create_future(), self._again)
         try:
             self._begin(call, _head(method, None), message)
@@ -108,7 +116,7 @@ class Channel:
             call.let_go()
 
     def close(self) -> None:
-        """Calls that are under way fail."""
+        """Close the connection. Calls in progress fail."""
         self._closed = True
         self._deadlines.stop()
         for connection in [self._connection, *self._retiring]:
@@ -155,7 +163,7 @@ class Channel:
             self._failed(why)
 
     def _again(self, call: _Call) -> None:
-        """The server has not begun with a call."""
+        """Send a call again that the server has not begun."""
         try:
             self._open().begin(call)
         except CallFailed as error:
@@ -163,7 +171,7 @@ class Channel:
 
 
 class _Deadlines:
-    """Fails calls that are not answered in time, with one timer for all: most are answered long before."""
+    """Fail calls that are not answered in time, with one timer for all: most are answered long before."""
 
     def __init__(self) -> None:
         self._due: dict[_Call, float] = {}
@@ -197,7 +205,7 @@ class _Deadlines:
 
 
 class _UnixConnection(MultiplexedConnection):
-    """One connection's socket."""
+    """Read and write the socket of one connection."""
 
     def __init__(
         self,
@@ -281,7 +289,7 @@ class _UnixConnection(MultiplexedConnection):
 
 
 class _Call(Stream):
-    """One call with one answer, which `done` gets. `begin_again` sends it on another connection."""
+    """Carry one call with one answer, which `done` gets. `begin_again` sends it on another connection."""
 
     __slots__ = ("_answer", "_begin_again", "_details", "_http_status", "_limit", "_status", "done")
 
@@ -357,7 +365,7 @@ class _Call(Stream):
             self.done.set_exception(error)
 
     def _failure(self) -> CallFailed | None:
-        """Why the call has failed, now that the server has ended it."""
+        """Return why the call has failed, now that the server has ended it."""
         if self._status == b"0":
             return None
         if self._status is not None:
@@ -375,7 +383,9 @@ class _Call(Stream):
 
 
 class _Streaming(_Call):
-    """One call with many answers. While any of them wait to be read, the server's window stays as it is."""
+    """Carry one call with many answers. While any of them wait to be read, the server's window does not
+    grow.
+    """
 
     __slots__ = ("_held", "_messages")
 
@@ -385,7 +395,7 @@ class _Streaming(_Call):
         self._held = 0
 
     async def next(self) -> bytes | None:
-        """The next message; None at the end of the call."""
+        """Return the next message; None at the end of the call."""
         while not self._messages.items:
             if self._messages.is_over():
                 return None
@@ -420,7 +430,7 @@ class _Streaming(_Call):
 
 
 def _number(status: bytes, otherwise: int) -> int:
-    """Of three digits at most."""
+    """Parse a number of three digits at most."""
     return int(status) if status.isdigit() and len(status) < 4 else otherwise
 
 

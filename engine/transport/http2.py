@@ -28,13 +28,14 @@ Headers = Iterable[tuple[str, str]]
 
 
 class NotBegun(Unavailable):
-    """The server says that it has not begun with the request: it may be sent again."""
+    """Raised if the server says that it has not begun with the request, which may be sent again."""
 
 
 class Exchange(Stream):
-    """One request's answer. `status` and `headers` (lower case) are there; the body comes as it is read.
+    """Hold the answer to one request. `status` and `headers` (lower case) are present; the body comes as it
+    is read.
 
-    Whoever holds one closes it (`async with`): an answer that is not read to its end is reset.
+    The caller closes it (`async with`): an answer that is not read to its end is reset.
     """
 
     def __init__(self, peer: str, head: bytes = b"", body: bytes = b"") -> None:
@@ -133,7 +134,7 @@ class Exchange(Stream):
 
 
 class Http2Connection(MultiplexedConnection, asyncio.Protocol):
-    """A connection that speaks HTTP/2 from its first byte (TLS with ALPN `h2`, or prior knowledge).
+    """Speak HTTP/2 on a connection from its first byte (TLS with ALPN `h2`, or prior knowledge).
 
     `peer` names the server in errors; `on_lost` is called once when it cannot accept further requests. The
     server's settings are known, and so its limit of streams, when `wait_until_ready` returns.
@@ -157,13 +158,13 @@ class Http2Connection(MultiplexedConnection, asyncio.Protocol):
 
     @property
     def room(self) -> int:
-        """How many more exchanges may begin now."""
+        """Return how many further exchanges may begin now."""
         if self._retired or self._transport is None or not self.usable or not self._core.ready:
             return 0
         return MAX_STREAMS - len(self._streams)
 
     async def wait_until_ready(self) -> None:
-        """Raises Unavailable when the connection is lost before it works."""
+        """Wait for the server's settings. Raise Unavailable if the connection is lost before they come."""
         if not await asyncio.shield(self.greeted):
             raise Unavailable(self.closed, subject=self.peer)
 

@@ -19,7 +19,9 @@ TRIES = 3
 
 
 class Server(msgspec.Struct, frozen=True):
-    """Where a server is. `name` is what its certificate must say, `proxy` an HTTP proxy's (host, port)."""
+    """Say where a server is. `name` is the name that its certificate must have, `proxy` an HTTP proxy's
+    (host, port).
+    """
 
     host: str
     port: int
@@ -33,10 +35,10 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Http2Pool:
-    """Requests to one server over as many connections as its limit of streams asks for.
+    """Send requests to one server over as many connections as its limit of streams requires.
 
-    `context` makes the TLS context of a new connection; `reset` closes what was made with older
-    credentials. A connection per `MAX_STREAMS` exchanges, `MAX_CONNECTIONS` at most.
+    `context` makes the TLS context of a new connection; `reset` closes connections that were made with older
+    credentials. There is a connection per `MAX_STREAMS` exchanges, `MAX_CONNECTIONS` at most.
     """
 
     def __init__(self, server: Server, context: Callable[[], ssl.SSLContext]) -> None:

@@ -12,7 +12,7 @@ from engine.api.struct import PartlyShown
 
 
 class ClientTLS(PartlyShown, frozen=True):
-    """PEM texts. Empty `authorities` means the system's; `certificate` and `key` may be in one text."""
+    """Hold PEM texts. Empty `authorities` means the system's; `certificate` and `key` may be in one text."""
 
     HIDDEN = frozenset(("authorities", "certificate", "key", "insecure"))
     authorities: bytes = b""

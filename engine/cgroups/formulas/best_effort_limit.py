@@ -21,7 +21,9 @@ the second.
 
 
 class Used(NamedTuple):
-    """Milli-CPU used between two readings: by the whole machine, by all pods, and by BestEffort pods."""
+    """Hold the milli-CPU used between two readings: by the whole machine, by all pods, and by BestEffort
+    pods.
+    """
 
     node: int
     pods: int

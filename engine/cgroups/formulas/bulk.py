@@ -62,7 +62,7 @@ class ContainerColumns(msgspec.Struct):
 
     @classmethod
     def of(cls, pods: Iterable[Pod]) -> ContainerColumns:
-        """Columns of these pods, in the order of a table's rows."""
+        """Return the columns of these pods, in the order of a table's rows."""
         counts: list[int] = [0]
         rows: list[tuple[int, int, int, int, int]] = []
         kinds: list[int] = []

@@ -52,7 +52,7 @@ class ReservedGroup(msgspec.Struct, frozen=True):
 
 
 class CgroupSettings(msgspec.Struct, frozen=True):
-    """Everything that pure modules need of configuration and node."""
+    """Hold everything that pure modules need of configuration and node."""
 
     root: CgroupName
     driver: Driver

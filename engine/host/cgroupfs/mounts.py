@@ -28,8 +28,10 @@ V1_CONTROLLERS = frozenset(
 
 
 class CgroupHierarchy(msgspec.Struct, frozen=True):
-    """One mounted hierarchy and its controllers. A v1 `name=…` hierarchy and a hybrid's v2
-    hierarchy have none; `name` is the option of the first, "" for the others.
+    """Describe one mounted hierarchy and its controllers.
+
+    A v1 hierarchy mounted with `name=…` and the v2 hierarchy of a hybrid have no controllers; `name` is the
+    option of the first, "" for the others.
     """
 
     path: str
@@ -39,7 +41,7 @@ class CgroupHierarchy(msgspec.Struct, frozen=True):
 
 
 class Mounts(msgspec.Struct, frozen=True):
-    """The hierarchies in use; `bare` is a hybrid's v2 mount, where cgroups are only removed."""
+    """Hold the hierarchies in use; `bare` is a hybrid's v2 mount, where cgroups are only removed."""
 
     version: Literal[1, 2]
     hierarchies: tuple[CgroupHierarchy, ...]
@@ -51,7 +53,7 @@ class Mounts(msgspec.Struct, frozen=True):
 
     @property
     def lacking(self) -> list[str]:
-        """The missing controllers without which some values are not enforced."""
+        """Return the missing controllers without which some values are not enforced."""
         return [controller for controller in WANTED if controller not in self.controllers]
 
     def check_usable(self) -> None:

@@ -14,7 +14,7 @@ _UNLIMITED = 1 << 60
 
 
 class HeldFile:
-    """A small kernel file, opened once and then read again from the same descriptor.
+    """Open a small kernel file once, and read it again and again from the same descriptor.
 
     If the cgroup was removed and created again under the same name, the descriptor is dead (ENODEV) and the
     file is opened again, once.
@@ -49,7 +49,10 @@ class HeldFile:
 
 
 class CgroupUsage:
-    """The working set and the process count of one cgroup with everything below. Call `close` when done."""
+    """Read the working set (bytes) and the number of processes of one cgroup, all cgroups below included.
+
+    Call `close` when done.
+    """
 
     def __init__(self, cgroup: str, mounts: Mounts) -> None:
         self.cgroup = cgroup

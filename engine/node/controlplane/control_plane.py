@@ -32,8 +32,9 @@ NodeHeard = Callable[[ObjectMeta, NodeSpec, Mapping[str, Any]], None]
 
 
 class ServiceAccountToken(Protocol):
-    """A service account token: `renew_at` is a time of the node's steady clock; `expires_at` is the server's,
-    in Unix seconds.
+    """Hold a service account token.
+
+    `renew_at` is a time of the node's steady clock; `expires_at` is the server's, in Unix seconds.
     """
 
     @property
@@ -47,7 +48,7 @@ class ServiceAccountToken(Protocol):
 
 
 class ClusterObjects(Protocol):
-    """Gives pods the objects of their cluster that they refer to.
+    """Give pods the objects of their cluster that they refer to.
 
     `ClusterControlPlane` implements it. A caller registers the pod before it asks.
     """
@@ -177,7 +178,7 @@ class NoCluster:
 
 
 class NodeSlices(Protocol):
-    """The ResourceSlices of this node in its cluster."""
+    """Publish the ResourceSlices of this node in its cluster."""
 
     async def list(self, driver: str) -> Sequence[ResourceSlice]:
         """List the slices of a driver. Raise `Refused`."""
@@ -187,7 +188,7 @@ class NodeSlices(Protocol):
 
 
 class NoSlices:
-    """Of a node without an API server."""
+    """Stand in for `NodeSlices` on a node without an API server."""
 
     async def list(self, driver: str) -> Sequence[ResourceSlice]:
         return ()
@@ -262,7 +263,7 @@ class Api(Protocol):
 
 
 class ControlPlane(Protocol):
-    """What the node reports to its control plane and receives from it."""
+    """Report to the node's control plane, and receive from it."""
 
     sources: Sequence[str]
     """The sources of the node's pods."""
@@ -311,7 +312,9 @@ class ControlPlane(Protocol):
 
 
 class NoControlPlane:
-    """The control plane of a standalone node: reports go nowhere and there are no cluster objects."""
+    """Stand in for the control plane of a standalone node: reports go nowhere and there are no cluster
+    objects.
+    """
 
     sources: Sequence[str] = (MANIFESTS,)
     api: Api | None = None

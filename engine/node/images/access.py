@@ -97,7 +97,7 @@ def _fault_of_digest(digest: str) -> str:
 
 
 class PodCredentials(ServiceAccounts, Protocol):
-    """What a pod can show a registry."""
+    """Hold the credentials that a pod can show a registry."""
 
     async def secret(self, pod: Pod, name: str) -> Secret:
         """Return the secret. Raises `KubengineError`."""
@@ -107,8 +107,9 @@ CredentialPrograms = Callable[[str, Pod, PodCredentials], Awaitable[Sequence[Cre
 
 
 class ImageAccess:
-    """Image access of one node. `objects` gives pods' pull secrets and service accounts; `programs` are the
-    credential providers.
+    """Decide which pods of one node may use an image.
+
+    `objects` gives pods' pull secrets and service accounts; `programs` are the credential providers.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ class TokenText(Protocol):
 
 
 class ServiceAccounts(Protocol):
-    """Service accounts of pods; every method raises `KubengineError`."""
+    """Return the service accounts of pods, and tokens of them; every method raises `KubengineError`."""
 
     async def service_account(self, pod: Pod) -> ServiceAccount:
         """Return the pod's service account."""
@@ -108,7 +108,7 @@ class ServiceAccounts(Protocol):
 
 
 class _Shown(PartlyShown, frozen=True):
-    """What a program is shown of a pod's service account, and the key by which its answer is kept."""
+    """Hold what a program sees of a pod's service account, and the key by which its answer is kept."""
 
     HIDDEN = frozenset(("token",))
     token: str = ""
@@ -220,9 +220,9 @@ def _token_fault(wanted: TokenAttributes, version: str) -> str:
 
 
 class CredentialProviders:
-    """All programs of a node, in `directory`. `clock` gives Unix seconds.
+    """Run the credential providers of a node, programs in `directory`. `clock` gives Unix seconds.
 
-    A program is asked for one image at a time; what several need at once is asked once.
+    A program is asked for one image at a time. Several pods that need the same answer at once share one call.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ Lease = Callable[[str], AbstractAsyncContextManager[None]]
 
 
 class StartRefused(KubengineError):
-    """A container cannot start now: the waiting reason for its status, and the event that goes with it."""
+    """Raised if a container cannot start now; holds the waiting reason for its status, and the event."""
 
     def __init__(self, waiting: Waiting, *, event: str, text: str = "", kind: str = WARNING) -> None:
         self.waiting = waiting

@@ -47,7 +47,9 @@ class PullServiceAccount(Struct):
 
 
 class PullCredentials(Struct):
-    """Who may use an image under one name: pods with one of these credentials, or every pod of the node."""
+    """Say who may use an image under one name: pods with one of these credentials, or every pod of the
+    node.
+    """
 
     kubernetes_secrets: list[PullSecret] | None = None
     kubernetes_service_accounts: list[PullServiceAccount] | None = None
@@ -81,7 +83,9 @@ _intents: Final = msgspec.json.Decoder(PullIntent)
 
 
 class PullRecords:
-    """One per node. Every method accesses the disk. `clock` returns Unix seconds."""
+    """Keep the pull records of a node on disk; every method accesses the disk. `clock` returns Unix
+    seconds.
+    """
 
     def __init__(self, root: Path, clock: Callable[[], float]) -> None:
         self._pulling = root / "image_manager" / "pulling"

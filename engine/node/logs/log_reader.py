@@ -134,7 +134,7 @@ async def read_log(
 
 
 class _Log:
-    """The position of one reader in a file.
+    """Hold the position of one reader in a file.
 
     A thread may still read when the reader has left. It then finds the file closed, rather than another file
     under the same descriptor.

@@ -72,7 +72,7 @@ async def node_ips(name: str, given: Sequence[str]) -> list[str]:
 
 
 class HostAddresses:
-    """The current addresses of the node.
+    """Keep the current addresses of the node.
 
     `ips` starts with what `node_ips` found. `refresh` searches again, as kubelet v1.36 does whenever it
     computes the node's status; if nothing is found, the addresses stay. With `external_cloud` the addresses

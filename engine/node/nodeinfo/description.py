@@ -189,7 +189,7 @@ def node_images(images: Iterable[cri.Image], most: int) -> list[ContainerImage]:
 
 
 class NodeResources:
-    """Capacity and allocatable, computed on each call."""
+    """Compute capacity and allocatable, on each call."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class RuntimeFeatures(msgspec.Struct, frozen=True):
 
 
 class ShownFeatures(msgspec.Struct, frozen=True):
-    """Features as the runtime reports them, for the Node's status; None if it reports nothing."""
+    """Hold the features that the runtime reports, for the Node's status; None if it reports nothing."""
 
     handlers: list[dict[str, Any]] | None = None
     features: dict[str, bool] | None = None

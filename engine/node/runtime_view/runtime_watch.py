@@ -71,7 +71,7 @@ class _Container(NamedTuple):
 
 
 class _Listed(msgspec.Struct):
-    """What two lists report about one pod."""
+    """Hold what two lists report about one pod."""
 
     sandboxes: list[_Sandbox] = msgspec.field(default_factory=list)
     containers: list[_Container] = msgspec.field(default_factory=list)
@@ -88,7 +88,9 @@ class _Listed(msgspec.Struct):
 
 
 class _RelistMetrics:
-    """The kubelet's metrics of its pod lifecycle event generator, which a relist stands for here."""
+    """Count under the names of the kubelet's pod lifecycle event generator, for which a relist stands
+    here.
+    """
 
     def __init__(self, registry: Registry, silent: Callable[[], float]) -> None:
         self.seconds = registry.histogram(

@@ -41,7 +41,7 @@ _DEFAULTS: dict[tuple[str, str], Any] = {
 
 
 class _Manifest(msgspec.Struct):
-    """What is printed of a pod."""
+    """Hold the parts of a pod that are printed."""
 
     objectmeta: ObjectMeta
     spec: PodSpec
@@ -158,7 +158,7 @@ def _braced(fields: Sequence[str]) -> str:
 
 
 class _Form(Enum):
-    """How a field is printed. Most fields of a pod are absent, texts or numbers, which need no call."""
+    """Say how a field is printed. Most fields of a pod are absent, texts or numbers, which need no call."""
 
     TEXT = auto()
     NUMBER = auto()
@@ -257,8 +257,9 @@ def _may_default(kind: str, value: Any) -> bool:
 
 
 class _PodSecurity:
-    """The host namespaces, which the kubelet's structure keeps in the security context and a manifest in the
-    spec.
+    """Hold the host namespaces.
+
+    The kubelet's structure keeps them in the security context, a manifest in the spec.
     """
 
     def __init__(self, spec: Any) -> None:

@@ -61,8 +61,11 @@ def fetch(url: str, headers: Headers) -> bytes:
 
 
 class ManifestUrl:
-    """The static pods of one URL. `on_change(pods)` gets all of them after every change, and an empty answer
-    once; `on_fault(error)` what could not be used, the same fault once."""
+    """Read the static pods of one URL.
+
+    `on_change(pods)` gets all of them after every change, and an empty answer once. `on_fault(error)` gets
+    what could not be used, the same fault once.
+    """
 
     def __init__(
         self,

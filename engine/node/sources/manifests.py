@@ -53,7 +53,7 @@ class _File(msgspec.Struct):
 
 
 class ManifestDirectory:
-    """The static pods of one directory, or of one file.
+    """Read the static pods of one directory, or of one file.
 
     `uids` returns the uid that a running pod already has. `on_change(pods)` receives the whole desired list
     after every change; a pod whose manifest was removed and returned unchanged is missing from one list.

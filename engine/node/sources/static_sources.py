@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 
 class StaticSources:
-    """`desired(pods, source)` gets each source's whole list after every change, `mirrored(pods)` then those
-    of all. `records()` is what the runtime holds."""
+    """Read all sources of static pods.
+
+    `desired(pods, source)` gets each source's whole list after every change, `mirrored(pods)` then the lists
+    of all sources. `records()` returns what the runtime holds.
+    """
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ def ids_per_pod(config: KubeletConfiguration) -> int:
 
 
 class UserNamespaceAllocator:
-    """The ranges of one node; `directories()` returns the directories of pods on disk."""
+    """Allocate ranges of user ids of one node; `directories()` returns the directories of pods on disk."""
 
     def __init__(self, pods: Path, ids_per_pod: int = IDS_PER_POD) -> None:
         """Raise `InvalidInput` if the number of ids is not a multiple of 65,536."""

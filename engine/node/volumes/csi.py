@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 class CsiVolumes:
-    """CSI volumes of the node named `node`."""
+    """Mount and unmount CSI volumes of the node named `node`."""
 
     def __init__(
         self,

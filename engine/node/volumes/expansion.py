@@ -52,7 +52,9 @@ class _Mounted(msgspec.Struct, frozen=True):
 
 
 class _Known(msgspec.Struct):
-    """What the node knows about a volume while pods use it: its `size` here, and the result of an attempt."""
+    """Hold what the node knows about a volume while pods use it: its `size` here, and the result of an
+    attempt.
+    """
 
     size: Quantity
     pods: dict[str, _Mounted] = msgspec.field(default_factory=dict)

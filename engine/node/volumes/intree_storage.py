@@ -34,7 +34,7 @@ _FC: Final = ("volumes/kubernetes.io~fc", "volumeDevices/kubernetes.io~fc")
 
 
 class InTreeStorage:
-    """The NFS, iSCSI and Fibre Channel volumes of a node with the directory `root`.
+    """Mount the NFS, iSCSI and Fibre Channel volumes of a node with the directory `root`.
 
     `attachments` is None on a node whose volumes no controller attaches.
     """

@@ -36,7 +36,7 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class LocalDevices:
-    """Local volumes below the node's directory `root`."""
+    """Mount local volumes below the node's directory `root`."""
 
     def __init__(self, root: Path, recorder: EventRecorder) -> None:
         self._root = root

@@ -51,8 +51,10 @@ _KINDS = {
 
 
 class PodVolumes:
-    """The volumes of one node's pods; `project_quotas` selects the emptyDirs that the kernel counts
-    (`ProjectIds`), `selinux` is the machine's state of SELinux.
+    """Set up and remove the volumes of one node's pods.
+
+    `project_quotas` selects the emptyDirs that the kernel counts (`ProjectIds`), `selinux` is the machine's
+    state of SELinux.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def mounting(bound: object) -> str:
 
 
 class Durations:
-    """The durations of operations, recorded from any thread."""
+    """Record the durations of operations, from any thread."""
 
     def __init__(self) -> None:
         self.noted: list[tuple[float, str, str, bool]] = []
@@ -70,7 +70,7 @@ class Durations:
 
 
 class PodsVolumes(Protocol):
-    """The volumes of one pod; `left` means that they are being removed."""
+    """Count the volumes of one pod; `left` means that they are being removed."""
 
     @property
     def left(self) -> bool: ...

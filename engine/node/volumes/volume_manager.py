@@ -63,7 +63,7 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class ShownNode(msgspec.Struct, frozen=True):
-    """What volumes show of the node, or match with it, as it is now."""
+    """Hold what volumes show of the node, or match with it, as it is now."""
 
     host_ips: Callable[[], tuple[str, ...]]
     node: Callable[[], Node]
@@ -400,7 +400,7 @@ class VolumeManager:
 
 
 class _Kept:
-    """The volumes of one pod: `shown` once set up, `stale` when contents may have changed, `left` during
+    """Hold the volumes of one pod: `shown` once set up, `stale` when contents may have changed, `left` during
     removal.
     """
 

@@ -23,8 +23,8 @@ CHUNK = 1 << 20
 
 
 class Limits(NamedTuple):
-    """Limits of one archive: `entries`, and `size`, the bytes of the uncompressed tar and of
-    every file in it.
+    """Limit one archive: the number of `entries`, and `size`, the bytes of the uncompressed tar and of every
+    file in it.
     """
 
     entries: int

@@ -63,7 +63,7 @@ USUAL_LIMITS = ConnectionLimits()
 
 
 class Connection:
-    """Serves requests from one peer until it goes, errs or idles too long.
+    """Serve requests from one peer until it disconnects, makes an error or idles too long.
 
     `share` is the part of the event loop that the listener's connections have together. `metrics` count the
     requests.

@@ -33,9 +33,12 @@ class ServedNode(Protocol):
 
     @property
     def components(self) -> Mapping[str, object]:
-        """Managers by name. One that can speak has `describe(**query)`, JSON-able and possibly
-        awaitable, or pieces of JSON lines when they come; one that can be told something has
-        `async act(action, query)`."""
+        """Return managers by name.
+
+        A component that describes itself has `describe(**query)`, which returns JSON-able values, possibly
+        awaitable, or pieces of JSON lines as they come. A component that takes actions has `async act(action,
+        query)`.
+        """
         ...
 
     def pods(self) -> Sequence[Pod]:

@@ -48,7 +48,7 @@ class _TokenReview(msgspec.Struct, frozen=True):
 
 
 class Authentication:
-    """Raises InvalidInput if tokens must be reviewed and there is no API server."""
+    """Authenticate requests. Raise InvalidInput if tokens must be reviewed and there is no API server."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class _AccessReview(msgspec.Struct, frozen=True):
 
 
 class Authorization:
-    """Raises InvalidInput for an unknown mode, and if there is no API server to ask."""
+    """Authorize requests. Raise InvalidInput for an unknown mode, and if there is no API server to ask."""
 
     def __init__(
         self,

@@ -62,7 +62,9 @@ log = logging.getLogger("kubengine.port")
 
 
 class SecurePort:
-    """Listens from `bind` on, answers from `start` on. `shared` are the routes of the node's other doors."""
+    """Serve the node's own port: listen from `bind` on, answer from `start` on. `shared` are the routes of
+    the other listeners.
+    """
 
     def __init__(
         self,
@@ -309,7 +311,9 @@ async def _give_up(answer: Answer) -> None:
 
 
 class Presented(msgspec.Struct, frozen=True):
-    """Valid before `until` (Unix seconds), and while `authorities` (PEM) are the trusted client CAs."""
+    """Hold a certificate that is valid before `until` (Unix seconds), and while `authorities` (PEM) are the
+    trusted client CAs.
+    """
 
     until: float
     authorities: bytes
