@@ -194,7 +194,7 @@ def test_exec_probes(tmp_path: Path) -> None:
             )  # fmt: skip
             loop.target_container(key, container.encode(), *exec_request(["cat", "/tmp/healthy"], 1.0))
             loop.observe(key, ProbeObservation(container=1, state=RUNNING, started=True))
-        found = watch(loop, settle=1.0, seconds=5.0)
+        found = watch(loop, warm_up=1.0, seconds=5.0)
     finally:
         runtime.stop()
     show("100 exec probes a second", found)

@@ -79,7 +79,9 @@ def tables(kubelet: Outcomes, kubengine: Outcomes) -> str:
     for group, members in groups.items():
         if ran := [spec for spec in members if spec.results != (SuiteResult.NOT_RUN, SuiteResult.NOT_RUN)]:
             lines += ["", f"### {cell(group)}", "", "| spec | kubelet | kubengine |", "|---|---|---|"]
-            lines += [f"| {cell(s.text)} | {_said(s.kubelet)} | {_said(s.kubengine)} |" for s in ran]
+            lines += [
+                f"| {cell(s.text)} | {_result_text(s.kubelet)} | {_result_text(s.kubengine)} |" for s in ran
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -143,7 +145,7 @@ def _apart(every: list[Spec]) -> Iterator[str]:
             yield "None."
 
 
-def _said(outcome: SpecOutcome) -> str:
+def _result_text(outcome: SpecOutcome) -> str:
     if outcome.result is SuiteResult.PASSED and outcome.failed_before:
         return f"passed, {outcome.failed_before} failed before"
     return f"**{outcome.result}**" if outcome.result is SuiteResult.FAILED else str(outcome.result)

@@ -21,7 +21,7 @@ from engine.wire import cri_v1_pb2 as cri
 from engine.wire.cri_v1_pb2_grpc import ImageServiceStub
 
 PATIENCE = 60.0
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 RESOURCE = "bench.kubengine.dev/device"
 UNUSED = "registry.invalid/kubengine/unused-"
 CRITICAL = 2_000_000_000
@@ -112,7 +112,7 @@ def _eventually(session: BenchSession, condition: Callable[[], bool], otherwise:
     while not condition():
         if time.monotonic() > deadline:
             raise Lacking(otherwise, subject=session.kind.label)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def image_gc(session: BenchSession) -> Figures:
@@ -147,7 +147,7 @@ def image_gc(session: BenchSession) -> Figures:
         if now > deadline:
             raise Lacking(f"{left} of {there} unused images remain", subject=session.kind.label)
         agent.part.check()
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     last = time.monotonic()
     cpu = usage(agent.part.pid).cpu - agent.start_cpu
     return {

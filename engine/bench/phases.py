@@ -27,17 +27,17 @@ from engine.wire import cri_v1_pb2 as cri
 from engine.wire.cri_v1_pb2_grpc import RuntimeServiceStub
 
 Figures = dict[str, float]
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
-def until_next_look(passed: float, good: int, wanted: int) -> float:
+def seconds_to_next_poll(passed: float, good: int, wanted: int) -> float:
     """Return the seconds to wait with `good` pods of `wanted` ready after `passed` seconds.
 
     Wait half of the remaining time at this pace, so that a page of thousands of pods is requested some
     twenty times and not five times a second, which would take a fourth of the agent's time.
     """
     left = passed * (wanted - good) / good if good else passed
-    return max(LOOK_SECONDS, min(left, passed) / 2)
+    return max(POLL_SECONDS, min(left, passed) / 2)
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class BenchSession:
             if passed > limit:
                 state = f"{len(good & wanted)} of {len(wanted)} ready, {len(pods)} of {len(self.names)} known"
                 raise Unavailable(f"pods: {state} after {limit:g} s", subject=self.kind.label)
-            time.sleep(until_next_look(passed, len(good & wanted), len(wanted)))
+            time.sleep(seconds_to_next_poll(passed, len(good & wanted), len(wanted)))
 
     def wait_running(self, names: Iterable[str], *, without: Iterable[str]) -> None:
         """Wait until the runtime, not the agent, reports that these pods run and those do not."""
@@ -115,7 +115,7 @@ class BenchSession:
             if time.monotonic() > deadline:
                 raise Unavailable(f"pods are not replaced after {self.limit:g} s", subject=self.kind.label)
             self.running.part.check()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def clear(self) -> None:
         """Remove every manifest; return when no pod is known any longer. Raise `Unavailable`
@@ -126,14 +126,14 @@ class BenchSession:
         while left := self.running.pods():
             if time.monotonic() > deadline:
                 raise Unavailable(f"{len(left)} pods were not removed", subject=self.kind.label)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def watch(self, seconds: float) -> None:
         """Let time pass. Raise `Unavailable` if the agent ends meanwhile."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.running.part.check()
-            time.sleep(min(left, LOOK_SECONDS))
+            time.sleep(min(left, POLL_SECONDS))
 
     def channel(self) -> grpc.Channel:
         """Open the observer's own connection to the runtime."""

@@ -129,7 +129,7 @@ class CgroupTree:
             # One more try: a parent that vanishes again is being removed on purpose.
             if error.errno != errno.ENOENT:
                 raise
-            self._doubt(name)
+            self._distrust(name)
             self._make_all(name)
         return group
 
@@ -148,7 +148,7 @@ class CgroupTree:
         if group is not None and group.made:
             for directory in group.directories.values():
                 if not directory.is_alive():
-                    self._doubt(name)
+                    self._distrust(name)
                     self.remade += 1
                     break
 
@@ -194,7 +194,7 @@ class CgroupTree:
                 raise error from None  # the first refusal names the file, the second only a parent
 
     def _write_again(self, group: CgroupNode) -> int:
-        self._doubt(group.name)
+        self._distrust(group.name)
         self.make(group.name)
         return self._write(group, group.wanted)
 
@@ -382,7 +382,7 @@ class CgroupTree:
             found += self._descendants(child)
         return found
 
-    def _doubt(self, name: CgroupName) -> None:
+    def _distrust(self, name: CgroupName) -> None:
         """Distrust what is known about a cgroup, its ancestors and its descendants: the next write verifies
         them.
         """

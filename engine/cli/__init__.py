@@ -189,11 +189,11 @@ def _run(command: click.Group, name: str) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except (_ReaderGone, BrokenPipeError):
-        _leave_pipe()
+        _exit_without_reader()
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _leave_pipe() -> NoReturn:
+def _exit_without_reader() -> NoReturn:
     """Exit silently with the status of a command that SIGPIPE ends, because nobody reads the output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(128 + signal.SIGPIPE)

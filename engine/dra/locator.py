@@ -23,7 +23,7 @@ from engine.topologymanager.policy import Hint, Hints, Numa
 LOCATE_SECONDS: Final = 10.0
 """How long a pod waits for slices that drivers publish again after a restart of the agent."""
 
-LOOK_AGAIN_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 SYSFS: Final = Path("/sys")
 
 log = logging.getLogger("kubengine.dra")
@@ -100,7 +100,7 @@ class ClaimLocator:
                         failure = "no ResourceSlice has " + ", ".join(
                             "/".join(name) for name in sorted(missing)
                         )
-                    await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                    await asyncio.sleep(POLL_SECONDS)
         log.warning("pod %s: the NUMA nodes of its claims are unknown: %s", pod.full_name, failure)
 
     async def _read(self, pod: Pod) -> tuple[list[ResourceClaim], list[ResourceSlice]]:

@@ -110,7 +110,7 @@ class EvictionManager:
         self._configured = [*thresholds_from_config(config), *stall]
         self._recorder, self._decisions, self._clock = context.recorder, context.decisions, context.clock
         self._active_pods, self._kills, self._pod_cgroup = pods.active, PodKills(pods.kill), pods.cgroup
-        self._pod_cleaned_up = pods.cleaned_up or self._has_let_go
+        self._pod_cleaned_up = pods.cleaned_up or self._has_cleaned_up
         self._table = table if table is not None else PodTable()
         self._runtime, self._root_dir, self._monotonic = runtime, context.root, monotonic
         self._conditions_changed = conditions_changed
@@ -505,7 +505,7 @@ class EvictionManager:
                 return
             await asyncio.sleep(CLEANUP_POLL)
 
-    def _has_let_go(self, uid: str) -> bool:
+    def _has_cleaned_up(self, uid: str) -> bool:
         """Tell whether neither cgroup nor volumes of a pod are left: many files go long after the
         last process.
         """

@@ -18,7 +18,7 @@ from typing import Final
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.host.child import Printed, run_child
 
-LOOK_SECONDS: Final = 60.0
+PROBE_SECONDS: Final = 60.0
 MOUNT_SECONDS: Final = 120.0
 WORK_SECONDS: Final = 3600.0
 """Seconds allowed for creating, checking or growing a file system."""
@@ -98,7 +98,7 @@ async def _found(device: Path) -> str:
         text = f"failed to get disk format of disk {device}: {error.strerror}"
         raise Refused(text, errno=error.errno) from error
     command = ["blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", str(device)]
-    found = await _run(command, LOOK_SECONDS)
+    found = await _run(command, PROBE_SECONDS)
     if found.code == _NOTHING_FOUND:
         return ""
     if found.code:

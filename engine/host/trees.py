@@ -73,7 +73,7 @@ def walk(top: int) -> Generator[Visit, None, None]:
                     yield Visit(level.descriptor, name, False)
             if below is not None:
                 if len(levels) > HELD_LEVELS:
-                    _let_go(level)
+                    _close(level)
                 levels.append(below)
                 continue
             left = _come_up(levels)
@@ -235,7 +235,7 @@ def _level(name: str, descriptor: int) -> _Level:
     return _Level(name, found.st_dev, found.st_ino, descriptor=descriptor)
 
 
-def _let_go(level: _Level) -> None:
+def _close(level: _Level) -> None:
     os.close(level.descriptor)
     level.descriptor = -1
     level.ahead = []

@@ -133,7 +133,7 @@ class RunningNode:
         self.watch = RuntimeWatch(
             self._runtime,
             on_change=self._runtime_changed,
-            on_trouble=self._runtime_doubted,
+            on_trouble=self._check_runtime,
             clock=context.steady,
             registry=context.registry,
             tasks=context.tasks,
@@ -423,8 +423,8 @@ class RunningNode:
         self.pods.runtime_changed(uid)
         self.managers.pinning.containers_changed()
 
-    def _runtime_doubted(self) -> None:
-        self.runtime_health.doubt()
+    def _check_runtime(self) -> None:
+        self.runtime_health.check_now()
 
     def _conditions_changed(self) -> None:
         self._events.report_conditions(self.description.current().status.conditions or ())
@@ -433,7 +433,7 @@ class RunningNode:
 
     def _node_changed(self, metadata: ObjectMeta, spec: NodeSpec, status: Mapping[str, Any]) -> None:
         """Apply the API server's Node: its labels and taints, and its attached volumes."""
-        judgement_changed = self.description.learn(metadata, spec)
+        judgement_changed = self.description.adopt(metadata, spec)
         self._pod_cidr.node_changed(spec.pod_cidrs or ())
         self.attachments.node_changed(status)
         self._addresses.node_changed(status)

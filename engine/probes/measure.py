@@ -98,17 +98,17 @@ def measure(
     for n in range(probes):
         where = _spread(address, n % spread), port, networks[n % len(networks)]
         _register(loop, kind, where, path, period, timeout)
-    return watch(loop, settle=min(period, 10.0) + 0.1, seconds=seconds, core=core)
+    return watch(loop, warm_up=min(period, 10.0) + 0.1, seconds=seconds, core=core)
 
 
-def watch(loop: ProbeLoop, *, settle: float, seconds: float, core: int | None = None) -> ProbeMeasurement:
-    """Run the loop and return what it did in `seconds` after `settle`; `core` pins it."""
+def watch(loop: ProbeLoop, *, warm_up: float, seconds: float, core: int | None = None) -> ProbeMeasurement:
+    """Run the loop and return what it did in `seconds` after `warm_up`; `core` pins it."""
     thread = threading.Thread(target=loop.run, name="kubengine-measure", daemon=True)
     thread.start()
     try:
         if core is not None and thread.native_id is not None:
             os.sched_setaffinity(thread.native_id, {core})
-        time.sleep(settle)
+        time.sleep(warm_up)
         loop.drain(loop.stats()["registered"] + 1)
         before, cpu, began = loop.stats(), _cpu(thread), time.monotonic()
         first = loop.counters()

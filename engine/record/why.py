@@ -70,16 +70,16 @@ def inputs_in_words(inputs: Mapping[str, Any]) -> Iterator[str]:
     for name, value in inputs.items():
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             for place, one in enumerate(value, 1):
-                yield f"{name} {place}: " + ", ".join(f"{key} {_said(given)}" for key, given in one.items())
+                yield f"{name} {place}: " + ", ".join(f"{key} {_text(given)}" for key, given in one.items())
         elif isinstance(value, Mapping):
-            yield f"{name}: " + ", ".join(f"{key} {_said(given)}" for key, given in value.items())
+            yield f"{name}: " + ", ".join(f"{key} {_text(given)}" for key, given in value.items())
         else:
-            yield f"{name}: {_said(value)}"
+            yield f"{name}: {_text(value)}"
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(map(_said, value)) or "none"
+        return ", ".join(map(_text, value)) or "none"
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={_said(given)}" for name, given in value.items())
+        return " ".join(f"{name}={_text(given)}" for name, given in value.items())
     return "none" if value is None else str(value)

@@ -185,13 +185,13 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
     async def set_devices(self, devices: Sequence[wire.Device]) -> None:
         """Replace the list without validation: ids may repeat, be empty or have unknown health."""
         self._devices = list(devices)
-        await self._tell()
+        await self._notify()
 
     async def set_health(self, id: str, health: str) -> None:
         for device in self._devices:
             if id == device.ID:
                 device.health = health
-        await self._tell()
+        await self._notify()
 
     async def remove(self, id: str) -> None:
         await self.set_devices([device for device in self._devices if id != device.ID])
@@ -199,7 +199,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
     async def add(self, id: str) -> None:
         await self.set_devices([*self._devices, wire.Device(ID=id, health="Healthy")])
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._version += 1
             self._changed.notify_all()
@@ -294,7 +294,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
     async def fail_with(self, *faults: DevicePluginFault) -> None:
         """Fail in these ways from now on, open streams included; no faults: behave normally."""
         self.faults = set(faults)
-        await self._tell()
+        await self._notify()
 
     async def _misbehave(self, context: Context, fails: DevicePluginFault, hangs: DevicePluginFault) -> None:
         if fails in self.faults:

@@ -113,8 +113,8 @@ class MultiplexedConnection:
         self._loop = loop
         self._streams: dict[int, Stream] = {}
         self._waiting: deque[Stream] = deque()
-        self._heard = loop.time()
-        self._calm_at = self._heard + CALM_SECONDS
+        self._received_at = loop.time()
+        self._calm_at = self._received_at + CALM_SECONDS
         self.closed = ""
         """Why the connection has ended; empty before."""
         self.greeted: asyncio.Future[bool] = loop.create_future()
@@ -176,7 +176,7 @@ class MultiplexedConnection:
 
     def receive(self, data: bytes | memoryview) -> None:
         """Pass what the server has sent on to the streams."""
-        self._heard = now = self._loop.time()
+        self._received_at = now = self._loop.time()
         if now >= self._calm_at:
             self._core.calm()
             self._calm_at = now + CALM_SECONDS

@@ -101,8 +101,8 @@ class Channel:
             return await call.done
         finally:
             self._deadlines.drop(call)
-            call.let_go()
-            call.seen()
+            call.detach()
+            call.retrieve_failure()
 
     async def messages(self, method: str, message: bytes) -> AsyncGenerator[bytes, None]:
         """Yield the messages that a server streams, until it ends the call. Raise CallFailed."""
@@ -113,7 +113,7 @@ class Channel:
                 yield next_one
                 await asyncio.sleep(0)  # messages that wait already are one turn of the loop each
         finally:
-            call.let_go()
+            call.detach()
 
     def close(self) -> None:
         """Close the connection. Calls in progress fail."""
@@ -167,7 +167,7 @@ class Channel:
         try:
             self._open().begin(call)
         except CallFailed as error:
-            call.settle(error)
+            call.abort(error)
 
 
 class _Deadlines:
@@ -181,7 +181,7 @@ class _Deadlines:
     def put(self, call: _Call, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         due = self._due[call] = loop.time() + timeout
         if self._timer is None or due < self._timer.when():
-            self._look_at(due, loop)
+            self._schedule(due, loop)
 
     def drop(self, call: _Call) -> None:
         self._due.pop(call, None)
@@ -191,17 +191,17 @@ class _Deadlines:
             self._timer.cancel()
             self._timer = None
 
-    def _look_at(self, when: float, loop: asyncio.AbstractEventLoop) -> None:
+    def _schedule(self, when: float, loop: asyncio.AbstractEventLoop) -> None:
         self.stop()
-        self._timer = loop.call_at(when, self._look, when, loop)
+        self._timer = loop.call_at(when, self._fail_overdue, when, loop)
 
-    def _look(self, now: float, loop: asyncio.AbstractEventLoop) -> None:
+    def _fail_overdue(self, now: float, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         for call in [call for call, due in self._due.items() if due <= now]:
             del self._due[call]
-            call.settle(CallFailed(DEADLINE_EXCEEDED, "Deadline Exceeded"))
+            call.abort(CallFailed(DEADLINE_EXCEEDED, "Deadline Exceeded"))
         if self._due:
-            self._look_at(min(self._due.values()), loop)
+            self._schedule(min(self._due.values()), loop)
 
 
 class _UnixConnection(MultiplexedConnection):
@@ -303,12 +303,12 @@ class _Call(Stream):
         self._details = b""
         self._answer = bytearray()
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         if self.connection is not None:
             self.connection.release(self)
             self.connection = None
 
-    def seen(self) -> None:
+    def retrieve_failure(self) -> None:
         """Take note of the failure of a call that was cancelled at that moment, or asyncio would log it."""
         if self.done.done() and not self.done.cancelled():
             self.done.exception()
@@ -326,7 +326,7 @@ class _Call(Stream):
         self._give_back(len(data))
         self._answer += data
         if 0 < self.checked_size() < len(self._answer):
-            self.settle(CallFailed(INTERNAL, _NOT_ONE))
+            self.abort(CallFailed(INTERNAL, _NOT_ONE))
 
     def checked_size(self) -> int:
         """Return the size of the current message with its prefix, or 0 if it is not known yet."""
@@ -337,30 +337,30 @@ class _Call(Stream):
             return _PREFIX + size
         if self._answer[0]:
             text = "the response is compressed although no compression was offered"
-            self.settle(CallFailed(INTERNAL, text))
+            self.abort(CallFailed(INTERNAL, text))
         else:
             text = f"an answer of {size} bytes, more than {self._limit}"
-            self.settle(CallFailed(RESOURCE_EXHAUSTED, text))
+            self.abort(CallFailed(RESOURCE_EXHAUSTED, text))
         return 0
 
     def end(self) -> None:
         self.connection = None
         if (failure := self._failure()) is not None:
-            self.settle(failure)
+            self.abort(failure)
         elif not self._answer or len(self._answer) != self.checked_size():
-            self.settle(CallFailed(INTERNAL, _NOT_ONE))
+            self.abort(CallFailed(INTERNAL, _NOT_ONE))
         elif not self.done.done():
             self.done.set_result(bytes(memoryview(self._answer)[_PREFIX:]))
 
     def fail(self, why: str, code: int | None = None) -> None:
-        self.settle(CallFailed(UNAVAILABLE if code is None else _OF_RESET.get(code, INTERNAL), why))
+        self.abort(CallFailed(UNAVAILABLE if code is None else _OF_RESET.get(code, INTERNAL), why))
 
     def not_begun(self, why: str) -> None:
         self._begin_again(self)
 
-    def settle(self, error: CallFailed) -> None:
+    def abort(self, error: CallFailed) -> None:
         """Fail the call, and let the server know if it does not yet."""
-        self.let_go()
+        self.detach()
         if not self.done.done():
             self.done.set_exception(error)
 
@@ -424,8 +424,8 @@ class _Streaming(_Call):
             error = CallFailed(INTERNAL, "the last message is incomplete")
         self._messages.end(error)
 
-    def settle(self, error: CallFailed) -> None:
-        self.let_go()
+    def abort(self, error: CallFailed) -> None:
+        self.detach()
         self._messages.end(error)
 
 

@@ -200,7 +200,7 @@ class Http2Connection(MultiplexedConnection, asyncio.Protocol):
             self._transport.abort()
             return
         self.flush()
-        self._look_again_in(PING_AFTER)
+        self._check_again_in(PING_AFTER)
 
     def data_received(self, data: bytes) -> None:
         reads_on = bool(self._unread)
@@ -252,17 +252,17 @@ class Http2Connection(MultiplexedConnection, asyncio.Protocol):
             self._retired = True
             self._on_lost(self)
 
-    def _look_again_in(self, seconds: float) -> None:
-        self._watchdog = self._loop.call_later(seconds, self._look)
+    def _check_again_in(self, seconds: float) -> None:
+        self._watchdog = self._loop.call_later(seconds, self._check_alive)
 
-    def _look(self) -> None:
-        quiet_for = self._loop.time() - self._heard
+    def _check_alive(self) -> None:
+        quiet_for = self._loop.time() - self._received_at
         if quiet_for < PING_AFTER:
-            self._look_again_in(PING_AFTER - quiet_for)
-        elif self._pinged_at > self._heard:
+            self._check_again_in(PING_AFTER - quiet_for)
+        elif self._pinged_at > self._received_at:
             self.lose("the server did not answer a ping")
         else:
             self._pinged_at = self._loop.time()
             self._core.ping(b"kubengin")
             self.flush()
-            self._look_again_in(PING_WAIT)
+            self._check_again_in(PING_WAIT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,3 +61,60 @@ def test_phrases_that_made_readers_stumble_stay_away() -> None:
 )
 def test_a_phrase_would_be_noticed(phrase: str) -> None:
     assert faults(f"line\n{phrase}") == [f"line 2: {FOUND.search(phrase)[0]}"]  # type: ignore[index]
+
+
+NOT_VERBS = {
+    "A", "All", "An", "As", "Both", "Each", "Every", "Everything", "For", "From", "How", "If", "In", "It",
+    "No", "Of", "On", "One", "Only", "Some", "Something", "That", "The", "There", "These", "They", "This",
+    "To", "Two", "What", "When", "Where", "Whether", "Which", "Who", "Whom", "Whose", "Why", "With",
+    "Without", "Your",
+}  # fmt: skip
+"""First words that showed a docstring without a verb at its beginning."""
+NOT_YET = {"plan", "shadow", "_fast"}
+"""Packages whose docstrings do not all begin with a verb yet. Take a name out; add none."""
+
+
+def first_word_is_wrong(docstring: str) -> bool:
+    """Tell whether a docstring plainly does not begin with an imperative, or with "Raised" for an error.
+
+    An article, a question word, a name in code, a plural or third person, and a participle are found. Other
+    nouns are not.
+    """
+    word = docstring.split(maxsplit=1)[0].rstrip(".,:;")
+    if word == "Raised":
+        return False
+    return (
+        not re.fullmatch(r"[A-Z][a-z]+(?:-[a-z]+)?", word)
+        or word in NOT_VERBS
+        or re.search(r"[^s]s$|[^e]ed$", word) is not None
+    )
+
+
+def docstrings() -> Iterator[tuple[Path, str, str]]:
+    """Yield the module, name and docstring of every class and function of the engine."""
+    for path in (ROOT / "engine").rglob("*.py"):
+        if "wire" not in path.parts:
+            for node in ast.walk(ast.parse(path.read_text(), str(path))):
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    text = ast.get_docstring(node)
+                    if text:
+                        yield path.relative_to(ROOT / "engine"), node.name, text
+
+
+def test_docstrings_begin_with_a_verb() -> None:
+    wrong = {
+        f"{path}: {name}: {text.splitlines()[0]}"
+        for path, name, text in docstrings()
+        if path.parts[0] not in NOT_YET and first_word_is_wrong(text)
+    }
+    assert wrong == set()
+
+
+@pytest.mark.parametrize("text", ["The pods.", "`size` is bytes.", "Pods by uid.", "Returns it.", "Listed."])
+def test_a_docstring_without_a_verb_would_be_noticed(text: str) -> None:
+    assert first_word_is_wrong(text)
+
+
+@pytest.mark.parametrize("text", ["Return the pods.", "Raised if it fails.", "Pass it on.", "Bind-mount it."])
+def test_a_docstring_with_a_verb_passes(text: str) -> None:
+    assert not first_word_is_wrong(text)

@@ -27,7 +27,7 @@ PAGE = b"GET /stats/summary HTTP/1.1\r\nHost: n\r\n\r\n"
 @pytest.fixture
 async def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Secured]:
     monkeypatch.setattr(connection, "WRITE_DEADLINE", 0.5)
-    monkeypatch.setattr(taking, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(taking, "CHECK_SECONDS", 0.1)
     monkeypatch.setattr(
         server, "ConnectionLimits", partial(connection.ConnectionLimits, request_deadline=1.0)
     )

@@ -17,7 +17,7 @@ import msgspec
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.cli.agent.places import default_socket
-from engine.cli.agent.start_up import settle
+from engine.cli.agent.start_up import tune_garbage_collection
 from engine.host.notify import ServiceManager, beat
 from engine.host.stopping import stop_all
 from engine.hostsetup.host_places import HostPlaces
@@ -138,7 +138,7 @@ class AgentProcess:
         try:
             await self.node.start()
             await self._server.start()
-            settle()
+            tune_garbage_collection()
             self._service_manager.ready()
             beating = asyncio.create_task(beat(self._service_manager, self._trouble), name="watchdog")
             log.info("node %s is up; its socket is %s", self.node.name, default_socket(self.options.root_dir))

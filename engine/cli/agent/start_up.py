@@ -119,7 +119,7 @@ def _import_msgspec() -> None:
         del sys.modules[EXTENSIONS]
 
 
-def settle() -> None:
+def tune_garbage_collection() -> None:
     """Tune garbage collection once the agent is up: objects of start-up stay, and a node's
     objects live long.
     """

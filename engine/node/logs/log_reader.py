@@ -21,7 +21,7 @@ from engine.node.logs.container_logs import LogOptions, LogText
 
 PIECE = 256 * 1024
 LONGEST_LINE = 1 << 20
-LOOK_AGAIN_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
 class LogWatch:
@@ -125,7 +125,7 @@ async def read_log(
                 if not alive:
                     return
                 try:
-                    async with asyncio.timeout(LOOK_AGAIN_SECONDS):
+                    async with asyncio.timeout(POLL_SECONDS):
                         await news.wait()
                 except TimeoutError:
                     continue

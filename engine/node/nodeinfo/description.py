@@ -96,7 +96,7 @@ class NodeDescription:
         self._addresses = addresses
         self._info = machine.node_info(parts.runtime)
 
-    def learn(self, metadata: ObjectMeta, spec: NodeSpec) -> bool:
+    def adopt(self, metadata: ObjectMeta, spec: NodeSpec) -> bool:
         """Adopt the labels and taints of the API server's Node; return whether they changed."""
         before, before_spec = self._known or (self._metadata, self._spec)
         self._known = metadata, spec

@@ -105,20 +105,20 @@ class RuntimeHealth:
         self._on_change = on_change
         self._clock = clock
         self._not_ready: list[str] = []
-        self._doubt = asyncio.Event()
+        self._check_due = asyncio.Event()
         self._task = (tasks or Tasks()).task("runtime-health")
 
     async def start(self) -> None:
         """Read the runtime's status once. Raises the runtime's error if it cannot be read."""
         await self._read()
-        self._task.start(self._keep_looking)
+        self._task.start(self._keep_checking)
 
     async def stop(self) -> None:
         await self._task.stop()
 
-    def doubt(self) -> None:
+    def check_now(self) -> None:
         """Check the status now, because a call to the runtime failed."""
-        self._doubt.set()
+        self._check_due.set()
 
     def problems(self) -> list[str]:
         """Return the current problems; empty while the runtime and its network are ready."""
@@ -140,18 +140,18 @@ class RuntimeHealth:
             if kind not in conditions or not conditions[kind].status
         ]
 
-    async def _keep_looking(self) -> None:
+    async def _keep_checking(self) -> None:
         well = not self.problems()
         answered = True
         while True:
-            # A doubt shortens only the long wait: a runtime that is not well is asked often anyway.
+            # `check_now` shortens only the long wait: a runtime that is not well is asked often anyway.
             if well and answered:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CHECK_WHEN_WELL_SECONDS):
-                        await self._doubt.wait()
+                        await self._check_due.wait()
             else:
                 await asyncio.sleep(CHECK_SECONDS)
-            self._doubt.clear()
+            self._check_due.clear()
             with self._task.step(STEP_SECONDS):
                 answered = await self._answers()
             if well == bool(self.problems()):

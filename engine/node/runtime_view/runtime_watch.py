@@ -142,7 +142,7 @@ class RuntimeWatch:
         self._metrics = _RelistMetrics(registry, lambda: clock() - self.last_contact())
         self._touched: dict[str, float] = {}
         """Monotonic time of the last news about a pod; lists requested earlier are older than it."""
-        self._doubts: asyncio.TimerHandle | None = None
+        self._relist_timer: asyncio.TimerHandle | None = None
         self._agreed: tuple[int, int] | None = None
         """The encoded lists that matched the known state, valid while that does not change."""
         self.pods: dict[str, PodRecord] = {}
@@ -158,18 +158,18 @@ class RuntimeWatch:
     async def stop(self) -> None:
         await self._following.stop()
         await self._relisting.stop()
-        self._dispel()
+        self._cancel_relist()
 
-    def doubt(self) -> None:
+    def relist_soon(self) -> None:
         """Schedule a relist soon, because something may have happened without an event."""
-        if self._doubts is None:
+        if self._relist_timer is None:
             loop = asyncio.get_running_loop()
-            self._doubts = loop.call_later(self._relist_seconds, self._wake.set)
+            self._relist_timer = loop.call_later(self._relist_seconds, self._wake.set)
 
-    def _dispel(self) -> None:
-        if self._doubts is not None:
-            self._doubts.cancel()
-            self._doubts = None
+    def _cancel_relist(self) -> None:
+        if self._relist_timer is not None:
+            self._relist_timer.cancel()
+            self._relist_timer = None
 
     def health(self) -> str:
         """Return why the view is too old to be trusted, or an empty text."""
@@ -225,7 +225,7 @@ class RuntimeWatch:
             if listed.states() == _states(self.pod(uid)):
                 continue
             if self._is_older(listed_at, uid):
-                self.doubt()
+                self.relist_soon()
                 continue
             try:
                 await self._reread(uid, listed)
@@ -413,7 +413,7 @@ class RuntimeWatch:
             finally:
                 timer.cancel()
             self._wake.clear()
-            self._dispel()
+            self._cancel_relist()
             try:
                 with self._relisting.step(STEP_SECONDS):
                     await self.relist()

@@ -41,7 +41,7 @@ STEP_SECONDS = 60.0
 """Seconds after which a scan, or reading one manifest, counts as stuck."""
 RETRY_SECONDS = 0.2
 """Seconds until a failed read is tried again; the pause doubles each time."""
-FIRST_LOOK_SECONDS = 10.0
+FIRST_READ_SECONDS = 10.0
 """Seconds for which an unreadable manifest keeps the list of pods from being complete."""
 
 
@@ -58,7 +58,7 @@ class ManifestDirectory:
     `uids` returns the uid that a running pod already has. `on_change(pods)` receives the whole desired list
     after every change; a pod whose manifest was removed and returned unchanged is missing from one list.
     `on_fault(error)` receives what could not be used. A read error is not a change: the read is tried again,
-    and no list is reported before everything was read once, unless a manifest stays unreadable. `looked` is
+    and no list is reported before everything was read once, unless a manifest stays unreadable. `scanned` is
     set after the first scan, whatever its result.
     """
 
@@ -90,7 +90,7 @@ class ManifestDirectory:
         self._unread: set[Path] = set()
         self._removed_files: set[Path] = set()
         self._back: set[str] = set()
-        self.looked = asyncio.Event()
+        self.scanned = asyncio.Event()
 
     async def start(self) -> None:
         self._task.start(self._run)
@@ -102,7 +102,7 @@ class ManifestDirectory:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        patient_until = loop.time() + FIRST_LOOK_SECONDS
+        patient_until = loop.time() + FIRST_READ_SECONDS
         retries = RetryDelays(RETRY_SECONDS, self._period)
         failures = 0
         while True:
@@ -115,7 +115,7 @@ class ManifestDirectory:
             if not (self._known or (self._unread if patient else self._path in self._unread)):
                 self._known = self._changed = True
             self._report_changes()
-            self.looked.set()
+            self.scanned.set()
             failures = failures + 1 if self._unread else 0
             try:
                 async with asyncio.timeout(retries.after(failures) if self._unread else self._period):

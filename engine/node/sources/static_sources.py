@@ -69,7 +69,7 @@ class StaticSources:
         """Start the sources; return once the directory was read, without waiting for the URL."""
         if self._directory is not None:
             await self._directory.start()
-            await self._directory.looked.wait()
+            await self._directory.scanned.wait()
         else:
             self._changed([], MANIFESTS)
         if self._url is not None:

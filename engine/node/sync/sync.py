@@ -282,7 +282,7 @@ class PodSync:
                 )
         except StartRefused as refused:
             # The runtime may have carried out a call that failed, for example after a time-out.
-            services.runtime.watch.doubt()
+            services.runtime.watch.relist_soon()
             return self._refuse(container, refused)
         self._state.waiting.pop(name, None)
         self._refused.pop(name, None)

@@ -457,7 +457,7 @@ class PodWorker:
     async def _failed(self, error: Exception, doing: str = "syncing") -> float:
         """Report a failure, once while it stays the same; return the seconds until the next attempt."""
         services = self._services
-        services.runtime.watch.doubt()  # the runtime may have acted nevertheless
+        services.runtime.watch.relist_soon()  # the runtime may have acted nevertheless
         expected = isinstance(error, KubengineError | OSError)
         if not expected:
             services.context.tasks.failures.inc("pod-worker")

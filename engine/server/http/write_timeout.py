@@ -9,7 +9,7 @@ import struct
 import termios
 from collections.abc import Awaitable, Callable
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 CLOSE_SECONDS = 24 * 3600.0  # by then the peer has been given up long ago
 _TCP_INFO = 128
 _ACKNOWLEDGED = struct.Struct("120xQ")  # tcpi_bytes_acked, include/uapi/linux/tcp.h
@@ -46,11 +46,11 @@ async def part(writer: asyncio.StreamWriter, seconds: float) -> None:
     before: tuple[int, ...] = ()
     idle = 0.0
     try:
-        while idle < (seconds if _queued(writer) else LOOK_SECONDS):
-            if (await asyncio.wait({closed}, timeout=LOOK_SECONDS))[0]:
+        while idle < (seconds if _queued(writer) else CHECK_SECONDS):
+            if (await asyncio.wait({closed}, timeout=CHECK_SECONDS))[0]:
                 return
             now = _account(writer)
-            idle = idle + LOOK_SECONDS if now == before else 0.0
+            idle = idle + CHECK_SECONDS if now == before else 0.0
             before = now
     finally:
         writer.transport.abort()

@@ -180,7 +180,7 @@ class ServerConnection(asyncio.Protocol):
             self.abort()
             return
         for event in events:
-            self._heed(event)
+            self._handle(event)
         self._flush()
 
     def pause_writing(self) -> None:
@@ -192,13 +192,13 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         for stream in list(self._streams):
-            self._let_go(stream)
+            self._drop(stream)
         self._open_ones.discard(self)
         self.lost.set()
 
     # Internals
 
-    def _heed(self, event: h2.events.Event) -> None:
+    def _handle(self, event: h2.events.Event) -> None:
         match event:
             case h2.events.RequestReceived():
                 headers = cast("list[tuple[str, str]]", event.headers)
@@ -211,7 +211,7 @@ class ServerConnection(asyncio.Protocol):
             case h2.events.StreamEnded():
                 self._begin(event.stream_id)
             case h2.events.StreamReset():
-                self._let_go(event.stream_id)
+                self._drop(event.stream_id)
             case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
                 self._room.set()
             case h2.events.ConnectionTerminated():
@@ -238,7 +238,7 @@ class ServerConnection(asyncio.Protocol):
         finally:
             self._streams.pop(number, None)
 
-    def _let_go(self, number: int) -> None:
+    def _drop(self, number: int) -> None:
         stream = self._streams.pop(number, None)
         if stream is not None and stream.task is not None:
             stream.task.cancel()

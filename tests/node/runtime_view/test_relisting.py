@@ -157,7 +157,7 @@ async def test_a_list_that_an_event_has_overtaken_undoes_nothing(
     await watch.start()
     await eventually(lambda: watch.streaming)
     overtaken = Overtaken(relisted, "read_containers", monkeypatch)
-    watch.doubt()
+    watch.relist_soon()
     await eventually(lambda: overtaken.times >= 2)
     assert overtaken.known
 
@@ -205,5 +205,5 @@ async def test_a_relist_resolves_a_doubt_even_while_the_stream_is_open(relisted:
     await relisted.quiet()
     watch.forget("uid-c", [relisted.containers["uid-c"]])
     assert not watch.runs("uid-c", "c")
-    watch.doubt()
+    watch.relist_soon()
     await eventually(lambda: watch.runs("uid-c", "c"))

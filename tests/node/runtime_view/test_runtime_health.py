@@ -51,7 +51,7 @@ class Watched:
         )
 
     def trouble(self) -> None:
-        self.health.doubt()
+        self.health.check_now()
 
     def change(self) -> None:
         self.changes += 1
@@ -153,7 +153,7 @@ async def test_the_node_is_ready_or_names_the_reason_and_each_change_is_an_event
     await eventually(lambda: datetime.now(UTC) > since + timedelta(seconds=1))
     problems: list[str] = ["a", "b", "a"]
     monkeypatch.setattr(node.running.runtime_health, "problems", lambda: problems)
-    node.running.runtime_health.doubt()
+    node.running.runtime_health.check_now()
     await eventually(lambda: "NodeNotReady" in rig.reasons())
     assert (ready(rig).reason, ready(rig).message) == ("KubeletNotReady", "[a, b]")
     assert ready(rig).last_transition_time > since

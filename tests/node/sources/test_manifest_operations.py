@@ -74,7 +74,7 @@ class Agent:
             on_fault=self.faults.append,
         )
         await self.directory.start()
-        await self.directory.looked.wait()
+        await self.directory.scanned.wait()
 
     async def stop(self) -> None:
         assert self.directory is not None
@@ -138,7 +138,7 @@ class Directory:
             self.disturbed.update(held[0] for held in [self.pods.get(name)] if held is not None)
 
     def mark(self) -> None:
-        """A file that is looked at before all others."""
+        """A file that is scanned before all others."""
         self.versions += 1
         self.pods[MARK] = held = ("mark", self.versions, 1)
         (self.path / MARK).write_bytes(text(*held))
@@ -290,7 +290,7 @@ async def test_a_file_written_twice_in_one_tick_of_its_clock_is_read_twice(memor
 async def test_a_file_that_was_another_while_it_was_read_is_read_again(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two files change places after they were looked at, and again once they were read, untold."""
+    """Two files change places after they were scanned, and again once they were read, unnoticed."""
 
     def exhausted(*_: object) -> None:
         raise Refused("no watches left")

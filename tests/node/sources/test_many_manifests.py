@@ -54,7 +54,7 @@ class World:
             on_fault=lambda error: self.faults.append(str(error)),
         )
         await source.start()
-        await source.looked.wait()
+        await source.scanned.wait()
         try:
             yield
         finally:

@@ -68,7 +68,7 @@ async def test_running_pods_outlive_it(rig: Rig, monkeypatch: pytest.MonkeyPatch
 async def test_one_that_stays_unreadable_holds_up_others_for_a_while_only(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "FIRST_LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(sources, "FIRST_READ_SECONDS", 0.3)
     Disk(monkeypatch, "a.yaml")
     for name in "ab":
         rig.write(name, {"containers": [container()]})
