@@ -14,7 +14,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from engine.cgroups.files import kernel_form
+from engine.cgroups.interface_files import kernel_form
 from engine.host.cgroupfs.refusals import read_refused, write_refused
 
 _GONE = (errno.ENOENT, errno.ENODEV)

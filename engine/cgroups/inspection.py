@@ -13,12 +13,12 @@ from engine.api.pod import Container, Pod
 from engine.api.qos import GUARANTEED
 from engine.api.quantity import ZERO
 from engine.api.resources import CPU
-from engine.cgroups.files import CPU_SHARE
 from engine.cgroups.formulas import checks
 from engine.cgroups.formulas.checks import Finding, PodObservation, RootObservation
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.formulas.names import CgroupName, to_path
 from engine.cgroups.formulas.settings import CgroupSettings
+from engine.cgroups.interface_files import CPU_SHARE
 from engine.cgroups.pod_cgroups import PodCgroups, PodGroup
 from engine.cgroups.qos_cgroups import QosCgroups
 from engine.cgroups.tree import CgroupTree

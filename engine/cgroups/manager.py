@@ -27,7 +27,6 @@ from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cgroups import inspection
-from engine.cgroups.files import FileRules
 from engine.cgroups.formulas.checks import Finding
 from engine.cgroups.formulas.conversion import DEFAULT_PERIOD_US, milli_cpu_to_quota
 from engine.cgroups.formulas.file_names import CPU_BURST, CPU_IDLE, CPU_USAGE
@@ -36,6 +35,7 @@ from engine.cgroups.formulas.names import CgroupName, to_path
 from engine.cgroups.formulas.pod_annotations import FILES, asked, wishes
 from engine.cgroups.formulas.runtime_formula import choose_formula
 from engine.cgroups.formulas.settings import CgroupSettings, ReservedGroup
+from engine.cgroups.interface_files import FileRules
 from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer, check_asked
 from engine.cgroups.pod_cgroups import PodCgroups, PodGroup
 from engine.cgroups.qos_cgroups import QosCgroups
@@ -293,7 +293,7 @@ class CgroupManager(NodeCgroups):
     def write_all(self) -> int:
         """Write every differing value; return the number of files. Raises `Refused` at the first refusal."""
         names = [*self.levels.names.values(), *(name for _, name in self.pods.known.values())]
-        return sum(self.tree.write(name, self.tree.group(name).wanted) for name in names)
+        return sum(self.tree.write_files(name, self.tree.group(name).wanted) for name in names)
 
     # Parts
 
@@ -326,7 +326,7 @@ class CgroupManager(NodeCgroups):
         if not self.tree.exists(reserved.name):
             path = to_path(reserved.name, self.settings.driver)
             raise Refused(f"{reserved.kind} is enforced, but its cgroup does not exist", subject=path)
-        self.tree.write(reserved.name, self.tree.rules.given_files(reserved.values()))
+        self.tree.write_files(reserved.name, self.tree.rules.given_files(reserved.values()))
 
     @contextmanager
     def _timed(self, operation: str) -> Iterator[None]:

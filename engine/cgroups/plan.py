@@ -13,13 +13,13 @@ from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
 from engine.api.qos import GUARANTEED, qos_class
 from engine.api.quantity import Quantity
-from engine.cgroups.files import FileRules
 from engine.cgroups.formulas.containers import ContainerResources, container_resources
 from engine.cgroups.formulas.conversion import huge_page_size
 from engine.cgroups.formulas.levels import LEVELS, Contribution, LevelSums
 from engine.cgroups.formulas.names import level_name, pod_name, to_path
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.formulas.values import GroupValues, pod_values
+from engine.cgroups.interface_files import FileRules
 
 PLANNED_CONTROLLERS = frozenset(["cpu", "memory", "pids", "hugetlb", "cpuset", "io"])
 

@@ -12,12 +12,12 @@ from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.qos import qos_class
 from engine.api.resources import MEMORY
-from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE
 from engine.cgroups.formulas.file_names import CPU_BURST
 from engine.cgroups.formulas.levels import LEVELS
 from engine.cgroups.formulas.names import CgroupName, level_name, pod_name, pod_uid, to_path
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.formulas.values import pod_values
+from engine.cgroups.interface_files import MEMORY_LIMIT, MEMORY_USAGE
 from engine.cgroups.resize import PodStep
 from engine.cgroups.tree import CgroupTree
 
@@ -87,14 +87,14 @@ class PodCgroups:
         adopted = not group.made and self._tree.exists(name)
         files = self.files(pod)
         if not adopted:
-            self._tree.write(name, files)
+            self._tree.write_files(name, files)
             return
         # Read before the write: v2 accepts a limit below the usage and then kills.
         used = self._memory_usage(name)
         if files[self._limit].isdigit() and used > int(files[self._limit]):
             self.refusals[pod.uid] = f"memory in use ({used}) is above the limit {files.pop(self._limit)}"
         try:
-            self._tree.write(name, files)
+            self._tree.write_files(name, files)
         except Refused as error:
             if error.errno not in (errno.EBUSY, errno.EINVAL):
                 raise
@@ -119,7 +119,7 @@ class PodCgroups:
                     subject=self._tree.group(name).path,
                     errno=errno.EBUSY,
                 )
-        self._tree.write(name, chosen)
+        self._tree.write_files(name, chosen)
 
     def restore(self, sample: int) -> int:
         """Retry refused values, create missing cgroups again, and read the next `sample`; return how many
@@ -138,7 +138,7 @@ class PodCgroups:
             return 0
         changed = len(self._tree.verify(name)) if sampled else 0
         try:
-            self._tree.write(name, group.wanted)
+            self._tree.write_files(name, group.wanted)
             # `make` compares usage and limit again, which it does only for a cgroup that it adopts.
             if refused:
                 group.made = False

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from engine.api.errors import Refused
 from engine.api.qos import BEST_EFFORT, GUARANTEED
-from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE, PAGE
 from engine.cgroups.formulas.conversion import DEFAULT_PERIOD_US
 from engine.cgroups.formulas.file_names import CPU_IDLE
 from engine.cgroups.formulas.levels import LEVELS, LevelSums, raised_to_usage
 from engine.cgroups.formulas.names import CgroupName, level_name, to_path
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.formulas.values import GroupValues
+from engine.cgroups.interface_files import MEMORY_LIMIT, MEMORY_USAGE, PAGE
 from engine.cgroups.tree import CgroupTree
 
 
@@ -103,7 +103,7 @@ class QosCgroups:
         """
         best_effort = self.names[BEST_EFFORT]
         if not self._rules.best_effort_idle and self._tree.read(best_effort, CPU_IDLE) == "1":
-            self._tree.write(best_effort, {CPU_IDLE: "0"})
+            self._tree.write_files(best_effort, {CPU_IDLE: "0"})
 
     def _inherited_cpuset(self) -> str | None:
         """Return the cpuset to inherit: v1 wants the CPUs listed. In v2 a cgroup has its parent's CPUs unless
@@ -117,7 +117,7 @@ class QosCgroups:
 
     def _put(self, levels: Mapping[str, GroupValues]) -> None:
         for level, values in levels.items():
-            self._tree.write(self.names[level], self.files(level, values))
+            self._tree.write_files(self.names[level], self.files(level, values))
 
     def _above_usage(self, levels: dict[str, GroupValues]) -> dict[str, GroupValues]:
         """Raise a limit to the usage, rounded up to a page: below it, v1 refuses the write and v2 kills

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from engine.api.errors import Refused
-from engine.cgroups.files import WRITTEN_CONTROLLERS, FileRules, kernel_form
 from engine.cgroups.formulas.names import CgroupName, Driver, to_path
 from engine.cgroups.group import Descriptors, Directory, GroupGone
+from engine.cgroups.interface_files import WRITTEN_CONTROLLERS, FileRules, kernel_form
 from engine.cgroups.slices import Slices
 from engine.host.cgroupfs.mounts import CgroupHierarchy, Mounts
 from engine.host.cgroupfs.refusals import (
@@ -171,7 +171,7 @@ class CgroupTree:
                 self._enable(group.name[:depth])
         group.made = True
 
-    def write(self, name: CgroupName, wanted: Mapping[str, str]) -> int:
+    def write_files(self, name: CgroupName, wanted: Mapping[str, str]) -> int:
         """Write a cgroup's values, but only those that differ from the last known.
 
         It first remakes and refills a cgroup that is gone or that lost a controller. Returns the number of

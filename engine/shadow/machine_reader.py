@@ -20,10 +20,10 @@ from engine.api.meta import ObjectMeta
 from engine.api.node import Node, NodeStatus
 from engine.api.quantity import Quantity
 from engine.api.resources import CPU
-from engine.cgroups.files import FileRules, kernel_form
 from engine.cgroups.formulas.allocatable import PID, without_huge_pages
 from engine.cgroups.formulas.runtime_formula import choose_formula
 from engine.cgroups.formulas.settings import CgroupSettings
+from engine.cgroups.interface_files import FileRules, kernel_form
 from engine.cgroups.manager import huge_page_sizes, swap_capacity, swap_controller
 from engine.cpumanager import checkpoint as cpu_checkpoint
 from engine.cpumanager.checkpoint import CpuCheckpoint

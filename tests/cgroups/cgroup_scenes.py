@@ -21,8 +21,8 @@ from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
 from engine.api.struct import decode_hook
 from engine.cgroups import ContainerResources
-from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT
 from engine.cgroups.formulas.names import CgroupName
+from engine.cgroups.interface_files import CPU_SHARE, MEMORY_LIMIT
 from engine.cgroups.manager import CgroupManager
 from engine.cgroups.plan import container_values
 
@@ -86,7 +86,7 @@ def make_container(manager: CgroupManager, owner: Pod, index: int = 0) -> Cgroup
     container = owner.spec.containers[index]
     wanted = container_values(manager.container_resources(owner, container))
     name = (*manager.pods.name(owner), container.name)
-    manager.tree.write(name, manager.tree.rules.files(wanted))
+    manager.tree.write_files(name, manager.tree.rules.files(wanted))
     return name
 
 
@@ -393,7 +393,7 @@ def live_resize(root: str) -> dict[str, Any]:
         limit = MEMORY_LIMIT[manager.mounts.version]
 
         async def update(container: str, resources: ContainerResources) -> None:
-            manager.tree.write(name, manager.tree.rules.files(container_values(resources)))
+            manager.tree.write_files(name, manager.tree.rules.files(container_values(resources)))
 
         def sizes() -> list[int]:
             return [int(manager.tree.read(group, limit) or 0) // MI for group in (name[:-1], name)]

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT
 from engine.cgroups.formulas.file_names import CPU_BURST
 from engine.cgroups.formulas.names import Driver, parse_cgroupfs, to_cgroupfs, to_systemd
+from engine.cgroups.interface_files import CPU_SHARE, MEMORY_LIMIT
 from engine.host.cgroupfs.mounts import find_mounts
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.runtime.processes import RuntimeCgroups

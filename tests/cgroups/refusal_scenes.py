@@ -26,8 +26,8 @@ from cgroup_scenes import (
     start_and_stop,
 )
 
-from engine.cgroups.files import MEMORY_LIMIT
 from engine.cgroups.formulas.names import CgroupName
+from engine.cgroups.interface_files import MEMORY_LIMIT
 from engine.cgroups.manager import CgroupManager
 
 
@@ -64,8 +64,8 @@ def refused_then_repaired(root: str) -> dict[str, Any]:
         manager.remove_pod("g", wait=5.0)
         manager.create_pod(one)
 
-        seen["bad value"] = attempt(lambda: manager.tree.write(name, {limit: "nonsense"}))
-        seen["no such file"] = attempt(lambda: manager.tree.write(name, {"memory.no_such_file": "1"}))
+        seen["bad value"] = attempt(lambda: manager.tree.write_files(name, {limit: "nonsense"}))
+        seen["no such file"] = attempt(lambda: manager.tree.write_files(name, {"memory.no_such_file": "1"}))
         manager.tree.group(name).wanted = manager.pods.files(one)
         manager.create_pod(one)
         seen["after"] = attempt(manager.write_all)
@@ -89,14 +89,14 @@ def v1_refusals(root: str) -> dict[str, Any]:
         name = manager.pods.name(one)
         pid = spawn_holder(manager, make_container(manager, one), 16 * MI)
         seen["below usage"] = attempt(
-            lambda: manager.tree.write(name, {"memory.limit_in_bytes": str(4 * MI)})
+            lambda: manager.tree.write_files(name, {"memory.limit_in_bytes": str(4 * MI)})
         )
         end(pid)
         top = manager.settings.root
-        manager.tree.write(top, {"cpu.cfs_quota_us": "60000"})
-        seen["above parent"] = attempt(lambda: manager.tree.write(name, {"cpu.cfs_quota_us": "90000"}))
-        manager.tree.write(top, {"cpu.cfs_quota_us": "-1"})
-        seen["after"] = attempt(lambda: manager.tree.write(name, manager.pods.files(one)))
+        manager.tree.write_files(top, {"cpu.cfs_quota_us": "60000"})
+        seen["above parent"] = attempt(lambda: manager.tree.write_files(name, {"cpu.cfs_quota_us": "90000"}))
+        manager.tree.write_files(top, {"cpu.cfs_quota_us": "-1"})
+        seen["after"] = attempt(lambda: manager.tree.write_files(name, manager.pods.files(one)))
     return seen
 
 

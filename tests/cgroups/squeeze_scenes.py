@@ -18,8 +18,8 @@ from engine.api.errors import Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.qos import BEST_EFFORT
 from engine.cgroups.best_effort_limiter import BestEffortSqueeze
-from engine.cgroups.files import CPU_SHARE
 from engine.cgroups.formulas.file_names import CPU_IDLE
+from engine.cgroups.interface_files import CPU_SHARE
 from engine.cgroups.manager import CgroupManager
 from engine.host.tasks import Tasks
 from engine.metrics import Registry

@@ -8,10 +8,10 @@ import pytest
 from cgroup_scenes import best_effort, burstable, guaranteed, make_container, managed, new_manager, put
 
 from engine.api.errors import InvalidInput
-from engine.cgroups.files import CPU_SHARE
 from engine.cgroups.formulas import checks
 from engine.cgroups.formulas.checks import PodObservation, RootObservation
 from engine.cgroups.formulas.runtime_formula import formula_of
+from engine.cgroups.interface_files import CPU_SHARE
 from engine.testing.uml import run_in_uml
 
 
@@ -151,7 +151,7 @@ def weight_fault(root: str) -> dict[str, object]:
         one = burstable("b", "1")
         manager.create_pod(one)
         container = make_container(manager, one)
-        manager.tree.write(container, {"cpu.weight": "100"})
+        manager.tree.write_files(container, {"cpu.weight": "100"})
         manager.tree.forget(container)
         before = manager.tree.read((*manager.settings.root, "burstable", "podb"), "cpu.weight")
         fixed = [f.as_dict() for f in manager.check(fix=True) if f.kind == "weight-formula"]

@@ -19,7 +19,7 @@ from jeepney import HeaderFields, MessageType, message_bus, new_error, new_metho
 from jeepney.io.blocking import Proxy, open_dbus_connection
 
 from engine.api.errors import Refused, Unavailable
-from engine.cgroups.files import FileRules
+from engine.cgroups.interface_files import FileRules
 from engine.cgroups.systemd import MANAGER, SystemdSlices, unit_properties
 from engine.cgroups.tree import CgroupTree
 from engine.host.cgroupfs.mounts import CgroupHierarchy, Mounts, find_mounts
@@ -168,8 +168,8 @@ def test_the_tree_sends_systemd_only_changes(slices, systemd, tmp_path):
     tree.make(("kubepods",))
     group = hierarchy / "kubepods.slice"
     (group / "memory.max").write_text("max")
-    tree.write(("kubepods",), {"memory.max": "8192"})
-    tree.write(("kubepods",), {"memory.max": "8192"})
+    tree.write_files(("kubepods",), {"memory.max": "8192"})
+    tree.write_files(("kubepods",), {"memory.max": "8192"})
     assert (group / "memory.max").read_text() == "8192"
     assert [method for method, _ in systemd.calls] == ["Subscribe", "StartTransientUnit", "SetUnitProperties"]
     (group / "memory.max").unlink()

@@ -117,7 +117,7 @@ def killed_together(root: str) -> dict[str, Any]:
             )
             manager.create_pod(one)
             hog, calm = (make_container(manager, one, index) for index in (0, 1))
-            manager.tree.write(hog, {"memory.max": "max"})
+            manager.tree.write_files(hog, {"memory.max": "max"})
             pids = {
                 "calm": spawn(manager, calm, hold(4 * MI)),
                 "beside": spawn(manager, hog, hold(4 * MI)),

@@ -20,12 +20,12 @@ from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.api.struct import decode_hook
-from engine.cgroups.files import FileRules
 from engine.cgroups.formulas.containers import container_resources
 from engine.cgroups.formulas.conversion import shares_to_weight
 from engine.cgroups.formulas.levels import Contribution, LevelSums
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.formulas.values import pod_values
+from engine.cgroups.interface_files import FileRules
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import PodUsage, rank
 from engine.plan import Snapshot, synthesize

@@ -9,8 +9,8 @@ import pytest
 from engine.api.config import CrashLoopBackOffConfig, KubeletConfiguration
 from engine.api.configuration_changes import configuration_changes
 from engine.api.duration import Duration
-from engine.cgroups.files import FileRules
 from engine.cgroups.formulas.settings import CgroupSettings
+from engine.cgroups.interface_files import FileRules
 from engine.shadow.kinds.cgroups import CgroupRules
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod, Observation
 from engine.shadow.second import NextChange, NextNode, SecondConfiguration

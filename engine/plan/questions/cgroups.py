@@ -1,7 +1,7 @@
 """Compute the values of pods, containers and QoS levels under another version, formula or configuration.
 
 `cgroup_columns` computes the values of the whole snapshot with the kernel of `engine.cgroups.formulas.bulk`;
-`engine.cgroups.files` turns each distinct set of values into files; `cgroup_lint` finds faults
+`engine.cgroups.interface_files` turns each distinct set of values into files; `cgroup_lint` finds faults
 among them.
 """
 
@@ -20,11 +20,11 @@ from engine._fast.cgroup_values import NONE
 from engine._fast.cgroup_values import UNLIMITED as UNLIMITED_QUOTA
 from engine.api.amounts.cpu_weight import MIN_SHARES, WeightFormula
 from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
-from engine.cgroups.files import FileRules
 from engine.cgroups.formulas.bulk import weight_table
 from engine.cgroups.formulas.file_names import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMORY_OOM_GROUP
 from engine.cgroups.formulas.levels import LEVELS
 from engine.cgroups.formulas.values import GroupValues
+from engine.cgroups.interface_files import FileRules
 from engine.plan.answers.answer import Answer, Rows, coded
 from engine.plan.questions.cgroup_columns import CgroupColumns, Profile, cgroup_columns, spread
 from engine.plan.questions.cgroup_lint import NodeShares, lint_node

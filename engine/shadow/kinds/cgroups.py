@@ -14,12 +14,12 @@ import msgspec
 
 from engine.api.pod import Container, Pod
 from engine.api.qos import qos_class
-from engine.cgroups.files import FileRules
 from engine.cgroups.formulas.containers import container_resources
 from engine.cgroups.formulas.conversion import UNLIMITED_QUOTA
 from engine.cgroups.formulas.names import pod_name, to_path
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.formulas.values import pod_values
+from engine.cgroups.interface_files import FileRules
 from engine.cgroups.plan import container_values, plan_levels
 from engine.cri.records import PodRecord
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
