@@ -1,14 +1,20 @@
-"""The kernels built with bounds checks pass the kernels' own tests."""
+"""Kernels are built from what they use, and with bounds checks they pass their own tests."""
 
 from __future__ import annotations
 
 import os
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
+import setuptools
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,3 +39,24 @@ def test_kernels_pass_with_bounds_checks(tmp_path: Path) -> None:
     tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *about]
     run = subprocess.run(tests, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-2000:]
+
+
+def test_a_header_rebuilds_the_kernels_that_include_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The headers that `setup.py` finds by reading sources are those that the compiler opens."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **options: given.update(options))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    include = [f"-I{sysconfig.get_path('include')}", f"-I{numpy.get_include()}"]
+    compared = 0
+    for kernel in given["ext_modules"]:
+        source = Path(kernel.sources[0]).with_suffix(".c")
+        if source.exists() and "_cyutility" not in kernel.name:
+            command = [*shlex.split(os.environ.get("CC", "cc")), "-MM", *include, str(source)]
+            rule = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            opened = {os.path.normpath(path) for path in rule.replace("\\\n", " ").split()[1:]}
+            ours = {path for path in opened if path.startswith("engine/") and path.endswith(".h")}
+            assert ours == {path for path in kernel.depends if path.endswith(".h")}, kernel.name
+            compared += 1
+    if not compared:
+        pytest.skip("the kernels' C is not in the source tree")
