@@ -136,6 +136,7 @@ class MultiplexedConnection:
             if len(self._waiting) < MOST_WAITING:
                 self._waiting.append(stream)
             else:
+                # A server that never raises its limit of streams must not let the queue grow without bound.
                 stream.fail(f"{MOST_WAITING} calls wait for the server already", ENHANCE_YOUR_CALM)
             return
         stream.number = self._core.request(stream.head, stream.body)
@@ -148,6 +149,7 @@ class MultiplexedConnection:
             with contextlib.suppress(ValueError):
                 self._waiting.remove(stream)
         elif self._streams.pop(stream.number, None) is not None:
+            # Bytes of the stream that are still on their way return to the connection's window in `receive`.
             self._core.reset(stream.number, CANCEL)
             self._after_a_stream()
             self.flush()
@@ -166,6 +168,7 @@ class MultiplexedConnection:
         if self.closed:
             return
         self.closed = why
+        # Before the streams fail: a caller that begins again at once must not get this connection.
         self._shut(why)
         if not self.greeted.done():
             self.greeted.set_result(False)
@@ -177,6 +180,8 @@ class MultiplexedConnection:
     def receive(self, data: bytes | memoryview) -> None:
         """Pass what the server has sent on to the streams."""
         self._received_at = now = self._loop.time()
+        # The core ends a connection that sends too many frames without data (pings, settings, empty frames).
+        # Slow ones over a long time are no attack, so the count starts again each second.
         if now >= self._calm_at:
             self._core.calm()
             self._calm_at = now + CALM_SECONDS
@@ -228,6 +233,7 @@ class MultiplexedConnection:
 
     def _go_away(self, last: int) -> None:
         """Hand on what the server has not begun with; the rest may end here."""
+        # RFC 9113, section 6.8: the server has not acted on streams above the last that it names.
         unbegun = [self._streams.pop(number) for number in list(self._streams) if number > last]
         self._retire()
         self._begin_elsewhere(unbegun + self._all_waiting(), GOING_AWAY)

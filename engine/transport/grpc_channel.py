@@ -79,6 +79,8 @@ class Channel:
         loop = asyncio.get_running_loop()
         while not self._closed:
             with contextlib.suppress(CallFailed):
+                # Shielded, because the future belongs to the connection, and one cancelled caller must not
+                # take it from the others.
                 if await asyncio.shield(self._open().greeted):
                     return
             await asyncio.sleep(max(0, self._retry_at - loop.time()))
@@ -143,6 +145,7 @@ class Channel:
             self._failed(f"connect: {error.strerror}")
             raise CallFailed(UNAVAILABLE, self._why, unsent=True) from None
         if self._connection is not None:
+            # Its calls go on until they end; only new calls use the new connection.
             self._retiring.add(self._connection)
         self._connection = _UnixConnection(connected, loop, self._lost)
         return self._connection
@@ -157,6 +160,8 @@ class Channel:
         if connection is not self._connection:
             return
         self._connection = None
+        # A server that accepts connections and never sends valid HTTP/2 counts as a failed attempt; otherwise
+        # every call would connect again at once.
         if connection.settled:
             self._failures = 0
         elif not self._closed:
@@ -180,6 +185,7 @@ class _Deadlines:
 
     def put(self, call: _Call, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         due = self._due[call] = loop.time() + timeout
+        # A timer that is too early only checks once more. Moving it for every call would cost more.
         if self._timer is None or due < self._timer.when():
             self._schedule(due, loop)
 
@@ -230,6 +236,7 @@ class _UnixConnection(MultiplexedConnection):
     def _write(self, data: bytes) -> None:
         if self._unsent:
             self._unsent += data
+            # asyncio's own transports would queue without bound here.
             if len(self._unsent) > MOST_UNSENT:
                 self.lose("the server does not read")
         elif (sent := self._send(data)) < len(data):
@@ -335,6 +342,7 @@ class _Call(Stream):
         size = int.from_bytes(self._answer[1:_PREFIX], "big")
         if not self._answer[0] and size <= self._limit:
             return _PREFIX + size
+        # The first byte of the prefix says whether the message is compressed, four bytes give its size.
         if self._answer[0]:
             text = "the response is compressed although no compression was offered"
             self.abort(CallFailed(INTERNAL, text))
@@ -371,6 +379,8 @@ class _Call(Stream):
         if self._status is not None:
             details = unquote_to_bytes(self._details).decode(errors="replace")
             return CallFailed(_number(self._status, UNKNOWN), details)
+        # No gRPC server answered: a proxy, or an HTTP server on the socket. The mapping is gRPC's
+        # (http-grpc-status-mapping.md).
         if self._http_status != b"200":
             code = _OF_HTTP.get(_number(self._http_status, 0), UNKNOWN)
             http = self._http_status.decode("latin-1") or "missing"
@@ -399,6 +409,8 @@ class _Streaming(_Call):
         while not self._messages.items:
             if self._messages.is_over():
                 return None
+            # Everything has been read: only now may the server send more. A slow reader thus limits the
+            # server, and not the memory of this process.
             if self._held and self.connection is not None:
                 self._give_back(self._held)
                 self._held = 0
@@ -409,6 +421,7 @@ class _Streaming(_Call):
     def data(self, data: bytes) -> None:
         self._held += len(data)
         self._answer += data
+        # One frame may contain many messages, and a message may span many frames.
         while 0 < (size := self.checked_size()) <= len(self._answer):
             self._messages.items.append(bytes(memoryview(self._answer)[_PREFIX:size]))
             del self._answer[:size]
@@ -437,6 +450,8 @@ def _number(status: bytes, otherwise: int) -> int:
 def _connected(path: str) -> socket.socket:
     connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
+        # A connect to a unix socket completes at once or fails (EAGAIN if the server's backlog is full); it
+        # never stays in progress as TCP does.
         connecting.connect(path)
     except OSError:
         connecting.close()
@@ -458,6 +473,7 @@ def _head(method: str, timeout: float | None) -> bytes:
     ]
     if timeout is not None:
         milliseconds = max(1, int(timeout * 1000))
+        # gRPC allows at most eight digits in a timeout.
         told = f"{milliseconds}m" if milliseconds < 10**8 else f"{min(int(timeout), 10**8 - 1)}S"
         fields.insert(4, (b"grpc-timeout", told.encode()))
     return encode(fields)

@@ -58,6 +58,8 @@ class Exchange(Stream):
         self._body.end()
         if self.connection is not None:
             self.connection.release(self)
+            # Otherwise the connection's window, which all its streams share, would shrink with every answer
+            # that is left unread.
             self._give_back(unread)
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -103,6 +105,7 @@ class Exchange(Stream):
 
     def fields(self, fields: Fields) -> None:
         """Take the response's status and headers, ignoring interim responses (1xx) and trailers."""
+        # Fields after the head are trailers, which the API server does not use.
         if self.status:
             return
         known = {name.decode("latin-1"): value.decode("latin-1") for name, value in fields}
@@ -217,6 +220,7 @@ class Http2Connection(MultiplexedConnection, asyncio.Protocol):
         self.flush()
         del self._unread[:PIECE]
         if self._unread:
+            # At most one delivery of TLS waits here, while other peers get their turn of the loop.
             self._transport.pause_reading()
             self._loop.call_soon(self._read_on)
         else:
@@ -249,6 +253,7 @@ class Http2Connection(MultiplexedConnection, asyncio.Protocol):
 
     def _retire(self) -> None:
         if not self._retired:
+            # Once: both GOAWAY and the end of the connection come here.
             self._retired = True
             self._on_lost(self)
 

@@ -52,6 +52,8 @@ class Http2Pool:
 
         Requests that the server has not begun are sent again on another connection. Raises Unavailable.
         """
+        # A server that restarts may refuse on several connections in a row (GOAWAY); more tries would keep
+        # asking a server that refuses everything.
         for _ in range(TRIES - 1):
             connection = self._with_room() or await self._open()
             with contextlib.suppress(NotBegun):
@@ -71,6 +73,7 @@ class Http2Pool:
 
     async def _open(self) -> Http2Connection:
         async with self._opening:
+            # Another request may have opened a connection while this one waited for the lock.
             known = self._with_room()
             if known is not None:
                 return known
@@ -126,7 +129,10 @@ class Http2Pool:
                 raise
             if transport is None:
                 raise Unavailable("the proxy closed the tunnel", subject=server.authority)
+            # `start_tls` does not call it: the protocol is given to an existing transport.
             protocol.connection_made(transport)
+        # A server without `h2` in its ALPN answers in HTTP/1, which this connection would read as a
+        # violation.
         spoken = transport.get_extra_info("ssl_object").selected_alpn_protocol()
         if spoken != "h2":
             transport.close()
@@ -165,6 +171,8 @@ class _Tunnel(asyncio.Protocol):
             return
         if b"\r\n\r\n" in self._answer:
             status = bytes(self._answer).split(b" ", 2)[1:2]
+            # Only a CONNECT that was accepted turns the connection into a tunnel; a proxy's error page must
+            # not be read as TLS.
             if status == [b"200"]:
                 self.opened.set_result(None)
             else:

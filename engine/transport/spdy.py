@@ -123,6 +123,7 @@ class FrameReader:
         while True:
             if self._data is not None:
                 stream, left, last = self._data
+                # A data frame may have 16 MB: its pieces are passed on as they come, and never collected.
                 piece = bytes(self._buffer[:left])
                 if left and not piece:
                     return
@@ -156,6 +157,8 @@ class FrameReader:
         try:
             if kind == SYN_STREAM:
                 stream, _, _ = struct.unpack_from("!IIH", payload)
+                # The header block must be decompressed even for a stream that is refused: the peers share one
+                # compression state for the whole connection.
                 return SynStream(stream & 0x7FFFFFFF, self._headers(payload[10:]), last)
             if kind in (SYN_REPLY, HEADERS):
                 (stream,) = struct.unpack_from("!I", payload)
@@ -179,6 +182,8 @@ class FrameReader:
             plain = self._inflate.decompress(block, MAX_HEADERS + 1)
         except zlib.error as error:
             raise SpdyError(f"header block: {error}") from None
+        # One byte more than the limit was asked for, so that a block that expands without end is found after
+        # 64 KB.
         if len(plain) > MAX_HEADERS or self._inflate.unconsumed_tail:
             raise SpdyError(f"a header block of more than {MAX_HEADERS} bytes")
         return _parse_headers(plain)

@@ -98,6 +98,7 @@ class SpdySession(msgspec.Struct):
 
     def open(self, headers: spdy.Headers) -> int:
         """Open a stream and return its id. A client may send on it before the server has accepted it."""
+        # A client's streams have odd ids, a server's would have even ones.
         self._newest += 1 if self._newest == 0 else 2
         self._streams[self._newest] = _Stream(self._initial)
         self._emit(spdy.SynStream(self._newest, headers))
@@ -115,6 +116,7 @@ class SpdySession(msgspec.Struct):
         state = self._streams.get(stream)
         if state is None or not state.sending:
             return 0
+        # Both may be negative: what was sent before the peer used windows counts, and a peer may lower them.
         return max(0, min(state.credit, self._credit)) if self._keeps_windows else 1 << 30
 
     def writable(self, stream: int) -> bool:
@@ -139,6 +141,7 @@ class SpdySession(msgspec.Struct):
         again.
         """
         self._owed += count
+        # Half a window at a time, so that a peer that sends small frames does not get an update for each.
         if self._owed >= WINDOW // 2:
             self._emit(spdy.WindowUpdate(0, self._owed))
             self._owed = 0
@@ -195,6 +198,7 @@ class SpdySession(msgspec.Struct):
         if state is None or not state.receiving:
             if self.client and (stream > self._newest or stream == 0):
                 raise spdy.SpdyError(f"data on stream {stream}, which is not open")
+            # The bytes count in the connection's window all the same, although nobody reads them.
             self.consumed(stream, len(data))
             if stream > self._newest or stream == 0:
                 self._emit(spdy.RstStream(stream, spdy.INVALID_STREAM))
@@ -218,6 +222,7 @@ class SpdySession(msgspec.Struct):
             raise spdy.SpdyError(f"an initial window of {window} bytes")
         self._keeps_windows = True
         for state in self._streams.values():
+            # As in HTTP/2: a new initial window changes the windows of open streams by the difference.
             state.credit += window - self._initial
         self._initial = window
 

@@ -26,6 +26,7 @@ class ClientTLS(PartlyShown, frozen=True):
         """
         try:
             context = self._unverified() if self.insecure else self._verified()
+            # HTTP/2 requires it (RFC 9113, section 9.2).
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.set_alpn_protocols(["h2"])
             if self.certificate:

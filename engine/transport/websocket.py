@@ -74,8 +74,10 @@ class Framing:
     def _take(self, frame: Frame) -> Iterator[Message]:
         kind = int(frame.opcode)
         payload = frame.payload.encode() if isinstance(frame.payload, str) else frame.payload
+        # `wsproto` parses the payload of CLOSE into code and reason; neither matters here.
         if isinstance(payload, tuple):
             yield Message(kind, b"")
+        # Control frames may come between the fragments of a message (RFC 6455, section 5.4).
         elif kind >= CLOSE:
             yield Message(kind, bytes(payload))
         else:
