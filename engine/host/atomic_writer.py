@@ -78,6 +78,7 @@ def share_with_group(directory: int, group: int) -> None:
 
 def _clean(path: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".")]
+    # Names that begin with `..` belong to the layout (`..data`, `..<time>`), in the kubelet's writer too.
     if not parts or path.startswith("/") or ".." in parts or parts[0].startswith("..") or "\0" in path:
         raise InvalidInput(f"expected a path below the volume that does not begin with '..', got {path!r}")
     if len(os.fsencode(path)) > _LONGEST_PATH or any(len(os.fsencode(p)) > _LONGEST_NAME for p in parts):
@@ -100,6 +101,7 @@ def _current(directory: int) -> str | None:
         target = os.readlink(DATA, dir_fd=directory)
     except OSError:
         return None
+    # A container may have put any link there. Only a set in the same directory may be read or removed.
     return target if target.startswith("..") and "/" not in target and target not in ("..", DATA) else None
 
 
@@ -124,6 +126,7 @@ def _holds(directory: int, current: str, files: Mapping[str, PublishedFile], gro
                 or read_regular(top, path, len(file.data) + 1) != file.data
             ):
                 return False
+        # The loop has found every wanted file; a different number means that there are others, too.
         return sum(not visit.is_directory for visit in walk(top)) == len(files)
     except OSError:
         return False
@@ -138,6 +141,7 @@ def _mode(file: PublishedFile, group: int | None) -> int:
 def _write_set(directory: int, files: Mapping[str, PublishedFile], group: int | None, now: float) -> str:
     """Write the files to a new directory and return its name; a failure leaves nothing."""
     name = time.strftime("..%Y_%m_%d_%H_%M_%S.", time.gmtime(now)) + str(int.from_bytes(os.urandom(4)))
+    # Nobody else may enter before all files have their modes and owners.
     os.mkdir(name, 0o700, dir_fd=directory)
     try:
         top = open_beneath(directory, name, _READABLE)
@@ -178,10 +182,12 @@ def _replace_link(directory: int, name: str, target: str) -> None:
     with suppress(OSError):
         if os.readlink(name, dir_fd=directory) == target:
             return
+    # A crash between the next two calls leaves it behind.
     remove_beneath(directory, _NEW_DATA)
     os.symlink(target, _NEW_DATA, dir_fd=directory)
     try:
         os.rename(_NEW_DATA, name, src_dir_fd=directory, dst_dir_fd=directory)
+    # rename(2) never replaces a directory with a link.
     except IsADirectoryError:
         remove_beneath(directory, name)
         os.rename(_NEW_DATA, name, src_dir_fd=directory, dst_dir_fd=directory)

@@ -45,6 +45,7 @@ def kept(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:
     except FileNotFoundError:
         return None
     except Exception as error:
+        # The file may be good: setting it aside would lose state because the machine is short of something.
         if isinstance(error, OSError) and error.errno in SHORTAGES:
             raise Unavailable(_fault(error), subject=str(path)) from error
         log.error("%s: %s; %s; %s", path, _fault(error), set_aside(path), without)
@@ -98,6 +99,7 @@ def read_again(path: Path) -> bytes:
 
 
 def _read(path: Path) -> bytes:
+    # O_NONBLOCK, because opening a FIFO that somebody put there would wait for a writer without end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)

@@ -58,6 +58,7 @@ async def run_child(
             *command,
             env=environment,
             pass_fds=descriptors,
+            # Its process group is then its own, so that a kill reaches the children of a shell script, too.
             start_new_session=True,
             stdin=PIPE if stdin else DEVNULL,
         )
@@ -71,6 +72,7 @@ async def run_child(
         raise Unavailable(f"no answer within {seconds:g} s", subject=subject) from None
     finally:
         listener.kill()
+        # After `kill`: close alone would leave children of the program running.
         transport.close()
         await listener.ended.wait()
     if len(listener.out) > most:
@@ -135,6 +137,7 @@ class _Listener(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == STDERR:
+            # The end of the errors is the part that explains a failure.
             self.errors = (self.errors + data)[-MOST_ERRORS:]
         elif len(self.out) <= self._most:
             self.out += data

@@ -55,6 +55,7 @@ class ConnectionLimiter:
             oldest = next(iter(self.idle), None)
             if oldest is None:
                 return None
+            # Released before `drop`, whose handler may release it again or enter another peer.
             oldest.release()
             oldest.drop()
         place = ConnectionSlot(self, drop)

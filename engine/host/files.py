@@ -74,16 +74,20 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def _new_file(name: str, directory: int, mode: int, durable: bool) -> Iterator[int]:
+    # A name has at most 255 bytes, and the process id tells `remove_unfinished` whether its writer still
+    # lives.
     unfinished = f".{os.fsdecode(os.fsencode(name)[:200])}.{os.getpid()}-{os.urandom(4).hex()}.new"
     descriptor = os.open(unfinished, _NEW_FILE, mode, dir_fd=directory)
     try:
         try:
+            # The mode given to open(2) is reduced by the umask.
             os.fchmod(descriptor, mode)
             yield descriptor
             if durable:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        # After the sync: a file system may write the rename to disk before the data that it names.
         os.rename(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         with suppress(OSError):

@@ -49,6 +49,7 @@ async def format_and_mount(device: Path, target: Path, kind: str, options: Seque
     mounting = [*options, "defaults"]
     found = await _found(device)
     if found:
+        # fsck writes, which a device that is attached for reading only does not take.
         if not read_only:
             await _check(device)
     elif read_only:
@@ -93,6 +94,7 @@ async def _found(device: Path) -> str:
     device.
     """
     try:
+        # In a thread: opening a device whose storage does not answer blocks.
         os.close(await asyncio.to_thread(os.open, device, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         text = f"failed to get disk format of disk {device}: {error.strerror}"
@@ -104,6 +106,7 @@ async def _found(device: Path) -> str:
     if found.code:
         raise Refused(f"failed to get disk format of disk {device}: {_words(found)}")
     words = dict(line.partition("=")[::2] for line in found.out.decode(errors="replace").splitlines())
+    # A partition table is content, too: creating a file system would destroy the partitions.
     if words.get("PTTYPE"):
         return PARTITIONS
     return words.get("TYPE") or "unknown data"
@@ -116,6 +119,7 @@ async def _check(device: Path) -> None:
     except Unavailable as error:
         log.warning("%s cannot be checked: %s", device, error)
         return
+    # The kubelet compares the whole exit code and not its bits: every other code is only logged.
     if checked.code == _NOT_MENDED:
         text = f"'fsck' found errors on device {device} but could not correct them"
         raise Refused(f"{text}: {_words(checked)}")
@@ -130,6 +134,7 @@ async def _run(command: Sequence[str], seconds: float) -> Printed:
         seconds=seconds,
         most=_MOST_SAID,
         subject=command[0],
+        # Error outputs go into events and are compared with the kubelet's, so they must not be translated.
         environment={"PATH": os.environ.get("PATH") or os.defpath, "LC_ALL": "C"},
     )
 

@@ -46,6 +46,7 @@ class InotifyWatch:
         self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             number = ctypes.get_errno()
+            # EMFILE means this limit of the user, or the process's limit of descriptors (inotify_init(2)).
             limit = "; sysctl fs.inotify.max_user_instances" if number == errno.EMFILE else ""
             raise Refused(f"{os.strerror(number)}{limit}", subject="inotify", errno=number)
         asyncio.get_running_loop().add_reader(self._fd, self._read)
@@ -73,9 +74,12 @@ class InotifyWatch:
         while offset < len(data):
             number, mask, _, length = _EVENT.unpack_from(data, offset)
             offset += _EVENT.size
+            # The kernel pads names with NULs to the alignment of the next event.
             name = os.fsdecode(data[offset : offset + length].rstrip(b"\0"))
             offset += length
+            # Events of a removed watch may still be in the queue.
             directory = self._paths.get(number, Path())
+            # The kernel removed the watch, because the directory is gone.
             if mask & IN_IGNORED:
                 self._paths.pop(number, None)
             self._on_event(mask, directory, name)

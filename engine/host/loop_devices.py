@@ -19,6 +19,7 @@ def loop_devices(file: Path, sys: Path = Path("/sys/block")) -> list[Path]:
             behind = backing.read_text(errors="surrogateescape").rstrip("\n")
         except OSError:  # detached meanwhile
             continue
+        # The kernel appends this to the path of a file that was unlinked while attached.
         if behind.removesuffix(_DELETED) == str(file):
             found.append(Path("/dev", backing.parts[-3]))
     return found
@@ -29,6 +30,7 @@ def detach_loop_devices(file: Path) -> None:
     for path in loop_devices(file):
         device = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            # Since Linux 3.7 a device in use is detached lazily, when its last user closes it.
             fcntl.ioctl(device, _LOOP_CLR_FD)
         finally:
             os.close(device)

@@ -32,6 +32,7 @@ class LoopShare:
         served = 0
         while self._waiting and served < self._most:
             mine = self._waiting.popleft()
+            # A caller that was cancelled while it waited does not use up a turn.
             if not mine.done():
                 mine.set_result(None)
                 served += 1

@@ -120,6 +120,7 @@ def _read(lines: Iterable[str]) -> Iterator[tuple[int, int, Mounted]]:
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split()
+        # Between the sixth field and the dash is a varying number of optional fields.
         if len(fields) >= 6 and rest and fields[0].isdecimal() and fields[1].isdecimal():
             own = rest[2].split(",") if len(rest) > 2 else []
             options = frozenset([*fields[5].split(","), *own])
@@ -131,6 +132,8 @@ def _met_last(path: str, upon: Mapping[int, list[tuple[int, str]]]) -> int:
     """Return the id of the mount at which a path ends."""
     number = _OUTSIDE
     while on_the_way := [(len(point), next_) for next_, point in upon[number] if covers(point, path)]:
+        # The mount with the shortest path comes first on the way. A second mount on the same point has the
+        # first one as its parent, so that it is met in the next turn.
         number = min(on_the_way)[1]
     return number
 

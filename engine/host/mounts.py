@@ -45,7 +45,9 @@ def restrict(target: Path, options: Iterable[str]) -> None:
     for option in options:
         wanted |= _FLAGS.get(option, 0)
     had = os.statvfs(target).f_flag
+    # A remount of a bind mount replaces all its flags: what is not named again is lost.
     kept = had & sum(flag for name, flag in _FLAGS.items() if name != "relatime")
+    # statvfs(3) reports relatime with another bit than mount(2) takes.
     if had & _ST_RELATIME and not wanted & _FLAGS["noatime"]:
         kept |= _FLAGS["relatime"]
     if wanted & ~kept:
@@ -70,6 +72,7 @@ def is_mount(directory: Path) -> bool:
     """
     try:
         with opened(directory) as at, opened(directory.parent) as parent:
+            # Device numbers would not show a bind mount of the same file system.
             return mount_id(at) != mount_id(parent)
     except FileNotFoundError:
         return False
@@ -80,6 +83,7 @@ def unmount(descriptor: int) -> None:
 
     Raises `OSError`: EINVAL if nothing is mounted.
     """
+    # Detached lazily: a process that still has a file open must not block the removal of its pod.
     if _libc.umount2(os.fsencode(same_file(descriptor)), _MNT_DETACH) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), os.readlink(same_file(descriptor)))
@@ -101,12 +105,14 @@ def clear_mount(parent: int, name: str) -> None:
 
 def unmount_top(parent: int, name: str) -> None:
     """Unmount what is mounted on an entry of an open directory. Raises `OSError`."""
+    # Several mounts may lie on top of each other; each turn removes the topmost.
     while True:
         try:
             handle = open_beneath(parent, name, HANDLE)
         except FileNotFoundError:
             return
         except OSError as error:
+            # A link is no mount point, whatever it leads to.
             if error.errno == errno.ELOOP:
                 return
             raise
@@ -125,6 +131,8 @@ def unmount_below(directory: Path) -> None:
     """
     parent = os.path.dirname(os.path.realpath(directory))
     with opened(parent) as at:
+        # Until none is left: a container may mount meanwhile, and of two mounts on one point only the upper
+        # one can be reached.
         while points := mounts_below(directory):
             failures = []
             for point in points:

@@ -30,6 +30,8 @@ def socket_in(namespace: int, family: int) -> socket.socket:
         except OSError as error:
             failures.append(error)
 
+    # A namespace belongs to a thread: setns(2) in the thread of the event loop would move the whole agent. A
+    # socket keeps the namespace in which it was created.
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()

@@ -45,6 +45,7 @@ class ServiceManager:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                # A service manager whose queue is full must not stop the agent.
                 sender.setblocking(False)
                 sender.connect(self._address)
                 sender.send(text.encode())
@@ -54,6 +55,8 @@ class ServiceManager:
 
 def _watchdog(environment: Mapping[str, str]) -> float | None:
     pid, period = environment.get("WATCHDOG_PID", ""), environment.get("WATCHDOG_USEC", "")
+    # A child inherits the variables: the watchdog is for the process that WATCHDOG_PID names
+    # (sd_watchdog_enabled(3)).
     if not period or (pid and pid != str(os.getpid())):
         return None
     if not (period.isascii() and period.isdigit() and len(period) < 20 and int(period)):
@@ -75,4 +78,5 @@ async def beat(manager: ServiceManager, trouble: Callable[[], str]) -> None:
         if found != sent:
             manager.status(found or "well")
             sent = found
+        # Half the period, as sd_watchdog_enabled(3) recommends.
         await asyncio.sleep(manager.watchdog_seconds / 2)

@@ -38,6 +38,7 @@ class OtlpTracing:
 
     def __init__(self, config: TracingConfiguration, node: str) -> None:
         rate = config.sampling_rate_per_million
+        # Without a rate, only traces that a caller has begun are sampled, as component-base does.
         root = ALWAYS_OFF if rate is None else TraceIdRatioBased(rate / _MILLION)
         resource = Resource.create({"service.name": SERVICE, "host.name": node})
         endpoint = (config.endpoint or DEFAULT_ENDPOINT).removeprefix("dns://").lstrip("/")

@@ -82,6 +82,7 @@ def volume_usage(directory: Path, record: Path) -> tuple[int, int, bool]:
     """
     project = kept_project(record)
     if project is not None:
+        # A remount without quotas, or an older kernel: the walk always works.
         with suppress(OSError):
             return *counted(directory, project), True
     return *disk_usage(directory), False

@@ -52,9 +52,14 @@ def claim(
     try:
         with _private_directory(path.parent) as directory:
             name = os.urandom(4).hex()
+            # The path of a unix socket has at most 107 bytes. A path by descriptor is short however deep the
+            # directory is, and it leads to the private directory even if somebody replaces that.
             bind(f"/proc/self/fd/{directory}/{name}")
+            # In the private directory nobody could have connected before the mode is set.
             os.chmod(name, mode, dir_fd=directory)
             identity = _identity(os.lstat(name, dir_fd=directory))
+            # Check and rename are not one step: without the lock, two processes could both find a dead socket
+            # and the later rename would take the name from the earlier, live one.
             with _turn(path.parent):
                 _check_free(path)
                 before()
@@ -82,6 +87,7 @@ def is_served(path: Path) -> bool:
         probe.setblocking(False)
         try:
             probe.connect(os.fspath(path))
+        # A socket whose process is dead refuses connections: the file outlives it.
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except BlockingIOError:  # its queue is full, so there is one
@@ -105,6 +111,7 @@ def _turn(directory: Path) -> Iterator[None]:
     """Lock the path, so that two claimers do not both replace a dead socket. Raises OSError in the end."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        # Without blocking, since the lock may be held by a process that is stopped: one second in all.
         for _ in range(TURNS):
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -216,11 +216,14 @@ class BackgroundTask:
                 return
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
+                # A cancellation that nobody requested of this task came from inside of the work (a future
+                # that somebody else cancelled): it is a failure like any other.
                 if task is None or task.cancelling():
                     raise
                 self.failed(error)
             except Exception as error:
                 self.failed(error)
+            # Work that did something useful before it failed begins with the shortest pause again.
             failures = 1 if self._fresh else failures + 1
             await asyncio.sleep(PAUSES.after(failures))
 
@@ -250,12 +253,14 @@ class WriteSchedule:
         with suppress(TimeoutError):
             async with asyncio.timeout(COALESCE_SECONDS):
                 await self._hurry.wait()
+        # Before the write, so that what is asked for during it becomes another write.
         self._wanted.clear()
         self._hurry.clear()
 
 
 def resolve(waiter: asyncio.Future[None], failure: KubengineError | None) -> None:
     """End the wait of a caller, unless it was cancelled."""
+    # A caller that was cancelled meanwhile has a future that cannot take a result.
     if waiter.done():
         return
     if failure is None:

@@ -64,6 +64,7 @@ def walk(top: int) -> Generator[Visit, None, None]:
             level = levels[-1]
             below = None
             for name, kind in _entries(level):
+                # Some file systems do not store types in their directories (readdir(3)).
                 if kind == _DT_DIR or (kind == _DT_UNKNOWN and _is_directory(level.descriptor, name)):
                     below = _enter(level.descriptor, name)
                     if below is not None:
@@ -72,6 +73,7 @@ def walk(top: int) -> Generator[Visit, None, None]:
                 else:
                     yield Visit(level.descriptor, name, False)
             if below is not None:
+                # A tree may be deeper than the limit of open files.
                 if len(levels) > HELD_LEVELS:
                     _close(level)
                 levels.append(below)
@@ -109,6 +111,7 @@ def disk_usage(path: str | os.PathLike[str]) -> tuple[int, int]:
                     found = os.stat(visit.name, dir_fd=visit.directory, follow_symlinks=False)
                 except OSError:
                     continue
+                # An overlay, or a mount that appeared during the walk, belongs to another file system.
                 if found.st_dev != top.st_dev or found.st_ino in linked:
                     continue
                 share = 1.0
@@ -149,15 +152,18 @@ def remove_beneath(parent: int, name: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
+        # Linux returns EISDIR for unlink(2) of a directory, POSIX asks for EPERM.
         if error.errno not in (errno.EISDIR, errno.EPERM) or not _is_directory(parent, name):
             raise
     try:
         top = open_beneath(parent, name, _DIRECTORY, same_mount=True)
     except OSError as error:
+        # A mount point: unmounting is somebody else's task, and its content must survive.
         if error.errno == errno.EXDEV:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name) from error
         raise
     try:
+        # A container that still runs may create files behind the walk; each pass must make progress.
         for _ in range(_PASSES):
             removed, failure = _empty(top)
             if failure is not None:
@@ -200,6 +206,8 @@ def _entries(level: _Level) -> Iterator[tuple[str, int]]:
             level.ahead = _read_entries(level.descriptor)
             if not level.ahead:
                 return
+        # The position behind the entry, so that the walk continues there after the directory was closed and
+        # opened again.
         name, kind, level.offset = level.ahead.pop()
         if name not in (".", ".."):
             yield name, kind
@@ -208,6 +216,7 @@ def _entries(level: _Level) -> Iterator[tuple[str, int]]:
 def _read_entries(directory: int) -> list[tuple[str, int, int]]:
     """Return name, type and position, last one first; an unreadable directory has no entries."""
     buffer = ctypes.create_string_buffer(_BUFFER_BYTES)
+    # Not `os.scandir`, which does not give positions, and which would hold all entries of a huge directory.
     length = _libc.getdents64(directory, buffer, _BUFFER_BYTES)
     if length <= 0:
         return []
@@ -261,6 +270,7 @@ def _open_parent(below: int, level: _Level) -> None:
     except OSError:
         return
     found = os.fstat(descriptor)
+    # Somebody may have moved the lower directory meanwhile: `..` would then lead elsewhere, possibly outside.
     if (found.st_dev, found.st_ino) == (level.device, level.inode):
         os.lseek(descriptor, level.offset, os.SEEK_SET)
         level.descriptor = descriptor
