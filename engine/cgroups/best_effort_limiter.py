@@ -64,6 +64,7 @@ class BestEffortSqueeze:
         self._task.start(self._loop)
 
     async def stop(self) -> None:
+        # Before the limit is removed: the loop would set it again.
         await self._task.stop()
         self._set(None)
 
@@ -76,6 +77,7 @@ class BestEffortSqueeze:
             self._set(None)
             return
         before, self._last = self._last, self._read()
+        # A rate needs two readings.
         if before is None:
             return
         used = _used(before, self._last)

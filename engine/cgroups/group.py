@@ -114,6 +114,7 @@ class Directory(msgspec.Struct):
         try:
             descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.descriptor(pool))
             try:
+                # An empty value is written as a newline, as `echo` does.
                 for line in text.splitlines() or ["\n"]:
                     os.write(descriptor, line.encode())
             finally:

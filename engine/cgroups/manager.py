@@ -69,6 +69,7 @@ class CgroupManager(NodeCgroups):
         section = section or CgroupsSection()
         self.mounts = mounts or find_mounts()
         version, memory = self.mounts.version, self.mounts.holding("memory")
+        # memory.oom.group exists in v2 only; the kubelet refuses this, too.
         if version == 1 and config.single_process_oom_kill is False:
             raise InvalidInput("false needs cgroup v2", subject="singleProcessOOMKill")
         settings = CgroupSettings.resolve(
@@ -146,9 +147,12 @@ class CgroupManager(NodeCgroups):
         self.mounts.check_usable()
         with self._timed("create"):
             self.levels.make()
+        # After the cgroups exist: v2 shows these files nowhere but in a cgroup with the controller.
         self._check_annotations()
         if self.settings.levels.best_effort_idle:
             self._check_file(CPU_IDLE, "cgroups.bestEffortIdle cannot be on")
+        # The level grows before the pod comes, and shrinks only after a pod has gone (`remove_pod`), so that
+        # no pod runs in a level that is too small.
         self._write_levels()
         for reserved in self.settings.reserved_groups:
             self._enforce(reserved)
@@ -159,6 +163,7 @@ class CgroupManager(NodeCgroups):
     def reconcile(self) -> int:
         """Verify a sample of cgroups. Refusals are stored in `pods.refusals` and not raised."""
         before = self.tree.writes
+        # Levels are few, so all of them are read each time; pods are sampled.
         drift = self.levels.verify()
         self._write_levels(everything=True)
         drift += self.pods.restore(self._sample)
@@ -168,6 +173,7 @@ class CgroupManager(NodeCgroups):
     def remove_all(self, *, kill: bool = False, wait: float = 0.0) -> None:
         self.tree.remove(self.settings.root, kill=kill, wait=wait)
         self.pods.known.clear()
+        # Parents above the root may hold cgroups of others: they stay if they are not empty.
         for depth in range(len(self.settings.root) - 1, 0, -1):
             try:
                 self.tree.remove(self.settings.root[:depth])
@@ -182,12 +188,14 @@ class CgroupManager(NodeCgroups):
         with self._timed("create"):
             self.pods.make(pod)
         path = self.tree.group(self.pods.name(pod)).path
+        # CRI takes the name of the slice under systemd, and a path under cgroupfs.
         return path.rpartition("/")[2] if self.settings.driver == "systemd" else path
 
     async def resize_pod(
         self, old: Pod, new: Pod, update: UpdateContainer, usage: Mapping[str, int] = NO_USAGE
     ) -> None:
         before, after = self.levels.sums.pods.get(new.uid), Contribution.of(new)
+        # Growth first goes to the level, shrinking last: a child's shares never exceed its parent's.
         if before is not None and after.cpu_milli > before.cpu_milli:
             self.levels.sums.put(new.uid, after)
             self._write_levels()
@@ -199,6 +207,8 @@ class CgroupManager(NodeCgroups):
                 _check_usage(new, step, usage.get(step.container, 0))
                 values = step.resources
                 if self.has_exclusive_cpus(new, step.container):
+                    # A container with exclusive CPUs runs without a CFS quota (kubelet: gate
+                    # DisableCPUQuotaWithExclusiveCPUs).
                     values = self._without_quota(values)
                 await update(step.container, values)
         if before is not None:
@@ -222,6 +232,7 @@ class CgroupManager(NodeCgroups):
         text = self.tree.read_path(path, file)
         if text is None:
             raise Refused("there is no such file", subject=f"{path}/{file}")
+        # cpuacct.usage counts nanoseconds; the first line of cpu.stat is `usage_usec`.
         return int(text) / 1e9 if self.mounts.version == 1 else int(text.split(maxsplit=2)[1]) / 1e6
 
     def limit_best_effort(self, milli: int | None) -> None:

@@ -82,7 +82,9 @@ class PodCgroups:
         group = self._tree.group(self.name(pod))
         name = group.name
         self.known[pod.uid] = (pod, name)
+        # Containers get cgroups below, for which the controllers have to be enabled here.
         group.delegates = True
+        # A pod of the same uid may have had a cgroup that somebody removed meanwhile.
         self._tree.check_identity(name)
         adopted = not group.made and self._tree.exists(name)
         files = self.files(pod)
@@ -127,6 +129,7 @@ class PodCgroups:
         """
         uids = list(self.known)
         chosen = {uids[(self._sampled + i) % len(uids)] for i in range(sample) if uids}
+        # A sliding window, so that each cgroup is read in its turn.
         self._sampled += sample
         return sum(self._restore(uid, sampled=uid in chosen) for uid in uids)
 
@@ -150,6 +153,7 @@ class PodCgroups:
     def remove(self, uid: str, *, kill: bool, wait: float) -> None:
         """Remove the cgroup from every hierarchy with everything below it; see `CgroupTree.remove`."""
         known = self.known.get(uid)
+        # An earlier agent's pod may be at any level: its class is unknown without its spec.
         for name in [known[1]] if known is not None else self._left_of(uid):
             self._tree.remove(name, kill=kill, wait=wait)
         self.known.pop(uid, None)

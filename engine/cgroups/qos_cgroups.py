@@ -94,6 +94,7 @@ class QosCgroups:
             if error.errno not in (errno.EBUSY, errno.EINVAL):
                 raise
             self._put(raised_to_usage(levels, self._usage(LEVELS)))
+        # Only after success, so that what was refused is compared again.
         self._written = levels
         return self._tree.writes - before
 

@@ -60,6 +60,7 @@ def unit_properties(files: Mapping[str, str]) -> list[Property]:
     if IO_WEIGHT in files:
         properties.append(("IOWeight", ("t", int(files[IO_WEIGHT].removeprefix("default ")))))
     if files.get(CPU_IDLE) == "1":
+        # systemd writes cpu.idle for a weight of 0, which it spells "idle".
         properties.append(("CPUWeight", ("t", IDLE_WEIGHT)))
     quota, period = files.get("cpu.cfs_quota_us"), files.get("cpu.cfs_period_us", "100000")
     if "cpu.max" in files:
@@ -115,6 +116,7 @@ class SystemdSlices:
         unit, parent = systemd_unit(name)
         properties: list[Property] = [
             ("Description", ("s", f"kubengine slice {unit}")),
+            # They include a conflict with shutdown.target (systemd.slice(5)); the agent ends pods itself.
             ("DefaultDependencies", ("b", False)),
             *((f"{kind}Accounting", ("b", True)) for kind in ("CPU", "Memory", "Tasks", "IO")),
         ]
@@ -129,6 +131,7 @@ class SystemdSlices:
         properties = unit_properties(files)
         if properties:
             unit, _ = systemd_unit(name)
+            # True: at runtime only, so that nothing is left in /etc after a reboot.
             self._call("SetUnitProperties", "sba(sv)", (unit, True, properties), unit=unit)
 
     def stop(self, name: CgroupName) -> None:
@@ -144,6 +147,7 @@ class SystemdSlices:
     ) -> bool:
         """Call a method that starts a job, and wait for the job's end. Return False where systemd refuses
         the call with the error `ignore`."""
+        # The filter is there before the call: a short job may end before its reply is read.
         with self._connection.filter(self._removed, bufsize=1024) as ended:
             try:
                 (job,) = self._call(method, signature, arguments, unit=unit, ignore=ignore) or (None,)

@@ -100,6 +100,7 @@ class CgroupTree:
             path = to_path(name, self.driver)
             directories: dict[str, Directory] = {}
             for hierarchy in self.mounts.hierarchies:
+                # v1 may mount several controllers in one hierarchy (cpu,cpuacct): they share one directory.
                 keys = hierarchy.controllers & WRITTEN_CONTROLLERS if self.mounts.version == 1 else {""}
                 if keys:
                     directories |= dict.fromkeys(keys, Directory(_below(hierarchy, path)))
@@ -138,6 +139,8 @@ class CgroupTree:
             group = self.group(name[:depth])
             if not group.made:
                 self._make(group)
+                # An ancestor that was made again has the kernel's defaults, and its limits must hold before a
+                # child is used.
                 if depth < len(name) and group.wanted:
                     self._write(group, group.wanted)
 
@@ -154,6 +157,7 @@ class CgroupTree:
 
     def _make(self, group: CgroupNode) -> None:
         if self.slices is not None:
+            # systemd makes the cgroup of a slice that it starts; only what it leaves out is made below.
             self.slices.start(group.name)
         for hierarchy in self.mounts.hierarchies:
             path = _below(hierarchy, group.path)
@@ -161,6 +165,8 @@ class CgroupTree:
             for directory in group.directories.values():
                 if directory.path == path:
                     directory.forget(self.descriptors)
+                    # A cgroup that was just made has the kernel's defaults, so that values equal to them need
+                    # no write. Nothing is known of one that is adopted.
                     directory.known = self.rules.fresh(hierarchy.controllers) if fresh else {}
             if "cpuset" in hierarchy.controllers and self.mounts.version == 1:
                 self._inherit_cpuset(hierarchy, path, fresh)
@@ -203,6 +209,7 @@ class CgroupTree:
         refusal: Refused | None = None
         queue = list(wanted.items())
         if self.slices is not None:
+            # Before the files: systemd writes its own rounded values when it gets the properties.
             self._set_slice_properties(group, wanted)
         for position, (file, text) in enumerate(queue):
             directory = group.directory(file)
@@ -312,6 +319,7 @@ class CgroupTree:
 
     def kill(self, name: CgroupName) -> int:
         """Send SIGKILL to every process in the cgroup and below; return how many got it."""
+        # An agent that was started below its own pods' cgroup, as in a test, must survive.
         pids = self.processes(name) - {os.getpid()}
         killed = 0
         for pid in pids:
@@ -336,6 +344,7 @@ class CgroupTree:
                 self._enabled.discard(directory.path)
                 self._cpuset.pop(directory.path, None)
         if self.slices is not None:
+            # Stopping a slice removes its cgroup; what is left of it is removed below.
             self.slices.stop(name)
         while True:
             busy: Refused | None = None
@@ -348,9 +357,11 @@ class CgroupTree:
                         raise busy from error
             if busy is None:
                 break
+            # With `kill`, a cgroup without `wait` still gets one round of signals and one more try.
             if time.monotonic() >= deadline and not kill:
                 raise busy
             if kill:
+                # In each round, since a process that was forking may have left a child behind.
                 self.kill(name)
             if time.monotonic() >= deadline:
                 kill = False
@@ -372,6 +383,8 @@ class CgroupTree:
             self.slices.close()
 
     def _roots(self) -> list[str]:
+        # A hybrid's v2 mount has no controllers for pods, but runtimes and systemd create their cgroups
+        # there, too.
         roots = [h.path for h in self.mounts.hierarchies]
         return [*roots, self.mounts.bare] if self.mounts.bare else roots
 
@@ -418,6 +431,7 @@ class CgroupTree:
                 errno=errno.ENOENT,
             )
         enabled = _text(control).split()
+        # One by one: if one of several is refused, the kernel enables none of them.
         for controller in (c for c in DELEGATED if c in offered and c not in enabled):
             try:
                 _put(control, f"+{controller}")
@@ -470,6 +484,7 @@ def _text(path: str) -> str:
 def _put(path: str, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
+        # One write call: the kernel takes each call as a whole new value.
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
@@ -510,6 +525,7 @@ def _rmdir(path: str) -> None:
         if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
             raise
         children = _subdirectories(path)
+        # EBUSY without children means processes.
         if not children:
             raise
         for child in children:
