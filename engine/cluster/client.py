@@ -122,6 +122,7 @@ class ApiClient:
         """Yield the lines of a watch. Its response headers have the deadline of any other call."""
         try:
             async with asyncio.timeout(self.timeout):
+                # Only the head has a deadline: the body of a watch goes on as long as the server likes.
                 exchange = await self._request("GET", path, params, b"", "")
         except TimeoutError:
             raise self._too_late(f"{self.peer}: GET {path}") from None
@@ -192,6 +193,7 @@ class ApiClient:
         busy = 0
         refused: int | None = None
         while True:
+            # Before each try: a token or certificate may have been renewed on disk since.
             await self._credentials.refresh(refused=refused)
             reading = self._credentials.reading
             headers = [
@@ -211,6 +213,7 @@ class ApiClient:
                 refused = reading
             elif error.code == 429 and busy < TRIES_WHEN_BUSY:
                 busy += 1
+                # Spread out, since all clients of a busy server get the same Retry-After.
                 await asyncio.sleep((error.retry_after or 1.0) * random.uniform(1.0, 1.2))
             else:
                 raise error
@@ -231,6 +234,7 @@ class ApiClient:
         body = await exchange.read(MAX_ERROR)
         try:
             status = _statuses.decode(body)
+        # Proxies and load balancers in front of an API server answer with HTML or plain text.
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             status = Status(message=body[:300].decode(errors="replace"))
         details = status.details or _Details()
@@ -265,8 +269,10 @@ async def _split(exchange: Exchange) -> AsyncIterator[bytes]:
     rest = bytearray()
     async for data in exchange.chunks():
         rest += data
+        # Without newlines, a server that is hostile or broken would fill the memory.
         if len(rest) > MAX_LINE:
             raise Refused(f"an event of more than {MAX_LINE} bytes")
+        # Splitting the whole rest for each piece of a long line would take quadratic time.
         if b"\n" not in data:
             continue
         *lines, tail = rest.split(b"\n")

@@ -57,6 +57,7 @@ class SharedWatch(Generic[T]):
         """
         if not self._pods:
             raise Unavailable("no pod needs them any more")
+        # Several pods may ask at once; one of them finds out which resource the server has.
         async with self._finding:
             watch = self._watch or self._follow(await self._find())
         try:
@@ -85,5 +86,6 @@ class SharedWatch(Generic[T]):
         self._notify_pods()
 
     def _notify_pods(self) -> None:
+        # A copy: `changed` may end a pod's need.
         for uid in list(self._pods):
             self._changed(uid)

@@ -157,6 +157,7 @@ class RuntimeClient:
         except Unimplemented:
             pass
         except Refused as error:
+            # Only the message tells, since Unknown is also the code of every other failure.
             if "not implemented" not in error.message:
                 raise
 
@@ -246,8 +247,10 @@ class RuntimeClient:
         """Run a command in a container; the runtime kills it after `timeout_seconds` (whole seconds, 0: no
         limit).
         """
+        # CRI takes whole seconds, and 0 means no limit: a fraction must not become 0.
         whole = math.ceil(timeout_seconds)
         request = cri.ExecSyncRequest(container_id=container_id, cmd=command, timeout=whole)
+        # The runtime needs time to kill the command and to answer after the time-out.
         deadline = whole + 5.0 if whole else self._timeout
         return await self._runtime("ExecSync", request, cri.ExecSyncResponse, timeout=deadline)
 
@@ -325,6 +328,7 @@ class RuntimeClient:
         answer = await self._images(
             "ImageStatus", cri.ImageStatusRequest(image=spec), cri.ImageStatusResponse
         )
+        # CRI answers a missing image with an empty response, and not with NotFound.
         return answer.image if answer.HasField("image") else None
 
     async def image_info(self, image: str, handler: str = "") -> Mapping[str, str]:
@@ -397,6 +401,7 @@ class RuntimeClient:
     def _made(self, name: str, make: Callable[[bytes], Read], data: bytes) -> Read:
         try:
             return make(data)
+        # Deep nesting and huge lengths in a damaged message raise the last two.
         except (DecodeError, ValueError, RecursionError, MemoryError):
             self._errors.inc(_snake(name))
             subject = f"CRI {name} on {self._endpoint_of(name)}"
@@ -407,6 +412,8 @@ def _as_ours(name: str, error: CallFailed, endpoint: str) -> Refused:
     subject = f"CRI {name} on {endpoint}"
     details = error.details or f"gRPC status {error.status}"
     text = grpc_codes.rpc_error(error.status, error.details)
+    # Only these statuses have a meaning that callers act upon; runtimes answer Unknown for nearly all the
+    # rest.
     match error.status:
         case grpc_codes.NOT_FOUND:
             return NotFound(details, subject=subject, status_text=text)

@@ -152,6 +152,8 @@ class CsiDriverClient:
         except CallFailed as error:
             code = error.status
             text = rpc_error(code, error.details)
+            # After the codes of _UNSETTLED the operation may still run in the driver (kubelet:
+            # `isFinalError`).
             raise CsiDriverFailed(text, code=code, final=code not in _UNSETTLED) from None
         finally:
             name = NAMES[code] if 0 <= code < len(NAMES) else str(code)
@@ -160,6 +162,7 @@ class CsiDriverClient:
 
 
 def _wanted(volume: CsiVolume, able: DriverCapabilities) -> wire.VolumeCapability:
+    # A driver with this capability distinguishes one pod from several on the node.
     modes = _MODES_OF_MULTI_WRITERS if able.multi_writer else _MODES
     mode = modes.get(volume.access_mode)
     if mode is None:

@@ -76,6 +76,7 @@ class Mounting:
         """
         staged, on_disk = self._staged(volume), self._kinds[volume.block]
         async with self._turn(staged):
+            # ReadWriteOncePod: the disk is asked, since a pod of an earlier agent may still have the volume.
             if alone and await asyncio.to_thread(on_disk.users, staged) - {uid}:
                 return False
             await asyncio.to_thread(on_disk.mark, uid, volume, _data(volume))
@@ -96,6 +97,8 @@ class Mounting:
                 await self._unstage_for(uid, staged, driver, able)
             if staged in self._ready:
                 return
+            # Before the driver is called: after a crash in between, the record tells the next agent what to
+            # unstage.
             await asyncio.to_thread(on_disk.prepare, staged, volume.label)
             if attached:
                 self._use(staged)
@@ -105,6 +108,8 @@ class Mounting:
                 try:
                     await driver.stage(volume, able, staged.path)
                 except CsiDriverFailed as error:
+                    # After any other error the driver may still be at work, and must get an unstage first
+                    # (CSI: the state of the volume is unknown).
                     if error.final and await asyncio.to_thread(on_disk.users, staged) <= {uid}:
                         await asyncio.to_thread(on_disk.clear_staged, staged)
                         self._release(staged)
@@ -120,6 +125,7 @@ class Mounting:
             return
         if await asyncio.to_thread(on_disk.users, staged) - {uid}:
             raise Refused("it is mounted with another SELinux label for another pod")
+        # Before the call: whether it succeeds or not, the volume cannot be used without a new stage.
         self._ready.discard(staged)
         if able.stages:
             await driver.unstage(staged.handle, staged.path)
@@ -136,6 +142,7 @@ class Mounting:
         published = on_disk.of_pod(uid, volume.name)
         target = published.target
         before = target in self._published
+        # `requiresRepublish` drivers are called again, to renew tokens.
         if before and not again:
             return target
         staging = None
@@ -145,6 +152,7 @@ class Mounting:
         try:
             await driver.publish(volume, able, target, staging)
         except CsiDriverFailed as error:
+            # A persistent volume keeps its directory and its record: the pod's removal unpublishes it.
             if error.final and not before and not volume.persistent:
                 await asyncio.to_thread(on_disk.clear_published, published)
             raise
@@ -185,6 +193,7 @@ class Mounting:
         try:
             await to_own_thread(on_disk.clear_published, published)
         finally:
+            # An ephemeral volume is never staged: it belongs to one pod.
             if data is not None and not data.ephemeral:
                 self._unstage_soon(on_disk.staged(published.name, data))
 
@@ -207,6 +216,7 @@ class Mounting:
     async def _unstage_until_done(self, staged: Staged) -> None:
         failures, reported = 0, ""
         while staged in self._to_unstage:
+            # Before the work: a request that arrives during it is another round.
             self._to_unstage.discard(staged)
             try:
                 async with self._turn(staged):
@@ -223,6 +233,8 @@ class Mounting:
     async def _unstage(self, staged: Staged) -> None:
         """Unstage, unless a pod has the volume or the driver is gone: `_sweep` follows when it returns."""
         on_disk = self._kinds[staged.block]
+        # The users are read under the lock that `take` holds as well, so that no pod reserves the volume in
+        # between.
         if await asyncio.to_thread(on_disk.users, staged) or staged.driver not in self._drivers.names():
             return
         self._ready.discard(staged)

@@ -58,6 +58,7 @@ class CheckpointFile(StateFile):
             message = "%s: %s; %s. The devices of running pods count as free."
             log.error(message, self.path, error, where)
             return Checkpoint()
+        # So that an unchanged state is not written again.
         self.last = text
         return checkpoint
 

@@ -70,6 +70,7 @@ class Cleanup:
             return False
         began = self._monotonic()
         removed = {name: await self._take(signal, step) for name, step in steps.items()}
+        # None (unknown, after a time-out) counts: the removal may go on in the runtime.
         may_grow = any(count != 0 for count in removed.values())
         relieved = self._is_relieved() or (may_grow and await self._becomes_enough(signal))
         self._results.inc(signal, ENOUGH if relieved else SHORT)

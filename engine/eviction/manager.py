@@ -247,6 +247,8 @@ class EvictionManager:
         seen = self.tracker.update(observations, now)
         self._record_signals(observations, now)
         self._announce(seen)
+        # After each reading: on v1 the kernel compares usage, so its threshold moves with the page cache of
+        # the moment.
         self._notifiers.arm(observations)
         if self._config.local_storage_capacity_isolation and self._limits_due():
             evicted = await self._evict_over_limits(pods)
@@ -254,6 +256,7 @@ class EvictionManager:
                 return evicted
         if not seen.act_on:
             return []
+        # The tracker sorts memory before everything else (kubelet: `byEvictionPriority`).
         threshold = seen.act_on[0]
         resource = RESOURCE_OF[threshold.signal]
         self._recorder.node(WARNING, "EvictionThresholdMet", f"Attempting to reclaim {resource}")
@@ -339,6 +342,7 @@ class EvictionManager:
         for due in seen.act_on:
             self._stats_age.observe(now - observations[due.signal].at, due.signal)
         for pod, amount in ranked:
+            # Static, mirror and system-critical pods: the kubelet skips them here, too.
             if is_critical(pod):
                 log.warning("pod %s is critical and is not evicted", pod.full_name)
                 continue
@@ -421,6 +425,7 @@ class EvictionManager:
 
     async def _evict(self, pod: Pod, end: PodEnd, inputs: Mapping[str, Any]) -> None:
         """Evict a pod. A failure is logged, and the pod counts as evicted nevertheless."""
+        # The event comes first: the pod's status, and with it the reason, may be long in coming.
         self._recorder.pod(pod, WARNING, end.reason, end.message, annotations=dict(end.annotations))
         self._decisions.pod(pod, "eviction", "evicted", end.message, inputs)
         try:
@@ -441,6 +446,7 @@ class EvictionManager:
         """Determine the layout once, as soon as the runtime tells where it keeps images."""
         if self._layout_known or self._monotonic() < self._ask_layout_at:
             return
+        # A runtime that does not answer must not delay every round by LAYOUT_TIMEOUT.
         self._ask_layout_at = self._monotonic() + LAYOUT_RETRY
         if self._runtime is not None:
             try:
@@ -477,9 +483,12 @@ class EvictionManager:
                 self._task.failed(error)
                 evicted = []
             if evicted:
+                # Then the next round begins at once: it measures what the eviction has freed.
                 await self._wait_for_cleanup(evicted)
                 continue
             if self.tracker.acted_on:
+                # While a threshold is met the kernel wakes the manager all the time, and a second eviction
+                # must wait for the effect of the first.
                 await asyncio.sleep(interval)
                 self._wake.clear()
                 continue
@@ -490,6 +499,7 @@ class EvictionManager:
                 continue
             self._wake.clear()
             pauses = iter(RetryDelays(FOLLOW_UP, interval))
+            # The kernel may send events in a burst; one round answers all of them.
             await asyncio.sleep(MIN_WAKE_INTERVAL)
 
     async def _wait_for_cleanup(self, pods: Sequence[Pod]) -> None:

@@ -53,6 +53,8 @@ class UsageEvents:
             watched = os.open(self._directory / "memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 with (self._directory / "cgroup.event_control").open("wb", buffering=0) as control:
+                    # The kernel keeps its own references: the descriptor of the file may be closed
+                    # afterwards.
                     control.write(b"%d %d %d" % (event, watched, usage))
             finally:
                 os.close(watched)
@@ -69,6 +71,7 @@ class UsageEvents:
         os.close(event)
 
     def _on_crossing(self, event: int) -> None:
+        # Another callback of the same turn of the loop may have read the event already.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(event)
             self._wake()

@@ -185,6 +185,7 @@ class Collection:
     def _begin(self) -> None:
         self._images = self.records.images()
         protected = self.store.protected
+        # Nodes without policies of their own do not pay for asking about each image.
         if protected is nothing_protects:
             return
         for row in self.records.unused():
@@ -242,6 +243,7 @@ class Collection:
         columns, report = self.records.table.columns, self.report
         mask = self._undecided(selection.spare(columns, self.policy, report.at))
         while True:
+            # In rounds: as many images as would be enough, then more of them if some could not be removed.
             missing = max(wanted - report.freed, 0)
             rows = selection.order(columns, mask, self.policy, report.at, missing)
             if not len(rows):
@@ -249,6 +251,8 @@ class Collection:
             mask[rows] = False
             gone = await self._remove(rows.tolist(), SPACE, FOR_SPACE)
             report.freed += self._sizes(gone)
+            # One image is removed even if nothing is missing, as in the kubelet, which checks after each
+            # removal.
             if gone and report.freed >= wanted:
                 return
 
@@ -258,6 +262,7 @@ class Collection:
         for row in [row for row, _ in await self._by_layers()] if by_layers else self._candidates():
             if not await self._remove([row], SPACE, FOR_SPACE):
                 continue
+            # Layers may be shared with images that stay: only the file system tells what became free.
             after = await self._available()
             if after is not None:
                 self._outcomes.measured[row] = max(after - before, 0)
@@ -320,6 +325,7 @@ class Collection:
         try:
             await self.store.remove([self._images[row] for row in rows], became)
         finally:
+            # Also if the run is cancelled halfway: what has been removed is reported.
             gone = self._take_note(rows[: len(became)], became, Judged(REMOVED, why, cause))
         return gone
 

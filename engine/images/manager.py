@@ -233,6 +233,7 @@ class ImageManager:
             with contextlib.suppress(ImageGCFailure):
                 await self.detect()
         if self._prepull:
+            # After the collection, which may have made space for them.
             self._prepull.update(name for image in self.records.images() for name in image.names)
         if self._images_listed is not None:
             with contextlib.suppress(KubengineError):

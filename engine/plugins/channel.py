@@ -46,6 +46,7 @@ class PluginChannel:
     async def reach(self, seconds: float) -> None:
         """Connect repeatedly until the plugin answers. Raises `Unavailable` if it does not."""
         try:
+            # A plugin creates its socket before it serves it, so the first attempts may fail.
             async with asyncio.timeout(seconds):
                 await self._channel.connected()
         except TimeoutError:

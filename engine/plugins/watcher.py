@@ -111,6 +111,7 @@ class PluginWatcher:
         waiting, seen = [directory], 0
         while waiting:
             now = waiting.pop()
+            # Plugins own these directories: one of them must not keep the agent busy without end.
             if len(now.relative_to(self._directory).parts) > MAX_DEPTH:
                 log.error("%.200s: more than %d levels of directories; ignored", now, MAX_DEPTH)
                 continue
@@ -156,10 +157,13 @@ class PluginWatcher:
             return True
         # A plugin that restarts replaces its socket under the same name, and has to be registered again.
         if stat.S_ISSOCK(mode):
+            # Also for an event of an earlier socket: registering twice is harmless, missing a restart is not.
             self._end(path)
             if len(self._tasks) >= MAX_SOCKETS:
                 log.error("%s: ignored, the limit of %d plugin sockets is reached", path, MAX_SOCKETS)
                 return False
+            # The lock lives as long as a task holds it, so that paths of plugins that are gone take no
+            # memory.
             turn = self._turns.setdefault(path, asyncio.Lock())
             self._tasks[path] = self._serving.start(self._serve(path, turn), str(path))
         return False
@@ -184,6 +188,7 @@ class PluginWatcher:
                 await asyncio.sleep(RETRIES.after(failures))
             log.info("plugin %s registered with the endpoint %s", name, endpoint)
             try:
+                # Until the task is cancelled, by `_end` or `stop`.
                 await asyncio.Event().wait()
             finally:
                 if self._watch is not None:
@@ -193,6 +198,7 @@ class PluginWatcher:
         check_socket_path(path)
         with closing(PluginChannel(path)) as channel:
             info = await plugin_info(channel, path, self._deadlines)
+            # An empty endpoint means that the plugin answers on the registration socket itself.
             endpoint = Path(info.endpoint) if info.endpoint else path
             failure: KubengineError | None = None
             handler = self._handlers.get(info.type)
@@ -207,6 +213,8 @@ class PluginWatcher:
                 await self._notify(channel, failure)
             except CallFailed as error:
                 if handler is not None and failure is None:
+                    # A plugin that could not be told that it is registered would register again: both sides
+                    # must agree.
                     await handler.deregister(info.name, endpoint)
                 text = f"NotifyRegistrationStatus: {rpc_error(error.status, error.details)}"
                 failure = failure or Refused(text, subject=str(path))
