@@ -97,12 +97,14 @@ class Credentials:
             except KubengineError as error:
                 if self._context is None or refused == self.reading:
                     raise
+                # So that a file that cannot be read is tried once a minute, and not for each request.
                 self._read_at = self._clock()
                 log.warning("cannot reload the credentials: %s", error)
                 return
             before, self._tls, self._context = self._tls, tls, context
             self._token, self._expires, self._read_at = token, expires, self._clock()
             self.reading += 1
+            # Connections keep the certificate with which they were made. A new token needs no new connection.
             if before is not None and before != tls:
                 self._changed()
 
@@ -165,6 +167,7 @@ async def run_exec_plugin(plugin: ExecConfig, config: Kubeconfig) -> _ExecStatus
     named = {each.get("name", ""): each.get("value", "") for each in plugin.env or ()}
     environment = os.environ | named | {"KUBERNETES_EXEC_INFO": json.dumps(info)}
     command = plugin.command
+    # A relative path is relative to the kubeconfig, as in client-go.
     if "/" in command:
         command = str(config.path.parent / command)
     subject = f"{config.path}: exec {plugin.command}"

@@ -115,6 +115,7 @@ class EventWriter:
     async def _send(self, entry: EventToWrite) -> None:
         value = event_object(entry, self._node)
         all_events = f"/api/v1/namespaces/{value['metadata']['namespace']}/events"
+        # A repetition raises the count of the Event that exists, instead of making another.
         if entry.count > 1:
             patch = {field: value[field] for field in ("count", "lastTimestamp", "message")}
             try:

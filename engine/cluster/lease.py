@@ -96,9 +96,12 @@ class LeaseKeeper:
             try:
                 return await self._client.update(f"{self._all}/{self._node}", self._next(self._lease), Lease)
             except ApiError as error:
+                # 409: somebody else wrote the lease (an agent before a restart). 404: it was deleted, or the
+                # store is older.
                 if error.code not in (404, 409):
                     raise
         known = await self._read()
+        # Before `lost` is called: a failure below must not report the same loss again.
         before, self._lease = self._lease, known
         if before is not None and (known is None or is_newer(before.metadata, known.metadata)):
             log.warning("the API server no longer has the node's lease: listing all resources again")

@@ -111,6 +111,7 @@ class NodeStatusManager:
             if self._lost:
                 await self._register_again()
             await self.report()
+            # Nodes that started together would report together for ever.
             wait = self._update_seconds * (1 + JITTER * self._chance.random())
             try:
                 async with asyncio.timeout(wait):
@@ -129,9 +130,11 @@ class NodeStatusManager:
 
     async def report(self) -> bool:
         """Report the status if due; return whether the server has it."""
+        # Before the description: a change during it leads to another report.
         self._soon.clear()
         node = await self._describe()
         significant = without_heartbeats(node.status)
+        # Compared with the server's version, too: somebody else may have changed the status.
         if self._reported == (self._known, significant) and self._clock() < self._report_at:
             return True
         last: KubengineError | None = None
@@ -139,6 +142,7 @@ class NodeStatusManager:
             try:
                 self._reported = await self._send(node), significant
             except KubengineError as error:
+                # The next try reads the Node again, as after a conflict.
                 last, self._known = error, None
             else:
                 self._trouble = ""
@@ -181,6 +185,7 @@ class NodeStatusManager:
         self._known = None
         if self._register and not self._deleted_uid:
             await self._register_until_it_works()
+        # The server's store was replaced by an older one: all watches have to list again.
         self._client.set_back()
 
     async def _register_until_it_works(self) -> None:

@@ -145,9 +145,12 @@ class _Followed:
     def _update(self, known: Secret | ConfigMap | None) -> None:
         if known is not None:
             meta = known.metadata
+            # Without resource version and managed fields: an update that changes only them is no change for
+            # pods.
             known.metadata = ObjectMeta(name=meta.name, namespace=meta.namespace, uid=meta.uid)
         if known != self.current:
             self.current = known
+            # A copy: `changed` may lead to `refer`.
             for uid in list(self.pods):
                 self._changed(uid)
         if known is not None and known.immutable:

@@ -120,6 +120,8 @@ class PodStatusManager:
         generation = pod.metadata.generation
         if listed or is_newer(pod.metadata, known.meta):
             known.meta, known.server = pod.metadata, pod.status
+            # A list of a store that was set back contains the pod again, and its deletion has to be confirmed
+            # again.
             known.deleted = known.deleted and not listed
         elif known.meta.generation < generation:
             known.meta.generation = generation
@@ -171,6 +173,7 @@ class PodStatusManager:
         known = self._pods[uid]
         if known.busy:
             known.again = True
+        # A pod whose last report failed waits for its timer, whatever changes meanwhile.
         elif uid not in self._timers:
             self._enqueue(uid, _urgency(known))
             self._pump()
@@ -201,6 +204,7 @@ class PodStatusManager:
         at_once = DETAILS_AT_ONCE if urgency is _Urgency.DETAIL else AT_ONCE
         if urgency is None or len(self._tasks) >= at_once:
             return None
+        # All reports of one urgency wait equally long, so that the first one is due first.
         uid, due = next(iter(self._due[urgency].items()))
         loop = asyncio.get_running_loop()
         if due > loop.time():
@@ -215,6 +219,7 @@ class PodStatusManager:
 
     def _worked(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        # `stop` cancels the tasks; it must not start new ones.
         if not task.cancelled():
             self._pump()
 
@@ -236,6 +241,7 @@ class PodStatusManager:
         except KubengineError as error:
             if isinstance(error, ApiError) and error.code == 404:
                 log.info("%s; the pod no longer exists", error)
+                # Without a status nothing is sent; the watch will report the deletion.
                 known.ours = None
             else:
                 self._retry(uid, known, error)
@@ -251,6 +257,7 @@ class PodStatusManager:
 
     async def _send(self, known: _ReportedPod, patch: dict[str, Any]) -> None:
         if patch:
+            # The uid is a precondition: a pod of the same name may have been created meanwhile.
             body = {"metadata": {"uid": known.meta.uid}, "status": patch}
             answer = await self._client.patch(f"{known.path}/status", body, _Answer)
             if answer.metadata.uid == known.meta.uid and is_newer(answer.metadata, known.meta):
@@ -266,6 +273,7 @@ class PodStatusManager:
             options = {
                 "apiVersion": "v1",
                 "kind": "DeleteOptions",
+                # Only with 0 the server removes the object; until then it waits for the node's confirmation.
                 "gracePeriodSeconds": 0,
                 "preconditions": {"uid": known.meta.uid},
             }

@@ -122,6 +122,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
             now = self.clock()
             failures = 1 if now - last > FORGET_AFTER else failures + 1
             last = now
+            # Spread out: all nodes lose their watches together when an API server restarts.
             await self.pause(RETRIES.after(failures) * random.uniform(1.0, 2.0))
 
     async def _follow(self) -> None:
@@ -141,6 +142,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
         try:
             await self._watch(params, {})
         except ApiError as error:
+            # The initial set came, so the server knows streams: this is an error of the watch itself.
             if self._version:
                 raise
             self._streams = error.code not in KNOWS_NO_STREAMS
@@ -173,6 +175,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
                 await asyncio.sleep(0)
 
     def _replace_all(self, items: Sequence[T], version: str) -> None:
+        # Before the version: if the handler raises, the next round lists again.
         self.handler.replaced(items)
         self._version = version
         self.trouble = ""
@@ -184,6 +187,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
         Raises Unavailable if the watch ends at once without an event, so that it is repeated only after a
         pause, and if the server does not end it in time.
         """
+        # Random, so that the watches of a node do not all end and begin together.
         seconds = random.randint(self.least_seconds, 2 * self.least_seconds)
         asked = self.resource.params(
             watch="1", allowWatchBookmarks="true", timeoutSeconds=str(seconds), **params
@@ -199,6 +203,8 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
                     now = asyncio.get_running_loop().time()
                     if first is not None:
                         first = self._first(first, self._event(line))
+                        # While the initial set comes, each event extends the deadline: a large set may take
+                        # long.
                         deadline.reschedule(
                             now + (self.client.timeout if first is not None else seconds + GRACE)
                         )
@@ -239,6 +245,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
         known = self._object(event.object) if event.type != "BOOKMARK" else None
         if known is not None:
             (self.handler.deleted if event.type == "DELETED" else self.handler.changed)(known)
+        # A malformed object moves the version on as well; otherwise the watch would stop at it for ever.
         self._version = self.client.decode(event.object, _Bookmark).metadata.resource_version
 
     def _object(self, raw: msgspec.Raw) -> T | None:

@@ -64,9 +64,11 @@ class PodNetwork:
         """
         self.ready()
         count = self.subnet.num_addresses
+        # Onward from the last one: an address that was just released may still be in neighbours' ARP tables.
         for step in range(1, count):
             number = (self._last + step) % count
             address = str(self.subnet.network_address + number)
+            # 0 is the network's address, 1 the gateway's, the last one the broadcast address.
             if 2 <= number < count - 1 and address not in self._taken:
                 self._last = number
                 self._taken.add(address)

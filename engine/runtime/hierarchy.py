@@ -123,6 +123,8 @@ class RuntimeHierarchy:
                 ("memory.limit_in_bytes", wanted.memory_limit_in_bytes),
                 ("memory.memsw.limit_in_bytes", wanted.memory_swap_limit_in_bytes),
             ]
+            # The kernel keeps memory.limit <= memory.memsw.limit at every moment, so that the order depends
+            # on the direction.
             if _grows(directory, wanted.memory_limit_in_bytes):
                 limits.reverse()
             for name, value in limits:
@@ -219,6 +221,7 @@ def _enable(directory: Path) -> None:
             try:
                 cgroup.write(f"{directory}/cgroup.subtree_control", f"+{name}")
             except OSError as error:
+                # A group with processes of its own (EBUSY) or a threaded one cannot pass the controller on.
                 if error.errno not in (errno.EBUSY, errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP):
                     raise
 

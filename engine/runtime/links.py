@@ -65,6 +65,7 @@ def pod_steps(*, veth: str, master: int, ip: str, prefix: int, gateway: str) -> 
 
 def _pair(peer: str) -> bytes:
     """Create a pair: eth0 here, `peer` in the network namespace of this process."""
+    # The message is sent from inside of the pod's namespace, so the peer has to be moved out of it.
     other = {"attrs": [("IFLA_IFNAME", peer), ("IFLA_NET_NS_PID", os.getpid())]}
     data = {"attrs": [("VETH_INFO_PEER", other)]}
     link = _link("eth0", linkinfo=[("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", data)])

@@ -120,6 +120,7 @@ class ProcessBackend:
         self.state.open()
         self.images.open()
         self._files.open()
+        # Before anything is adopted: a second runtime would kill or delete what the first one runs.
         self._take_lock()
         for sandbox, notes in list(self.state.load_sandboxes()):
             await self._adopt_sandbox(sandbox, notes)
@@ -129,6 +130,7 @@ class ProcessBackend:
             await asyncio.to_thread(hierarchy.remove, self._hierarchy.named(directory.name))
             self.state.forget_directory(directory)
         await self._files.keep(records.containers)
+        # It takes 0.2 s, in which the runtime can answer already; only a pod on the bridge waits for it.
         self._links_loaded = asyncio.create_task(asyncio.to_thread(import_module, "engine.runtime.links"))
         self.network.open(ip for sandbox in records.sandboxes.values() for ip in sandbox.ips)
         await self._spawner.start()
@@ -165,6 +167,8 @@ class ProcessBackend:
             if self._links_loaded is not None:
                 await self._links_loaded
             sandbox.ips = [self.network.take()]
+        # Before the first process exists: a runtime that starts after a crash finds and removes what is half
+        # made.
         self.state.save_sandbox(sandbox, notes)
         try:
             async with self._starts:
@@ -178,6 +182,7 @@ class ProcessBackend:
                 finally:
                     talk.close()
         except BaseException:
+            # Shielded: a cancelled caller must not leave a process behind that nobody knows.
             await asyncio.shield(self._discard_sandbox(sandbox, notes))
             raise
         self._notes[sandbox.id] = notes
@@ -193,7 +198,9 @@ class ProcessBackend:
         (directory / "resolv.conf").write_text(requests.resolv_conf(sandbox))
         (directory / "hostname").write_text(requests.hostname(sandbox) + "\n")
         for name in ("hosts", "resolv.conf", "hostname"):
+            # Whatever the umask of the runtime is, users in containers must be able to read them.
             (directory / name).chmod(0o644)
+        # Recorded before `go`: the process may run on its own only when the next runtime would adopt it.
         notes.made = True
         sandbox.state = READY
         self.state.save_sandbox(sandbox, notes)
@@ -287,6 +294,8 @@ class ProcessBackend:
 
     async def start_container(self, container: RuntimeContainer) -> None:
         notes = self._notes[container.id]
+        # The target may have restarted since the container was created; its pid could belong to another
+        # process.
         if notes.request["pid_namespace"] == "target":
             notes.request["target_start_time"] = linux.start_time(notes.request["target"])
         try:
@@ -298,6 +307,8 @@ class ProcessBackend:
                 finally:
                     talk.close()
         except BaseException as error:
+            # The caller gets the container back as created: only the record on disk says that its start
+            # failed, for a runtime that starts after a crash in between.
             container.shim, container.pid = 0, 0
             ended = replace(
                 container, state=EXITED, exit_code=128, finished_at=time.time_ns(), reason="StartError",
@@ -338,6 +349,8 @@ class ProcessBackend:
         notes = self._notes[container.id]
         await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(notes.cgroup))
         self.state.forget(container)
+        # After the record: files without a record are removed at the next start, a record without files would
+        # be adopted.
         await self._files.remove(container)
         del self._notes[container.id]
         self._usage.forget(container.id)
@@ -347,6 +360,7 @@ class ProcessBackend:
     async def reopen_log(self, container: RuntimeContainer) -> None:
         if not container.log_path:
             return
+        # The shim holds the log file and opens it again.
         send_signal(container.shim, container.shim_start_time, signal.SIGUSR1)
         for _ in range(200):
             if Path(container.log_path).exists():
@@ -361,6 +375,7 @@ class ProcessBackend:
         if container.state == RUNNING:
             self._hierarchy.apply(notes.cgroup, wanted)
         current = container.config.linux.resources
+        # MergeFrom would append to the repeated field instead of replacing it.
         if wanted.hugepage_limits:
             del current.hugepage_limits[:]
         current.MergeFrom(wanted)
@@ -381,6 +396,7 @@ class ProcessBackend:
         if notes is None or container.state == EXITED or self._listener is None:
             return
         ending = self.state.ending(container)
+        # The shim was killed without a record: its container may still run, unwatched, and must not go on so.
         if ending is None:
             send_signal(container.pid, container.start_time, signal.SIGKILL)
             hierarchy.remove(self._hierarchy.directories(notes.cgroup))
@@ -405,6 +421,7 @@ class ProcessBackend:
         self._records.add_container(container)
         if container.state == EXITED or not container.shim:
             return
+        # The crash may have come between `go` and the start of the program.
         await wait_until(lambda: self.state.started(container) > 0 or not _shim_lives(container))
         started = self.state.started(container)
         if not started:
@@ -413,6 +430,7 @@ class ProcessBackend:
             self.state.save_container(container, notes)
             return
         container.state, container.started_at = RUNNING, started
+        # A shim that has written the end may still be on its way out.
         if _shim_lives(container) and self.state.ending(container) is None:
             self._watcher.watch(container.id, container.shim, lambda: self._container_gone(container))
         else:

@@ -96,6 +96,7 @@ class Spawner:
     async def ask(self, request: dict[str, Any]) -> Conversation:
         """Fork a process for `request`; return once it has connected."""
         for attempt in (1, 2):
+            # Only a process that was forked for this request knows it: the socket cannot be used by others.
             token = secrets.token_hex(16)
             body = messages.pack({**request, "report": str(self._directory), "token": token})
             waiting: asyncio.Future[Conversation] = asyncio.get_running_loop().create_future()
@@ -123,10 +124,14 @@ class Spawner:
 
     def _launch(self) -> None:
         ours, theirs = socket.socketpair()
+        # A container that gets hold of the interpreter's descriptor could otherwise overwrite it on the host
+        # (CVE-2019-5736).
         program = linux.read_only_program(sys.executable)
         try:
             with theirs:
                 self._process = subprocess.Popen(
+                    # Isolated and without site packages: a shim lives as long as its container, so it has to
+                    # be small.
                     [sys.executable, "-I", "-S", str(SHIM), str(theirs.fileno())],
                     executable=f"/proc/{os.getpid()}/fd/{program}",
                     pass_fds=(theirs.fileno(),),

@@ -105,6 +105,7 @@ class StateDirectory:
             found = kept(directory / RECORD, lambda content: _container(content, sandboxes), without=WITHOUT)
             if found is not None and found[0] is not None:
                 yield found[0], found[1]
+            # Its sandbox is gone or damaged: without a record, `half_made` finds and removes the container.
             elif found is not None:
                 (directory / RECORD).unlink(missing_ok=True)
 
@@ -148,6 +149,7 @@ class StateDirectory:
         self.forget_directory(self.directory(record))
 
     def forget_directory(self, directory: Path) -> None:
+        # First: a directory without a record is removed at the next start, whatever else is left in it.
         (directory / RECORD).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             remove_tree(directory)

@@ -36,6 +36,7 @@ class Watcher:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             self._watched[identifier] = _Watched(-1, asyncio.Event(), gone)
+            # Not at once: the caller does not expect the end within `watch`.
             loop.call_soon(self._on_end, identifier)
             return
         self._watched[identifier] = _Watched(descriptor, asyncio.Event(), gone)
@@ -63,6 +64,8 @@ class Watcher:
             if await self.ended(identifier, 1.0):
                 return
             watched = self._watched.get(identifier)
+            # On a starved machine the loop may not have come to the descriptor yet, although the process has
+            # ended.
             if watched is not None and select.select([watched.descriptor], [], [], 0)[0]:
                 self._on_end(identifier)
                 return
@@ -86,6 +89,7 @@ class Watcher:
         try:
             watched.gone()
         finally:
+            # After `gone`, even if it raises: whoever waits for the end sees the record of it.
             watched.ended.set()
 
 
@@ -103,6 +107,7 @@ def send_signal(pid: int, start_time: int, number: int) -> None:
     except ProcessLookupError:
         return
     try:
+        # Checked after the pidfd was opened: from here on the number cannot come to mean another process.
         if lives(pid, start_time):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, number)
