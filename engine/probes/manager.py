@@ -93,6 +93,7 @@ class ProbeManager:
         self._began = context.clock()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._native = ProbeLoop(
+            # The other half of the descriptors is for the agent: the API server, the runtime, logs.
             max_connections=max(1, min(section.max_connections, descriptors // 2)),
             max_execs=section.library_concurrency,
         )
@@ -135,6 +136,7 @@ class ProbeManager:
             return
         self._loop.remove_reader(self._native.fileno())
         self._native.stop()
+        # In a thread: the loop may be in the middle of its last round.
         await asyncio.to_thread(self._thread.join)
         self._thread = None
         self._native.close()
@@ -174,6 +176,8 @@ class ProbeManager:
         container = entry.container(spec.container)
         assert container is not None
         uptime = self._clock() - self._began
+        # As in the kubelet: only after a restart of the agent, when all probes would otherwise begin
+        # together.
         first_in = self._jitter() * spec.period if spec.period > uptime else 0.0
         self._register(container, spec, first_in)
 
@@ -248,6 +252,8 @@ class ProbeManager:
         if (container.id, container.state, container.started_at) == (container_id, number, started_at):
             return
         if container.id != container_id:
+            # The native loop names the incarnation with its news, so that late news of an earlier one is
+            # recognised.
             self._numbers += 1
             container.id = container_id
             container.number = self._numbers if container_id else 0

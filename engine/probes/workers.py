@@ -36,6 +36,7 @@ class Worker:
         pod = self.container.pod
         if self.spec.network == "pod" and not pod.is_inside():
             raise InvalidInput(f"the pod's network is not known: {pod.network_trouble or 'it has none yet'}")
+        # Seen from inside, the containers listen on the loopback address, too.
         if self.spec.network == "pod" and not self.spec.host:
             return LOOPBACK[6 if ":" in pod.address else 4], self.spec.resolve_port()
         host = self.spec.host or pod.address
@@ -95,6 +96,8 @@ class ContainerProbes:
         startup = self.startup
         if startup is None or startup.published == rule.SUCCESS:
             return True
+        # Until the first result of this agent, the earlier agent's word counts: a restart of the agent must
+        # not make containers unready.
         return startup.published == rule.NONE and self.restored[0] == self.id and self.restored[2]
 
     def ready(self) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 def join(groups: Sequence[str]) -> None:
     """Move this process into each group."""
     for group in groups:
+        # 0 means the writing process, whatever its number is in the namespace of the hierarchy.
         write(f"{group}/cgroup.procs", "0")
 
 
@@ -30,6 +31,7 @@ def members(groups: Sequence[str]) -> list[int]:
                 except OSError:
                     continue
         if os.path.isdir(group):
+            # Processes of another namespace are shown as 0.
             return [pid for pid in found if pid > 0]
     return []
 
@@ -58,6 +60,7 @@ def remove(groups: Sequence[str]) -> None:
                 except FileNotFoundError:
                     break
                 except OSError as error:
+                    # A process that was killed may still be a zombie that its parent has not waited for.
                     if error.errno != errno.EBUSY:
                         break
                     time.sleep(0.01)

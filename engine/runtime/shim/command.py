@@ -39,6 +39,7 @@ def run(request: dict[str, Any], report: Report) -> int:
     detach_stdio()
     stream = request["stream"]
     namespaces = open_namespaces(request["pid"], request["start_time"], tuple(KINDS))
+    # A process id namespace is entered by the next child, all others by the process itself.
     linux.setns(namespaces["pid"], KINDS["pid"])
     stdio = Stdio.make(tty=bool(stream and stream["tty"]), stdin=bool(stream and stream["stdin"]))
     talk, child_talk = socket.socketpair()  # no pipes: other processes could open them through /proc
@@ -74,6 +75,7 @@ def _prepare(
     cgroup.set_oom_score_adj(request["oom_score_adj"])
     for kind in ("cgroup", "ipc", "uts", "net"):
         linux.setns(namespaces[kind], KINDS[kind])
+    # Last, because paths mean the container's from here on.
     linux.setns(namespaces["mnt"], KINDS["mnt"])
     stdio.take()
     uid, gid, groups = request["identity"]
@@ -127,6 +129,7 @@ def _collect(report: Report, child: int, outputs: dict[int, int], limit: int) ->
         if status >= 0 and (not events or time.monotonic() > deadline):
             break
         for fd, _ in events:
+            # The runtime sends nothing here: a readable connection means that it closed it.
             if fd == report.fileno():
                 _kill_tree(child)
                 return
@@ -138,6 +141,7 @@ def _collect(report: Report, child: int, outputs: dict[int, int], limit: int) ->
                 data = os.read(fd, 65536)
                 if data:
                     stream = kept[outputs[fd]]
+                    # Read on beyond the limit, or the command would block in a full pipe.
                     stream += data[: max(0, limit - len(stream))]
                 else:
                     outputs.pop(fd)
@@ -160,6 +164,7 @@ def _kill_tree(child: int) -> None:
                 if pid not in doomed and (parent in doomed or session in sessions):
                     doomed.add(pid)
                     grown = True
+            # A daemon leaves its parent but keeps its session, unless it makes one of its own.
             sessions |= {table[pid][1] for pid in doomed if table[pid][1] in doomed}
         if not doomed:
             return

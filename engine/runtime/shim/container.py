@@ -35,8 +35,10 @@ def run(request: dict[str, Any], report: Report) -> int:
     detach_stdio()
     log = LogFile(request["log_path"])
     pause = open_namespaces(request["pause"], request["pause_start_time"], (*NAMESPACES, "pid", "mnt"))
+    # The way back, after a visit in the sandbox's mounts (see `_prepare`).
     host_mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     enter_pid_namespace(request, pause)
+    # A signal becomes a byte in this pipe, so that the loop over descriptors notices it.
     wake, signalled = os.pipe()
     os.set_blocking(signalled, False)
     signal.set_wakeup_fd(signalled)
@@ -70,6 +72,7 @@ def run_child(prepare: Any, talk: socket.socket) -> None:
     try:
         who, arguments, environment = prepare()
         talk.sendall(messages.pack({"user": [who.uid, who.gid, who.groups]}))
+        # The runtime records the identity first; without its permission nothing runs.
         if talk.recv(1) != b"g":
             os._exit(1)
         try:
@@ -168,12 +171,14 @@ def _prepare(
     request: dict[str, Any], pause: dict[str, int], host_mounts: int, stdio: Stdio
 ) -> tuple[identity.Identity, list[str], dict[str, str]]:
     os.setsid()
+    # First of all, so that everything the container causes is counted and limited, mounts included.
     cgroup.join(request["cgroups"])
     cgroup.set_oom_score_adj(request["oom_score_adj"])
     if request["host_ipc"]:
         shm = linux.open_tree("/dev/shm")
     else:
         linux.setns(pause["mnt"], linux.CLONE_NEWNS)
+        # The root of the sandbox's mount namespace is the pod's shared /dev/shm.
         shm = linux.open_tree("/", recursive=False)
         linux.setns(host_mounts, linux.CLONE_NEWNS)
     for kind, flag in NAMESPACES.items():
@@ -214,6 +219,7 @@ def _supervise(
         report.send(answer)
         return 1
     try:
+        # Before the program runs: on a full disk a container could otherwise end without a record of it.
         for name in ("started", "exit"):
             _reserve(f"{request['directory']}/{name}")
     except OSError as error:
@@ -290,6 +296,7 @@ def _copy_until_exit(child: int, log: LogFile, relay: Relay, attaching: socket.s
                 relay.forget(ended)
                 relay.patience = DRAIN
                 deadline = time.monotonic() + DRAIN
+        # A client that does not read must not delay the record of the end for ever.
         if relay.stuck:
             deadline = time.monotonic() + DRAIN
         elif status >= 0 and not ready and time.monotonic() > deadline:
@@ -313,6 +320,7 @@ def _attach(relay: Relay, attaching: socket.socket) -> None:
 def _ending(status: int) -> tuple[int, int]:
     """Return exit code and signal number (0 for none)."""
     code = os.waitstatus_to_exitcode(status)
+    # As a shell does: 128 plus the number of the signal.
     return (code, 0) if code >= 0 else (128 - code, -code)
 
 
@@ -320,6 +328,7 @@ def _record_end(request: dict[str, Any], code: int, number: int) -> None:
     now = time.time_ns()
     groups = request["cgroups"]
     cgroup.kill_all(groups)
+    # The count is in the cgroup, so it is read before that is removed.
     text = f"{code} {number} {cgroup.oom_kills(groups)} {now}\n"
     cgroup.remove(groups)
     _write(f"{request['directory']}/exit", text)
@@ -335,4 +344,5 @@ def _write(path: str, text: str) -> None:
     """Write one line twice, so that a reader can detect damage."""
     with open(f"{path}.partial", "r+", encoding="ascii") as file:
         file.write((text + text).ljust(RESERVED))
+    # A rename within a directory needs no space, unlike a new file.
     os.rename(f"{path}.partial", path)

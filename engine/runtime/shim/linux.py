@@ -193,6 +193,7 @@ def start_time(pid: int) -> int:
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
+            # The second field is the name in parentheses, which may itself contain blanks and parentheses.
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return 0

@@ -35,6 +35,7 @@ def enter(request: dict[str, Any], shm: int) -> None:
     devices = _host_devices(request)
 
     linux.unshare(linux.CLONE_NEWNS)
+    # After the sources were taken: their copies keep their propagation to the host, everything else loses it.
     linux.mount("", "/", "", linux.MS_REC | linux.MS_PRIVATE)
     root = request["rootfs"]["path"]
     readonly = _mount_root(request["rootfs"]) or request["readonly_rootfs"]
@@ -44,6 +45,8 @@ def enter(request: dict[str, Any], shm: int) -> None:
         _attach(root, mount, fd)
     _make_devices(root, devices)
     os.chdir(root)
+    # With the same directory twice, the old root lies on top of the new one and needs no place of its own
+    # (pivot_root(2)).
     linux.pivot_root(".", ".")
     linux.umount(".", linux.MNT_DETACH)
     os.chdir("/")
@@ -51,6 +54,7 @@ def enter(request: dict[str, Any], shm: int) -> None:
         _read_only(path)
     for path in request["masked_paths"]:
         _mask(path)
+    # Last: the mounts above needed directories and files to be created in it.
     if readonly:
         linux.make_readonly("/")
 
@@ -152,6 +156,7 @@ def _mount_system(
     if "/sys" not in taken:
         linux.mount("sysfs", _directory(root, "/sys"), "sysfs", SAFE | readonly)
         if request["cgroup2"]:
+            # The container then sees its own cgroup as the root of the hierarchy.
             linux.unshare(linux.CLONE_NEWCGROUP)
             linux.mount("cgroup", f"{root}/sys/fs/cgroup", "cgroup2", SAFE | readonly)
         elif groups:
@@ -172,6 +177,7 @@ def _attach(root: str, mount: dict[str, Any], fd: int) -> None:
     linux.move_mount(fd, target)
     os.close(fd)
     kind = {PRIVATE: linux.MS_PRIVATE, HOST_TO_CONTAINER: linux.MS_SLAVE, BIDIRECTIONAL: linux.MS_SHARED}
+    # After the move: a detached mount has no peers yet that a change would reach.
     linux.mount("", target, "", kind[mount["propagation"]] | linux.MS_REC)
     if mount["readonly"]:
         linux.make_readonly(target, recursive=mount["recursive_readonly"])
@@ -219,6 +225,7 @@ def _make_devices(root: str, devices: list[tuple[str, int, int, int, int]]) -> N
 
 def _node(path: str, mode: int, number: int) -> None:
     os.mknod(path, mode, number)
+    # mknod(2) reduces the mode by the umask.
     os.chmod(path, stat.S_IMODE(mode))
 
 

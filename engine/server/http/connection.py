@@ -120,6 +120,8 @@ class Connection:
             while not isinstance(part := await self._next_event(), h11.EndOfMessage):
                 if not isinstance(part, h11.Data):
                     return False
+                # The rest is still read, up to MAX_BODY: a connection that is closed with unread data is
+                # reset, and the peer would lose the answer.
                 body += bytes(part.data[: KEPT_BODY - len(body)])
                 size += len(part.data)
                 if size > MAX_BODY:
@@ -148,6 +150,7 @@ class Connection:
         if isinstance(answer, Takeover):
             await self._hand_over(answer)
             return False
+        # A client that hoped for an upgrade may send bytes of the other protocol, which are no request.
         refused_upgrade = bool(request.header("upgrade"))
         await self._send(answer, head=request.method == "HEAD", close=refused_upgrade or answer.last)
         return True
@@ -226,6 +229,7 @@ class Connection:
                 await self._write(b"".join(filter(None, pending)))
                 pending.clear()
                 waiting = 0
+                # Also if nothing had to wait: a large answer must not hold the loop.
                 await asyncio.sleep(0)
         pending.append(self._http.send(h11.EndOfMessage()))
         await self._write(b"".join(filter(None, pending)))

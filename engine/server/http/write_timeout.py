@@ -27,6 +27,7 @@ async def while_it_takes(
                 await step()
             return True
         except TimeoutError:
+            # A time-out of an outer scope, or of the step itself.
             if not patience.expired():
                 raise
         now = _account(writer)
@@ -79,6 +80,7 @@ def _account(writer: asyncio.StreamWriter) -> tuple[int, ...]:
     """Return counters that change when the peer reads something."""
     peer = _socket(writer)
     left = (_queued(writer), writer.transport.get_write_buffer_size())
+    # A unix socket has no TCP_INFO; its queue shrinks only when the peer reads.
     if peer is None or peer.family == socket.AF_UNIX:
         return left
     taken: int = _ACKNOWLEDGED.unpack(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO))[0]

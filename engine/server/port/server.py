@@ -147,6 +147,7 @@ class SecurePort:
             return
         except OSError as error:
             log.error("cannot accept connections: %s", error)
+            # EMFILE above all: a listening socket stays readable, and the loop would spin without a pause.
             loop.remove_reader(self._socket)
             self._accepting = loop.call_later(PAUSE_SECONDS, self._listen, tls, answer)
             return
@@ -158,12 +159,14 @@ class SecurePort:
     async def _serve(self, peer: socket.socket, tls: ServingTLS, answer: _Answer) -> None:
         task = asyncio.current_task()
         assert task is not None
+        # Before the handshake, which is what strangers cost most.
         place = self._crowd.enter(partial(_drop, task))
         if place is None:
             peer.close()
             return
         try:
             opened = await _shake_hands(peer, tls)
+            # `tls.context()` may just have read other authorities.
             self._end_who_is_unvouched(tls)
             if opened is not None:
                 await self._converse(*opened, place, tls, answer)
@@ -198,6 +201,7 @@ class SecurePort:
             return await self._counted(given, task, place)
 
         try:
+            # A session outlives its authentication only until the client's certificate expires.
             async with asyncio.timeout(None if shown is None else shown.until - self._clock()):
                 await Connection(
                     reader,
@@ -225,6 +229,7 @@ class SecurePort:
             await _give_up(answer)
             return plain(429, f"{MAX_SESSIONS} sessions are open\n")
         self._sessions.add(task)
+        # A long session frees its slot for strangers, and cannot be dropped for one.
         place.release()
         return answer
 

@@ -68,6 +68,7 @@ class _Session:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
 
     async def ask(self, request: Request, host: str, target: str) -> Answer:
+        # Hop-by-hop headers are this proxy's own; the user's credentials are none of the runtime's business.
         headers = [("host", host), ("connection", "Upgrade")]
         kept = ((name, value) for name, value in request.headers if name not in NOT_PASSED_ON)
         headers += without_tokens(tuple(kept))
@@ -77,6 +78,7 @@ class _Session:
         answer = await self._next()
         if isinstance(answer, h11.InformationalResponse) and answer.status_code == 101:
             return Takeover(_headers(answer), self._converse, self.close)
+        # 100 Continue and the like come before the answer.
         while isinstance(answer, h11.InformationalResponse):
             answer = await self._next()
         if not isinstance(answer, h11.Response):
@@ -102,6 +104,7 @@ class _Session:
     ) -> None:
         """Copy bytes until one side closes or the session is idle."""
         self._writer.write(received)
+        # Bytes that the runtime sent right behind its head.
         writer.write(self._http.trailing_data[0])
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(self._idle) as patience:
@@ -126,6 +129,7 @@ class _Session:
             sink.write(data)
             await sink.drain()
             await asyncio.sleep(0)
+            # A timeout that has fired cannot be moved any longer.
             if not patience.expired():
                 patience.reschedule(loop.time() + self._idle)
 
