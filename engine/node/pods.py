@@ -141,6 +141,7 @@ class PodManager:
             elif known.wanted.metadata != pod.metadata:
                 known.describe(pod.metadata)
         elif not is_ending:
+            # It is wanted again while it ends: the new one starts when nothing of the old one is left.
             self._returning[uid] = pod
         if is_ending:
             # With a grace period of 0 the API server deletes the object at once; containers get a moment.
@@ -179,6 +180,7 @@ class PodManager:
         """
         if self._retrying is None:
             self._services.metrics.resizes.trigger = trigger
+            # Later in the loop, so that many changes at once (a drained node) lead to one retry.
             self._retrying = asyncio.get_running_loop().call_soon(self._try_again)
 
     def _try_again_later(self) -> None:
@@ -197,6 +199,7 @@ class PodManager:
         if not self._unsatisfied:
             return
         self._unsatisfied = {worker for worker in self._unsatisfied if worker.may_want_room}
+        # In the order in which the pods came, which a set would not keep.
         for worker in [each for each in self._workers.values() if each in self._unsatisfied]:
             if worker.waits_for_room:
                 worker.notify()
@@ -234,6 +237,7 @@ class PodManager:
         worker = self._workers.get(uid)
         if worker is not None:
             return worker.life.holds
+        # While a source has not been read, the pod may still be wanted: nothing of it may be freed.
         return not self.known or self._services.runtime.watch.pod(uid).alive
 
     def is_terminating(self, uid: str) -> bool:
@@ -244,6 +248,7 @@ class PodManager:
     async def kill(self, pod: Pod, end: PodEnd) -> None:
         """Kill a pod; implements `engine.api.lifecycle.KillPod`."""
         worker = self._workers.get(pod.uid)
+        # A victim of preemption may be a pod that runs from before and that no source has named yet.
         if worker is None and self._found is not None and pod.uid in self._found:
             worker = self._start_worker(self._found.pop(pod.uid), PodLife(LifeState.WORKING))
         if worker is not None:
@@ -333,6 +338,7 @@ class PodManager:
         # host ports.
         earlier = [other for other in self._same_name[pod.full_name] if other is not worker]
         await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
+        # What they hold is unknown, so that no judgement is right before they have stopped.
         await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unaccounted))
         await _or_rejected(pod, self._complete_admission(worker, verdict))
         self._unsatisfied.discard(worker)
@@ -376,6 +382,7 @@ class PodManager:
             return
         self._unsatisfied.discard(worker)
         uid, name = worker.pod.uid, worker.pod.full_name
+        # A pod with the same uid may have started again meanwhile (a static pod).
         if self._workers.get(uid) is worker:
             del self._workers[uid]
         self._same_name[name].remove(worker)
@@ -434,6 +441,7 @@ class PodManager:
         if record.alive:
             self._admission.adopt(accepted)
         self._start_worker(accepted, PodLife(LifeState.LEAVING))
+        # After the worker exists, whose end releases what the pod holds.
         self._admission.terminating(uid)
 
     def _has_leftovers(self, uid: str) -> bool:

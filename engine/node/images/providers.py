@@ -261,8 +261,10 @@ class _Program:
         shown = await self._shown(pod, accounts)
         if shown is None:
             return {}
+        # Programs may ask a cloud's service for a token: many pods that start at once must not run one each.
         async with self._turn:
             self._kept = {key: kept for key, kept in self._kept.items() if self._clock() <= kept.until}
+            # From the narrowest to the widest, as `cacheKeyType` allows.
             for place in (image, _registry(image), _GLOBAL):
                 kept = self._kept.get((place, *shown.key))
                 if kept is not None:
@@ -279,6 +281,7 @@ class _Program:
             duration = response.cache_duration
             if duration is None:
                 duration = self._provider.default_cache_duration
+            # 0 means that nothing is kept.
             if duration:
                 until = self._clock() + float(duration)
                 self._kept[places[response.cache_key_type], *shown.key] = _Kept(credentials, until)
@@ -306,6 +309,7 @@ class _Program:
         account = AccountSource(pod.metadata.namespace, name, meta.uid)
         key: tuple[str, ...] = (account.namespace, name, meta.uid, repr(annotations))
         if wanted.cache_type == TOKEN:
+            # The hash, so that the cache does not hold the tokens themselves.
             key = (*key, pod.uid, sha256(token.encode()))
         return _Shown(token, annotations, account, key)
 

@@ -190,6 +190,7 @@ class ImagePuller:
         self._recorder.pod(pod, NORMAL, "Pulling", f"Pulling {wanted.named}", container=wanted.container)
         waited_from = self._clock()
         async with self._slots:
+            # While this pod waited for a slot, another pod's pull may have brought the image.
             found = await self._usable(pod, wanted) if wanted.policy != "Always" else None
             if found is not None:
                 self._report_present(pod, wanted)
@@ -205,6 +206,7 @@ class ImagePuller:
                 self._last_failure[key] = f"{waiting.reason}: {waiting.message}"
                 text = f"Failed to pull {wanted.named}: {error.message}"
                 raise StartRefused(waiting, event="Failed", text=text) from error
+            # Before the inspection, which is not a part of the pull's duration.
             pulled_at = self._clock()
             found = await self._inspect(wanted)
             # Inside the slot, so that the next pod in line finds the record of the credential.
@@ -286,6 +288,7 @@ class ImagePuller:
         except BaseException:
             await self._access.failed(image)
             raise
+        # The record of the intention has to go, or the image would count as pulled by nobody known.
         await self._access.failed(image)
         answers = [_answer(error) for error in refusals]
         raise Refused(answers[0] if len(answers) == 1 else f"[{', '.join(answers)}]")

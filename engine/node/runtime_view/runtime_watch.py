@@ -191,6 +191,7 @@ class RuntimeWatch:
 
     def last_contact(self) -> float:
         """Return when the runtime last answered, in seconds of the clock."""
+        # An open stream is contact: a runtime that dies closes it.
         return self._clock() if self._streaming else max(self.last_relist, self._stream_lost_at)
 
     def pod(self, uid: str) -> PodRecord:
@@ -224,6 +225,7 @@ class RuntimeWatch:
         for uid, listed in found.items():
             if listed.states() == _states(self.pod(uid)):
                 continue
+            # An event overtook the list: what the list says of this pod may already be wrong.
             if self._is_older(listed_at, uid):
                 self.relist_soon()
                 continue
@@ -352,6 +354,7 @@ class RuntimeWatch:
 
     async def _follow_events(self) -> None:
         while True:
+            # A runtime without events answers Unimplemented at once; a stream that stands for a moment works.
             up_timer = asyncio.get_running_loop().call_later(STREAM_SETTLED_SECONDS, self._stream_is_up)
             try:
                 async for event in self._runtime.events():

@@ -120,7 +120,7 @@ class ManifestDirectory:
             try:
                 async with asyncio.timeout(retries.after(failures) if self._unread else self._period):
                     await self._dirty.wait()
-                # Tools write several manifests in a row: gather them, but never for longer than a look takes.
+                # Tools write several manifests in a row: gather them, but never for longer than a read takes.
                 await asyncio.sleep(min(took, SETTLE_SECONDS))
             except TimeoutError:
                 pass

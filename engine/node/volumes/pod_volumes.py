@@ -96,6 +96,7 @@ class PodVolumes:
         directory = self.pod_directory(pod.uid)
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         for name in ("containers", "plugins", "volumes"):
+            # The kubelet's layout: other programs, such as backup and monitoring agents, expect these three.
             (directory / name).mkdir(mode=0o750, exist_ok=True)
         paths = {}
         noted = durations or Durations()
@@ -118,6 +119,7 @@ class PodVolumes:
         path = volume_path(self.pod_directory(pod.uid), plugin, volume.name)
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         path.mkdir(mode=0o755, exist_ok=True)
+        # Secrets, projected and downward API volumes are in memory only, as with the kubelet.
         if plugin != CONFIG_MAP and not is_mount(path):
             empty_dir.mount_memory(path, empty_dir.memory_size(None, pod, allocatable.get(MEMORY)))
         agent_written.write(path, volume.name, pod, contents.files, fs_group(pod), self._clock())
@@ -247,6 +249,7 @@ def _check_host_path(volume: HostPathVolume) -> Path:
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
         found = _mode(path)
     elif found is None and volume.type == "FileOrCreate":
+        # O_NONBLOCK, since somebody may have put a FIFO there meanwhile.
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
         found = _mode(path)
     if found is None or not is_kind(found):

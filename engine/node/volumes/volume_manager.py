@@ -118,6 +118,8 @@ class VolumeManager:
         """
         self.follow(pod)
         made: asyncio.Future[Mapping[str, Path]] = asyncio.get_running_loop().create_future()
+        # A task of its own: a caller that is cancelled halfway must not leave a driver's call without its
+        # end.
         self._working.start(self._set_up(self._kept[pod.uid], made), f"of {pod.full_name}")
         return await made
 
@@ -159,11 +161,14 @@ class VolumeManager:
                     await kept.lock.acquire()
             except TimeoutError:
                 raise Refused("the pod's volumes are still being set up") from None
+            # Only the end of the setup was awaited: `left` keeps everybody else from beginning again.
             kept.lock.release()
         with self._counts.timed() as durations, ExitStack() as operations:
             for plugin in {plugin for plugin, here in (kept.plugins() if kept is not None else ()) if here}:
                 operations.enter_context(durations.of(plugin, UNMOUNT))
             pod = kept.pod if kept is not None else None
+            # Mounts of subPaths keep the volumes busy, so they go first; local devices are released last,
+            # when nothing of the pod is mounted any longer.
             await in_thread(pod, self._volumes.remove_sub_paths, uid)
             await self._csi.withdraw(uid)
             await self._in_tree.withdraw(uid)
@@ -176,6 +181,7 @@ class VolumeManager:
     async def _set_up(self, kept: _Kept, made: asyncio.Future[Mapping[str, Path]]) -> None:
         try:
             async with kept.lock:
+                # Before the contents are read: a change meanwhile makes them stale again.
                 kept.stale = False
                 contents: dict[str, Contents] = {}
                 bound: dict[str, BoundVolume] = {}
@@ -183,6 +189,7 @@ class VolumeManager:
                     contents = await self._contents(kept)
                     bound = await self._with_directories(kept.pod, await self._bound(kept.pod))
                 given: dict[str, Given] = {**contents, **bound}
+                # The pod may have been removed while objects were read.
                 if kept.left:
                     raise VolumeRefused("the pod's volumes are being removed")
                 with self._counts.timed() as durations:
@@ -200,6 +207,7 @@ class VolumeManager:
                     self._schedule_update(kept, contents)
                 kept.made = volumes
                 kept.shown = True
+            # `_changed` does nothing before `shown`, so a change during the setup is caught up here.
             if kept.stale:
                 self._changed(kept.pod.uid)
         except Exception as error:
@@ -209,6 +217,7 @@ class VolumeManager:
             if not made.done():
                 made.set_result({name: volume.path for name, volume in volumes.items()})
         finally:
+            # If the task itself was cancelled (the node stops), nobody else ends the caller's wait.
             made.cancel()
 
     def _changed(self, uid: str) -> None:
@@ -298,6 +307,7 @@ class VolumeManager:
         ]
         making = (self._publish(kept, v, bound.get(v.name)) for v in volumes)
         made = await asyncio.gather(*making, return_exceptions=True)
+        # All have come to their end by now: a driver must not be called again while an earlier call runs.
         for failure in made:
             if isinstance(failure, BaseException):
                 raise failure
@@ -377,6 +387,7 @@ class VolumeManager:
         if str(error) != kept.reported:
             kept.reported = str(error)
             self._recorder.pod(kept.pod, WARNING, error.reason, str(error))
+        # A watch reports a missing object as soon as it appears; asking again would not find it sooner.
         if not isinstance(error.__cause__, NotFound):
             kept.failures += 1
             self._update_in(kept, RETRIES.after(kept.failures))
