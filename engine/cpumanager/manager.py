@@ -169,6 +169,7 @@ class CpuManager:
         if checkpoint is not None:
             self._restore(checkpoint)
         await self._file.start()
+        # A policy that changed, or a damaged file, must not be found again after a crash.
         await self._file.flush()
         if self._baselines is not None:
             self._restore_baselines(self._baselines)
@@ -185,6 +186,7 @@ class CpuManager:
             await self._division.stop()
         await self._mover.stop()
         if self._system is not None and self.policy is not None:
+            # Without the agent nobody keeps the processes off, or lets them back.
             self._system.allow(self.policy.topology.cpus)
         if self._baselines is not None:
             await self._baselines.stop()
@@ -348,10 +350,13 @@ class CpuManager:
         beside = 0
         for container in pod.all_containers:
             count = self.policy.count(pod, container)
+            # It has ended by now, and would hold CPUs for nothing.
             ends = container in pod.init_containers and not container.is_sidecar
             if not count or ends:
                 continue
             held = state.held(pod.uid, container.name)
+            # Init containers and app containers may share CPUs, two that run at the same time may not: a
+            # state file may say so nevertheless.
             if held is not None and held & beside:
                 text = cpu_sets.text(held)
                 lost[container.name] = Lost(
@@ -445,9 +450,11 @@ class CpuManager:
 
     def cpuset(self, pod: Pod, container: str) -> str:
         """Return the cpuset of a container that is about to be created; empty for any CPU."""
+        # Before the answer: the pool of the container's pod may have grown or shrunk since the last round.
         self._divide()
         cpus = self._cpuset(pod.uid, container)
         if cpus:
+            # The mover compares what was created with what is right after later changes.
             self._mover.created(pod.uid, container, cpus)
         return cpus
 
@@ -500,6 +507,7 @@ class CpuManager:
         """Update the CPUs after some went offline or came online."""
         assert self.policy is not None
         try:
+            # Reading one small file; the whole topology is read only after a change.
             if self._readers.online() == self.policy.topology.cpus:
                 return
             policy = self._made(CpuState(0))

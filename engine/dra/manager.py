@@ -221,6 +221,8 @@ class ClaimManager:
                 if not done.done():
                     done.set_result(failure)
 
+        # A call that is under way cannot be taken back: its answer says what the driver holds, and must be
+        # recorded even if nobody waits for it.
         self._calls.start(carry_out())
         try:
             failure = await asyncio.shield(done)
@@ -234,6 +236,7 @@ class ClaimManager:
     async def _turn(self, keys: Iterable[ClaimKey]) -> AsyncIterator[None]:
         """Hold the locks of these claims, always acquired in the same order."""
         async with AsyncExitStack() as stack:
+            # One order for all, so that two pods that share two claims do not wait for each other for ever.
             for key in sorted(set(keys)):
                 await stack.enter_async_context(self._locks.setdefault(key, asyncio.Lock()))
             yield
@@ -257,6 +260,8 @@ class ClaimManager:
 
     async def _prepare(self, pod: Pod, claims: Sequence[ResourceClaim], wanted: Wanted) -> None:
         keys = [(claim.metadata.namespace, claim.metadata.name) for claim in claims]
+        # The pod's own lock first: a prepare that continues after its caller was cancelled must end before
+        # the unprepare of the pod begins.
         async with self._turn([_of_pod(pod.uid)]), self._turn(keys):
             if not wanted():
                 return
@@ -280,6 +285,7 @@ class ClaimManager:
             if fault:
                 await self._roll_back(pod, attempts, answers)
             await self._file.flush()
+        # The pod may have gone while its claims were prepared.
         self._soon.set()
         if fault:
             raise Refused(fault)
@@ -295,6 +301,8 @@ class ClaimManager:
                 raise Refused(f"{text} still exists (previous pod force-deleted?!)")
             state = known or ClaimState(meta.uid, meta.name, meta.namespace)
             drivers = {result.driver for result in claim.allocated}
+            # Claims from a state file are recorded but not `prepared`: their drivers are asked again, since
+            # they may have restarted with the agent (calls are idempotent).
             asked, entered = drivers - state.prepared, pod.uid not in state.pods
             attempts.append(_Attempt(state, asked, asked - state.drivers.keys(), entered))
         for attempt in attempts:
@@ -338,6 +346,7 @@ class ClaimManager:
     async def _ask(self, method: str, wanted: Iterable[tuple[ClaimState, Collection[str]]]) -> list[_Asked]:
         """Call all drivers at once, each one time."""
         calls = batches(wanted)
+        # One call per driver with all its claims, as in the kubelet.
         answers = await asyncio.gather(*(self._call(method, *call) for call in calls.items()))
         return [asked for answered in answers for asked in answered]
 
@@ -381,6 +390,7 @@ class ClaimManager:
         claims = self.table.of_pod(pod_uid)
         last = [claim for claim in claims if len(claim.pods) == 1]
         for claim in claims:
+            # Shared with another pod, so it stays prepared.
             if claim not in last:
                 self.table.release(claim, pod_uid)
         answers = await self._ask("NodeUnprepareResources", [(claim, claim.drivers) for claim in last])
@@ -398,6 +408,7 @@ class ClaimManager:
         """Unprepare the claims of pods that are gone, each minute: no worker remembers these pods."""
         while True:
             with contextlib.suppress(TimeoutError):
+                # A node without claims never wakes up for this.
                 async with asyncio.timeout(RECONCILE_SECONDS if len(self.table) else None):
                     await self._soon.wait()
             self._soon.clear()

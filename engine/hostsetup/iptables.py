@@ -48,6 +48,7 @@ class Iptables:
 
     def __init__(self, command: Sequence[str], *, ipv6: bool) -> None:
         self.name = command[-1]
+        # kube-proxy and CNI plugins use iptables as well, which locks its tables (xtables lock).
         self._command = [*command, "-w", str(LOCK_SECONDS)]
         self._ipv6 = ipv6
 
@@ -89,6 +90,7 @@ class Iptables:
     async def _ensure_rule(self, position: str, table: str, chain: str, *rule: str) -> None:
         what = f"rule of chain {chain} of table {table}"
         found = await self._run("-C", chain, "-t", table, *rule)
+        # Checked first, since iptables adds the same rule as often as it is told to.
         if self._accept(found, what):
             return
         made = await self._run(position, chain, "-t", table, *rule)
@@ -160,6 +162,8 @@ class UtilChains:
         if self._canaries_made:
             if not await self._tables.canary_is_gone():
                 return
+            # A firewall that reloads flushes table by table: chains that are made too early would be lost
+            # again.
             await self._tables.flush_is_over()
             log.info("%s: the tables were flushed; creating the chains again", self._tables.name)
             await self._tables.ensure_chains()

@@ -80,6 +80,7 @@ class Cgroups(msgspec.Struct, frozen=True):
         Raises `Refused` with the last failure if some could not be moved.
         """
         failure: Refused | None = None
+        # A process that forks while its group is emptied leaves the child behind.
         for _ in range(ROUNDS):
             pids = self._movable()
             if not pids:

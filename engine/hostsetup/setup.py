@@ -124,6 +124,7 @@ class HostSetup:
         while True:
             with self._system.step(STEP_SECONDS), once.report():
                 groups = mounted(find_mounts())
+                # In a thread: a machine may have thousands of processes in its root cgroup.
                 await asyncio.to_thread(groups.put_system_processes, self._config.system_cgroups)
             await asyncio.sleep(SYSTEM_SECONDS)
 

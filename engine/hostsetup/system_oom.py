@@ -44,6 +44,7 @@ class SystemOom:
         try:
             descriptor = os.open(self._kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
+                # Otherwise every kill since boot would be reported at each start.
                 os.lseek(descriptor, 0, os.SEEK_END)
                 self.follow(descriptor)
             except BaseException:
@@ -106,6 +107,8 @@ class OomKills:
 
     def read(self, message: str) -> OomKill | None:
         """Return the kill that ends with this message (without its prefix), or None."""
+        # Kernels before 5.0 name the limit in a message of its own; without one, the machine's memory ran
+        # out.
         if _BEGINS in message:
             self._cgroup = "/"
             return None

@@ -113,6 +113,7 @@ class MemoryManager:
         if checkpoint is not None:
             self._restore(checkpoint)
         await self._file.start()
+        # A policy that changed, or a damaged file, must not be found again after a crash.
         await self._file.flush()
 
     async def stop(self) -> None:

@@ -190,6 +190,7 @@ class StaticMemoryPolicy:
         reusable = self._reusable(pod, container)
         mask = self._place(wanted, reusable, hint)
         nodes = self._numa.ids(mask)
+        # Only blocks on exactly these nodes can be reused.
         left = reusable.get(mask, {})
         for kind, size in wanted.items():
             self.state.use(nodes, kind, max(size - left.get(kind, 0), 0))
@@ -234,6 +235,8 @@ class StaticMemoryPolicy:
             key = block.nodes, block.type
             missing[key] = missing.get(key, 0) + size - block.size
             nodes = [self.state.nodes[node] for node in block.nodes]
+            # The kubelet adds in uint64, which wraps: amounts that a state file left below zero have to
+            # decide alike.
             if missing[key] > sum(node.free(block.type) for node in nodes) % UNSIGNED:
                 most = sum(node.allocatable(block.type) for node in nodes) % UNSIGNED
                 raise CannotResize(
