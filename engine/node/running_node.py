@@ -344,7 +344,6 @@ class RunningNode:
         # Before any source: pods that run are counted before new ones are admitted.
         await wait_until_available(self.watch.start)
         await wait_until_available(self.runtime_health.start)
-        # Before the first pull: records of pulls that a crash interrupted are completed or dropped.
         await self._access.reconcile(self._runtime)
         self._events.started(machine.boot_id())
         if self._cgroups.enabled:

@@ -93,7 +93,7 @@ class ProbeManager:
         self._began = context.clock()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._native = ProbeLoop(
-            # The other half of the descriptors is for the agent: the API server, the runtime, logs.
+            # The other half is for the agent: the API server, the runtime, logs.
             max_connections=max(1, min(section.max_connections, descriptors // 2)),
             max_execs=section.library_concurrency,
         )
@@ -136,7 +136,6 @@ class ProbeManager:
             return
         self._loop.remove_reader(self._native.fileno())
         self._native.stop()
-        # In a thread: the loop may be in the middle of its last round.
         await asyncio.to_thread(self._thread.join)
         self._thread = None
         self._native.close()
@@ -176,8 +175,7 @@ class ProbeManager:
         container = entry.container(spec.container)
         assert container is not None
         uptime = self._clock() - self._began
-        # As in the kubelet: only after a restart of the agent, when all probes would otherwise begin
-        # together.
+        # As in the kubelet: after a restart, all probes would otherwise begin together.
         first_in = self._jitter() * spec.period if spec.period > uptime else 0.0
         self._register(container, spec, first_in)
 
@@ -252,8 +250,7 @@ class ProbeManager:
         if (container.id, container.state, container.started_at) == (container_id, number, started_at):
             return
         if container.id != container_id:
-            # The native loop names the incarnation with its news, so that late news of an earlier one is
-            # recognised.
+            # News of the native loop carries it, so that late news of an earlier one is recognised.
             self._numbers += 1
             container.id = container_id
             container.number = self._numbers if container_id else 0
