@@ -197,6 +197,7 @@ class ContainerGC:
 
     async def _remove(self, removal: Removal, grace: str) -> None:
         id = removal.container.id
+        # A container in an unknown state may run; the runtime refuses to remove one that does.
         if removal.stop:
             seconds = decimal(grace)
             await self._runtime.stop_container(id, _DEFAULT_GRACE if seconds is None else seconds)
@@ -220,6 +221,7 @@ class ContainerGC:
                 link.unlink(missing_ok=True)
 
     async def _evict_sandboxes(self, report: ContainerGCReport, evict_non_deleted: bool) -> None:
+        # The usual case costs one list instead of two.
         if all(map(_is_ready, await self._runtime.list_pod_sandboxes())):
             return
         # Containers before sandboxes: a sandbox that is created in between then has no container in the list,
@@ -237,6 +239,7 @@ class ContainerGC:
         for sandbox in plan:
             outcome, reason = "collected", ""
             try:
+                # Also one that is not ready: the runtime may still hold its network (CNI DEL).
                 await self._runtime.stop_pod_sandbox(sandbox.id)
                 await self._runtime.remove_pod_sandbox(sandbox.id)
                 report.sandboxes.append(sandbox.id)

@@ -87,6 +87,7 @@ class ContainerMover:
                 moved = await self._move_all()
             if not moved:
                 asyncio.get_running_loop().call_later(self._period, self._wake.set)
+            # A change meanwhile leads to another round, and `wait_done` has to wait for that.
             elif not self._wake.is_set():
                 self._done.set()
 
@@ -102,6 +103,8 @@ class ContainerMover:
         others: list[tuple[RunningContainer, str]] = []
         for one in running:
             wanted = self._wanted(one.pod_uid, one.name)
+            # A container that is new here has what it was created with; it is moved only if that has become
+            # wrong.
             if one.id not in self._written and (one.pod_uid, one.name) in self._created:
                 self._written[one.id] = self._created.pop((one.pod_uid, one.name))
             if wanted and self._written.get(one.id) != wanted:

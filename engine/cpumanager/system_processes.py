@@ -46,6 +46,7 @@ class SystemProcesses:
         for group, file in self._files.items():
             if self._written.get(group) == text:
                 continue
+            # Removed first: after a failure the value in the kernel is not known to be right.
             before = self._written.pop(group, "")
             try:
                 file.write_text(text)

@@ -79,6 +79,7 @@ class ClaimedServer:
         if accepting is not None and self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
         await self._connections.stop()
+        # asyncio closes transports in later turns of the loop; the socket must not be removed under them.
         for _ in range(TURNS_TO_END):
             await asyncio.sleep(0)
         if accepting is not None:
@@ -152,6 +153,7 @@ class ClaimedServer:
     async def _loaded(self) -> GrpcServer:
         async with self._loading:
             if self._server is None:
+                # grpcio is loaded only when somebody calls: it costs 23 MB.
                 make = await asyncio.to_thread(_load)
                 server = make(self._methods, most_calls=self._most_calls)
                 try:

@@ -90,7 +90,7 @@ class Iptables:
     async def _ensure_rule(self, position: str, table: str, chain: str, *rule: str) -> None:
         what = f"rule of chain {chain} of table {table}"
         found = await self._run("-C", chain, "-t", table, *rule)
-        # Checked first, since iptables adds the same rule as often as it is told to.
+        # Checked first, since iptables adds the same rule once per call.
         if self._accept(found, what):
             return
         made = await self._run(position, chain, "-t", table, *rule)

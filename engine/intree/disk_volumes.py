@@ -221,6 +221,7 @@ class DiskVolumes(ABC, Generic[Disk]):
 def _bind(directory: Path, target: Path, access: Access) -> None:
     """Mount a directory at `target`, unless it is there, with the pod's group and options."""
     if not is_mount_point(target):
+        # The descriptor is the source of the mount: what it refers to cannot be replaced in between.
         source = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if access.group is not None and not access.read_only:
@@ -229,10 +230,12 @@ def _bind(directory: Path, target: Path, access: Access) -> None:
             bind(source, target)
         finally:
             os.close(source)
+    # A bind mount ignores options when it is made; it takes them only in a remount (mount(8)).
     restrict(target, [*access.options, *(["ro"] if access.read_only else ())])
 
 
 def _link(link: Path, device: Path) -> Path:
+    # The link keeps the name in /dev/disk, which survives a restart; the device's own name may change.
     found = device.resolve(strict=True)
     if not stat.S_ISBLK(found.stat().st_mode):
         raise Refused("not a block device", subject=str(device))

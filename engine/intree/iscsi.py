@@ -56,6 +56,7 @@ class IscsiVolumes(DiskVolumes[IscsiDisk]):
         directory = disk.directory(self._root, block=access.block)
         async with self._turn(directory):
             transport = await iscsiadm.transport(disk)
+            # Sessions belong to targets: two disks of one target must not log in and out at the same time.
             async with self._turn(disk.iqn):
                 devices = await self._paths(disk, access, transport)
                 device = await self._one_device(disk, devices)
@@ -97,6 +98,7 @@ class IscsiVolumes(DiskVolumes[IscsiDisk]):
             host = (await asyncio.to_thread(self._scsi.hosts, disk.iqn)).get(portal)
             if host is None:
                 raise Refused(f"could not get SCSI host number for portal {portal} after logging in")
+        # Only this LUN: a scan of the whole host would attach disks that belong to other machines.
         await asyncio.to_thread(self._scsi.scan, host, disk.lun)
         link = device_links(disk, portal, transport)
         for _ in range(DEVICE_SECONDS):
@@ -147,10 +149,12 @@ class IscsiVolumes(DiskVolumes[IscsiDisk]):
         mapped = await asyncio.to_thread(self._scsi.multipath, disks)
         if mapped is not None:
             await iscsiadm.flush_multipath(str(mapped))
+        # Deleted before the log-out: the kernel would report errors of disks that vanish under it.
         for each in disks:
             await asyncio.to_thread(self._scsi.delete, each)
         async with self._turn(disk.iqn):
             others = [d for d in await asyncio.to_thread(self._directories) if d != directory]
+            # The last disk of the target on this node.
             if not any(other.name.startswith(f"{disk.target}-lun-") for other in others):
                 await iscsiadm.log_out(disk)
             await asyncio.to_thread(_remove, directory)

@@ -45,6 +45,7 @@ class NfsVolumes:
             "-t",
             "nfs",
             *(["-o", ",".join(given)] if given else ()),
+            # A server whose name begins with a dash would otherwise be an option.
             "--",
             source,
             str(target),
@@ -55,6 +56,7 @@ class NfsVolumes:
                 raise Refused(_why(command, done.code, words(done)))
         except BaseException:
             with suppress(KubengineError, OSError):
+                # Forced, since a server that does not answer would block an ordinary unmount.
                 await unmount(target, force=True)
                 await asyncio.to_thread(target.rmdir)
             raise

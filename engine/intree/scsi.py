@@ -31,6 +31,7 @@ class ScsiDisks:
             for connection in sorted(session.glob("connection*")):
                 attributes = connection / "iscsi_connection" / connection.name
                 with suppress(OSError):
+                    # After a redirect, the persistent address is the portal that was asked for.
                     for kind in ("", "persistent_"):
                         address = (attributes / f"{kind}address").read_text().strip()
                         port = (attributes / f"{kind}port").read_text().strip()

@@ -33,7 +33,7 @@ MAX_POINTS = 10_000
 
 
 class Range(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """Numbers from one to another, both included if the step meets them."""
+    """Enumerate numbers from one to another, both included if the step meets them."""
 
     from_: Annotated[float, Meta(description="first value")]
     to: Annotated[float, Meta(description="last value")]

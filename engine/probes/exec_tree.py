@@ -86,6 +86,7 @@ def kill_orphaned(container_id: str, sessions: set[ExecSession]) -> list[int]:
     for pid in _pids() if orphaned else ():
         with contextlib.suppress(OSError, ValueError):
             _, session, start = _stat(pid)
+            # The pid of the leader may have come to another process since, which then leads a later session.
             if session in orphaned and start >= orphaned[session] and _is_in(pid, container_id):
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)

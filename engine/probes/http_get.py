@@ -25,10 +25,10 @@ _REASONS: Final = {http.MALFORMED: Reason.MALFORMED, http.BROKEN: Reason.BODY}
 
 
 class HttpGet:
-    """A GET over HTTP or TLS (the certificate is not verified). `scheme`, `port`, `path` and `response` are
-    those of the last request, while the redirects are followed too.
+    """Get a URL over HTTP or TLS (the certificate is not verified), and follow redirects to the same host.
 
-    `network` is a descriptor of the network namespace to use.
+    `scheme`, `port`, `path` and `response` are those of the last request. `network` is a descriptor of the
+    network namespace to use.
     """
 
     def __init__(

@@ -42,6 +42,7 @@ class KillBudget:
         while self._taken and self._taken[0][0] <= now - self._within:
             self._taken.popleft()
         of_owner = sum(taken == owner for _, taken in self._taken)
+        # A node that cannot run its probes in time cannot judge containers either.
         if lateness > LATE_SECONDS:
             return f"the node ran the probe {lateness:.1f} s late"
         if self._per_owner and of_owner >= self._per_owner:

@@ -104,6 +104,7 @@ async def _read_http2(answer: GrpcAnswer, reader: asyncio.StreamReader, writer: 
     while verdict == grpc.MORE:
         try:
             data = await reader.read(65536)
+        # A server may answer and then reset the connection: what has arrived decides.
         except (ConnectionError, ssl.SSLError):
             data = b""
         verdict = answer.feed(data) if data else answer.eof()

@@ -56,6 +56,7 @@ def open_network(sandbox_id: str, info: str) -> int:
         raise Refused(
             "the runtime doesn't say where its network is", subject=f"sandbox {sandbox_id}"
         ) from None
+    # A path in /proc names a process whose number may have been used again; its cgroup is checked instead.
     if path and not path.startswith("/proc/"):
         found = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     elif pid > 0:
@@ -77,6 +78,7 @@ async def connect(host: str, port: int, network: int, **how: Any) -> Connection:
     Names are resolved on this node. Raises `OSError`.
     """
     failure: OSError | None = None
+    # The pod may end while the name is resolved, and its descriptor be closed and used for another file.
     held = os.dup(network) if network != NETWORK_OF_THE_NODE else network
     try:
         for family, _, _, _, address in await _resolve(host, port):

@@ -36,7 +36,7 @@ _SERIES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KubeletAccess:
-    """How to reach a kubelet: `https://host:10250`, or `http://host:10255` for its read-only port.
+    """Say how to reach a kubelet: `https://host:10250`, or `http://host:10255` for its read-only port.
 
     A certificate or a token authenticates the caller. `authority` is the file of the certificates that the
     kubelet's own is checked against; `unverified` skips the check.

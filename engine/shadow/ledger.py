@@ -19,7 +19,7 @@ MOST_REASONS: Final = 50
 
 @dataclass(slots=True)
 class Tally:
-    """The counts of one kind; `not_judged` counts by reason."""
+    """Count one kind of decision; `not_judged` counts by reason."""
 
     agreed: int = 0
     differed: int = 0
@@ -31,8 +31,9 @@ class Tally:
 
 @dataclass(slots=True)
 class Difference:
-    """A difference: the decision, when it was first and last seen (Unix seconds), how often it has begun, and
-    whether it still stands."""
+    """Hold a difference: the decision, when it was first and last seen (Unix seconds), how often it has
+    begun, and whether it still stands.
+    """
 
     comparison: Comparison
     first: float
@@ -58,7 +59,9 @@ class Difference:
 
 @dataclass(slots=True)
 class _Open:
-    """A decision that both sides still stand by, since when (monotonic), and whether it has been counted."""
+    """Hold a decision that both sides still stand by, since when (monotonic), and whether it has been
+    counted.
+    """
 
     comparison: Comparison
     since: float

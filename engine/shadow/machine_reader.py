@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class ManagerStates(NamedTuple):
-    """The state files of the CPU, memory, device and DRA managers."""
+    """Hold the state files of the CPU, memory, device and DRA managers."""
 
     cpus: CpuCheckpoint
     memory: MemoryCheckpoint

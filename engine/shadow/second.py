@@ -33,7 +33,8 @@ _LIMITS: Final = ("memory.limit_in_bytes", "memory.max")
 
 
 class NextChange(NamedTuple):
-    """One decision that the second configuration takes otherwise: `now` is the live one, `next` its own.
+    """Hold one decision that the second configuration takes otherwise: `now` is the live one, `next`
+    its own.
 
     `decision` is admit, refuse, preempt, evict, pressure, resize, throttle, limit, collect, restart, start or
     back-off; `at` is a Unix time.
@@ -49,7 +50,7 @@ class NextChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NextNode:
-    """The node under the second configuration."""
+    """Hold the node under the second configuration."""
 
     config: KubeletConfiguration
     rules: CgroupRules

@@ -33,7 +33,7 @@ _RESIZING: Final = frozenset({"PodResizePending", "PodResizeInProgress"})
 
 
 class PodFate(NamedTuple):
-    """What becomes of one pod now, and if a kubelet takes the node back; `holds` is what it keeps."""
+    """Say what becomes of one pod now, and if a kubelet takes the node back; `holds` is what it keeps."""
 
     pod: str
     fate: Fate
@@ -46,7 +46,9 @@ class PodFate(NamedTuple):
 
 
 class NodeFinding(NamedTuple):
-    """Something about the node as a whole; one that `stops` the take-over has to be dealt with before it."""
+    """Report something about the node as a whole; one that `stops` the take-over has to be dealt with before
+    it.
+    """
 
     subject: str
     text: str
@@ -54,7 +56,7 @@ class NodeFinding(NamedTuple):
 
 
 class PublishedVolume(NamedTuple):
-    """A volume that a CSI driver has published for a pod, by the name of its directory."""
+    """Name a volume that a CSI driver has published for a pod, by the name of its directory."""
 
     uid: str
     name: str
@@ -64,7 +66,7 @@ class PublishedVolume(NamedTuple):
 
 @dataclass(slots=True)
 class Holdings:
-    """Assignments of containers in words, by pod uid: those that stay valid, and those that are lost."""
+    """Hold assignments of containers in words, by pod uid: those that stay valid, and those that are lost."""
 
     kept: dict[str, list[str]] = field(default_factory=dict)
     lost: dict[str, list[str]] = field(default_factory=dict)

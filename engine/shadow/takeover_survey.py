@@ -49,7 +49,7 @@ _STATES: Final[dict[str, Callable[[bytes], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TakeoverSurvey:
-    """What a take-over would do to the pods, and what has to be known about the node."""
+    """Say what a take-over would do to the pods, and what has to be known about the node."""
 
     node: str
     fates: list[PodFate]
@@ -57,7 +57,7 @@ class TakeoverSurvey:
 
     @property
     def changes(self) -> bool:
-        """Whether some pod is not simply kept, or something has to be dealt with before."""
+        """Tell whether some pod is not simply kept, or something has to be dealt with before."""
         counts = summary(self.fates)
         changed = any(counts[fate] for fate in ("restarts", "moves", "refused"))
         return changed or any(finding.stops for finding in self.findings)

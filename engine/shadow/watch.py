@@ -57,7 +57,7 @@ MOST_FAULTS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class ShadowOptions:
-    """What to look at. `config` is read where the kubelet's port does not show its configuration.
+    """Say what to read. `config` is read where the kubelet's port does not show its configuration.
 
     `runtime` '' is the configuration's endpoint. With `kubeconfig`, the Node comes from the API server.
     `following` is a second configuration that decides next to the live one; with `record`, what is seen is
@@ -75,7 +75,7 @@ class ShadowOptions:
 
 @dataclass(slots=True)
 class Fault:
-    """A source that could not be read: how often, and when and why last."""
+    """Hold a source that could not be read: how often, and when and why last."""
 
     times: int = 0
     last: float = 0.0
@@ -84,7 +84,7 @@ class Fault:
 
 @dataclass(slots=True)
 class _Sources:
-    """What changes rarely: configuration, its rules on this machine, and the Node."""
+    """Hold what changes rarely: configuration, its rules on this machine, and the Node."""
 
     config: KubeletConfiguration
     rules: CgroupRules

@@ -91,6 +91,8 @@ class Logind:
         owner.add_arg_condition(0, SERVICE)
         self._connection.filter(owner, queue=self._signals)
         self._call(message_bus.AddMatch(owner))
+        # The match is in place before the owner is asked for: a restart in between shows as a change of
+        # owner.
         self._call(message_bus.AddMatch(_shutdown_of(SERVICE)))
         (present,) = self._call(message_bus.GetNameOwner(SERVICE))
         self._connection.filter(_shutdown_of(present), queue=self._signals)

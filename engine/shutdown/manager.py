@@ -133,10 +133,12 @@ class ShutdownManager:
         """Open a connection that receives signals, and take a new lock. Raises `Refused`."""
         connecting = asyncio.ensure_future(asyncio.to_thread(self._open))
         try:
+            # A thread cannot be cancelled: what it opens has to be closed when it is done.
             logind, lock = await asyncio.shield(connecting)
         except asyncio.CancelledError:
             connecting.add_done_callback(_dismiss)
             raise
+        # After the new lock exists, so that there is no moment without one.
         self._release()
         self._lock = lock
         if self._trouble:
@@ -165,6 +167,7 @@ class ShutdownManager:
             write_inhibit_delay(self._places.drop_ins, wanted)
             logind.reload()
             for pause in RELOAD_PAUSES:
+                # logind reloads asynchronously and does not say when it is done; this runs in a thread.
                 time.sleep(pause)
                 delay = logind.inhibit_delay()
                 if delay >= wanted:
@@ -198,12 +201,14 @@ class ShutdownManager:
         if changed:
             self._changed()
         if begins:
+            # logind repeats the signal if a shutdown is requested twice.
             if self._shutdown is None or self._shutdown.done():
                 self._shutdown = self._ending.start(self._shut_down(), "node")
             return
         if self._shutdown is not None:
             self._shutdown.cancel()
             await asyncio.wait({self._shutdown})
+        # A cancelled shutdown has used the lock up: it is only good for one.
         lock = await asyncio.to_thread(logind.inhibit)
         self._release()
         self._lock = lock

@@ -70,18 +70,16 @@ NOT_VERBS = {
     "Without", "Your",
 }  # fmt: skip
 """First words that showed a docstring without a verb at its beginning."""
-NOT_YET = {"plan", "shadow", "_fast"}
-"""Packages whose docstrings do not all begin with a verb yet. Take a name out; add none."""
 
 
 def first_word_is_wrong(docstring: str) -> bool:
-    """Tell whether a docstring plainly does not begin with an imperative, or with "Raised" for an error.
+    """Tell whether a docstring plainly does not begin with an imperative.
 
-    An article, a question word, a name in code, a plural or third person, and a participle are found. Other
-    nouns are not.
+    "Raised" begins that of an error, and "Parameters" that of a question's parameters. An article, a question
+    word, a name in code, a plural or third person, and a participle are found. Other nouns are not.
     """
     word = docstring.split(maxsplit=1)[0].rstrip(".,:;")
-    if word == "Raised":
+    if word in ("Raised", "Parameters"):
         return False
     return (
         not re.fullmatch(r"[A-Z][a-z]+(?:-[a-z]+)?", word)
@@ -105,7 +103,7 @@ def test_docstrings_begin_with_a_verb() -> None:
     wrong = {
         f"{path}: {name}: {text.splitlines()[0]}"
         for path, name, text in docstrings()
-        if path.parts[0] not in NOT_YET and first_word_is_wrong(text)
+        if first_word_is_wrong(text)
     }
     assert wrong == set()
 

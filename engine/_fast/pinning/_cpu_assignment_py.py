@@ -18,7 +18,7 @@ EXHAUSTIVE_NODES = 8
 
 
 class Layout:
-    """A machine's online CPUs by core, last-level cache, socket and NUMA node: id → set of CPUs.
+    """Hold a machine's online CPUs by core, last-level cache, socket and NUMA node: id → set of CPUs.
 
     Sets of one level do not overlap. Raises `ValueError` without CPUs or without members of some level.
     """
@@ -77,7 +77,7 @@ def take_packed(
 
 
 class _Taking:
-    """One choice under way: what is still free, what is taken, how many more are needed."""
+    """Track one choice: what is still free, what is taken, how many more are needed."""
 
     def __init__(self, layout: Layout, available: int, count: int) -> None:
         self._layout = layout

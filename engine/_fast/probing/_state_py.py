@@ -42,7 +42,9 @@ class ProbeObservation(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """If `facts` all hold: publish, then act. `adopts` False leaves an unknown container unknown."""
+    """State what happens if `facts` all hold: publish, then act. `adopts` False leaves an unknown container
+    unknown.
+    """
 
     facts: dict[str, bool]
     publishes: int

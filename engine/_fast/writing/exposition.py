@@ -20,7 +20,7 @@ Numbers: TypeAlias = "array[int] | memoryview[int]"
 
 
 class ColumnRows(NamedTuple):
-    """The numbers of a column at `rows`; a negative row has none, `ABSENT`."""
+    """Pick the numbers of a column at `rows`; a negative row has none, `ABSENT`."""
 
     column: Numbers
     rows: array[int]
@@ -37,12 +37,13 @@ class Texts(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The i-th of `values`, divided by `10**point`, with the i-th of `labels`, or, where they are `picked`,
-    the one of that place.
+    """Write `values[i] / 10**point` with the i-th of `labels`, or, where they are `picked`, with the one of
+    that place.
 
-    `opening` is a name, `{` and what labels all have; `heading` comes before the first line. An `ABSENT`
+    `opening` is a name, `{` and what all labels have; `heading` comes before the first line. An `ABSENT`
     value has no line, and without any line there is no heading. `point` is 0 to 18; `ending` comes after the
-    value: a blank and a time, or nothing."""
+    value: a blank and a time, or nothing.
+    """
 
     heading: bytes
     opening: bytes

@@ -17,11 +17,12 @@ MOMENT: Final = -3
 
 
 class MemberStep(NamedTuple):
-    """A number under a name: one of `values` divided by `10**form`, from 0 to 18; `text` is `"name":`.
+    """Write a number `values[row] / 10**form` under a name, `text` being `"name":`, for a form of 0 to 18.
 
-    `OPEN` begins an object, `text` being `"name":{` or what else it begins with, and `CLOSE` ends it. It is
-    there only with a number in it: a `MOMENT`, Unix seconds shown as RFC 3339 from 1970 to 9999, is none, and
-    an `ABSENT` value is not there."""
+    `OPEN` begins an object, `text` being `"name":{` or what else it begins with, and `CLOSE` ends it. The
+    object is written only if it contains a number: a `MOMENT`, Unix seconds shown as RFC 3339 from 1970 to
+    9999, is none, and an `ABSENT` value is left out.
+    """
 
     text: bytes
     values: Values | None

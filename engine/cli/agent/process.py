@@ -115,6 +115,7 @@ class AgentProcess:
             loop.add_signal_handler(number, self._signalled, number)
         try:
             self.node.claim()
+            # Before the runtime starts: a second agent on the same root must fail before it changes anything.
             self._server.bind()
             await self._run_with_runtime(show)
         finally:
@@ -139,6 +140,7 @@ class AgentProcess:
             await self.node.start()
             await self._server.start()
             tune_garbage_collection()
+            # After garbage collection is tuned: systemd starts dependent units now, and pods begin to come.
             self._service_manager.ready()
             beating = asyncio.create_task(beat(self._service_manager, self._trouble), name="watchdog")
             log.info("node %s is up; its socket is %s", self.node.name, default_socket(self.options.root_dir))
@@ -161,6 +163,7 @@ class AgentProcess:
         return "; ".join(f"{check}: {error}" for check, error in self.node.healthz() if error)
 
     def _signalled(self, number: signal.Signals) -> None:
+        # A second signal does not interrupt what the first one began.
         if self._asked_to_end.full():
             return
         self._asked_to_end.put_nowait(number)

@@ -39,9 +39,11 @@ class _Postponed(ModuleType):
     """Stand in for a module until one of its attributes is used."""
 
     def __getattr__(self, attribute: str) -> Any:
+        # `inspect` and the import system probe for dunder names; that must not load the module.
         if attribute.startswith("__"):
             raise AttributeError(attribute)
         with _loading, _without_threads():
+            # Another thread may have loaded it while this one waited.
             if sys.modules.get(self.__name__) is self:
                 del sys.modules[self.__name__]
             value = self.__dict__[attribute] = getattr(importlib.import_module(self.__name__), attribute)

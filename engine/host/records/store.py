@@ -216,6 +216,7 @@ class RecordStore:
         while True:
             await self._schedule.due()
             waiters, self._waiters = self._waiters, []
+            # What is stored from here on belongs to the next group; `get` finds both.
             self._under_way, self._unwritten = self._unwritten, {}
             group, failures = dict(self._under_way), dict[str, KubengineError]()
             try:
@@ -249,10 +250,13 @@ class RecordStore:
                 log.warning("cannot record %s: %s", key, failures[key])
         if sync:
             self._names.sync()
+        # Until the sync has succeeded: if it fails, the kernel drops the pages and a second sync would
+        # succeed.
         self._doubtful = True
         self._write(b"".join(written.values()))
         self._fault("records written")
         if sync:
+            # Without the times of the file, which nobody reads; its length is synced when it has grown.
             os.fdatasync(self._file)
         self._fault("records synced")
         self._doubtful = False
@@ -267,6 +271,7 @@ class RecordStore:
                 count = os.pwrite(self._file, left, at)
                 at, left = at + count, left[count:]
         except OSError:
+            # So that nothing of a half-written group is found after a crash.
             os.ftruncate(self._file, self._end)
             self._doubtful = False
             raise
@@ -300,6 +305,7 @@ class RecordStore:
                 end += length
         replace_file(self.path, b"".join(content))
         self._fault("records written again")
+        # The old descriptor still refers to the replaced file.
         file = os.open(self.path, _OPEN)
         with self._lock:
             before, self._file = self._file, file

@@ -212,6 +212,7 @@ class ClusterControlPlane:
         for task, _ in self._tasks:
             await task.stop()
         await self._credentials.stop()
+        # Last: the parts that were stopped before may have sent a final report.
         self._client.close()
 
     def send_event(self, event: Event) -> None:

@@ -104,6 +104,7 @@ async def read_log(
             return
         with watch.changes(path.parent) as news:
             while True:
+                # Before the file is read: what a container writes until it ends is then read in any case.
                 alive = running()
                 news.clear()
                 while (piece := await asyncio.to_thread(log.read, last=not alive)) is not None:
@@ -111,6 +112,7 @@ async def read_log(
                         yield piece
                 if log.done:
                     return
+                # A rotation renamed the file: its rest is read first, then the new one from its beginning.
                 if await asyncio.to_thread(log.is_another, path):
                     try:
                         replacement = await _opened(path, top)
@@ -125,6 +127,7 @@ async def read_log(
                 if not alive:
                     return
                 try:
+                    # Also without a change: the end of the container is no event in the directory.
                     async with asyncio.timeout(POLL_SECONDS):
                         await news.wait()
                 except TimeoutError:
@@ -165,6 +168,7 @@ class _Log:
             return None
         lines = _lines(self._rest + data)
         self._rest = b""
+        # The runtime may be in the middle of a line; one without end is passed on in pieces.
         if data and lines and not lines[-1].endswith(b"\n") and len(lines[-1]) < LONGEST_LINE:
             self._rest = lines.pop()
         return self._text.take_all(lines)

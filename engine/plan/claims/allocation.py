@@ -40,7 +40,7 @@ class TooLong(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One device for one request of a claim."""
+    """Hold one device for one request of a claim."""
 
     request: str
     device: PoolDevice
@@ -66,7 +66,7 @@ class Pick:
 
 @dataclass(frozen=True)
 class Demands:
-    """The rules by which devices meet a claim: classes by name, and compiled selectors."""
+    """Hold the rules by which devices meet a claim: classes by name, and compiled selectors."""
 
     classes: Mapping[str, DeviceClass]
     selectors: Selectors = field(default_factory=Selectors)
@@ -155,7 +155,7 @@ class _Contradiction(Exception):
 
 
 class _Search:
-    """One search. `_picks` is the present set; every step back restores what the step changed."""
+    """Search once. `_picks` is the present set; every step back restores what the step changed."""
 
     def __init__(self, spec: PlannedClaimSpec, node: NodeDevices, demands: Demands) -> None:
         self._requests = spec.devices.requests or []

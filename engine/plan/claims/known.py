@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DynamicResources:
-    """The slices, claims, classes and taint rules of a cluster."""
+    """Hold the slices, claims, classes and taint rules of a cluster."""
 
     slices: list[OfferedSlice]
     claims: list[PlannedClaim]

@@ -28,7 +28,9 @@ class CapacityRange(Struct):
 
 
 class CapacityPolicy(Struct):
-    """How a request for a part of a device is rounded; `default` counts for claims that name no amount."""
+    """Say how a request for a part of a device is rounded; `default` counts for claims that name no
+    amount.
+    """
 
     default: Quantity | None = None
     valid_values: list[Quantity] | None = None
@@ -45,7 +47,7 @@ class Counter(Struct):
 
 
 class CounterSet(Struct):
-    """Counters that the partitions of one piece of hardware consume together."""
+    """Hold counters that the partitions of one piece of hardware consume together."""
 
     name: str
     counters: dict[str, Counter] | None = None
@@ -57,7 +59,7 @@ class CounterConsumption(Struct):
 
 
 class OfferedAttribute(Struct):
-    """One value, of one of the kinds."""
+    """Hold one value, of one of the kinds."""
 
     number: int | None = msgspec.field(default=None, name="int")
     flag: bool | None = msgspec.field(default=None, name="bool")
@@ -82,7 +84,9 @@ class DeviceTaint(Struct):
 
 
 class OfferedDevice(Struct):
-    """A device of a slice. Names of attributes and capacities without a domain belong to the driver's own."""
+    """Describe a device of a slice. Names of attributes and capacities without a domain belong to the
+    driver's own.
+    """
 
     name: str
     attributes: dict[str, OfferedAttribute] | None = None
@@ -139,7 +143,7 @@ class CapacityRequest(Struct):
 
 
 class DeviceDemand(Struct):
-    """One way to meet a request: some devices of a class, or all of them."""
+    """Describe one way to meet a request: some devices of a class, or all of them."""
 
     name: str = ""
     device_class_name: str = ""
@@ -152,7 +156,7 @@ class DeviceDemand(Struct):
 
 
 class DeviceRequest(Struct):
-    """A request: `exactly` one demand, or the `first_available` of several."""
+    """Request devices: `exactly` one demand, or the `first_available` of several."""
 
     name: str
     exactly: DeviceDemand | None = None
@@ -164,7 +168,9 @@ class DeviceRequest(Struct):
 
 
 class DeviceConstraint(Struct):
-    """Devices of these requests (all without names) share an attribute's value, or all differ in it."""
+    """Constrain these requests (all without names): their devices share an attribute's value, or all differ
+    in it.
+    """
 
     requests: list[str] | None = None
     match_attribute: str | None = None
@@ -237,7 +243,7 @@ class ResourceClaimTemplate(Struct):
 
 
 class TaintSelector(Struct):
-    """The devices that a rule taints: those that match every given field."""
+    """Select the devices that a rule taints: those that match every given field."""
 
     driver: str | None = None
     pool: str | None = None

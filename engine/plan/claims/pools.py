@@ -34,7 +34,7 @@ _Offer = tuple[int, DeviceKey, OfferedDevice]
 
 @dataclass(frozen=True, slots=True)
 class PoolDevice:
-    """One offered device, with the taints of its slice and of every rule that selects it."""
+    """Hold one offered device, with the taints of its slice and of every rule that selects it."""
 
     key: DeviceKey
     offered: OfferedDevice
@@ -52,7 +52,7 @@ class PoolDevice:
 
 @dataclass
 class NodeDevices:
-    """The devices that a node can use, and their use by claims that have devices already.
+    """Hold the devices that a node can use, and their use by claims that have devices already.
 
     `unusable` names the pools for this node of which slices are missing, or that repeat a device: nothing is
     allocated from them.

@@ -51,7 +51,7 @@ class NodeStore:
 
 
 class EvictionStep(NamedTuple):
-    """`waits`: `amount` seconds until `threshold` is due; `reclaim`: bytes of images."""
+    """Hold one step: `waits` means `amount` seconds until `threshold` is due, `reclaim` bytes of images."""
 
     decision: Literal["waits", "reclaim"]
     threshold: Threshold

@@ -40,7 +40,7 @@ LEAST_WINDOW: Final = 120
 
 @dataclass(frozen=True)
 class ReadingBudget:
-    """Bounds of one reading: samples of a query, series in all, seconds in all."""
+    """Bound one reading: samples of a query, series in all, seconds in all."""
 
     samples: int = 2_000_000
     series: int = 5_000_000

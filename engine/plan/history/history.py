@@ -32,7 +32,7 @@ BLOCK: Final = 8192
 
 @dataclass(frozen=True)
 class Times:
-    """The moments of a history: `count` of them from `start` (Unix seconds), `step` seconds apart."""
+    """Hold the moments of a history: `count` of them from `start` (Unix seconds), `step` seconds apart."""
 
     start: int
     step: int

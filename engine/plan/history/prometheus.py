@@ -72,7 +72,7 @@ class TooMuch(Refused):
 
 @dataclass(frozen=True)
 class ServerAccess:
-    """Where a server is and how to be let in, as the options of the command say."""
+    """Say where a server is and how to authenticate, as the options of the command say."""
 
     url: str
     bearer_token_file: str = ""
@@ -86,7 +86,7 @@ class ServerAccess:
 
 
 class Prometheus:
-    """One server. `timeout` is the deadline of one query in seconds.
+    """Query one server. `timeout` is the deadline of one query in seconds.
 
     Queries raise `TooMuch`, `Refused` for an error of the query or of the credentials, and `Unavailable` if
     the server cannot be reached. `clock_offset` is how far the server's clock is ahead of this one, in
@@ -235,7 +235,7 @@ class Prometheus:
 
 
 class _SameServer(HTTPRedirectHandler):
-    """Follows redirects on one server only: urllib would send the credentials along to any other."""
+    """Follow redirects on one server only: urllib would send the credentials along to any other."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -18,7 +18,7 @@ _MILLION: Final = 1_000_000
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure: `function` of `metric` over a step, in `unit` after multiplying by `scale`.
+    """Describe one measure: `function` of `metric` over a step, in `unit` after multiplying by `scale`.
 
     `required` measures make a history useless if they are missing everywhere. The absence of `optional` ones
     is not reported.

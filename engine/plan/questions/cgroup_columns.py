@@ -44,7 +44,9 @@ class Profile(NamedTuple):
 
 @dataclass(frozen=True)
 class CgroupColumns:
-    """profile     int64[nodes]   which of `profiles` a node has
+    """Hold the cgroup values of a cluster as columns.
+
+    profile     int64[nodes]   which of `profiles` a node has
     values         as the kernel gives them: int64[5, pods], int64[7, containers], int64[7, nodes]
     owner          int64[containers]  the pod's row; `names` are the containers' own
     capacity       int64[nodes]   milli-CPU, -1 unknown

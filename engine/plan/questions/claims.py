@@ -91,7 +91,7 @@ def _asked(parameters: ClaimsParameters) -> list[PlannedClaim]:
 
 @dataclass
 class _Node:
-    """One node, and the classes whose free devices its rows name already."""
+    """Hold one node, and the classes whose free devices its rows name already."""
 
     rows: Rows
     node: int

@@ -113,7 +113,7 @@ def check_cpus(snapshot: Snapshot, parameters: CpusParameters) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """One node under the policies in question. `reserved` CPUs stay shared."""
+    """Hold one node under the policies in question. `reserved` CPUs stay shared."""
 
     cpus: NodeCpus
     options: StaticOptions
@@ -260,7 +260,7 @@ def _copies(pod: Pod, count: int) -> list[Pod]:
 
 
 class _Trial:
-    """The state of one node, on which pods are placed to see how many fit."""
+    """Hold the state of one node, on which pods are placed to see how many fit."""
 
     def __init__(self, machine: _Machine, devices: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
         known, numa = machine.cpus, machine.policy.numa

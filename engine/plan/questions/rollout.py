@@ -203,7 +203,7 @@ class _Nodes:
 
 
 class _Computed(NamedTuple):
-    """What a configuration gives a node: allocatable, and the bytes that all pods together may use."""
+    """Hold what a configuration gives a node: allocatable, and the bytes that all pods together may use."""
 
     allocatable: Amounts
     limit: int

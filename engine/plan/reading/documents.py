@@ -21,7 +21,7 @@ EMPTY = Raw(b"")
 
 
 class DocumentStruct(msgspec.Struct, rename="camel", gc=False):
-    """Decodes only the declared fields."""
+    """Decode only the declared fields."""
 
 
 class Owner(DocumentStruct):
@@ -68,13 +68,13 @@ class ClaimName(DocumentStruct):
 
 
 class PodVolume(DocumentStruct):
-    """A volume, of which only the claim matters: it can tie the pod to some nodes."""
+    """Hold a volume, of which only the claim matters: it can tie the pod to some nodes."""
 
     persistent_volume_claim: ClaimName | None = None
 
 
 class PodDeviceClaim(DocumentStruct):
-    """A ResourceClaim of a pod: an existing one, or one that is made from a template."""
+    """Name a ResourceClaim of a pod: an existing one, or one that is made from a template."""
 
     name: str = ""
     resource_claim_name: str | None = None
@@ -107,7 +107,7 @@ _NO_STATUS = PodStatusFields()
 
 
 class PodDocument(DocumentStruct):
-    """A pod. A document with another `kind` than Pod, or none, is decoded again by its kind."""
+    """Hold a pod. A document with another `kind` than Pod, or none, is decoded again by its kind."""
 
     kind: str = ""
     metadata: Meta = msgspec.field(default_factory=lambda: _NO_META)
@@ -172,7 +172,7 @@ class BudgetSpec(DocumentStruct):
 
 
 class BudgetDocument(DocumentStruct):
-    """A PodDisruptionBudget."""
+    """Hold a PodDisruptionBudget."""
 
     metadata: Meta
     spec: BudgetSpec
@@ -190,14 +190,14 @@ class ClaimSpec(DocumentStruct):
 
 
 class ClaimDocument(DocumentStruct):
-    """A PersistentVolumeClaim."""
+    """Hold a PersistentVolumeClaim."""
 
     metadata: Meta
     spec: ClaimSpec = msgspec.field(default_factory=ClaimSpec)
 
 
 class VolumeDocument(DocumentStruct):
-    """A PersistentVolume."""
+    """Hold a PersistentVolume."""
 
     metadata: Meta
     spec: Raw = EMPTY
@@ -227,7 +227,7 @@ class CSINodeDocument(DocumentStruct):
 
 
 class Head(DocumentStruct):
-    """The fields that identify a document: its kind, or the first field of documents without a kind."""
+    """Hold the fields that identify a document: its kind, or the first field of documents without a kind."""
 
     kind: str = ""
     api_version: str = ""

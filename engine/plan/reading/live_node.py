@@ -27,7 +27,7 @@ _NOT_SERVED = (401, 403, 404)
 
 
 class _SocketConnection(HTTPConnection):
-    """A connection to an HTTP server on a unix socket."""
+    """Connect to an HTTP server on a unix socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=TIMEOUT)

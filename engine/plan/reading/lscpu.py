@@ -15,13 +15,13 @@ Number = int | Annotated[str, Meta(pattern=r"^(-|[0-9]{1,9})\Z")] | None
 
 
 class Lscpu(DocumentStruct):
-    """The document."""
+    """Hold the document."""
 
     cpus: list[LscpuRow]
 
 
 class LscpuRow(DocumentStruct):
-    """One CPU; `caches` are the ids of its caches from level 1 on, separated by colons."""
+    """Hold one CPU; `caches` are the ids of its caches from level 1 on, separated by colons."""
 
     cpu: Number
     core: Number = None

@@ -149,7 +149,7 @@ class DeviceTopology(DocumentStruct):
 
 
 class HeldDevices(DocumentStruct):
-    """Devices of a container; tools use either spelling of the field names."""
+    """Hold devices of a container; tools use either spelling of the field names."""
 
     resource: str = msgspec.field(default="", name="resourceName")
     resource_snake: str = msgspec.field(default="", name="resource_name")
@@ -187,7 +187,7 @@ class AgentProcessor(DocumentStruct):
 
 
 class AgentCpus(DocumentStruct):
-    """The answer of `kubengine cpus --json`."""
+    """Hold the answer of `kubengine cpus --json`."""
 
     processors: list[AgentProcessor]
     reserved: str | None = None
@@ -195,7 +195,7 @@ class AgentCpus(DocumentStruct):
 
 
 class AgentMemory(DocumentStruct):
-    """The agent's description of the memory manager."""
+    """Hold the agent's description of the memory manager."""
 
     nodes: dict[int, NodeState]
 
@@ -205,7 +205,7 @@ Usage = dict[str, tuple[int | None, ...]]
 
 
 class NodeDocuments:
-    """Collects per-node documents; `finish` assigns those whose node was not known yet."""
+    """Collect per-node documents; `finish` assigns those whose node was not known yet."""
 
     def __init__(self, nodes: NodeRows, faults: FaultLog) -> None:
         self._nodes = nodes

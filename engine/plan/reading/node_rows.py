@@ -59,7 +59,7 @@ class _Row:
 
 
 class NodeRows:
-    """Nodes by name. A node that pods name and no document describes has a row without amounts."""
+    """Hold nodes by name. A node that pods name and no document describes has a row without amounts."""
 
     def __init__(self, resources: ResourceNames, faults: FaultLog) -> None:
         self.index: dict[str, int] = {}

@@ -41,7 +41,7 @@ class Unusable(InvalidInput):
 
 
 class Templates:
-    """Interns templates and builds their table, in bounded chunks."""
+    """Intern templates and build their table, in bounded chunks."""
 
     def __init__(self, resources: ResourceNames) -> None:
         self.resources = resources

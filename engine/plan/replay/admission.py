@@ -18,7 +18,9 @@ from engine.plan.rollout.amounts import with_allocatable
 
 
 class ReplayVerdict(NamedTuple):
-    """What becomes of a pod that arrives: admitted, or a reason with its message; and its victims' uids."""
+    """Say what becomes of a pod that arrives: admitted, or a reason with its message; and its victims'
+    uids.
+    """
 
     reason: str
     message: str = ""

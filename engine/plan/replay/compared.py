@@ -15,7 +15,7 @@ ENDS: Final = {"preempted": "victim", "evicted": "evict", REFUSED: "refuse"}
 
 
 class Different(NamedTuple):
-    """A decision that only one replay took, or that both took at other times or for other reasons.
+    """Hold a decision that only one replay took, or that both took at other times or for other reasons.
 
     `decision` is evict, victim, refuse or admit for one that only the second took, spared for an end that
     only the first had, and earlier or later; `seconds` are those since the beginning, or between both.

@@ -23,8 +23,8 @@ _DECISIONS: Final = ("admission", "preemption", "eviction")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Measurements of one name with the same keys: `place` int64[n] is the place of each among all rows, `at`
-    float64[n] its Unix time, and `values` int64[n, width].
+    """Hold measurements of one name with the same keys: `place` int64[n] is the place of each among all rows,
+    `at` float64[n] its Unix time, and `values` int64[n, width].
     """
 
     name: str
@@ -57,8 +57,8 @@ class Run:
 
 @dataclass(slots=True)
 class NodeRecording:
-    """One record: `rows` with their places, and as runs the signals of each round of eviction (name `signals`
-    and the layout of the disks) and what pods used.
+    """Hold one record: `rows` with their places, and as runs the signals of each round of eviction (name
+    `signals` and the layout of the disks) and what pods used.
 
     The first values of signals are the times of the round and of the reading, in monotonic microseconds.
     """

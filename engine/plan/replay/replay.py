@@ -46,7 +46,7 @@ _FIELD_OF: Final = {MEMORY_PRESSURE: "memory", PID_PRESSURE: "processes", DISK_P
 
 
 class Replayed(NamedTuple):
-    """One decision: its Unix time, kind (admission, preemption, eviction), pod, outcome and reason."""
+    """Hold one decision: its Unix time, kind (admission, preemption, eviction), pod, outcome and reason."""
 
     at: float
     kind: str

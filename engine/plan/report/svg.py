@@ -63,7 +63,7 @@ def _svg(height: float, label: str, parts: Sequence[str]) -> str:
 
 
 class _Frame:
-    """Axes of a plot; maps values to positions."""
+    """Map values to positions between the axes of a plot."""
 
     def __init__(
         self, x: tuple[float, float], y_marks: list[float], unit: str, *, height: int = HEIGHT

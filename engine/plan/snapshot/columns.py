@@ -105,7 +105,7 @@ def empty(fields: dict[str, pa.DataType]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One cluster, or some of its nodes.
+    """Hold one cluster, or some of its nodes.
 
     nodes      one row per node: `name`, `document` (labels, taints, amounts as JSON), `allocatable/R` and
                `capacity/R` (int64, -1 absent), readings and configuration where known

@@ -24,7 +24,7 @@ MOST_NODES = 64
 
 
 class PinnedState(msgspec.Struct):
-    """What the CPU and memory managers of a node keep; None where a snapshot does not tell.
+    """Hold what the CPU and memory managers of a node keep; None where a snapshot does not tell.
 
     `reserved` and `exclusive` are lists of CPUs, `memory` is the state of each NUMA node.
     """
@@ -36,7 +36,7 @@ class PinnedState(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class NodeCpus:
-    """The CPUs of one node of the cluster. Sets of CPUs are integers with bit N for CPU N."""
+    """Hold the CPUs of one node of the cluster. Sets of CPUs are integers with bit N for CPU N."""
 
     topology: CpuTopology
     reserved: int | None

@@ -44,7 +44,7 @@ Exclusive = Mapping[str, Sequence[str]]
 
 
 class WantedGroup(NamedTuple):
-    """One cgroup: its path, what it is in words, file → text, and the reason for the values.
+    """Describe one cgroup: its path, what it is in words, file → text, and the reason for the values.
 
     `oom_score_adj` is set for containers; `oom_floor` is as in `CgroupRules`.
     """
@@ -60,7 +60,9 @@ class WantedGroup(NamedTuple):
 
 @dataclass(slots=True)
 class GroupReading:
-    """What the kernel has: file → text, None for a missing file; `oom_score_adj` of its first process."""
+    """Hold what the kernel has: file → text, None for a missing file; `oom_score_adj` of its first
+    process.
+    """
 
     files: Mapping[str, str | None]
     oom_score_adj: int | None = None
@@ -68,7 +70,7 @@ class GroupReading:
 
 @dataclass(frozen=True, slots=True)
 class CgroupRules:
-    """The rules of one configuration on this machine; `runtime` is the name that the runtime reports.
+    """Hold the rules of one configuration on this machine; `runtime` is the name that the runtime reports.
 
     `oom_floor` is the runtime's own `oom_score_adj`: one that may not lower it (containerd's
     `restrict_oom_score_adj`) gives its containers no less.

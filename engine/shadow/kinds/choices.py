@@ -37,7 +37,7 @@ class Chooser(Hinting, Protocol):
 
 
 class ChoiceRules(Protocol):
-    """What a static policy decides by on this machine."""
+    """Hold what a static policy decides by on this machine."""
 
     def chooser(self, entries: Entries) -> Chooser:
         """Return the policy as it was with these entries. Raise `InvalidInput`."""

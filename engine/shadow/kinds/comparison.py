@@ -12,7 +12,8 @@ KINDS: Final[tuple[ShadowKind, ...]] = get_args(ShadowKind)
 
 
 class Comparison(NamedTuple):
-    """One decision about `subject`: what the rules say and what the kubelet did, and both reasons, in words.
+    """Compare one decision about `subject`: what the rules say and what the kubelet did, and both reasons, in
+    words.
 
     A difference counts once it has stood for `settle` seconds, because the kubelet acts a while after the
     cause: a status follows a container by a second, a QoS level a pod by a minute.
@@ -32,7 +33,7 @@ class Comparison(NamedTuple):
 
 
 class NotJudged(NamedTuple):
-    """A decision of the kubelet that the record does not suffice to repeat, and why."""
+    """Hold a decision of the kubelet that the record does not suffice to repeat, and why."""
 
     kind: ShadowKind
     subject: str

@@ -17,7 +17,9 @@ from engine.topologymanager.policy import Hint, Hints, Numa
 
 @dataclass(frozen=True, slots=True)
 class CpuRules:
-    """What the static policy decides by on this machine, as `ChoiceRules`."""
+    """Hold what the static policy decides by on this machine. `aligned` means that a topology policy other
+    than `none` narrows its choice.
+    """
 
     topology: CpuTopology
     reserved: int

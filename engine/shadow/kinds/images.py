@@ -31,7 +31,7 @@ NEVER: Final = (0.0, 0.0)
 
 
 class Span(NamedTuple):
-    """The earliest and the latest time at which something can have happened, in seconds."""
+    """Hold the earliest and the latest time at which something can have happened, in seconds."""
 
     earliest: float
     latest: float
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnownImage:
-    """An image as the kubelet can know it: when it detected it, and when it last found it in use.
+    """Hold an image as the kubelet can know it: when it detected it, and when it last found it in use.
 
     `used_since` is None while no container uses it.
     """
@@ -62,7 +62,8 @@ class KnownImage:
 
 @dataclass(frozen=True, slots=True)
 class CollectedImages:
-    """What went between two readings, at `before` and `now`, and what was kept; `images` is the later one.
+    """Hold what went between two readings, at `before` and `now`, and what was kept; `images` is the later
+    one.
 
     `available` are the bytes that can have been free when it began; `everything` tells that the disk was so
     low that a kubelet removes all unused images.

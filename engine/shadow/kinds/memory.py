@@ -22,7 +22,9 @@ STATIC: Final = "Static"
 
 @dataclass(frozen=True, slots=True)
 class MemoryRules:
-    """What the Static policy decides by on this machine, as `ChoiceRules`; `unused` is the empty machine."""
+    """Hold what the Static policy decides by on this machine, as `ChoiceRules`; `unused` is the empty
+    machine.
+    """
 
     unused: Mapping[int, NodeState]
     numa: Numa

@@ -22,8 +22,9 @@ ENDED: Final = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPod:
-    """What the kubelet measured of one pod: bytes of memory and of local storage, and processes; None: not
-    told."""
+    """Hold what the kubelet measured of one pod: bytes of memory and of local storage, and processes; None if
+    unknown.
+    """
 
     memory: int | None = None
     storage: int | None = None
@@ -32,7 +33,7 @@ class MeasuredPod:
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """A file system of the kubelet's statistics, in bytes and inodes; None: not told."""
+    """Hold a file system of the kubelet's statistics, in bytes and inodes; None if unknown."""
 
     capacity: int | None = None
     available: int | None = None
@@ -42,7 +43,7 @@ class FileSystem:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNode:
-    """The kubelet's statistics of the node and its pods by uid."""
+    """Hold the kubelet's statistics of the node and its pods by uid."""
 
     memory_available: int | None = None
     memory_working_set: int | None = None
@@ -55,7 +56,9 @@ class MeasuredNode:
 
 @dataclass(frozen=True, slots=True)
 class SeenImages:
-    """The images of the runtime, the keys that containers and image volumes use, and their file system."""
+    """Hold the images of the runtime, the keys that containers and image volumes use, and their file
+    system.
+    """
 
     images: Sequence[SeenImage]
     used: frozenset[str]
@@ -68,7 +71,7 @@ class SeenImages:
 
 @dataclass(frozen=True, slots=True)
 class SeenResources:
-    """The answers of the pod-resources API: List by namespace and name, and GetAllocatableResources."""
+    """Hold the answers of the pod-resources API: List by namespace and name, and GetAllocatableResources."""
 
     pods: Mapping[str, PodResources]
     allocatable: AllocatableResourcesResponse
@@ -76,7 +79,7 @@ class SeenResources:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look: `at` is a Unix time, `now` seconds of a monotonic clock.
+    """Hold one observation: `at` is a Unix time, `now` seconds of a monotonic clock.
 
     `pods` are the kubelet's, by uid, and `records` the runtime's. `node` is the API server's or, without one
     (`node_known` false), derived from configuration and machine: it lacks labels and taints that others set.

@@ -28,7 +28,7 @@ NOTHING: Final = "nothing of its own"
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """The allocations of the CPU and memory managers in their state files, as `PinnedResources`."""
+    """Hold the allocations of the CPU and memory managers in their state files, as `PinnedResources`."""
 
     cpus: CpuCheckpoint
     memory: MemoryCheckpoint

@@ -40,7 +40,7 @@ _LABEL: Final = re.compile(r'([a-z_]+)="([^"]*)"')
 
 
 class ProbeKey(NamedTuple):
-    """One probe of a container: the pod's uid, the container, and Liveness, Readiness or Startup."""
+    """Name one probe of a container: the pod's uid, the container, and Liveness, Readiness or Startup."""
 
     uid: str
     container: str
@@ -48,7 +48,7 @@ class ProbeKey(NamedTuple):
 
 
 class ProbeCounts(NamedTuple):
-    """The outcomes of a probe that the kubelet has counted."""
+    """Hold the outcomes of a probe that the kubelet has counted."""
 
     successful: int = 0
     failed: int = 0
@@ -57,7 +57,7 @@ class ProbeCounts(NamedTuple):
 
 @dataclass(slots=True)
 class _Followed:
-    """A probe of one incarnation of a container, with the outcomes that are part of its state.
+    """Follow a probe of one incarnation of a container, with the outcomes that are part of its state.
 
     `mixed`: outcomes in an unknown order came last, and too few equal ones since.
     """

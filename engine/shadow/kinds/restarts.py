@@ -35,7 +35,7 @@ _MOST_FAILURES: Final = 12
 
 @dataclass(slots=True)
 class _Followed:
-    """A container whose restarts are followed: the ids counted, and whether the delay is known.
+    """Follow the restarts of a container: the ids counted, and whether the delay is known.
 
     It is known from the first start, or once a message of the kubelet has told it.
     """
