@@ -35,7 +35,7 @@ ReadGroup = Callable[[WantedGroup], GroupReading | None]
 
 @dataclass(frozen=True, slots=True)
 class MachineRules:
-    """What the managers decide by on this machine; `cpus` is None without the static CPU policy."""
+    """Hold what the managers decide by on this machine; `cpus` is None without the static CPU policy."""
 
     topology: TopologyPolicy = field(default_factory=TopologyPolicy)
     cpus: CpuRules | None = None

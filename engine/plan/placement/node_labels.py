@@ -106,7 +106,9 @@ class _Spec(msgspec.Struct, gc=False):
 
 
 class _Document(msgspec.Struct, gc=False):
-    """The parts of a Node object that placement needs of every node; amounts would take longest to decode."""
+    """Hold the parts of a Node object that placement needs of every node; amounts would take longest to
+    decode.
+    """
 
     metadata: _Meta = msgspec.field(default_factory=_Meta)
     spec: _Spec = msgspec.field(default_factory=_Spec)

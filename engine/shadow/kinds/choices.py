@@ -48,7 +48,7 @@ class ChoiceRules(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GivenPart:
-    """What one manager gives: its rules, None without a static policy, and its state file."""
+    """Hold what one manager gives: its rules, None without a static policy, and its state file."""
 
     kind: ShadowKind
     rules: ChoiceRules | None
@@ -57,7 +57,7 @@ class GivenPart:
 
 @dataclass(slots=True)
 class _Judging:
-    """One part during a look. `why` tells why its choices cannot be repeated."""
+    """Judge one part once. `why` tells why its choices cannot be repeated."""
 
     part: GivenPart
     rules: ChoiceRules
