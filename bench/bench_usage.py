@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine._fast.reading import _groups_c, _groups_py
+from engine._fast.reading import _groups_c
 from engine._fast.reading.groups import ABSENT
 from engine.cli.agent.start_up import settle
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
@@ -32,6 +32,7 @@ from engine.node.stats.used import NodeUsage
 from engine.server.cadvisor_metrics import CadvisorPage
 from engine.server.resource_metrics import resource_metrics
 from engine.wire import cri_v1_pb2 as cri
+from tests.fast.reading import groups_twin
 
 PODS = 2500
 DESCRIPTORS = 10  # of each of the two processes of a group
@@ -131,7 +132,7 @@ def timed(
     benchmark.pedantic(work, setup=before, rounds=5, warmup_rounds=1)
 
 
-@pytest.mark.parametrize("form", [_groups_c, _groups_py], ids=["compiled", "twin"])
+@pytest.mark.parametrize("form", [_groups_c, groups_twin], ids=["compiled", "twin"])
 def test_read_5000_groups(benchmark: Benchmark, mount: Path, form: Any) -> None:
     """Each read whole, as at first."""
     cgroups = [f"kubepods/pod{pod:05}/cri-{c}{pod:05}.scope".encode() for pod in range(PODS) for c in "ab"]
