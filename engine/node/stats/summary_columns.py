@@ -104,25 +104,32 @@ def _ephemeral(items: Items, layers: array[int], at: int) -> array[int]:
 def _used(table: GroupTable, items: Items, now: array[int]) -> Iterator[MemberStep]:
     """Prefer the cgroup's numbers over the runtime's, separately for CPU and memory."""
     rows, runtime = items.rows, items.runtime
-    group = {
-        "usage_core_nano_seconds": _taken(table.column("cpu"), rows),
-        "usage_nano_cores": _taken(table.rates, rows),
-        "usage_bytes": _taken(table.column("memory"), rows),
-        "working_set_bytes": _taken(table.working_set, rows),
-        "rss_bytes": _taken(table.column("rss"), rows),
-        "page_faults": _taken(table.column("faults"), rows),
-        "major_page_faults": _taken(table.column("major_faults"), rows),
+    group: dict[str, Numbers] = {
+        "usage_core_nano_seconds": table.column("cpu"),
+        "usage_nano_cores": table.rates,
+        "usage_bytes": table.column("memory"),
+        "working_set_bytes": table.working_set,
+        "rss_bytes": table.column("rss"),
+        "page_faults": table.column("faults"),
+        "major_page_faults": table.column("major_faults"),
+        "available_bytes": array("q", map(_left, table.column("memory_limit"), table.working_set)),
     }
-    limits = _taken(table.column("memory_limit"), rows)
-    group["available_bytes"] = [*map(_left, limits, group["working_set_bytes"])]
-    for name, columns in (("cpu", runtime_numbers.CPU), ("memory", runtime_numbers.MEMORY)):
+    parts = (
+        ("cpu", runtime_numbers.CPU, "usage_core_nano_seconds"),
+        ("memory", runtime_numbers.MEMORY, "usage_bytes"),
+    )
+    for name, columns, always in parts:
         stalled = _stalled(table, name, rows)
-        known = [group[column] for column in columns]
-        known += [_taken(table.stalled(name, kind), rows) for kind in stalled]
+        if ABSENT not in _taken(group[always], rows):
+            numbers = [(_NAMES[column], ColumnRows(group[column], rows)) for column in columns]
+            yield from _object(name, now, numbers, stalled)
+            continue
+        taken = {column: _taken(group[column], rows) for column in columns}
+        known = [*taken.values(), *(_taken(table.stalled(name, kind), rows) for kind in stalled)]
         own = [most != ABSENT for most in map(max, *known)]
         second = _preferred(own, now, runtime[f"{name}_second"])
-        numbers = [(_NAMES[column], _preferred(own, group[column], runtime[column])) for column in columns]
-        yield from _object(name, second, numbers, stalled)
+        mixed = [(_NAMES[column], _preferred(own, taken[column], runtime[column])) for column in columns]
+        yield from _object(name, second, mixed, stalled)
     swap = table.column("swap")
     unused = array("q", map(_left, _taken(table.column("swap_limit"), rows), _taken(swap, rows)))
     yield from _object(
