@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.shadow.kinds.admission import AdmissionComparer
 from engine.shadow.kinds.alignment import Alignment
 from engine.shadow.kinds.cgroups import (
     CgroupRules,
-    GroupReading,
+    ReadGroup,
     Rotation,
-    WantedGroup,
+    RulesInTime,
     compare_group,
+    compare_pod,
     wanted_levels,
-    wanted_of_pod,
 )
 from engine.shadow.kinds.choices import ChoiceComparer, GivenPart
 from engine.shadow.kinds.comparison import Finding
@@ -29,8 +29,6 @@ from engine.shadow.kinds.probes import ProbeComparer
 from engine.shadow.kinds.restarts import RestartComparer
 from engine.shadow.kinds.status import compare_status
 from engine.topologymanager.policy import TopologyPolicy
-
-ReadGroup = Callable[[WantedGroup], GroupReading | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,7 @@ class Judge:
         self._devices = DeviceComparer()
         self._probes = ProbeComparer()
         self._rotation = Rotation()
+        self._rules = RulesInTime()
         self._groups: dict[str, list[Finding]] = {}
 
     def judge(
@@ -104,11 +103,9 @@ class Judge:
         active = {pod.uid for pod in seen.active()}
         self._groups = {uid: found for uid, found in self._groups.items() if uid in active}
         for pod in chosen:
-            self._groups[pod.uid] = [
-                finding
-                for wanted in wanted_of_pod(pod, seen.record(pod.uid), rules, exclusive)
-                for finding in compare_group(wanted, read(wanted))
-            ]
+            self._groups[pod.uid] = list(
+                compare_pod(pod, seen.record(pod.uid), self._rules.following(rules, seen.at), exclusive, read)
+            )
         # What was not read again stands as it was read last.
         for found in self._groups.values():
             yield from found

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from engine.host.cgroupfs.mounts import find_mounts
+from engine.shadow.kinds.cgroups import KEPT
 from engine.testing.containerd import Containerd
 from tests.ports import free_port
 from tests.system.busybox import container
@@ -159,11 +160,14 @@ def test_it_survives_a_restart_of_the_kubelet(running: Kubelet, tmp_path: Path) 
             wait_until(lambda: report.shows(lambda r: r["kinds"]["status"]["agreed"]))
             running.stop()
             wait_until(lambda: report.shows(lambda r: r["skippedLooks"]))
+            document = yaml.safe_load(running.config.read_text())
+            running.config.write_text(yaml.safe_dump({**document, "podPidsLimit": 400}))
             running.start()
             wait_until(lambda: report.shows(lambda r: r["kubeletRestarts"]))
             wait_until(lambda: running.phases() == EXPECTED)
             state.write_bytes(state.read_bytes()[:-20])
             wait_until(lambda: report.shows(lambda r: str(state) in r["faults"]))
+            wait_until(lambda: report.shows(lambda r: KEPT in r["kinds"]["cgroups"]["notJudged"]))
             looks = report.last["looks"]
             wait_until(lambda: report.shows(lambda r: r["looks"] > looks + 5))
         finally:

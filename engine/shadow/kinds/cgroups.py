@@ -6,7 +6,7 @@ files of a full node would cost more than everything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -155,6 +155,53 @@ def compare_group(wanted: WantedGroup, found: GroupReading | None) -> Iterator[F
             "oom-score", wanted.subject, str(wanted.oom_score_adj), str(found.oom_score_adj), wanted.reason,
             "oom_score_adj of the container's first process", wanted.settle,
         )  # fmt: skip
+
+
+ReadGroup = Callable[[WantedGroup], GroupReading | None]
+KEPT: Final = "the kubelet leaves what an earlier configuration gave until the pod starts again"
+
+
+class RulesInTime:
+    """Hold the rules of the live configuration, and those before it with the time of the change."""
+
+    def __init__(self) -> None:
+        self.now: CgroupRules | None = None
+        self.earlier: CgroupRules | None = None
+        self.changed_at = 0.0
+
+    def following(self, rules: CgroupRules, at: float) -> RulesInTime:
+        """Take the rules of a look at a Unix time, and return the same object."""
+        if self.now is not None and self.now.settings != rules.settings:
+            self.earlier, self.changed_at = self.now, at
+        self.now = rules
+        return self
+
+
+def compare_pod(
+    pod: Pod, record: PodRecord, rules: RulesInTime, exclusive: Exclusive, read: ReadGroup
+) -> Iterator[Finding]:
+    """Yield the comparisons of a pod's cgroups and those of its containers.
+
+    A kubelet v1.36 that starts with another configuration writes the values of a pod when the pod starts. So
+    values of the earlier configuration are no difference if the pod is older than the change.
+    """
+    assert rules.now is not None
+    earlier: dict[str, WantedGroup] = {}
+    sandbox = record.sandbox
+    if rules.earlier is not None and sandbox is not None and sandbox.created_at < rules.changed_at:
+        earlier = {one.subject: one for one in wanted_of_pod(pod, record, rules.earlier, exclusive)}
+    for wanted in wanted_of_pod(pod, record, rules.now, exclusive):
+        found, before = read(wanted), earlier.get(wanted.subject)
+        kept = [] if before is None else [one.kind for one in compare_group(before, found) if _agrees(one)]
+        for finding in compare_group(wanted, found):
+            if finding.kind in kept and not _agrees(finding):
+                yield NotJudged(finding.kind, finding.subject, KEPT)
+            else:
+                yield finding
+
+
+def _agrees(finding: Finding) -> bool:
+    return isinstance(finding, Comparison) and finding.agrees
 
 
 class Rotation:
