@@ -70,8 +70,6 @@ NOT_VERBS = {
     "Without", "Your",
 }  # fmt: skip
 """First words that showed a docstring without a verb at its beginning."""
-NOT_HELD = {"plan", "shadow"}
-"""Packages that change too much to be held to it yet. Take a name out; add none."""
 
 
 def first_word_is_wrong(docstring: str) -> bool:
@@ -105,7 +103,7 @@ def test_docstrings_begin_with_a_verb() -> None:
     wrong = {
         f"{path}: {name}: {text.splitlines()[0]}"
         for path, name, text in docstrings()
-        if path.parts[0] not in NOT_HELD and first_word_is_wrong(text)
+        if first_word_is_wrong(text)
     }
     assert wrong == set()
 
