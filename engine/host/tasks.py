@@ -13,7 +13,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from engine.api.duration import RetryDelays
@@ -40,29 +43,33 @@ async def to_own_thread(
     The threads of `asyncio.to_thread` are few, and all of the agent's file operations share them. Work that
     may never return, on files of a server that is gone, or that takes hours, would stop the whole node.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_Result] = loop.create_future()
+    run = partial(copy_context().run, work, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_OWN_THREADS, run)
 
-    def finish(result: _Result | None, failure: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if failure is not None:
-            done.set_exception(failure)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
 
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work(*args, **kwargs)
-        except Exception as error:
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any longer
-            loop.call_soon_threadsafe(finish, result, failure)
+class _OwnThreads(Executor):
+    """Start a thread for each call: a daemon, so that the agent can end while the work does not."""
 
-    # A daemon: the agent can end while the work does not.
-    threading.Thread(target=run, name=getattr(work, "__name__", "work"), daemon=True).start()
-    return await done
+    def submit(
+        self, work: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> Future[_Result]:
+        future: Future[_Result] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = work(*args, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=run, name="own-thread", daemon=True).start()
+        return future
+
+
+_OWN_THREADS = _OwnThreads()
 
 
 class Tasks:

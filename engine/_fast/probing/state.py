@@ -1,5 +1,6 @@
-"""The states, outcomes and observations of probes, which the loop and its users share."""
+"""The states, outcomes and observations of probes, which the loop and its users share, and the rule."""
 
+from engine._fast._select import PURE
 from engine._fast.probing._state_py import (
     FAILURE,
     LIVENESS,
@@ -17,6 +18,11 @@ from engine._fast.probing._state_py import (
     ProbeObservation,
 )
 
+if PURE:
+    from engine._fast.probing._state_py import ProbeState
+else:
+    from engine._fast.probing._state_c import ProbeState  # type: ignore[assignment]
+
 __all__ = [
     "FAILURE",
     "LIVENESS",
@@ -32,4 +38,5 @@ __all__ = [
     "TERMINATED",
     "WAITING",
     "ProbeObservation",
+    "ProbeState",
 ]

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from engine._fast.probing.rule import ProbeState
 from engine._fast.probing.state import (
     FAILURE,
     LIVENESS,
@@ -22,6 +21,7 @@ from engine._fast.probing.state import (
     READINESS,
     STARTUP,
     SUCCESS,
+    ProbeState,
 )
 from engine.api.pod import Container, Pod, Probe
 from engine.api.status import ContainerStatus
