@@ -105,15 +105,16 @@ def _named(claims: Sequence[ClaimState]) -> list[wire.Claim]:
 
 
 def _answered(claims: Sequence[ClaimState], answers: Mapping[str, object]) -> list[str]:
-    """Return the claims, by uid, that an answer names of those asked, and one other if it names any: an
-    answer has room for hundreds of thousands.
+    """Return the uids of the requested claims that an answer contains, and one unknown uid if there are any.
+
+    An answer may contain hundreds of thousands.
     """
     asked = [claim.uid for claim in claims if claim.uid in answers]
     return asked + list(islice((uid for uid in answers if uid not in asked), 1))
 
 
 def _devices(devices: Iterable[wire.Device]) -> tuple[PreparedDevice, ...]:
-    """Return devices as far as it takes to see that there are too many: a message has room for a million."""
+    """Return the devices, at most one more than the limit, since a message may hold a million."""
     return tuple(map(_device, islice(devices, MAX_CLAIM_DEVICES + 1)))
 
 

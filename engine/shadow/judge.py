@@ -102,10 +102,9 @@ class Judge:
         chosen = self._rotation.choose(seen, doubted)
         active = {pod.uid for pod in seen.active()}
         self._groups = {uid: found for uid, found in self._groups.items() if uid in active}
+        self._rules.follow(rules, seen.at)
         for pod in chosen:
-            self._groups[pod.uid] = list(
-                compare_pod(pod, seen.record(pod.uid), self._rules.following(rules, seen.at), exclusive, read)
-            )
+            self._groups[pod.uid] = list(compare_pod(pod, seen.record(pod.uid), self._rules, exclusive, read))
         # What was not read again stands as it was read last.
         for found in self._groups.values():
             yield from found

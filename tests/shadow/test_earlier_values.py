@@ -33,7 +33,7 @@ def compared(limits: list[int], has: int, directory: Path, *, created: float = 0
     one = pod("p")
     in_time = RulesInTime()
     for at, limit in enumerate(limits):
-        in_time.following(rules(limit, directory), 100.0 * at)
+        in_time.follow(rules(limit, directory), 100.0 * at)
     held = record(one)
     held.sandboxes = [replace(held.sandboxes[0], created_at=created)]
 

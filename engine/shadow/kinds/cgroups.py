@@ -169,12 +169,11 @@ class RulesInTime:
         self.earlier: CgroupRules | None = None
         self.changed_at = 0.0
 
-    def following(self, rules: CgroupRules, at: float) -> RulesInTime:
-        """Take the rules of a look at a Unix time, and return the same object."""
+    def follow(self, rules: CgroupRules, at: float) -> None:
+        """Take the rules of a look at a Unix time."""
         if self.now is not None and self.now.settings != rules.settings:
             self.earlier, self.changed_at = self.now, at
         self.now = rules
-        return self
 
 
 def compare_pod(

@@ -23,8 +23,11 @@ Entries = Mapping[str, Mapping[str, Any]]
 """Pod uid → container → what it has, in the form of the state file."""
 
 
-class Chooser(Hinting, Protocol):
-    """Choose for one container after another, from what was free at first."""
+class Chooser(Protocol):
+    """Choose for one container after another, from what was free at first; `policy` gives the hints."""
+
+    @property
+    def policy(self) -> Hinting: ...
 
     def wants(self, pod: Pod, container: Container) -> bool:
         """Tell whether the container is to get something of its own. Raise `AllocationError`."""
@@ -155,7 +158,7 @@ class ChoiceComparer:
 def _hint(pod: Pod, container: Container, judging: Sequence[_Judging], alignment: Alignment) -> Hint | str:
     """Return the hint for a container, or why the topology policy admits none."""
     try:
-        return alignment.hint(pod, container, [one.chooser for one in judging])
+        return alignment.hint(pod, container, [one.chooser.policy for one in judging])
     except AllocationError as error:
         return str(error)
 

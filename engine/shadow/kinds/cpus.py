@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.api import cpu_set
@@ -12,14 +11,12 @@ from engine.cpumanager.state import CpuState
 from engine.cpumanager.static_policy import StaticCpuPolicy
 from engine.cpumanager.topology import CpuTopology
 from engine.shadow.kinds.choices import Entries
-from engine.topologymanager.policy import Hint, Hints, Numa
+from engine.topologymanager.policy import Hint, Numa
 
 
 @dataclass(frozen=True, slots=True)
 class CpuRules:
-    """Hold what the static policy decides by on this machine. `aligned` means that a topology policy other
-    than `none` narrows its choice.
-    """
+    """Hold what the static policy decides by on this machine."""
 
     topology: CpuTopology
     reserved: int
@@ -53,14 +50,6 @@ class CpuChooser:
     def wants(self, pod: Pod, container: Container) -> bool:
         """Tell whether the container is to get CPUs of its own."""
         return bool(self.policy.count(pod, container))
-
-    def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
-        """Return the hints for the CPUs of a container."""
-        return self.policy.container_hints(pod, container)
-
-    def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
-        """Return the hints for the CPUs of all containers together."""
-        return self.policy.pod_hints(pod)
 
     def choose(self, pod: Pod, container: Container, hint: Hint) -> str:
         """Give the container its CPUs; return why. Raise `AllocationError`."""

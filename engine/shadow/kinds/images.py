@@ -57,7 +57,7 @@ class KnownImage:
 
     @property
     def name(self) -> str:
-        return self.image.names[0] if self.image.names else self.image.id
+        return _name(self.image)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class ImageComparer:
         may_go = selection.spare(columns, policy, now)
         rows = selection.order(columns, may_go, policy, now, max(wanted, 1)).tolist()
         images = [self._records.image(row) for row in rows]
-        return ", ".join(sorted(image.names[0] if image.names else image.id for image in images)) or "none"
+        return ", ".join(sorted(map(_name, images))) or "none"
 
     def _idle(self, seen: Observation, policy: ImageGCPolicy, images: SeenImages) -> Finding:
         """Judge that the kubelet has removed nothing."""
@@ -237,7 +237,7 @@ class ImageComparer:
             return NotJudged("images", "node", "the image file system is not known")
         wanted = None if policy.off else policy.bytes_to_free(fs.capacity, fs.available)
         ours = NOTHING
-        if wanted is not None and fs.capacity:
+        if wanted is not None:
             known = tuple(self._known.values())
             nothing = CollectedImages(policy, seen.now, seen.now, (), known, images, fs.capacity, Span(0, 0))
             if nothing.rest():
@@ -268,6 +268,10 @@ def followed(
             one = replace(one, image=image, used=Span(one.used.earliest, now), used_since=None)
         found[image.id] = one
     return found
+
+
+def _name(image: SeenImage) -> str:
+    return image.names[0] if image.names else image.id
 
 
 def _counted(seen: Observation) -> dict[str, float]:

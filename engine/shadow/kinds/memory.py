@@ -10,12 +10,13 @@ from msgspec.structs import replace
 
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod
+from engine.devices.pod_resources import MemoryBlock
 from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.memorymanager.restoring import restore
 from engine.memorymanager.state import Block, NodeState
 from engine.memorymanager.static_policy import StaticMemoryPolicy
 from engine.shadow.kinds.choices import Entries
-from engine.topologymanager.policy import Hint, Hints, Numa
+from engine.topologymanager.policy import Hint, Numa
 
 STATIC: Final = "Static"
 
@@ -59,14 +60,6 @@ class MemoryChooser:
         """Tell whether the container is to get memory of its own. Raise `AllocationError`."""
         return bool(self.policy.wanted(pod, container))
 
-    def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
-        """Return the hints for the memory of a container."""
-        return self.policy.container_hints(pod, container)
-
-    def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
-        """Return the hints for the memory of all containers together."""
-        return self.policy.pod_hints(pod)
-
     def choose(self, pod: Pod, container: Container, hint: Hint) -> str:
         """Give the container its memory; return why. Raise `AllocationError`."""
         wanted, nodes = self.policy.wanted(pod, container), self.policy.state.nodes
@@ -95,7 +88,12 @@ def emptied(nodes: Mapping[int, NodeState]) -> dict[int, NodeState]:
 
 
 def _text(held: Iterable[Block]) -> str:
-    return ", ".join(
+    return ", ".join(block_texts(held))
+
+
+def block_texts(blocks: Iterable[Block | MemoryBlock]) -> list[str]:
+    """Describe blocks of memory, in the order of their types and nodes."""
+    return [
         f"{block.size} bytes of {block.type} on NUMA {','.join(map(str, block.nodes))}"
-        for block in sorted(held, key=lambda block: block.type)
-    )
+        for block in sorted(blocks, key=lambda block: (block.type, tuple(block.nodes)))
+    ]

@@ -18,6 +18,7 @@ from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.shadow.kinds.admission import is_refused
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.cpus import CpuRules
+from engine.shadow.kinds.memory import block_texts
 from engine.shadow.kinds.observation import Observation
 from engine.wire.podresources_v1_pb2 import ContainerDevices, ContainerMemory, ContainerResources
 
@@ -118,11 +119,7 @@ def _said(
     numbers = cpu_set.text(cpu_set.cpu_set(cpus))
     if numbers:
         parts.insert(0, f"CPUs {numbers}")
-    parts += [
-        f"{block.size} bytes of {block.type} on NUMA {','.join(map(str, block.nodes))}"
-        for block in sorted(memory, key=lambda block: (block.type, tuple(block.nodes)))
-    ]
-    return "; ".join(parts)
+    return "; ".join([*parts, *block_texts(memory)])
 
 
 def _named(devices: Iterable[ContainerDevices]) -> list[tuple[str, str]]:
