@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from engine.admission.selectors import selects_labels
 from engine.api.references import LabelSelector
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.lazy_table import coded
 
 _selector = msgspec.json.Decoder(LabelSelector | None)
 
@@ -71,7 +72,7 @@ class Budgets:
 
     @cached_property
     def _namespaces(self) -> dict[str, int]:
-        names = self._snapshot.pods["namespace"].combine_chunks().dictionary.to_pylist()
+        names, _ = coded(self._snapshot.pods, "namespace")
         return {name: number for number, name in enumerate(names)}
 
     @cached_property
@@ -84,7 +85,7 @@ class Budgets:
 
     @cached_property
     def _labels(self) -> list[Mapping[str, str]]:
-        texts = self._snapshot.pods["labels"].combine_chunks().dictionary.to_pylist()
+        texts, _ = coded(self._snapshot.pods, "labels")
         return [msgspec.json.decode(text) or {} if text else {} for text in texts]
 
 
@@ -107,8 +108,7 @@ class _Budget:
 
 
 def _codes(snapshot: Snapshot, name: str) -> NDArray[np.int32]:
-    codes: NDArray[np.int32] = snapshot.pods[name].combine_chunks().indices.to_numpy()[: snapshot.placed]
-    return codes
+    return coded(snapshot.pods, name)[1][: snapshot.placed]
 
 
 @dataclass

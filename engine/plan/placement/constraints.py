@@ -29,6 +29,7 @@ from engine.plan.placement.device_claims import DeviceClaims
 from engine.plan.placement.node_labels import Nodes, labels_of_nodes
 from engine.plan.placement.topology import Allowed, PodTopology, Undecidable
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.snapshot.lazy_table import coded
 from engine.plan.snapshot.objects import decoded_spec
 
 EFFECTS = ("NoSchedule", "NoExecute")
@@ -232,7 +233,6 @@ def _texts(snapshot: Snapshot, name: str) -> dict[int, str]:
     """Return the texts of a column of pods that are not empty, by row; none if the column is missing."""
     if name not in snapshot.pods.column_names:
         return {}
-    column = snapshot.pods[name].combine_chunks()
-    texts, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
+    texts, codes = coded(snapshot.pods, name)
     rows = np.flatnonzero(np.array([bool(text) for text in texts], bool)[codes])
     return {row: texts[code] for row, code in zip(rows.tolist(), codes[rows].tolist(), strict=True)}

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.lazy_table import coded
 from engine.tables import MIRROR, STATIC
 
 
@@ -30,7 +31,7 @@ def without_controller(snapshot: Snapshot) -> NDArray[np.bool_]:
 
 def _owned(snapshot: Snapshot, matches: Callable[[str], bool]) -> NDArray[np.bool_]:
     """Return bool[placed]: pods whose owner, `Kind/name`, matches. Each distinct owner is asked once."""
-    owners = snapshot.pods["owner"].combine_chunks()
-    found = np.array([matches(owner) for owner in owners.dictionary.to_pylist()], bool)
-    mask: NDArray[np.bool_] = found[owners.indices.to_numpy()[: snapshot.placed]]
+    owners, codes = coded(snapshot.pods, "owner")
+    found = np.array([matches(owner) for owner in owners], bool)
+    mask: NDArray[np.bool_] = found[codes[: snapshot.placed]]
     return mask

@@ -22,6 +22,7 @@ from engine.api.references import LabelSelector, LabelSelectorRequirement
 from engine.api.scheduling import PodAffinity, PodAffinityTerm, TopologySpreadConstraint
 from engine.plan.placement.node_labels import Nodes, labels_of_nodes
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.snapshot.lazy_table import coded
 from engine.plan.snapshot.objects import decoded_spec
 
 PodRows: TypeAlias = NDArray[np.int64]
@@ -57,14 +58,11 @@ class PodTopology:
         self._node: NDArray[np.int64] = pods["node"].to_numpy().astype(np.int64)
         self._node[snapshot.placed :] = NO_NODE
         self._template: NDArray[np.int32] = pods["template"].to_numpy()
-        labels = pods["labels"].combine_chunks()
+        labels, self._label_code = coded(pods, "labels")
         self._labels: list[Mapping[str, str]] = [
-            msgspec.json.decode(text) or {} if text else {} for text in labels.dictionary.to_pylist()
+            msgspec.json.decode(text) or {} if text else {} for text in labels
         ]
-        self._label_code = labels.indices.to_numpy()
-        namespaces = pods["namespace"].combine_chunks()
-        self._namespaces: list[str] = namespaces.dictionary.to_pylist()
-        self._namespace_code = namespaces.indices.to_numpy()
+        self._namespaces, self._namespace_code = coded(pods, "namespace")
         self.domains_of = labels_of_nodes(snapshot).domains_of
         self._rules: dict[int, _Rules] = {}
         self._matched: dict[tuple[bytes, tuple[str, ...] | None], PodRows] = {}

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 Columns = Callable[[Sequence[str]], pa.Table]
 """Compute these columns of a table."""
@@ -71,3 +73,9 @@ def value_of(table: Table, name: str, row: int) -> Any:
 def whole(table: Table) -> pa.Table:
     """Return every column, as an Arrow table."""
     return table.select(table.column_names)
+
+
+def coded(table: Table, name: str) -> tuple[list[str], NDArray[np.int32]]:
+    """Return the distinct texts of a dictionary column, and int32[rows] that numbers them."""
+    column = table[name].combine_chunks()
+    return column.dictionary.to_pylist(), column.indices.to_numpy()
