@@ -41,6 +41,7 @@ def positions_that_matter(wanted: Sequence[PartialHints]) -> tuple[tuple[int, ..
     if len(useful) <= MOST:
         return tuple(sorted(useful)) or (0,), True
     chosen: dict[int, None] = {}
+    # By turns, so that one resource with devices on many nodes leaves places for the others.
     for place in range(max(map(len, ranked))):
         for ranking in ranked:
             if place < len(ranking) and len(chosen) < MOST:

@@ -136,6 +136,7 @@ class TopologyPolicy(msgspec.Struct, frozen=True):
             families = [_family(nodes, hints, single) for hints in wanted]
             merged = Merged(*kernels.merge(nodes, families, distances))
         everywhere = (1 << nodes) - 1
+        # The kubelet's single-numa-node turns a mask of all nodes into no affinity.
         hint = Hint(None if single and merged.mask == everywhere else merged.mask, merged.preferred)
         return TopologyDecision(hint, hint.preferred or self.name == "best-effort", merged.proven)
 

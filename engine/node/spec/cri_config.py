@@ -242,6 +242,8 @@ def container_hash(container: Container) -> str:
 def _hash(name: str, image: str) -> str:
     """Compute the hash; cached, because each look at a running container compares it."""
     picked = {"image": image, "name": name}
+    # Equal to the kubelet's to the bit, since a takeover would restart every container otherwise: the kubelet
+    # hashes what its dump of Go values prints for the bytes of the JSON, which escapes HTML.
     written = json.dumps(picked, separators=(",", ":"), ensure_ascii=False).translate(_GO_ESCAPES)
     printed = f"([]uint8)[{' '.join(map(str, written.encode()))}]"
     return f"{fnv1a(printed.encode()):x}"

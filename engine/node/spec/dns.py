@@ -102,6 +102,7 @@ def _read(resolv_conf: str) -> cri.DNSConfig:
         if word == "nameserver" and rest:
             servers.append(rest[0])
         elif word == "search":
+            # A domain with and without its final dot is one, and counts once against the limits.
             searches = [path.removesuffix(".") for path in rest if path != "."]
         elif word == "options":
             options |= {_split(option)[0]: option for option in rest}

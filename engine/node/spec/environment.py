@@ -65,6 +65,8 @@ def container_environment(pod: Pod, container: Container, given: EnvSources) -> 
     The container's own variables may refer to earlier ones and to services. An object that is not in `given`
     is missing, which only an optional reference allows. Raises `InvalidInput`.
     """
+    # Variables of services are fixed for the life of a container, so it must not start without them. Static
+    # pods start without an API server.
     if given.services is None and not is_static(pod):
         raise InvalidInput("services have not yet been read at least once, cannot construct envvars")
     linked = bool(pod.spec.enable_service_links)
@@ -246,6 +248,7 @@ def service_variables(services: Iterable[Service], namespace: str, links: bool) 
         if service.spec.cluster_ip in _NO_ADDRESS or not service.spec.ports:
             continue
         if (meta.namespace, meta.name) == _API_SERVER:
+            # A service `kubernetes` of the pod's own namespace takes precedence.
             chosen.setdefault(meta.name, service)
         elif links and meta.namespace == namespace:
             chosen[meta.name] = service

@@ -69,6 +69,8 @@ def sandbox_security(pod: Pod, users: cri.UserNamespace | None = None) -> cri.Li
     message = cri.LinuxSandboxSecurityContext(
         namespace_options=namespace_options(pod, users),
         privileged=any(c.security_context and c.security_context.privileged for c in pod.every_container),
+        # Not the pod's profile: a strict one need not allow what the pause process calls (Kubernetes issue
+        # 84623).
         seccomp=cri.SecurityProfile(profile_type=cri.SecurityProfile.RuntimeDefault),
         supplemental_groups=_groups(context),
         supplemental_groups_policy=_groups_policy(context),

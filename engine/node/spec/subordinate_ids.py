@@ -32,6 +32,7 @@ async def subordinate_ids() -> range | None:
     if program is None or not _is_user(USER):
         return None
     users, groups = await _printed(program, USER), await _printed(program, "-g", USER)
+    # A pod has one range, which is written for users and for groups.
     if users != groups:
         raise InvalidInput(f"mismatched subuids and subgids for user {USER!r}", subject=PROGRAM)
     return _one_range(users)

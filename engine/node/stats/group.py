@@ -169,6 +169,7 @@ class Groups:
         transfers = _merged(last.io if last is not None else {}, now_at, moved, io)
         now = _column(numbers, WIDTH, _COLUMN["cpu"]).tolist()
         rates = _rates(used, now, time - last.time if last is not None else 0.0)
+        # A copy, because callers keep their table while the next reading writes into `numbers`.
         shown = numbers[:]
         for row, other, controller in self.borrowed:
             columns = _OF_CONTROLLER[controller]
@@ -213,6 +214,7 @@ class Groups:
         width = len(DESCRIPTOR_COLUMNS)
         further = count - len(self._uncounted)
         if further:
+            # A longer copy instead of `extend`: an array that a memoryview shows cannot grow.
             self._read = self._read + _absent(further * WIDTH)
             self._descriptors = self._descriptors + _absent(further * width)
             self._settings_read.extend([-math.inf] * further)

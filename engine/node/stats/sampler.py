@@ -60,6 +60,7 @@ class UsageSampler:
             return self._last
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name="usage")
+        # Several callers wait for one reading; one that gives up must not end it for the others.
         return await asyncio.shield(self._reading)
 
     async def _read(self) -> NodeUsage:
@@ -135,6 +136,8 @@ class UsageSampler:
             nonlocal names
             if owner not in where:
                 names = list(children(cgroup, self._mounts)) if names is None else names
+                # Runtimes name the cgroup of a container differently: `ID`, `cri-containerd-ID.scope`,
+                # `crio-ID.scope`.
                 name = next((name for name in names if owner in name), None)
                 if name is None:
                     return None

@@ -206,6 +206,7 @@ def machine_swap() -> dict[str, int]:
 
 def _processes() -> int:
     """Return the number of threads that the kernel schedules."""
+    # From sysinfo(2) the number would be cut off at 16 bits (Kubernetes issue 107107).
     return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
 
 

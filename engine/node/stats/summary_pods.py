@@ -127,6 +127,7 @@ class SummaryPods:
         """Yield `opening` and the list of pods: those with a cgroup, then others that the runtime lists."""
         networks = usage.networks if self._whole else {}
         inputs = _Inputs(usage.pods, stats.places, stats.names, dict(files), dict(of_drivers), dict(networks))
+        # Most summaries differ from the last one in numbers only: then no text is formatted again.
         if self._layout is None or inputs != self._inputs:
             self._layout, self._places = self._lay_out(inputs)
             self._inputs = inputs

@@ -68,6 +68,7 @@ def read_places(text: str, v1: bool) -> Places:
     memory = by_controller.get("memory" if v1 else "")
     if memory is None:
         return {}
+    # On v1 each hierarchy has its own tree, and systemd may place a service in some of them only.
     others = {name: by_controller[name] for name in _ELSEWHERE if v1 and name in by_controller}
     return {"memory": memory, **others}
 
@@ -78,6 +79,8 @@ def _places_of_server(path: Path, mounts: Mounts) -> Places:
         asked.settimeout(1.0)
         try:
             asked.connect(str(path))
+            # The kernel keeps the credentials of the process that called listen, so nothing is sent
+            # (unix(7)).
             credentials = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         except OSError:
             return {}

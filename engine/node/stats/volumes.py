@@ -82,6 +82,8 @@ class VolumeFigures:
             for entry in (*local, *usage.get(pod.uid, ())):
                 claim = entry.get("pvcRef")
                 if claim is not None:
+                    # Pods that share a claim have the same figures, and the page must not have a series
+                    # twice.
                     found.setdefault((claim["namespace"], claim["name"]), entry)
         return list(found.values())
 
@@ -200,6 +202,7 @@ _REMOTE: Final = _RemoteFileSystems()
 def _device_bytes(path: Path) -> int:
     device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
+        # The stat of a block device has no size; the end of it is where a seek leads.
         return os.lseek(device, 0, os.SEEK_END)
     finally:
         os.close(device)

@@ -196,6 +196,7 @@ def _sandbox_changed(pod: Pod, record: PodRecord) -> tuple[bool, int]:
         return True, 0
     usable = (
         newest.ready
+        # With two ready sandboxes the pod would run twice; both are stopped, and a new one starts.
         and sum(sandbox.ready for sandbox in record.sandboxes) == 1
         and newest.host_network == pod.spec.host_network
         and (pod.spec.host_network or bool(newest.ips))
@@ -239,6 +240,8 @@ def _current(record: PodRecord, name: str) -> ContainerRecord | None:
 def _init_phase(pod: Pod, record: PodRecord, actions: PodActions, health: HealthOf, spec_hash: Hash) -> bool:
     """Advance the init containers by one step; return true when the regular containers may start."""
     newest = [_current(record, container.name) for container in pod.spec.init_containers or ()]
+    # Garbage collection may have removed ended init containers. If a later one exists, the earlier ones have
+    # succeeded and do not run again.
     last = max((i for i, found in enumerate(newest) if found is not None), default=-1)
     for index, container in enumerate(pod.init_containers):
         found = newest[index]
@@ -300,6 +303,7 @@ def _main_phase(pod: Pod, record: PodRecord, actions: PodActions, health: Health
             kill = _reason_to_kill(container, found, health, spec_hash)
             if kill is not None:
                 actions.kill.append(kill)
+                # A changed spec restarts the container under any policy, as in the kubelet.
                 if policy_of(pod, container) != "Never" or kill.reason == "ContainerSpecChanged":
                     actions.start.append(container)
 

@@ -159,6 +159,7 @@ class ContainerConfigBuilder:
         """
         known, least = attempts
         logs = pod_log_directory(Path(self._context.config.pod_logs_dir), pod) / container.name
+        # A new container must not write into the log of an earlier one that the runtime has lost.
         attempt = max(least, _attempts_logged(logs) if known is None else known)
         return attempt, [
             *self._volume_mounts(

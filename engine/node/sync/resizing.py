@@ -150,6 +150,8 @@ class PodResizer:
                 )
 
         await self._allocations.placement.wait_placed()
+        # Below a limit that is less than the usage, the kernel would kill processes of the container
+        # (KEP-1287).
         usage = await self._memory_usage(list(running.values()))
         await self._update_runtime(new)
         await self._allocations.cgroups.resize_pod(old, new, update, usage)

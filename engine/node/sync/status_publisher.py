@@ -46,6 +46,7 @@ class StatusPublisher:
 
     async def publish(self, state: PodState) -> None:
         """Compute the status from the runtime and the worker's state, and publish it if it changed."""
+        # Containers of an ended pod are removed in time, and a status without them would say less.
         if state.sealed and state.pod.status.phase in (SUCCEEDED, FAILED):
             return
         record = self._runtime.watch.pod(state.pod.uid)
@@ -62,6 +63,7 @@ class StatusPublisher:
         self._admission.observed(pod, record)
         current = pod_status(pod, record, self._inputs(state, record))
         current.observed_generation = _generation(state)
+        # Most syncs end here: an equal status goes neither to the API server nor to disk.
         if current != pod.status:
             pod.status = current
             self._probes.remember(pod)

@@ -159,6 +159,7 @@ class PodStopper:
             stopped[container.id].set()
 
         failures = await _together(stop(container) for container in running)
+        # After the containers: a runtime that stops a sandbox kills what runs in it (CRI, StopPodSandbox).
         failures += await _together(
             self._stop_sandbox(record.uid, sandbox.id) for sandbox in record.sandboxes if sandbox.ready
         )

@@ -109,6 +109,8 @@ class PodSync:
             text = "Pod was active on the node longer than the specified deadline"
             services.context.recorder.pod(state.pod, NORMAL, "DeadlineExceeded", text)
             return SyncResult(event=LifeEvent.FAIL, end=PodEnd("DeadlineExceeded", text))
+        # A status shows a resize and the reasons for waiting, so it is published once more after they have
+        # gone.
         idle = state.resize is None and not state.waiting
         if state.resize is not None:
             await self._resize(state.resize)
@@ -157,6 +159,7 @@ class PodSync:
         if resized is None:
             return
         await self._accept(resized)
+        # Otherwise the source has replaced the pod while the resize was carried out; the newer spec stays.
         if state.pod is before:
             resized.status = before.status
             state.pod = resized
@@ -217,6 +220,7 @@ class PodSync:
         killed = {kill.container.name: kill.message for kill in actions.kill}
         await self._reset(actions.reset)
         existing = None if actions.create_sandbox else record.sandbox
+        # Asked before the slot is taken, because the RuntimeClass may have to be read from the API server.
         handler = await operations.sandboxes.runtime_handler(pod, existing)
         starts = services.starts
         slots = starts.slots if has_own_volumes_only(pod) else starts.foreign_slots
@@ -245,6 +249,7 @@ class PodSync:
                 text = f"Stopping container {container.name}"
                 await stopper.stop_container(pod, container, 0, text)
             await stopper.remove_container(self._services.runtime.watch.pod(pod.uid), container)
+            # The runtime counted the restarts, and forgets them with the container.
             restarts[container.name] = max(restarts.get(container.name, 0), container.attempt + 1)
             await self.publish()
 
@@ -354,6 +359,8 @@ class PodSync:
         life, pod = self._state.life, self._state.pod
         if not life.wanted:
             return
+        # A node shutdown ends static pods only until the next start of the agent, which starts them from
+        # their manifests.
         if life.end is not None and life.end.until_restart and is_static(pod):
             return
         record = TerminationRecord(life.end, pod.status if life.final else None)
@@ -410,6 +417,7 @@ class PodSync:
     async def clean_up(self) -> None:
         """Remove the cgroup and the volumes; dead containers can wait. Raises `Refused`."""
         uid, services = self._state.pod.uid, self._services
+        # The runtime may have carried out a start that timed out, after the pod was stopped.
         if (await services.runtime.watch.reread_pod(uid)).alive:
             await self.sync_terminating()
         services.allocations.cgroups.remove_pod(uid)
@@ -425,6 +433,8 @@ class PodSync:
         """Remove everything of the pod from the node. Raises `Refused` naming what could not be removed."""
         pod, services, past = self._state.pod, self._services, self._state.past
         record = services.runtime.watch.pod(pod.uid)
+        # The runtime may hold nothing of the pod, and its record is empty then; the log directory still has
+        # to go.
         record.uid = pod.uid
         for container in record.containers:
             past[container.name] = max(past.get(container.name, 0), container.attempt + 1)

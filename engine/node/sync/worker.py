@@ -141,6 +141,7 @@ class PodWorker:
         Ephemeral containers are accepted at once, even if a resize is waiting.
         """
         state = self._state
+        # The source's copy has the status that the API server knows, which may be older than the node's.
         pod.status = state.pod.status
         if self.life.state in (LifeState.ADMITTING, LifeState.REJECTED):
             state.pod = pod
@@ -255,6 +256,8 @@ class PodWorker:
         self._services.probes.released(self._state.pod.uid)
 
     def _interrupt(self) -> None:
+        # The worker itself may apply the event, for example at a deadline. It must not cancel itself: its
+        # loop finds the new state anyway.
         if self._busy and asyncio.current_task() is not self._task:
             self._busy = False
             self._task.cancel()
@@ -338,6 +341,8 @@ class PodWorker:
         if state in (LifeState.FINISHED, LifeState.FAILED):
             await self._sync.remove_volumes()
         self._wake.clear()
+        # An event during the waits above has set the signal that is cleared here, but it has changed the
+        # state too.
         if self.life.state is state:
             await self._wake.wait()
 
@@ -380,6 +385,8 @@ class PodWorker:
         while self.life.state is LifeState.WORKING:
             # Cleared before the state is read, so that a change from here on causes another sync.
             self._wake.clear()
+            # A kubelet creates the sandbox and starts all containers in one syncPod. Here one sync follows
+            # another at once; together they are measured as one, so that the metrics of both agents compare.
             if began is None:
                 began = self._services.context.clock()
             try:
