@@ -79,6 +79,8 @@ def process_metrics() -> Iterator[str]:
 def process_started() -> float:
     """Return the start time of this process in Unix seconds."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    # The start time counts the ticks since boot, suspended time included (proc(5)). The name in parentheses
+    # before it may contain blanks and parentheses.
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return boot + int(stat[19]) / os.sysconf("SC_CLK_TCK")
 

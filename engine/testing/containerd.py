@@ -259,6 +259,7 @@ class Containerd:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
                 if b"containerd-shim" in words[0] and marker in words:
                     shims.append(int(entry.name))
+        # Containers are children of their shims, and would outlive them.
         doomed = set(shims)
         grown = True
         while grown:

@@ -121,6 +121,8 @@ class AgentClient:
             connection = self._connection(address)
             try:
                 connection.connect()
+                # Taken now: http.client gives the socket away with a response after which the connection
+                # ends.
                 taken = connection.sock
                 connection.request(method, target)
                 response = connection.getresponse()

@@ -157,6 +157,7 @@ class AgentProcess:
                 if task is not None:
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
+            # Before the agent's own runtime ends, which the node still calls.
             await stop_all([self._server.stop, self.node.stop])
 
     def _trouble(self) -> str:

@@ -24,6 +24,7 @@ async def _news(watch: PageWatch) -> AsyncGenerator[bytes, None]:
     sent: dict[str, Mapping[str, bytes]] = {}
     failures: dict[str, str] = {}
     async with watch.reading() as news:
+        # A browser connects again by itself; `begin` makes it forget the rows of the earlier connection.
         yield b"retry: 2000\nevent: begin\ndata: {}\n\n"
         while True:
             try:

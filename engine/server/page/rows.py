@@ -194,6 +194,7 @@ def eviction_rows(state: Mapping[str, Any]) -> Rows:
             **{name: _rounded(threshold[name], step) for name in ("limit", "distance")},
         }
     for resource, candidates in state["first"].items():
+        # Static and system-critical pods are never evicted, so they are only counted.
         going = [each for each in candidates if not each["critical"]]
         rows[f"first {resource}"] = {
             "resource": resource,

@@ -60,6 +60,7 @@ class PageWatch:
             self._readers.discard(news)
             if not self._readers:
                 tasks, self._tasks = self._tasks, []
+                # An idle node computes nothing for a page that nobody has open.
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -106,6 +107,8 @@ class PageWatch:
             except Exception as error:
                 log.exception("the page cannot show %s", name)
                 self._publish(name, self.parts.get(name, {}), f"{type(error).__name__}: {error}")
+            # A node with thousands of pods is read less often: no part takes more than a twentieth of the
+            # event loop's time.
             await asyncio.sleep(max(every, SHARE * (clock() - began)))
 
     async def _follow_decisions(self) -> None:

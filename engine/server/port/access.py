@@ -42,6 +42,7 @@ class Needs(msgspec.Struct, frozen=True):
 
 def needs(method: str, path: str) -> Needs:
     """Return what a request for `path` (without its query) needs, the most specific subresource first."""
+    # KEP-2862: a subresource of its own suffices for these paths, and `proxy` still does.
     fine = tuple(name for top, name in _BESIDE_PROXY if _is_below(path, top))[:1]
     rest = next((name for top, name in _ALONE if _is_below(path, top)), "proxy")
     return Needs(_VERBS.get(method, ""), (*fine, rest))

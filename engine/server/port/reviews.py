@@ -51,6 +51,7 @@ class AccessReviews(Generic[T]):
             answer = await _tried_again(ask)
         finally:
             del self._asking[key]
+        # Removed first, so that the renewed answer becomes the newest; the loop below drops the oldest.
         self._kept.pop(key, None)
         while len(self._kept) >= KEPT:
             del self._kept[next(iter(self._kept))]

@@ -204,6 +204,7 @@ def _streams(request: Request) -> ContainerStreams:
     stdin, stdout, stderr, tty = (
         request.query.get(name) == "1" for name in ("input", "output", "error", "tty")
     )
+    # A terminal has one output for both.
     stderr = stderr and not tty
     if not (stdin or stdout or stderr):
         raise InvalidInput("you must specify at least 1 of stdin, stdout, stderr")

@@ -252,6 +252,7 @@ class SecurePort:
         try:
             user = await authentication.user(session, request)
         except KubengineError as error:
+            # A kubelet answers 401 as well if the API server cannot be asked.
             log.error("a token was not reviewed: %s", error)
             return _UNAUTHORIZED
         if user is None:

@@ -129,12 +129,16 @@ class ServingTLS:
         context.set_ciphers(self._ciphers)
         if self._curve is not None:
             context.set_ecdh_curve(self._curve)
+        # A client of TLS 1.2 could demand one handshake after another on a connection that counts once.
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
         context.load_cert_chain(pair.certificate, pair.key)
         if self._authorities is not None:
             authorities = self._authorities.read_bytes()
+            # Optional, because a client may have a token instead.
             context.verify_mode = ssl.CERT_OPTIONAL
             context.load_verify_locations(self._authorities)
+            # Every connection holds these bytes: equal ones that were read again would be in memory many
+            # times.
             if authorities != self.authorities:
                 self.authorities = authorities
         return context
