@@ -20,7 +20,7 @@ from engine.api.decisions import Decisions
 from engine.api.kubengine_config import CgroupsSection, ProbesSection
 from engine.api.pod import Pod
 from engine.api.struct import decode_hook
-from engine.cgroups.best_effort_limiter import BestEffortSqueeze
+from engine.cgroups.best_effort_limiter import BestEffortLimiter
 from engine.cgroups.manager import CgroupManager
 from engine.eviction.contention import CPU_PRESSURE, Contention, StallReader
 from engine.eviction.stall import stalled
@@ -75,10 +75,10 @@ def manager() -> Iterator[CgroupManager]:
 def test_best_effort_ceiling_look(benchmark, manager, pods) -> None:
     for number in range(pods):
         manager.create_pod(pod(f"e{number}"))
-    rules = manager.settings.squeeze
+    rules = manager.settings.best_effort_limit
     assert rules is not None
-    squeeze = BestEffortSqueeze(manager, rules, decisions=Decisions(time.time), tasks=Tasks())
-    benchmark(squeeze.look)
+    limiter = BestEffortLimiter(manager, rules, decisions=Decisions(time.time), tasks=Tasks())
+    benchmark(limiter.update)
 
 
 def test_ten_keep_patterns_against_an_image(benchmark) -> None:

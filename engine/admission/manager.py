@@ -1,4 +1,4 @@
-"""Admits pods one by one, and makes room for critical ones. The acting module."""
+"""Admits pods one by one, and ends pods for critical ones. The acting module."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ log = logging.getLogger("kubengine.admission")
 class Admission:
     """Admit pods to a node.
 
-    `reserve(pod)` decides at once and counts the pod from then on; `make_room` ends its victims and returns
+    `reserve(pod)` decides at once and counts the pod from then on; `end_victims` ends its victims and returns
     when they have stopped; `admit` does both. `kill_pod` ends a victim with its own grace period. Call
     `terminating(uid)` for a pod that will end, `remove(uid)` for one that holds nothing any longer, and `add`
     for pods that were there before (a restart of the agent), which are not checked. `patience` is
@@ -139,7 +139,7 @@ class Admission:
         whose, uid = (pod.full_name, pod.uid) if pod is not None else ("", uid)
         tell(Measured("pod", name, pod=whose, uid=uid, inputs=inputs()))
 
-    async def wait_for_room(self, pod: Pod, report: ReportWaiting = report_nothing) -> None:
+    async def wait_for_resources(self, pod: Pod, report: ReportWaiting = report_nothing) -> None:
         """Return when no terminating pod holds what a reserved pod needs, so that it may start.
 
         `report` receives which pods it waits for. A pod that others have preempted meanwhile waits for its
@@ -153,14 +153,14 @@ class Admission:
             await report(AWAITING_ROOM, f"terminating pods still hold what this pod needs: {names}")
             try:
                 async with asyncio.timeout(longest_grace(leaving) + self.patience):
-                    await self._has_room(pod)
+                    await self._wait_until_it_fits(pod)
             except TimeoutError:
                 self._give_up_waiting(pod)
         else:
-            await self._has_room(pod)
+            await self._wait_until_it_fits(pod)
         self.admitted.started(pod.uid)
 
-    async def _has_room(self, pod: Pod) -> None:
+    async def _wait_until_it_fits(self, pod: Pod) -> None:
         while pod.uid not in self.admitted or self.admitted.in_the_way(pod):
             await self._freed.wait()
 
@@ -187,7 +187,7 @@ class Admission:
     async def admit(self, pod: Pod) -> Verdict:
         """Admit the pod after its victims have stopped, or raise `AdmissionRejected`."""
         verdict = self.reserve(pod)
-        await self.make_room(verdict)
+        await self.end_victims(verdict)
         self.admitted.started(pod.uid)
         return verdict
 
@@ -219,7 +219,7 @@ class Admission:
             self._measured("stays", dict, uid=victim)
         self.remove(uid)
 
-    async def make_room(self, verdict: Verdict) -> None:
+    async def end_victims(self, verdict: Verdict) -> None:
         """End the victims of a reserved pod in parallel, and wait for them.
 
         A victim that cannot be killed is logged, counts again, and does not keep the pod out.

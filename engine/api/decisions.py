@@ -50,11 +50,11 @@ Kind = Literal[
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Record one decision; `number` counts from 1 while an agent runs, so that a reader who is too slow
-    notices the gap.
+    """Hold one decision.
 
-    `time` is a Unix time. `pod` is `namespace/name` and `uid` its uid, empty if the decision is not about a
-    pod. `inputs` is what was examined, ready for JSON; nobody changes it any longer.
+    `number` counts the decisions of an agent from 1, so that a slow reader notices a gap. `time` is a Unix
+    time. `pod` is `namespace/name` and `uid` its uid, empty if the decision is not about a pod. `inputs` are
+    the examined values, ready for JSON; they do not change.
     """
 
     number: int

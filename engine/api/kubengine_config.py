@@ -166,7 +166,7 @@ class CgroupsSection(Struct, forbid_unknown_fields=True):
     version of the OCI runtime (`oci_runtime`: its path; by default runc, else crun, on the PATH).
     `reconcile_sample` is the number of pod groups that are read again each minute. With the MemoryQoS gate,
     `tiered_memory_protection` sets memory.min only for Guaranteed pods, and memory.low for Burstable ones.
-    With `cpu_ceiling`, under cgroup v2, all pods together get no more CPU than is allocatable.
+    With `cpu_ceiling`, cgroup v2 limits the CPU of all pods together (cpu.max) to the allocatable CPU.
     `pod_annotations` lists the enabled pod annotations for cgroups, by their names without `kubengine.dev/`,
     from the list in `engine.cgroups.formulas.pod_annotations`.
 

@@ -224,8 +224,8 @@ def _is_echoed(digits: int, whole: str, fraction: str, base: int, exponent: int)
     if not whole:
         return False
     if base == 2:
-        room = 14 - len(whole) - exponent * 3 // 10
-        return not fraction and room >= 0 and digits % 8 != 0
+        digits_left = 14 - len(whole) - exponent * 3 // 10
+        return not fraction and digits_left >= 0 and digits % 8 != 0
     scale = exponent - len(fraction)
     fits = len(whole) + len(fraction) <= 18 and scale >= -9
     return fits and scale % 3 == 0 and digits % 1000 != 0

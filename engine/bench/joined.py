@@ -150,10 +150,10 @@ async def _namespace(client: ApiClient) -> AsyncIterator[str]:
 
 async def _together(requests: Iterable[Any]) -> None:
     """Run these concurrently, with a limit."""
-    room = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(request: Any) -> None:
-        async with room:
+        async with slots:
             await request
 
     await asyncio.gather(*map(one, requests))

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from engine.api.decisions import Decisions
 from engine.api.qos import BEST_EFFORT, GUARANTEED
-from engine.cgroups.formulas.best_effort_limit import SqueezeRules, Used
+from engine.cgroups.formulas.best_effort_limit import BestEffortLimitRules, Used
 from engine.cgroups.manager import CgroupManager
 from engine.host.tasks import Tasks
 
@@ -36,7 +36,7 @@ class _Counters(NamedTuple):
     best_effort: float
 
 
-class BestEffortSqueeze:
+class BestEffortLimiter:
     """Adjust the limit between `start` and `stop`, which removes it. `busy` returns the CPU seconds that the
     machine has worked.
     """
@@ -44,7 +44,7 @@ class BestEffortSqueeze:
     def __init__(
         self,
         cgroups: CgroupManager,
-        rules: SqueezeRules,
+        rules: BestEffortLimitRules,
         *,
         decisions: Decisions,
         tasks: Tasks,

@@ -158,15 +158,15 @@ class SharedCpus:
         """
         layout = policy.topology.layout
         groups = {"cache": layout.caches, "node": layout.nodes}.get(self._section.keep_together, {})
-        room = {group: (cpus & self.rest).bit_count() * MILLI for group, cpus in groups.items()}
+        free = {group: (cpus & self.rest).bit_count() * MILLI for group, cpus in groups.items()}
         before, self._group_of = self._group_of, {}
         for pod in sorted(pods, key=lambda pod: pod.uid not in before):
             group = before.get(pod.uid)
-            if group is None or room.get(group, 0) < pod.milli:
-                group = max(room, key=lambda group: (room[group], -group), default=None)
-            if group is None or not pod.milli or room[group] < pod.milli:
+            if group is None or free.get(group, 0) < pod.milli:
+                group = max(free, key=lambda group: (free[group], -group), default=None)
+            if group is None or not pod.milli or free[group] < pod.milli:
                 continue
-            room[group] -= pod.milli
+            free[group] -= pod.milli
             self._group_of[pod.uid] = group
             self._of[pod.uid] = groups[group] & self.rest
 

@@ -11,25 +11,25 @@ from collections.abc import Callable
 class ConnectionSlot:
     """Hold the slot of one peer. It is idle while the agent waits for the peer."""
 
-    def __init__(self, crowd: ConnectionLimiter, drop: Callable[[], None]) -> None:
-        self._crowd = crowd
+    def __init__(self, limiter: ConnectionLimiter, drop: Callable[[], None]) -> None:
+        self._limiter = limiter
         self.drop = drop
 
     def work(self) -> None:
         """Mark the slot as busy: the peer gets an answer and keeps its slot until it is idle."""
-        if self in self._crowd.idle:
-            del self._crowd.idle[self]
-            self._crowd.working.add(self)
+        if self in self._limiter.idle:
+            del self._limiter.idle[self]
+            self._limiter.working.add(self)
 
     def set_idle(self) -> None:
         """Mark the slot as idle: the agent waits for the peer."""
-        if self in self._crowd:
+        if self in self._limiter:
             self.release()
-            self._crowd.idle[self] = None
+            self._limiter.idle[self] = None
 
     def release(self) -> None:
-        self._crowd.idle.pop(self, None)
-        self._crowd.working.discard(self)
+        self._limiter.idle.pop(self, None)
+        self._limiter.working.discard(self)
 
 
 class ConnectionLimiter:
@@ -40,8 +40,8 @@ class ConnectionLimiter:
         self.idle: dict[ConnectionSlot, None] = {}
         self.working: set[ConnectionSlot] = set()
 
-    def __contains__(self, place: ConnectionSlot) -> bool:
-        return place in self.idle or place in self.working
+    def __contains__(self, slot: ConnectionSlot) -> bool:
+        return slot in self.idle or slot in self.working
 
     @property
     def at_work(self) -> int:
@@ -58,6 +58,6 @@ class ConnectionLimiter:
             # Released before `drop`, whose handler may release it again or enter another peer.
             oldest.release()
             oldest.drop()
-        place = ConnectionSlot(self, drop)
-        self.idle[place] = None
-        return place
+        slot = ConnectionSlot(self, drop)
+        self.idle[slot] = None
+        return slot

@@ -17,7 +17,7 @@ from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
 from engine.api.node import Node
 from engine.api.pod import Pod
-from engine.cgroups.best_effort_limiter import BestEffortSqueeze
+from engine.cgroups.best_effort_limiter import BestEffortLimiter
 from engine.cgroups.manager import CgroupManager
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.containers.manager import ContainerGC
@@ -207,11 +207,11 @@ class Managers:
         )
 
     def _best_effort_limit(self) -> list[Managed]:
-        rules = self._cgroups.settings.squeeze
+        rules = self._cgroups.settings.best_effort_limit
         if rules is None or not isinstance(self._cgroups, CgroupManager):
             return []
         decisions, tasks = self._context.decisions, self._context.tasks
-        return [BestEffortSqueeze(self._cgroups, rules, decisions=decisions, tasks=tasks)]
+        return [BestEffortLimiter(self._cgroups, rules, decisions=decisions, tasks=tasks)]
 
     def by_component(self) -> dict[str, object]:
         """Return the components that describe themselves and take actions, by name."""

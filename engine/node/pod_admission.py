@@ -1,4 +1,4 @@
-"""Admits or rejects pods: pressure, host support, the predicates, devices, and free room.
+"""Admits or rejects pods: pressure, host support, the predicates, devices, and free resources.
 
 A pod is judged in one step, in its turn, against the pods that stay; from then on it counts. What takes time
 follows and holds up no other pod: allocating devices, ending victims, and waiting for terminating pods that
@@ -169,9 +169,9 @@ class PodAdmission:
             if places and isinstance(error, AdmissionRejected) and error.reason == TOPOLOGY_AFFINITY:
                 raise AdmissionRejected(error.reason, f"{error.message} ({places})") from error
             raise
-        await self._admission.make_room(verdict)
+        await self._admission.end_victims(verdict)
         try:
-            await self._admission.wait_for_room(pod, self._counted(report))
+            await self._admission.wait_for_resources(pod, self._counted(report))
         except AdmissionRejected:
             self._devices.pod_removed(pod.uid)
             raise

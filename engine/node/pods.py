@@ -61,7 +61,7 @@ class PodManager:
         self._unaccounted: set[PodWorker] = set()
         """Workers of orphaned pods whose resources are unknown; new pods wait until these have stopped."""
         self._unsatisfied: set[PodWorker] = set()
-        """Workers of pods that may wait for room: not admitted, or with a pending resize."""
+        """Workers of pods that may wait for resources: not admitted, or with a pending resize."""
         self._leftovers_ended = False
         """Whether pods that ended while no agent ran, and left directories or cgroups, have been ended."""
         self._retrying: asyncio.Handle | None = None
@@ -164,7 +164,7 @@ class PodManager:
         if worker is not None:
             worker.notify()
         elif self.known:
-            self._end_stranger(self._services.runtime.watch.pod(uid))
+            self._end_orphan(self._services.runtime.watch.pod(uid))
         elif not self._services.runtime.watch.pod(uid).alive:
             self._forget_found(uid)
 
@@ -198,10 +198,10 @@ class PodManager:
         self._cancel_retries()
         if not self._unsatisfied:
             return
-        self._unsatisfied = {worker for worker in self._unsatisfied if worker.may_want_room}
+        self._unsatisfied = {worker for worker in self._unsatisfied if worker.may_need_resources}
         # In the order in which the pods came, which a set would not keep.
         for worker in [each for each in self._workers.values() if each in self._unsatisfied]:
-            if worker.waits_for_room:
+            if worker.waits_for_resources:
                 worker.notify()
             elif worker.life.state is LifeState.REJECTED and not self._is_refused(worker):
                 self._services.metrics.retried()
@@ -339,7 +339,7 @@ class PodManager:
         earlier = [other for other in self._same_name[pod.full_name] if other is not worker]
         await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
         # What they hold is unknown, so that no judgement is right before they have stopped.
-        await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unaccounted))
+        await asyncio.gather(*(orphan.wait_at_rest() for orphan in self._unaccounted))
         await _or_rejected(pod, self._complete_admission(worker, verdict))
         self._unsatisfied.discard(worker)
 
@@ -405,16 +405,16 @@ class PodManager:
         # A copy, because starting a worker may change the records.
         for uid, record in list(self._services.runtime.watch.pods.items()):
             if uid not in wanted:
-                self._end_stranger(record)
+                self._end_orphan(record)
         if self._leftovers_ended:
             return
         cgroups = self._services.allocations.cgroups
         for uid in self._services.volumes.directories.known_uids() | cgroups.existing_pods().keys():
             if uid not in wanted:
-                self._end_stranger(PodRecord(uid, "", ""))
+                self._end_orphan(PodRecord(uid, "", ""))
         self._leftovers_ended = True
 
-    def _end_stranger(self, record: PodRecord) -> None:
+    def _end_orphan(self, record: PodRecord) -> None:
         """End a pod whose source dropped it while no agent ran, and remove everything of it.
 
         The pod holds what it was accepted with until it has stopped. If that is unknown, new pods wait for
@@ -430,13 +430,13 @@ class PodManager:
         accepted = found or self._services.records.accepted.read(uid)
         if accepted is None:
             meta = ObjectMeta(name=record.name or uid, namespace=record.namespace or "unknown", uid=uid)
-            stranger = self._start_worker(Pod(metadata=meta, spec=PodSpec()), PodLife(LifeState.LEAVING))
+            orphan = self._start_worker(Pod(metadata=meta, spec=PodSpec()), PodLife(LifeState.LEAVING))
             if record.alive:
                 log.warning(
                     "pod %s: its resources are unknown; new pods wait until it has terminated",
                     record.full_name,
                 )
-                self._unaccounted.add(stranger)
+                self._unaccounted.add(orphan)
             return
         if record.alive:
             self._admission.adopt(accepted)

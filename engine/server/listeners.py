@@ -39,14 +39,14 @@ ACCEPTED_AT_ONCE = (
 STEPS_IN_A_TURN = 4  # of the event loop, for each listener
 
 
-class _Door(msgspec.Struct):
+class _Listener(msgspec.Struct):
     """Hold a bound socket, its request handler and its connections."""
 
     socket: socket.socket
     handler: Handler
     trusted: bool
     metrics: ServerRequestMetrics | None = None
-    crowd: ConnectionLimiter = msgspec.field(default_factory=lambda: ConnectionLimiter(MAX_CONNECTIONS))
+    limiter: ConnectionLimiter = msgspec.field(default_factory=lambda: ConnectionLimiter(MAX_CONNECTIONS))
     share: LoopShare = msgspec.field(default_factory=lambda: LoopShare(STEPS_IN_A_TURN))
     connections: set[asyncio.Task[None]] = msgspec.field(default_factory=set)
     closed: bool = False
@@ -85,7 +85,7 @@ class HttpServer:
         self._claim: Claim | None = None
         self._ports: list[tuple[socket.socket, Handler]] | None = None
         self._servers: list[asyncio.Server] = []
-        self._doors: list[_Door] = []
+        self._listeners: list[_Listener] = []
 
     def bind(self) -> None:
         """Bind the ports; clients that connect wait for `start`. Raises `Refused` naming a port in use."""
@@ -121,23 +121,23 @@ class HttpServer:
         """Close the listeners and the connections; safe to call twice."""
         if self._own_port is not None:
             await self._own_port.stop()
-        for door in self._doors:
-            door.closed = True
+        for listener in self._listeners:
+            listener.closed = True
         for server in self._servers:
             server.close()
-        tasks = [task for door in self._doors for task in door.connections]
+        tasks = [task for listener in self._listeners for task in listener.connections]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for server in self._servers:
             await server.wait_closed()
-        for door in self._doors:
-            door.socket.close()
+        for listener in self._listeners:
+            listener.socket.close()
         for bound, _ in self._ports or ():
             bound.close()
         self._ports = None
         self._servers.clear()
-        self._doors.clear()
+        self._listeners.clear()
         if self._claim is not None:
             self._claim.release()
             self._claim = None
@@ -150,28 +150,30 @@ class HttpServer:
         trusted: bool,
         metrics: ServerRequestMetrics | None = None,
     ) -> None:
-        door = _Door(bound, handler, trusted, metrics)
-        self._doors.append(door)
+        listener = _Listener(bound, handler, trusted, metrics)
+        self._listeners.append(listener)
         self._servers.append(
-            await asyncio.start_server(partial(self._accept, door), sock=bound, backlog=ACCEPTED_AT_ONCE)
+            await asyncio.start_server(partial(self._accept, listener), sock=bound, backlog=ACCEPTED_AT_ONCE)
         )
         bound.listen(BACKLOG)
 
-    async def _accept(self, door: _Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(
+        self, listener: _Listener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
-        door.connections.add(task)
-        place = door.crowd.enter(writer.transport.abort) if not door.closed else None
+        listener.connections.add(task)
+        slot = listener.limiter.enter(writer.transport.abort) if not listener.closed else None
         try:
-            if place is not None:
-                await _converse(door, reader, writer, place)
+            if slot is not None:
+                await _converse(listener, reader, writer, slot)
         except asyncio.CancelledError:
             return
         finally:
             writer.transport.abort()
-            door.connections.discard(task)
-            if place is not None:
-                place.release()
+            listener.connections.discard(task)
+            if slot is not None:
+                slot.release()
 
     def _bind_unix(self, path: Path) -> socket.socket:
         bound = socket.socket(socket.AF_UNIX)
@@ -190,19 +192,19 @@ class HttpServer:
 
 
 async def _converse(
-    door: _Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: ConnectionSlot
+    listener: _Listener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, slot: ConnectionSlot
 ) -> None:
     async def answered(request: Request) -> Answer:
-        return await in_turn(door.crowd, place, request, door.handler, failure)
+        return await in_turn(listener.limiter, slot, request, listener.handler, failure)
 
     connection = Connection(
         reader,
         writer,
         handler=answered,
-        trusted=door.trusted,
-        place=place,
-        share=door.share,
-        metrics=door.metrics,
+        trusted=listener.trusted,
+        slot=slot,
+        share=listener.share,
+        metrics=listener.metrics,
     )
     await connection.serve()
     await part(writer, WRITE_DEADLINE)

@@ -76,7 +76,7 @@ class Routes:
     async def _route(self, request: Request) -> Response:
         path, view = request.path.rstrip("/") or "/", self._view
         if path.startswith("/kubengine/") or path == "/kubengine":
-            return await _room(view, request, path.removeprefix("/kubengine").strip("/").split("/"))
+            return await _component(view, request, path.removeprefix("/kubengine").strip("/").split("/"))
         if request.asks_health:
             return self._health.answer(request)
         if request.method not in {"GET", "HEAD"}:
@@ -176,7 +176,7 @@ def _all_fields(value: Any) -> Any:
     return {name: masked(name, _all_fields(item)) for name, item in fields if item is not None}
 
 
-async def _room(view: ServedNode, request: Request, path: list[str]) -> Response:
+async def _component(view: ServedNode, request: Request, path: list[str]) -> Response:
     components = view.components
     if path == [""]:
         return Response(

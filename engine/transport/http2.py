@@ -160,7 +160,7 @@ class Http2Connection(MultiplexedConnection, asyncio.Protocol):
         self._pinged_at = 0.0
 
     @property
-    def room(self) -> int:
+    def free_streams(self) -> int:
         """Return how many further exchanges may begin now."""
         if self._retired or self._transport is None or not self.usable or not self._core.ready:
             return 0
@@ -174,11 +174,11 @@ class Http2Connection(MultiplexedConnection, asyncio.Protocol):
     async def request(
         self, method: str, path: str, headers: Headers, authority: str, body: bytes
     ) -> Exchange:
-        """Send one request and wait for the head of its answer. The caller has seen that there is `room`.
+        """Send one request and wait for the head of its answer. The caller has seen that a stream is free.
 
         Raises Unavailable when the connection or the exchange breaks off first.
         """
-        if self.room < 1:
+        if self.free_streams < 1:
             raise Unavailable("the connection accepts no further requests", subject=self.peer)
         fixed = ((":method", method), (":scheme", "https"), (":authority", authority), (":path", path))
         fields = [(name.encode(), value.encode()) for name, value in (*fixed, *headers)]

@@ -55,10 +55,10 @@ class Http2Pool:
         # A server that restarts may refuse on several connections in a row (GOAWAY); more tries would keep
         # asking a server that refuses everything.
         for _ in range(TRIES - 1):
-            connection = self._with_room() or await self._open()
+            connection = self._with_free_stream() or await self._open()
             with contextlib.suppress(NotBegun):
                 return await connection.request(method, path, headers, self.server.authority, body)
-        connection = self._with_room() or await self._open()
+        connection = self._with_free_stream() or await self._open()
         return await connection.request(method, path, headers, self.server.authority, body)
 
     def reset(self) -> None:
@@ -68,13 +68,13 @@ class Http2Pool:
 
     close = reset
 
-    def _with_room(self) -> Http2Connection | None:
-        return next((c for c in self._connections if c.room > 0), None)
+    def _with_free_stream(self) -> Http2Connection | None:
+        return next((c for c in self._connections if c.free_streams > 0), None)
 
     async def _open(self) -> Http2Connection:
         async with self._opening:
             # Another request may have opened a connection while this one waited for the lock.
-            known = self._with_room()
+            known = self._with_free_stream()
             if known is not None:
                 return known
             if len(self._connections) >= MAX_CONNECTIONS:

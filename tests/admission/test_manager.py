@@ -134,7 +134,7 @@ async def test_a_node_that_stops_waits_for_no_victim():
 
     situation.admission._kills = PodKills(never)
     verdict = situation.admission.reserve(make_pod("critical", cpu="1", static=True))
-    waiting = asyncio.create_task(situation.admission.make_room(verdict))
+    waiting = asyncio.create_task(situation.admission.end_victims(verdict))
     await asyncio.sleep(0.01)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -236,13 +236,13 @@ async def test_a_pod_preempted_while_waiting_does_not_start(ended: bool):
     admission = situation.admission
     admission.terminating("old")
     admission.reserve(waiting)
-    start = asyncio.create_task(admission.wait_for_room(waiting))
+    start = asyncio.create_task(admission.wait_for_resources(waiting))
     verdict = admission.reserve(make_pod("critical", "1", static=True))
     assert verdict.victims == ("waiting",)
     admission.remove("old")
     await asyncio.sleep(0.01)
     assert not start.done(), "it leaves, whatever is free"
-    await admission.make_room(verdict)
+    await admission.end_victims(verdict)
     if ended:
         await asyncio.sleep(0.01)
         assert not start.done()
@@ -265,7 +265,7 @@ async def test_a_waiting_pod_names_the_others_and_is_rejected_after_a_limit():
     admission.terminating("old")
     admission.reserve(late)
     with pytest.raises(AdmissionRejected) as rejection:
-        await admission.wait_for_room(late, tell)
+        await admission.wait_for_resources(late, tell)
     assert told == [("AwaitingRoom", "terminating pods still hold what this pod needs: default/old")]
     assert rejection.value.reason == "OutOfcpu"
     assert rejection.value.message == (
@@ -287,5 +287,5 @@ async def test_a_pod_that_waits_for_a_port_is_refused_for_the_port():
     admission.terminating("old")
     admission.reserve(late)
     with pytest.raises(AdmissionRejected) as rejection:
-        await admission.wait_for_room(late)
+        await admission.wait_for_resources(late)
     assert rejection.value.reason == "NodePorts"

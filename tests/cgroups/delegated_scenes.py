@@ -18,7 +18,7 @@ from engine.api.decisions import Decisions
 from engine.api.errors import Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.qos import BEST_EFFORT
-from engine.cgroups.best_effort_limiter import BestEffortSqueeze
+from engine.cgroups.best_effort_limiter import BestEffortLimiter
 from engine.cgroups.manager import CgroupManager
 from engine.host.cgroupfs.mounts import delegated_mounts
 from engine.host.tasks import Tasks
@@ -88,9 +88,9 @@ def _seen(manager: CgroupManager, given: Path) -> dict[str, Any]:
     usage = {name: int(Path(f"{given}{path}", "memory.current").read_text()) for name, path in paths.items()}
     seen["first victim"] = rank(pods, usage)[0].pod
     spawn(manager, make_container(manager, pods[2]), spin)
-    rules = manager.settings.squeeze
+    rules = manager.settings.best_effort_limit
     assert rules is not None
-    squeeze = BestEffortSqueeze(
+    limiter = BestEffortLimiter(
         manager,
         rules,
         decisions=Decisions(time.time),
@@ -100,8 +100,8 @@ def _seen(manager: CgroupManager, given: Path) -> dict[str, Any]:
     )
     for _ in range(4):
         time.sleep(0.2)
-        squeeze.update()
+        limiter.update()
     level = manager.levels.names[BEST_EFFORT]
-    seen["ceiling"] = squeeze.ceiling
+    seen["ceiling"] = limiter.ceiling
     seen["quota"] = (manager.tree.read(level, "cpu.max") or "").split()[0]
     return seen

@@ -273,7 +273,7 @@ async def test_cancelled_calls_leave_nothing_behind(server: ApiServer, client: A
     await asyncio.gather(*calls, return_exceptions=True)
     (connection,) = client._pool._connections
     assert connection.idle
-    assert connection.room == 100
+    assert connection.free_streams == 100
     server.heal()
     await client.get(SECRETS, Object)
 

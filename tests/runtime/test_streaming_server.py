@@ -353,17 +353,17 @@ async def test_forwarding_by_channels_needs_ports(made: Made) -> None:
 async def test_unauthenticated_clients_block_no_others(
     made: Made, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made.server._strangers = ConnectionLimiter(20)
-    strangers = []
+    made.server._limiter = ConnectionLimiter(20)
+    clients = []
     try:
         for _ in range(100):
-            strangers.append(await asyncio.open_connection("127.0.0.1", made.server.port))
-            strangers[-1][1].write(sent)
+            clients.append(await asyncio.open_connection("127.0.0.1", made.server.port))
+            clients[-1][1].write(sent)
         client = await Spdy.connect(made.url(stdin=False))
         assert len(made.server._connections) <= 22
         await client.close()
     finally:
-        for _, writer in strangers:
+        for _, writer in clients:
             writer.transport.abort()
 
 

@@ -124,10 +124,10 @@ def all_busy(peers: list[EndlessPeer]) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("kind", HTTP)
-@pytest.mark.parametrize("door", ["read-only", "socket"])
-async def test_listeners_without_authentication(served: Served, held: Held, door: str, kind: str) -> None:
+@pytest.mark.parametrize("listener", ["read-only", "socket"])
+async def test_listeners_without_authentication(served: Served, held: Held, listener: str, kind: str) -> None:
     begin, data = HTTP[kind]
-    open = to_path(served.socket_path) if door == "socket" else to_port(served.view.config.read_only_port)
+    open = to_path(served.socket_path) if listener == "socket" else to_port(served.view.config.read_only_port)
     async with contextlib.AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(EndlessPeer(open, data, begin=begin)) for _ in range(PEERS)]
         await held(all_busy(peers))
@@ -160,7 +160,7 @@ async def test_the_port(port: Secured, held: Held, kind: str, caplog: pytest.Log
     assert "socket.send() raised exception" not in caplog.text
 
 
-async def test_strangers_have_one_answer_each(port: Secured) -> None:
+async def test_unknown_clients_have_one_answer_each(port: Secured) -> None:
     """What follows a 401 is not read; nothing is logged of it."""
     assert (await port.raw(HEAD + b"\r\n" + HEAD + b"\r\n")).count(b"HTTP/1.1 401 ") == 1
 

@@ -78,7 +78,7 @@ async def test_a_peer_that_does_not_read_is_dropped(serve: Any, monkeypatch: pyt
     writer.write(b"GET /stats/summary HTTP/1.1\r\nHost: n\r\n\r\n")
     await writer.drain()
     assert await alive(served)
-    await eventually(lambda: not any(door.connections for door in served.server._doors))
+    await eventually(lambda: not any(listener.connections for listener in served.server._listeners))
     received = 0
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(1 << 20):
@@ -93,7 +93,7 @@ async def test_keep_alive_and_pipelining(serve: Any) -> None:
     assert data.count(b"HTTP/1.1 200") == 3
 
 
-async def test_a_crowd_at_one_door_leaves_the_others_open(serve: Any) -> None:
+async def test_a_crowd_at_one_listener_leaves_the_others_open(serve: Any) -> None:
     served = await serve(View())
     crowd = [await served.connect() for _ in range(listeners.MAX_CONNECTIONS)]
     await asyncio.sleep(0.05)
@@ -104,7 +104,7 @@ async def test_a_crowd_at_one_door_leaves_the_others_open(serve: Any) -> None:
         other.close()
 
 
-@pytest.mark.parametrize("door", ["port", "health", "unix"])
+@pytest.mark.parametrize("listener", ["port", "health", "unix"])
 @pytest.mark.parametrize(
     "sent",
     [b"", b"GET /heal", GET, b"POST /x HTTP/1.1\r\nHost: n\r\nContent-Length: 9\r\n\r\n",
@@ -112,13 +112,13 @@ async def test_a_crowd_at_one_door_leaves_the_others_open(serve: Any) -> None:
     ids=["silent", "half-a-head", "idle", "no-body", "deaf"],
 )  # fmt: skip
 async def test_health_checks_pass_despite_many_clients(
-    serve: Any, door: str, sent: bytes, monkeypatch: pytest.MonkeyPatch
+    serve: Any, listener: str, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of clients that say nothing, stop half-way, stay when they have their answer, or don't take it."""
     monkeypatch.setattr(listeners, "MAX_CONNECTIONS", 40)
     served = await serve(View(summary={"blob": "x" * 1_000_000}))
-    where = {"unix": True} if door == "unix" else {}
-    if door == "health":
+    where = {"unix": True} if listener == "unix" else {}
+    if listener == "health":
         where = {"port": served.view.config.healthz_port}
     crowd = []
     try:
@@ -128,7 +128,7 @@ async def test_health_checks_pass_despite_many_clients(
             if len(crowd) % 20 == 0:
                 assert (await served.ask("GET", "/healthz", **where)).status == 200
         assert (await served.ask("GET", "/healthz", **where)).status == 200
-        held = sum(len(each.connections) for each in served.server._doors)
+        held = sum(len(each.connections) for each in served.server._listeners)
         assert held <= listeners.MAX_CONNECTIONS + 1
     finally:
         for _, writer in crowd:

@@ -23,7 +23,7 @@ from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.cri.client import Unimplemented
 from engine.server.port.access import needs
-from engine.server.port.server import MAX_STRANGERS, SecurePort
+from engine.server.port.server import MAX_CONNECTIONS, SecurePort
 from engine.server.port.websocket_token import PREFIX
 from engine.testing.apiserver import ApiServer, Authority, CertificatePair
 from tests.ports import free_port
@@ -230,7 +230,7 @@ async def test_a_checkpoint_that_the_runtime_refuses_shows_its_own_words(open_po
 async def test_anonymous_users_have_one_refusal_for_each_connection(
     server: ApiServer, open_port: Open
 ) -> None:
-    """A stranger who is refused pays for another handshake; a known user keeps the connection."""
+    """An unknown client that is refused needs another handshake; a known user keeps the connection."""
     port = await open_port(authentication={"anonymous": {"enabled": True}, "webhook": {"enabled": True}})
     request = "GET /pods HTTP/1.1\r\nHost: n\r\n{}\r\n"
     refused = await port.raw(2 * request.format("").encode())
@@ -467,11 +467,11 @@ async def test_unauthenticated_clients_leave_nothing_behind(
         crowd[-1][1].write(sent)
         if count % 250 == 249:
             assert (await port.ask("GET", "/healthz", token="good")).status == 200
-            assert len(port.port._connections) <= MAX_STRANGERS + 10
+            assert len(port.port._connections) <= MAX_CONNECTIONS + 10
     for _, writer in crowd:
         writer.transport.abort()
     await eventually(lambda: not port.port._connections)
-    assert not port.port._crowd.idle
+    assert not port.port._limiter.idle
 
 
 async def test_the_error_names_a_port_in_use(open_port: Open) -> None:

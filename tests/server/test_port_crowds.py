@@ -85,8 +85,8 @@ async def test_a_thousand_leave_nothing_behind(port: Secured, sent: bytes, answe
     await eventually(lambda: (descriptors(), len(asyncio.all_tasks())) <= (before, tasks))
     assert not port.port._sessions
     assert not port.port._presented
-    assert not port.port._crowd.idle
-    assert not port.port._crowd.working
+    assert not port.port._limiter.idle
+    assert not port.port._limiter.working
     too_late = b"408"  # on a busy machine, within the second that a request may take here
     assert {head.split(b" ")[1] for head in heads if head} <= {answer.strip(), too_late}
     assert bool(answer) == any(heads)

@@ -11,7 +11,7 @@ import pytest
 
 from engine.api.duration import Duration
 from engine.api.errors import NotFound
-from engine.server.port import server as door
+from engine.server.port import server as listener
 from engine.testing.apiserver import Authority
 from tests.ports import free_port
 from tests.server.secured import Secured, SecuredView, Shown, configured
@@ -77,7 +77,7 @@ async def port(tmp_path: Any, backend: Any) -> AsyncIterator[Secured]:
     view = SecuredView(config=config, logs=tmp_path)
     view.serving_certificate = Shown(authority.issue("n1", alternatives="IP:127.0.0.1"))
     view.runtime.url = backend.url
-    own = door.SecurePort(view, "127.0.0.1", number := free_port())
+    own = listener.SecurePort(view, "127.0.0.1", number := free_port())
     await own.start()
     yield Secured(view, own, number, authority)
     await own.stop()
@@ -216,24 +216,24 @@ async def test_clients_that_vanish_leave_nothing(port: Secured, backend: Backend
             writer.transport.abort()
     await eventually(lambda: not backend.open and not port.port._connections)
     assert not port.port._sessions
-    assert not port.port._crowd.idle
+    assert not port.port._limiter.idle
 
 
-async def test_sessions_are_bounded_and_strangers_do_not_end_them(
+async def test_sessions_are_bounded_and_new_clients_do_not_end_them(
     port: Secured, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(listener, "MAX_SESSIONS", 2)
     sessions = [await port.connect() for _ in range(2)]
     for reader, writer in sessions:
         writer.write(UPGRADE.format(EXEC).encode())
         await reader.readuntil(b"hello")
     assert parse(await port.raw(UPGRADE.format(EXEC).encode())).status == 429
-    strangers = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(200)]
+    new_clients = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(200)]
     assert (await port.ask("GET", "/healthz")).status == 200
     for reader, writer in sessions:
         writer.write(b"still here")
         assert await reader.readexactly(10) == b"still here"
-    for _, writer in [*strangers, *sessions]:
+    for _, writer in [*new_clients, *sessions]:
         writer.transport.abort()
 
 

@@ -159,15 +159,15 @@ async def test_configz_decodes_to_the_configuration_it_came_from(serve: Any) -> 
     assert as_written(shown, KubeletConfiguration, "/configz") == config
 
 
-@pytest.mark.parametrize("door", ["read-only port", "healthz port", "unix socket"])
-async def test_healthz(serve: Any, door: str) -> None:
+@pytest.mark.parametrize("listener", ["read-only port", "healthz port", "unix socket"])
+async def test_healthz(serve: Any, listener: str) -> None:
     view = View()
     served = await serve(view)
     kwargs: dict[str, Any] = {
         "read-only port": {},
         "healthz port": {"port": view.config.healthz_port},
         "unix socket": {"unix": True},
-    }[door]
+    }[listener]
     healthy = await served.ask("GET", "/healthz", **kwargs)
     assert (healthy.status, healthy.body) == (200, b"ok")
     view.checks = [("ping", None), ("syncloop", "no turn for 3m0s")]

@@ -86,7 +86,7 @@ async def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
 
     slot = ConnectionLimiter(1).enter(writer.transport.abort)
     assert slot is not None
-    connection = Connection(requests, writer, handler=answer, trusted=True, place=slot, share=LoopShare(1))
+    connection = Connection(requests, writer, handler=answer, trusted=True, slot=slot, share=LoopShare(1))
     await connection.serve()
     peer.close()
     assert len(answered) == 3

@@ -106,7 +106,7 @@ def full(data: bytes, size: int = MEGABYTE) -> asyncio.StreamReader:
 async def test_a_listener(meter: TurnMeter, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that h11 is given, of all connections of one listener: the first read of each does not wait."""
     begin, data = HTTP[kind]
-    share, crowd = LoopShare(STEPS), ConnectionLimiter(PEERS)
+    share, limiter = LoopShare(STEPS), ConnectionLimiter(PEERS)
 
     async def answer(_: Request) -> Answer:
         return plain(200, "ok")
@@ -122,11 +122,11 @@ async def test_a_listener(meter: TurnMeter, kind: str, monkeypatch: pytest.Monke
             return piece
 
         monkeypatch.setattr(reader, "read", read)
-        place = crowd.enter(lambda: None)
-        assert place is not None
+        slot = limiter.enter(lambda: None)
+        assert slot is not None
         connections.append(
             Connection(
-                reader, cast("Any", Sink()), handler=answer, trusted=True, place=place, share=share
+                reader, cast("Any", Sink()), handler=answer, trusted=True, slot=slot, share=share
             ).serve()
         )
     await asyncio.gather(*connections)
@@ -135,7 +135,7 @@ async def test_a_listener(meter: TurnMeter, kind: str, monkeypatch: pytest.Monke
 
 async def test_requests_of_one_listener(meter: TurnMeter) -> None:
     """Requests that are answered; the first one of each connection does not wait."""
-    share, crowd = LoopShare(STEPS), ConnectionLimiter(PEERS)
+    share, limiter = LoopShare(STEPS), ConnectionLimiter(PEERS)
 
     async def answer(_: Request) -> Answer:
         meter.add()
@@ -143,11 +143,11 @@ async def test_requests_of_one_listener(meter: TurnMeter) -> None:
 
     connections = []
     for _ in range(PEERS):
-        place = crowd.enter(lambda: None)
-        assert place is not None
+        slot = limiter.enter(lambda: None)
+        assert slot is not None
         reader = full(b"GET / HTTP/1.1\r\nHost:n\r\nA: " + b"b" * 1000 + b"\r\n\r\n", MEGABYTE // 4)
         connections.append(
-            Connection(reader, cast("Any", Sink()), handler=answer, trusted=True, place=place, share=share)
+            Connection(reader, cast("Any", Sink()), handler=answer, trusted=True, slot=slot, share=share)
         )
     await asyncio.gather(*(each.serve() for each in connections))
     assert meter.total > 1000

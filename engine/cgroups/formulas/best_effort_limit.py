@@ -30,7 +30,7 @@ class Used(NamedTuple):
     best_effort: int
 
 
-class SqueezeRules(msgspec.Struct, frozen=True):
+class BestEffortLimitRules(msgspec.Struct, frozen=True):
     """Hold the rules of the limit: the machine's milli-CPU, its system reservation, the percentage of the
     machine that may be in use with BestEffort pods, and the percentage that they always get.
     """
@@ -49,7 +49,7 @@ class SqueezeRules(msgspec.Struct, frozen=True):
     def floor(self) -> int:
         return self.capacity * self.floor_percent // 100
 
-    def room(self, used: Used) -> int:
+    def left(self, used: Used) -> int:
         """Return what the others leave, in milli-CPU. The system counts with at least its reservation."""
         others = max(used.pods - used.best_effort, 0)
         system = max(used.node - used.pods, self.reserved)
@@ -57,12 +57,12 @@ class SqueezeRules(msgspec.Struct, frozen=True):
 
     def ceiling(self, used: Used, before: int | None) -> int:
         """Return the next limit in milli-CPU; `before` is the current one."""
-        room = self.room(used)
+        limit = self.left(used)
         if before is None:
-            return room
-        if abs(room - before) < self.capacity * NOISE:
+            return limit
+        if abs(limit - before) < self.capacity * NOISE:
             return before
-        return min(room, before + round(self.capacity * GROWTH))
+        return min(limit, before + round(self.capacity * GROWTH))
 
     def holds(self, ceiling: int, used: Used, held: bool) -> bool:
         """Tell whether a lowered limit keeps BestEffort pods from using more; `held` is the

@@ -22,7 +22,7 @@ from engine.cgroups.formulas.allocatable import (
     parse_resources,
     reserved_values,
 )
-from engine.cgroups.formulas.best_effort_limit import SqueezeRules
+from engine.cgroups.formulas.best_effort_limit import BestEffortLimitRules
 from engine.cgroups.formulas.containers import ContainerRules
 from engine.cgroups.formulas.conversion import DEFAULT_PERIOD_US, milli_cpu_to_quota
 from engine.cgroups.formulas.levels import LevelRules
@@ -63,7 +63,7 @@ class CgroupSettings(msgspec.Struct, frozen=True):
     containers: ContainerRules
     levels: LevelRules
     cpu_ceiling: bool = False
-    squeeze: SqueezeRules | None = None
+    best_effort_limit: BestEffortLimitRules | None = None
 
     def root_values(self) -> GroupValues:
         """Return the values of the root of all pods; with `cpu_ceiling` also a CPU quota at allocatable."""
@@ -161,7 +161,7 @@ class CgroupSettings(msgspec.Struct, frozen=True):
                 best_effort_idle=section.best_effort_idle,
             ),
             cpu_ceiling=section.cpu_ceiling,
-            squeeze=_squeeze(section, node),
+            best_effort_limit=_best_effort_limit(section, node),
         )
 
 
@@ -174,7 +174,7 @@ def hard_thresholds(config: KubeletConfiguration) -> tuple[HardThreshold, ...]:
     )
 
 
-def _squeeze(section: CgroupsSection, node: NodeAllocatable) -> SqueezeRules | None:
+def _best_effort_limit(section: CgroupsSection, node: NodeAllocatable) -> BestEffortLimitRules | None:
     """Return the limit of BestEffort pods, or None without one."""
     if section.best_effort_ceiling == 0:
         return None
@@ -190,7 +190,7 @@ def _squeeze(section: CgroupsSection, node: NodeAllocatable) -> SqueezeRules | N
         )
     capacity = node.capacity.get(CPU, ZERO).milli
     reserved = capacity - node.absolute().get(CPU, ZERO).milli
-    return SqueezeRules(capacity, reserved, section.best_effort_ceiling, section.best_effort_floor)
+    return BestEffortLimitRules(capacity, reserved, section.best_effort_ceiling, section.best_effort_floor)
 
 
 def _quantity(name: str, amount: Quantity | int) -> Quantity:

@@ -98,14 +98,14 @@ class AgentClient:
             yield from response
         raise Unavailable("the agent has ended the connection")
 
-    def describe(self, room: str, **query: str) -> Any:
+    def describe(self, component: str, **query: str) -> Any:
         """Return an agent component's description of its state."""
-        return self.get_json(f"/kubengine/{quote(room)}", **query)
+        return self.get_json(f"/kubengine/{quote(component)}", **query)
 
-    def act(self, room: str, action: str, **query: str) -> Any:
+    def act(self, component: str, action: str, **query: str) -> Any:
         """Send a command to a component of the agent over the unix socket."""
         return msgspec.json.decode(
-            self._ask("POST", f"/kubengine/{quote(room)}/{quote(action)}", query, _whole)
+            self._ask("POST", f"/kubengine/{quote(component)}/{quote(action)}", query, _whole)
         )
 
     def _ask(

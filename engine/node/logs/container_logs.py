@@ -144,7 +144,7 @@ class LogText:
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
-        self._room = options.limit
+        self._bytes_left = options.limit
         self._lines = None if options.follow else options.tail
         self._begins = True
         self.done = self._lines == 0
@@ -185,11 +185,11 @@ class LogText:
         return out
 
     def _within_limit(self, text: bytes) -> bytes:
-        if self._room is None:
+        if self._bytes_left is None:
             return text
-        text = text[: self._room]
-        self._room -= len(text)
-        self.done = self.done or self._room <= 0
+        text = text[: self._bytes_left]
+        self._bytes_left -= len(text)
+        self.done = self.done or self._bytes_left <= 0
         return text
 
 

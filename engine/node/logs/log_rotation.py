@@ -117,7 +117,7 @@ class LogRotation:
     async def _rotate(self, container: ContainerRecord, path: Path) -> None:
         with opened_parent(path, self._logs) as (directory, name):
             held = Path(same_file(directory), name)
-            await asyncio.to_thread(_make_room, held, self._max_files)
+            await asyncio.to_thread(_remove_excess_logs, held, self._max_files)
             moved = rotated_name(held, self._clock())
             held.rename(moved)
             try:
@@ -145,7 +145,7 @@ def _larger_than(size: int, paths: Sequence[str]) -> list[str]:
     return found
 
 
-def _make_room(path: Path, max_files: int) -> None:
+def _remove_excess_logs(path: Path, max_files: int) -> None:
     """Delete and compress rotated files. `path` begins with a descriptor, so nobody can swap the
     directory.
     """

@@ -59,9 +59,9 @@ class PodResizer:
         self._metrics = metrics
 
     async def carry_out(self, pod: Pod, resize: Resize, publish: Callable[[], Awaitable[None]]) -> Pod | None:
-        """Resize the pod if the node has room. Return the resized pod, or None while that is impossible.
+        """Resize the pod if the node has the resources; return the resized pod, or None if not yet.
 
-        The new amounts count from the decision on, so that no other pod gets the same room. `publish` is
+        The new amounts count from the decision on, so that no other pod gets the same resources. `publish` is
         called when the resize begins. If a step is refused, the next call continues from there.
         """
         wanted = resize.wanted
@@ -89,7 +89,7 @@ class PodResizer:
         return wanted
 
     def _decide(self, pod: Pod, resize: Resize) -> bool:
-        """Check whether the node has room; report the outcome once while it stays the same."""
+        """Check whether the node has the resources; report the outcome once while it stays the same."""
         wanted, before = resize.wanted, resize.state
         allocatable, others = self._admission.allocatable(), self._admission.used_beside(pod.uid)
         decision = decide_resize(

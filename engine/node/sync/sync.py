@@ -64,14 +64,19 @@ class SyncResult(msgspec.Struct, frozen=True):
 
 
 class PodSync:
-    """Sync one pod. `made_room` is called when the pod holds less.
+    """Sync one pod. `on_release` is called when the pod holds less.
 
     `recorded` tells whether the termination record says that the pod has ended for good; `volumes_removed` is
     done when it has no volume left.
     """
 
     def __init__(
-        self, state: PodState, services: Services, operations: PodOperations, *, made_room: Callable[[], None]
+        self,
+        state: PodState,
+        services: Services,
+        operations: PodOperations,
+        *,
+        on_release: Callable[[], None],
     ) -> None:
         self.recorded = state.life.final
         # A future, because an event would hold 760 bytes for each pod's life.
@@ -79,7 +84,7 @@ class PodSync:
         self._state = state
         self._services = services
         self._operations = operations
-        self._made_room = made_room
+        self._on_release = on_release
         self._accepted: Pod | None = None
         self._volumes: Mapping[str, Path] | None = None
         self._sandbox: cri.PodSandboxConfig | None = None
@@ -166,7 +171,7 @@ class PodSync:
             self._services.volumes.manager.described(resized)
         if state.resize is resize:
             state.resize = None
-        self._made_room()
+        self._on_release()
 
     async def _accept(self, pod: Pod) -> None:
         """Record the accepted pod before anything of it is created."""

@@ -82,8 +82,8 @@ class PodWorker:
     """Run one pod and keep `pod.status` current.
 
     `life` is the state in which the agent finds the pod. `enter` is awaited for admission.
-    `moved_on(worker)` is called when the pod may have freed room: after a resize, when it holds nothing any
-    longer, and when nothing of it is left (`gone`). `past` are the restart counts of the same pod if it
+    `moved_on(worker)` is called when the pod may have freed resources: after a resize, when it holds nothing
+    any longer, and when nothing of it is left (`gone`). `past` are the restart counts of the same pod if it
     returns.
     """
 
@@ -107,7 +107,7 @@ class PodWorker:
         self._services = services
         self._enter = enter
         self._on_transition = moved_on
-        self._sync = PodSync(self._state, services, operations, made_room=lambda: self._on_transition(self))
+        self._sync = PodSync(self._state, services, operations, on_release=lambda: self._on_transition(self))
         self._failures, self._reported_failure = 0, ""
         loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[None] = loop.create_future()
@@ -177,12 +177,12 @@ class PodWorker:
         return self._state.wanted
 
     @property
-    def waits_for_room(self) -> bool:
+    def waits_for_resources(self) -> bool:
         resize = self._state.resize
         return resize is not None and resize.waiting
 
     @property
-    def may_want_room(self) -> bool:
+    def may_need_resources(self) -> bool:
         """Tell whether the pod waits for admission or for a resize."""
         return self.life.state in (LifeState.ADMITTING, LifeState.REJECTED) or self._state.resize is not None
 

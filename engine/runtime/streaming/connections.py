@@ -88,12 +88,12 @@ class SpdyConnection:
         while data:
             if self.gone.is_set() or not self._session.writable(stream):
                 raise ConnectionResetError("the client has closed the stream")
-            room = min(self._session.sendable(stream), CHUNK)
-            if not room:
+            sendable = min(self._session.sendable(stream), CHUNK)
+            if not sendable:
                 self._windows.clear()
                 await self._windows.wait()
                 continue
-            piece, data = data[:room], data[room:]
+            piece, data = data[:sendable], data[sendable:]
             self._session.send(stream, piece)
             self._moved()
             await self._flush()
@@ -133,7 +133,7 @@ class SpdyConnection:
                 if last:
                     self._inboxes.pop(stream).end()
                 await self._flush()
-                await inbox.room()
+                await inbox.wait_for_space()
             case Received(stream, data):
                 self._session.consumed(stream, len(data))
             case Reset(stream) if stream in self._inboxes:
@@ -174,7 +174,7 @@ class ChannelConnection:
                 inbox = self._inboxes.get(channel)
                 if inbox is not None:
                     inbox.put(data)
-                    await inbox.room()
+                    await inbox.wait_for_space()
         finally:
             self.gone.set()
             for inbox in self._inboxes.values():

@@ -152,7 +152,7 @@ class Inbox:
         self._changed.set()
         return data
 
-    async def room(self) -> None:
+    async def wait_for_space(self) -> None:
         """Wait until the reader has caught up."""
         while self._size > INBOX and not self._discard:
             await self._wait()

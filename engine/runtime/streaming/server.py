@@ -40,7 +40,7 @@ ADDRESS = "127.0.0.1"
 HEAD_TIME = 10.0
 MAX_HEAD = 16 * 1024
 MAX_SESSIONS = 256
-MAX_STRANGERS = 128
+MAX_CONNECTIONS = 128
 BACKLOG = 128
 ACCEPTED_AT_ONCE = 16
 QUIET = 60.0
@@ -91,7 +91,7 @@ class StreamingServer:
         self._tickets: Tickets[Ticket] = Tickets(clock)
         self._server: asyncio.Server | None = None
         self._clock = clock
-        self._strangers = ConnectionLimiter(MAX_STRANGERS)
+        self._limiter = ConnectionLimiter(MAX_CONNECTIONS)
         self._connections: set[asyncio.Task[None]] = set()
         self._sessions = 0
         self._failures = 0
@@ -125,18 +125,18 @@ class StreamingServer:
         connection = asyncio.current_task()
         assert connection is not None
         self._connections.add(connection)
-        place = self._strangers.enter(writer.transport.abort)
+        slot = self._limiter.enter(writer.transport.abort)
         try:
-            if place is not None:
-                await self._handle(reader, writer, place)
+            if slot is not None:
+                await self._handle(reader, writer, slot)
         except (ConnectionError, asyncio.CancelledError):
             pass
         except Exception as error:
             self._log_failure(error)
         finally:
             self._connections.discard(connection)
-            if place is not None:
-                place.release()
+            if slot is not None:
+                slot.release()
             writer.close()
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(CLOSE_TIME):
@@ -151,7 +151,7 @@ class StreamingServer:
             self._logged_at = self._clock()
 
     async def _handle(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: ConnectionSlot
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, slot: ConnectionSlot
     ) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         try:
@@ -171,7 +171,7 @@ class StreamingServer:
         except _Rejected as rejection:
             await _reject(http, writer, rejection)
             return
-        place.release()
+        slot.release()
         self._sessions += 1
         try:
             writer.write(http.send(h11.InformationalResponse(status_code=101, headers=upgrade.answer)) or b"")

@@ -76,7 +76,7 @@ class Connection:
         *,
         handler: Handler,
         trusted: bool,
-        place: ConnectionSlot,
+        slot: ConnectionSlot,
         share: LoopShare,
         metrics: ServerRequestMetrics | None = None,
         limits: ConnectionLimits = USUAL_LIMITS,
@@ -85,7 +85,7 @@ class Connection:
         self._writer = writer
         self._handler = handler
         self._trusted = trusted
-        self._place = place
+        self._slot = slot
         self._share = share
         self._metrics = metrics
         self._events = 0
@@ -108,7 +108,7 @@ class Connection:
 
     async def _exchange(self) -> bool:
         """Handle one request; return whether another may follow."""
-        self._place.set_idle()
+        self._slot.set_idle()
         first = await self._first_bytes()
         if not first:
             return False
@@ -267,7 +267,7 @@ class Connection:
         if self._writer.is_closing():
             raise ConnectionResetError("the peer has disconnected")
         self._writer.write(data)
-        self._place.set_idle()
+        self._slot.set_idle()
         if not await while_it_takes(self._writer, self._writer.drain, deadline or WRITE_DEADLINE):
             self._writer.transport.abort()
             raise ConnectionAbortedError("the peer does not read")

@@ -11,14 +11,14 @@ MAX_AT_WORK = 64
 
 
 async def in_turn(
-    crowd: ConnectionLimiter,
-    place: ConnectionSlot,
+    limiter: ConnectionLimiter,
+    slot: ConnectionSlot,
     request: Request,
     answer: Callable[[Request], Awaitable[Answer]],
     refusal: Callable[[int, str], Response],
 ) -> Answer:
     """Return the result of `answer`, or `refusal` beyond the limit."""
-    place.work()
-    if crowd.at_work > MAX_AT_WORK and not request.asks_health:
+    slot.work()
+    if limiter.at_work > MAX_AT_WORK and not request.asks_health:
         return refusal(503, f"{MAX_AT_WORK} requests are being processed; try again")
     return await answer(request)

@@ -38,7 +38,7 @@ class AccessReviews(Generic[T]):
         task = self._asking.get(key)
         if task is None:
             task = self._asking[key] = asyncio.create_task(self._ask(key, ask))
-            task.add_done_callback(_heeded)
+            task.add_done_callback(_retrieve_exception)
         return await asyncio.shield(task)
 
     def stop(self) -> None:
@@ -74,7 +74,7 @@ async def _tried_again(ask: Callable[[], Awaitable[T]]) -> T:
         raise Unavailable(f"no review within {DEADLINE:g} s") from None
 
 
-def _heeded(task: asyncio.Task[T]) -> None:
+def _retrieve_exception(task: asyncio.Task[T]) -> None:
     """Retrieve an exception that nobody waits for any longer."""
     if not task.cancelled():
         task.exception()

@@ -48,7 +48,7 @@ async def answer(view: PortNode, others: Routes, request: Request) -> Answer:
         disabled = without_debugging(request)
         if disabled is not None:
             return disabled
-    if first in _AS_ON_THE_OTHER_DOORS:
+    if first in _SHARED_PATHS:
         return await others.answer(request)
     serve = _SERVED.get(first)
     if serve is None:
@@ -169,7 +169,7 @@ async def _flagz(view: PortNode, _request: Request, _: list[str]) -> Answer:
 
 
 async def _statusz(view: PortNode, _request: Request, _: list[str]) -> Answer:
-    return statusz(view, sorted(f"/{name}" for name in (*_AS_ON_THE_OTHER_DOORS, *_SERVED)))
+    return statusz(view, sorted(f"/{name}" for name in (*_SHARED_PATHS, *_SERVED)))
 
 
 async def _debug(view: PortNode, request: Request, names: list[str]) -> Answer:
@@ -227,7 +227,7 @@ def _ports(request: Request) -> list[int]:
     return ports
 
 
-_AS_ON_THE_OTHER_DOORS: Final = ("healthz", "pods", "runningpods", "configz", "metrics", "stats")
+_SHARED_PATHS: Final = ("healthz", "pods", "runningpods", "configz", "metrics", "stats")
 _SERVED: dict[str, _Serve] = {
     "containerLogs": _container_logs,
     "exec": _exec,

@@ -1,12 +1,12 @@
 """Serves the node's own port: connections, their handshakes, and each request through authentication and
 authorization.
 
-Nothing is read but a bounded head and body, and nothing is done, before it is known who asks and that they
-may. A bounded number of strangers is inside; who has been silent longest makes way for a new one. Answers
-that last as long as a user wants (logs, sessions) are counted separately: unknown clients can't end them.
+Before a client is authenticated and authorized, only a bounded head and body are read, and nothing else is
+done. The number of connections is bounded: the longest-idle one is closed for a new client. Answers that
+last as long as the user wants (logs, sessions) are counted separately, so that new clients cannot end them.
 
-A connection ends with the certificate that its client showed. It ends too when other authorities vouch for
-clients, which is seen with the next connection or request.
+A connection ends when the certificate of its client expires. It also ends when the client CAs change, which
+the next connection or request detects.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from engine.server.port.authorization import Authorization, NoReview
 from engine.server.port.serving_tls import ServingTLS
 from engine.server.routes import Routes
 
-MAX_STRANGERS = 128
+MAX_CONNECTIONS = 128
 MAX_SESSIONS = 256
 STEPS_IN_A_TURN = 4  # of the event loop
 MAX_HEAD = 64 * 1024
@@ -80,7 +80,7 @@ class SecurePort:
         self._clock = clock
         self._where = (address, port)
         self._socket: socket.socket | None = None
-        self._crowd = ConnectionLimiter(MAX_STRANGERS)
+        self._limiter = ConnectionLimiter(MAX_CONNECTIONS)
         self._metrics = ServerRequestMetrics(view.registry, "readwrite")
         self._share = LoopShare(STEPS_IN_A_TURN)
         self._sessions: set[asyncio.Task[None]] = set()
@@ -159,21 +159,21 @@ class SecurePort:
     async def _serve(self, peer: socket.socket, tls: ServingTLS, answer: _Answer) -> None:
         task = asyncio.current_task()
         assert task is not None
-        # Before the handshake, which is what strangers cost most.
-        place = self._crowd.enter(partial(_drop, task))
-        if place is None:
+        # Before the handshake, which is the most expensive part of an unknown client.
+        slot = self._limiter.enter(partial(_drop, task))
+        if slot is None:
             peer.close()
             return
         try:
             opened = await _shake_hands(peer, tls)
             # `tls.context()` may just have read other authorities.
-            self._end_who_is_unvouched(tls)
+            self._end_distrusted(tls)
             if opened is not None:
-                await self._converse(*opened, place, tls, answer)
+                await self._converse(*opened, slot, tls, answer)
         except (asyncio.CancelledError, TimeoutError):
             return
         finally:
-            place.release()
+            slot.release()
             self._sessions.discard(task)
             self._presented.pop(task, None)
 
@@ -181,7 +181,7 @@ class SecurePort:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        place: ConnectionSlot,
+        slot: ConnectionSlot,
         tls: ServingTLS,
         answer: _Answer,
     ) -> None:
@@ -194,11 +194,11 @@ class SecurePort:
 
         async def answered(request: Request) -> Answer:
             tls.context()
-            self._end_who_is_unvouched(tls)
+            self._end_distrusted(tls)
             if shown is not None and not shown.holds(self._clock(), tls.authorities):
                 raise ConnectionAbortedError("its certificate is no longer valid")
-            given = await in_turn(self._crowd, place, request, partial(answer, session), plain)
-            return await self._counted(given, task, place)
+            given = await in_turn(self._limiter, slot, request, partial(answer, session), plain)
+            return await self._counted(given, task, slot)
 
         try:
             # A session outlives its authentication only until the client's certificate expires.
@@ -208,7 +208,7 @@ class SecurePort:
                     writer,
                     handler=answered,
                     trusted=False,
-                    place=place,
+                    slot=slot,
                     share=self._share,
                     metrics=self._metrics,
                     limits=ConnectionLimits(
@@ -221,7 +221,7 @@ class SecurePort:
         finally:
             writer.transport.abort()
 
-    async def _counted(self, answer: Answer, task: asyncio.Task[None], place: ConnectionSlot) -> Answer:
+    async def _counted(self, answer: Answer, task: asyncio.Task[None], slot: ConnectionSlot) -> Answer:
         """Count long-running requests separately."""
         if not _goes_on(answer):
             return answer
@@ -229,11 +229,11 @@ class SecurePort:
             await _give_up(answer)
             return plain(429, f"{MAX_SESSIONS} sessions are open\n")
         self._sessions.add(task)
-        # A long session frees its slot for strangers, and cannot be dropped for one.
-        place.release()
+        # A long session frees its slot for new clients, and cannot be closed for one.
+        slot.release()
         return answer
 
-    def _end_who_is_unvouched(self, tls: ServingTLS) -> None:
+    def _end_distrusted(self, tls: ServingTLS) -> None:
         now = self._clock()
         for task, shown in self._presented.items():
             if not shown.holds(now, tls.authorities) and task is not asyncio.current_task():
@@ -247,7 +247,7 @@ class SecurePort:
         request: Request,
     ) -> Answer:
         """Return the response: in the kubelet's words, 401 for an unknown user and 403 for a user without the
-        right. Both end the connection of a stranger, who gets one answer per handshake.
+        right. Both end the connection of an unknown client, which gets one answer per handshake.
         """
         try:
             user = await authentication.user(session, request)

@@ -104,7 +104,7 @@ class ServerConnection(asyncio.Protocol):
         self._streams: dict[int, _Stream] = {}
         self._transport: asyncio.Transport | None = None
         self._frozen = False
-        self._room = asyncio.Event()
+        self._window_opened = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
         self._common_name = ""
@@ -121,11 +121,11 @@ class ServerConnection(asyncio.Protocol):
         while True:
             await self._writable.wait()
             self._alive(stream)
-            room = min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
-            piece = data[at : at + max(room, 0)]
+            sendable = min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
+            piece = data[at : at + max(sendable, 0)]
             if not piece and at < len(data):
-                self._room.clear()
-                await self._room.wait()
+                self._window_opened.clear()
+                await self._window_opened.wait()
                 continue
             at += len(piece)
             last = at == len(data)
@@ -213,7 +213,7 @@ class ServerConnection(asyncio.Protocol):
             case h2.events.StreamReset():
                 self._drop(event.stream_id)
             case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
-                self._room.set()
+                self._window_opened.set()
             case h2.events.ConnectionTerminated():
                 if self._transport is not None:
                     self._transport.close()

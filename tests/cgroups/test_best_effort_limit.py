@@ -8,22 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import best_effort_scenes
 import pytest
-import squeeze_scenes
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import CgroupsSection
 from engine.cgroups.best_effort_limiter import machine_busy
-from engine.cgroups.formulas.best_effort_limit import SqueezeRules, Used
+from engine.cgroups.formulas.best_effort_limit import BestEffortLimitRules, Used
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.testing.uml import run_in_uml
 
-RULES = SqueezeRules(capacity=10_000, reserved=500, percent=80, floor_percent=5)
+RULES = BestEffortLimitRules(capacity=10_000, reserved=500, percent=80, floor_percent=5)
 
 
 @pytest.mark.parametrize(
-    ("used", "room"),
+    ("used", "left"),
     [
         (Used(0, 0, 0), 7500),
         (Used(3000, 2000, 0), 5000),
@@ -33,8 +33,8 @@ RULES = SqueezeRules(capacity=10_000, reserved=500, percent=80, floor_percent=5)
         (Used(100, 300, 400), 7500),
     ],
 )
-def test_other_usage_is_subtracted_and_the_system_counts_at_least_its_reservation(used: Used, room: int):
-    assert RULES.room(used) == room
+def test_other_usage_is_subtracted_and_the_system_counts_at_least_its_reservation(used: Used, left: int):
+    assert RULES.left(used) == left
 
 
 def test_the_ceiling_falls_at_once_and_rises_slowly():
@@ -78,8 +78,8 @@ def test_best_effort_pods_never_get_reserved_cpus():
     )
     section = CgroupsSection(best_effort_ceiling=80)
     settings = CgroupSettings.resolve(config, {"cpu": 10_000}, cgroup_v2=True, section=section)
-    assert settings.squeeze == RULES
-    assert CgroupSettings.resolve(config, {"cpu": 1000}, cgroup_v2=True).squeeze is None
+    assert settings.best_effort_limit == RULES
+    assert CgroupSettings.resolve(config, {"cpu": 1000}, cgroup_v2=True).best_effort_limit is None
 
 
 def test_time_that_the_hypervisor_took_is_busy(tmp_path: Path):
@@ -98,10 +98,10 @@ def seen_on_v2() -> dict[str, Any]:
         f"""
         import asyncio
         sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
-        import squeeze_scenes
+        import best_effort_scenes
         report({{
-            "squeezed": asyncio.run(squeeze_scenes.squeezed("/squeezed")),
-            "idle": squeeze_scenes.idle("/idle"),
+            "squeezed": asyncio.run(best_effort_scenes.squeezed("/squeezed")),
+            "idle": best_effort_scenes.idle("/idle"),
         }})
         """,
     )
@@ -119,7 +119,7 @@ def play(request: pytest.FixtureRequest, private_root: str) -> Play:
         return dict(request.getfixturevalue("seen_on_v2")).__getitem__
 
     def here(scene: str) -> dict[str, Any]:
-        seen = getattr(squeeze_scenes, scene)(private_root)
+        seen = getattr(best_effort_scenes, scene)(private_root)
         return asyncio.run(seen) if asyncio.iscoroutine(seen) else seen
 
     return here

@@ -17,7 +17,7 @@ from engine.api.decisions import Decisions
 from engine.api.errors import Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.qos import BEST_EFFORT
-from engine.cgroups.best_effort_limiter import BestEffortSqueeze
+from engine.cgroups.best_effort_limiter import BestEffortLimiter
 from engine.cgroups.formulas.file_names import CPU_IDLE
 from engine.cgroups.interface_files import CPU_SHARE
 from engine.cgroups.manager import CgroupManager
@@ -60,9 +60,9 @@ async def squeezed(root: str) -> dict[str, Any]:
     decisions, registry = Decisions(time.time), Registry()
     with running(new_manager(root, registry, best_effort_ceiling=80)) as manager:
         name = manager.settings.root
-        rules = manager.settings.squeeze
+        rules = manager.settings.best_effort_limit
         assert rules is not None
-        squeeze = BestEffortSqueeze(
+        limiter = BestEffortLimiter(
             manager,
             rules,
             decisions=decisions,
@@ -80,39 +80,39 @@ async def squeezed(root: str) -> dict[str, Any]:
                 before = manager.cpu_seconds(name)
                 while manager.cpu_seconds(name) - before < WORKED:
                     time.sleep(0.01)
-                squeeze.update()
-                ceilings.append(squeeze.ceiling)
+                limiter.update()
+                ceilings.append(limiter.ceiling)
                 if outcomes()[-1:] == [outcome]:
                     break
             return ceilings
 
-        squeeze.update()
-        seen: dict[str, Any] = {"nobody here": (squeeze.ceiling, quota(manager))}
+        limiter.update()
+        seen: dict[str, Any] = {"nobody here": (limiter.ceiling, quota(manager))}
         pids = {}
         for cpu, pod in enumerate([guaranteed("works", "300m"), best_effort("fills")]):
             manager.create_pod(pod)
             pids[pod.uid] = spawn(manager, make_container(manager, pod), spin, cpu % (os.cpu_count() or 1))
         seen["falling"] = look_until("squeezed")
-        seen["in force"] = (quota(manager), str(100 * (squeeze.ceiling or 0)))
+        seen["in force"] = (quota(manager), str(100 * (limiter.ceiling or 0)))
         gauge = registry.metrics["kubengine_best_effort_cpu_ceiling_cores"]
-        seen["gauge"] = (list(gauge.collect()), (squeeze.ceiling or 0) / 1000)
+        seen["gauge"] = (list(gauge.collect()), (limiter.ceiling or 0) / 1000)
         end(pids.pop("works"))
         manager.remove_pod("works", wait=5.0)
         seen["rising"] = look_until("released")
         seen["decided"] = outcomes()
         seen["inputs"] = dict(decisions.after(0)[0].inputs)
-        await squeeze.stop()
+        await limiter.stop()
         seen["stopped"] = quota(manager)
-        squeeze.update()
-        squeeze.update()
+        limiter.update()
+        limiter.update()
         seen["again"] = quota(manager) != seen["stopped"]
         seen["pod's use"] = (manager.pod_cpu_seconds("fills"), manager.cpu_seconds(name))
         end(*pids.values())
         manager.remove_pod("fills", wait=5.0)
-        squeeze.update()
+        limiter.update()
         with pytest.raises(Refused, match="fills"):
             manager.pod_cpu_seconds("fills")
-        seen["gone"] = (squeeze.ceiling, quota(manager))
+        seen["gone"] = (limiter.ceiling, quota(manager))
     return seen
 
 
