@@ -27,7 +27,7 @@ from engine.cpumanager.division import Division
 from engine.cpumanager.metrics import CpuMetrics
 from engine.cpumanager.moving import ContainerMover, RunningContainer
 from engine.cpumanager.options import StaticOptions
-from engine.cpumanager.resizing import Align, resized_cpus
+from engine.cpumanager.resizing import Align, fewer_than_requested, resized_cpus
 from engine.cpumanager.restoring import Lost, Restored, restore
 from engine.cpumanager.state import CpuState
 from engine.cpumanager.static_policy import StaticCpuPolicy, check_reserved_amount, reserved_cpus
@@ -38,7 +38,7 @@ from engine.host.state_file import FaultPoint, StateFile, no_fault
 from engine.topologymanager.healing import Healing
 from engine.topologymanager.pod_level import manages_whole_pod
 from engine.topologymanager.policy import Hint, Hints, Numa
-from engine.topologymanager.provider import AllocationError
+from engine.topologymanager.provider import AllocationError, CannotResize
 
 FILE_NAME = "cpu_manager_state"
 NONE, STATIC = "none", "static"
@@ -367,6 +367,7 @@ class CpuManager:
             if held is None:
                 self._reassign(pod, container, choose, lost.get(container.name))
             beside |= state.held(pod.uid, container.name) or 0
+        self._complete_resize(pod)
         self._changed()
 
     def _name_containers(self, pod: Pod) -> None:
@@ -396,6 +397,25 @@ class CpuManager:
         self._pods[new.uid] = new
         self._baselines.changed()
         self._changed()
+
+    def _complete_resize(self, pod: Pod) -> None:
+        """Give a running pod the CPUs of a resize that a kubelet admitted: a kubelet assigns none."""
+        assert self.policy is not None
+        fewer = fewer_than_requested(self.policy, pod) if self._baselines is not None else {}
+        if not fewer:
+            return
+        try:
+            anywhere = Hint(None, preferred=False)
+            found, why = resized_cpus(self.policy, pod, pod, lambda *_: anywhere, whole_pod=False), ""
+        except CannotResize as error:
+            found, why = {}, f": {error}"
+        for name, held in fewer.items():
+            before = cpu_sets.text(held)
+            text = f"keeps CPUs {before}, fewer than it requests"
+            if name in found:
+                self._state.resize(pod.uid, name, found[name])
+                text = f"was resized, and has CPUs {cpu_sets.text(found[name])} instead of {before}"
+            self._healing.reassigned(pod, name, text, why, {"before": before}, found=name in found)
 
     def _reassign_pod(self, pod: Pod, lost: Lost | None) -> None:
         """Choose CPUs for the pod-level resources of a running pod, and report them."""

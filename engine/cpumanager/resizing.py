@@ -73,6 +73,17 @@ def resized_cpus(
     return found
 
 
+def fewer_than_requested(policy: StaticCpuPolicy, pod: Pod) -> dict[str, int]:
+    """Return the CPUs of each running container that has exclusive ones, but fewer than it requests."""
+    found = {}
+    for container in pod.all_containers:
+        ends = container in pod.init_containers and not container.is_sidecar
+        held = policy.state.held(pod.uid, container.name)
+        if not ends and held is not None and held.bit_count() < policy.count(pod, container):
+            found[container.name] = held
+    return found
+
+
 def _shrunk(policy: StaticCpuPolicy, name: str, held: int, baseline: int, count: int) -> int:
     """Return the baseline and as many of the remaining CPUs as are wanted."""
     if count < baseline.bit_count():

@@ -31,7 +31,7 @@ from engine.metrics import Registry
 from engine.topologymanager.healing import Healing
 from engine.topologymanager.pod_level import manages_whole_pod
 from engine.topologymanager.policy import Hint, Hints, Numa
-from engine.topologymanager.provider import AllocationError
+from engine.topologymanager.provider import AllocationError, CannotResize
 
 FILE_NAME = "memory_manager_state"
 NONE, STATIC = "None", "Static"
@@ -243,7 +243,7 @@ class MemoryManager:
         lost = self._healing.adopt(pod.uid) if self.policy is not None else None
         if self.policy is None or lost is None:
             return
-        self.shrink(pod)
+        self._complete_resize(pod)
         if pod.uid in self.policy.state.pods:
             return
         if manages_whole_pod(self._config, pod):
@@ -264,6 +264,16 @@ class MemoryManager:
             before = lost.get(container.name)
             allocate = partial(self._allocate_where, pod, container, choose)
             self._reassign(pod, container.name, before, allocate)
+
+    def _complete_resize(self, pod: Pod) -> None:
+        """Reserve what a running pod was resized to, which a kubelet that admitted the resize did not."""
+        self.shrink(pod)
+        try:
+            self.check_growth(pod)
+            self.grow(pod)
+        except CannotResize as error:
+            text = "keeps less reserved memory than it requests"
+            self._healing.reassigned(pod, "", text, f": {error}", {}, found=False)
 
     def _allocate_where(
         self, pod: Pod, container: Container, choose: Callable[[Pod, Container], Hint]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.api.config import EXCLUSIVE_CPUS_GATE
 from engine.cpumanager.checkpoint import CpuCheckpoint, encode
 from engine.cpumanager.moving import RunningContainer
 from tests.cpumanager.rig import Rig, anywhere, pinned_pod, settled
@@ -69,6 +70,39 @@ async def test_pods_share_if_too_few_cpus_are_left(rig: Rig) -> None:
         assert (rig.held(manager, "a"), rig.held(manager, "b")) == ("1-2", None)
         assert rig.moved["id-of-b"] == "0,4"
     assert rig.said("CPUsReassigned")[1].startswith("Container c shares CPUs from now on: ")
+
+
+async def test_a_resize_that_a_kubelet_admitted_is_made(rig: Rig) -> None:
+    """A kubelet with the gate changes the amounts of a running pod, and leaves its CPUs as they are."""
+    rig.config["featureGates"] = {EXCLUSIVE_CPUS_GATE: True}
+    async with rig.agent() as manager:
+        manager.adopted(pinned_pod("a", 4), anywhere)
+        manager.adopted(B, anywhere)
+        await settled(manager)
+        assert (rig.held(manager, "a"), rig.held(manager, "b")) == ("1,3,5,7", "2,6")
+        assert rig.moved["id-of-a"] == "1,3,5,7"
+    assert rig.said("CPUsReassigned") == ["Container c was resized, and has CPUs 1,3,5,7 instead of 1,5"]
+    async with rig.agent() as manager:
+        manager.adopted(pinned_pod("a", 4), anywhere)
+        assert rig.held(manager, "a") == "1,3,5,7"
+        assert rig.said("CPUsReassigned") == []
+
+
+async def test_a_resize_that_a_kubelet_admitted_may_find_too_few_cpus(rig: Rig) -> None:
+    rig.config["featureGates"] = {EXCLUSIVE_CPUS_GATE: True}
+    async with rig.agent() as manager:
+        manager.adopted(pinned_pod("a", 6), anywhere)
+        assert rig.held(manager, "a") == "1,5"
+    assert rig.said("CPUsReassigned") == [
+        "Container c keeps CPUs 1,5, fewer than it requests: "
+        "Container c needs 4 more exclusive CPUs, and 3 are free"
+    ]
+
+
+async def test_without_the_gate_a_running_pod_keeps_the_cpus_that_it_has(rig: Rig) -> None:
+    async with rig.agent() as manager:
+        manager.adopted(pinned_pod("a", 4), anywhere)
+        assert rig.held(manager, "a") == "1,5"
 
 
 @pytest.mark.parametrize("policy", ["none", "static"])

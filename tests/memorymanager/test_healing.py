@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.config import KubeletConfiguration
+from engine.api.config import EXCLUSIVE_MEMORY_GATE, KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.documents import convert
 from engine.api.events import EventRecorder
@@ -82,6 +82,12 @@ class Rig:
         return [event.message for event in self.recorder if event.reason == reason]
 
 
+def reserved(manager: MemoryManager, uid: str) -> int:
+    """The bytes that a pod's container has."""
+    assert manager.policy is not None
+    return sum(block.size for block in manager.policy.state.held(uid, "c") or ())
+
+
 @pytest.fixture
 async def rig(tmp_path: Path) -> Rig:
     """A machine on which pod a has memory of node 0, and pod b of node 1."""
@@ -119,6 +125,25 @@ async def test_memory_that_was_added_is_used(rig: Rig) -> None:
     assert rig.said("MemoryManagerStateChanged") == [
         f"NUMA node 1 has {16 * GIB} bytes of memory to give, and had {8 * GIB}"
     ]
+
+
+@pytest.mark.parametrize("gib", [1, 5])
+async def test_a_resize_that_a_kubelet_admitted_is_reserved(rig: Rig, gib: int) -> None:
+    """A kubelet with the gate changes the amounts of a running pod, and not what it has reserved."""
+    rig.fields = {**rig.fields, "featureGates": {EXCLUSIVE_MEMORY_GATE: True}}
+    async with rig.agent() as manager:
+        assert rig.adopt(manager, pod_of("a", gib), B) == {"a": "0", "b": "1"}
+        assert reserved(manager, "a") == gib * GIB
+    assert rig.said("MemoryReassigned") == []
+
+
+async def test_a_resize_that_a_kubelet_admitted_may_find_too_little_memory(rig: Rig) -> None:
+    rig.fields = {**rig.fields, "featureGates": {EXCLUSIVE_MEMORY_GATE: True}}
+    async with rig.agent() as manager:
+        assert rig.adopt(manager, pod_of("a", 8)) == {"a": "0"}
+        assert reserved(manager, "a") == 3 * GIB
+    (said,) = rig.said("MemoryReassigned")
+    assert said.startswith("The pod keeps less reserved memory than it requests: Container c has its memory")
 
 
 async def test_the_policy_may_change_both_ways(rig: Rig) -> None:
