@@ -33,12 +33,12 @@ from engine.probes.beyond import beyond
 from engine.probes.exec_tree import Leftovers
 from engine.probes.kills import KillBudget, owner_of
 from engine.probes.library import LibraryProbeOutcome, run
-from engine.probes.messages import Reason, exec_text, text
+from engine.probes.messages import Reason
 from engine.probes.networks import NETWORK_OF_THE_NODE, PodNetworks
-from engine.probes.request import exec_request, grpc_request, h2c_request, http_request, url_host
+from engine.probes.request import exec_request, url_host
 from engine.probes.scrape import ProbeMetrics
-from engine.probes.spec import GETS, TYPES, ProbeSpec, check_section, probe_specs, without_wishes
-from engine.probes.workers import RESULTS, ContainerProbes, PodProbes, Worker, described
+from engine.probes.spec import TYPES, ProbeSpec, check_section, probe_specs, without_annotations
+from engine.probes.workers import RESULTS, ContainerProbes, PodProbes, Worker, described, request_parts
 
 if TYPE_CHECKING:
     from engine._fast.probing.loop import News
@@ -156,7 +156,7 @@ class ProbeManager:
         except InvalidInput as error:
             self._recorder.pod(pod, WARNING, "InvalidProbe", str(error))
             try:
-                specs = probe_specs(without_wishes(pod), self._section)
+                specs = probe_specs(without_annotations(pod), self._section)
             except InvalidInput:
                 specs = []
         entry = self._pods[pod.uid] = PodProbes(pod)
@@ -384,28 +384,13 @@ class ProbeManager:
                 self._aim_exec(worker)
                 return
             host, port = worker.target()
-            parts = self._parts(spec, host, port)
+            parts = request_parts(spec, host, port)
         except InvalidInput:
             self._native.untarget(key)
             return
         if spec.native:
             other = url_host(host) if spec.kind == "http" else b""
             self._native.target(key, host, port, *parts, url_host=other, network=worker.network)
-
-    def _parts(self, spec: ProbeSpec, host: str, port: int) -> tuple[bytes, bytes, bytes]:
-        """Return the request in three parts: before the host name, the name if it is not the address, and
-        after it.
-        """
-        match spec.kind:
-            case "http" | "https":
-                return http_request(host, port, spec.path, spec.headers)
-            case "h2c":
-                return h2c_request(host, port, spec.path, spec.headers)
-            case "grpc":
-                head, tail = grpc_request(spec.service)
-                return head, b"", tail
-            case _:
-                return b"", b"", b""
 
     def _aim_exec(self, worker: Worker) -> None:
         if worker.container.id and self._has_runtime:
@@ -502,7 +487,7 @@ class ProbeManager:
         self._decisions.pod(container.pod.pod, "restart", outcome, why, inputs, container=container.name)
 
     def _report(self, worker: Worker, outcome: int, reason: int, detail: int, excerpt: bytes) -> None:
-        worker.output = why = self._why(worker, reason, detail, excerpt)
+        worker.output = why = worker.why(reason, detail, excerpt)
         if reason == Reason.EXEC_TIMEOUT:
             cut_off = worker.spec.timeout % 1 > 0
             self._work.start(self._leftovers.kill(worker.key, worker.container.runtime_id, cut_off=cut_off))
@@ -513,23 +498,6 @@ class ProbeManager:
             self._event(worker, "Unhealthy", f"{name} probe errored and resulted in unknown state: {why}")
         else:
             self._event(worker, "Unhealthy", f"{name} probe failed: {why}")
-
-    def _why(self, worker: Worker, reason: int, detail: int, excerpt: bytes) -> str:
-        spec = worker.spec
-        try:
-            if reason == Reason.LIBRARY:
-                return worker.output
-            if spec.kind == "exec":
-                if reason == Reason.NO_TARGET:
-                    exec_request(spec.command, spec.timeout)
-                    return "there is no runtime to run the command"
-                return exec_text(spec, reason, detail, excerpt)
-            host, port = worker.target()
-            if reason == Reason.NO_TARGET and spec.kind in GETS:
-                self._parts(spec, host, port)
-            return text(spec, host, port, reason, detail, excerpt)
-        except InvalidInput as error:
-            return str(error)
 
     def _event(self, worker: Worker, reason: str, message: str) -> None:
         pod = worker.container.pod.pod

@@ -9,7 +9,9 @@ from engine._fast.probing.state import RUNNING, WAITING
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.probes.cheaper import cheaper
+from engine.probes.messages import Reason, exec_text, text
 from engine.probes.networks import NETWORK_OF_THE_NODE
+from engine.probes.request import exec_request, grpc_request, h2c_request, http_request
 from engine.probes.spec import GETS, LOOPBACK, ProbeSpec
 
 if TYPE_CHECKING:
@@ -48,6 +50,43 @@ class Worker:
     def network(self) -> int:
         """Return a descriptor of the network namespace that the probe leaves from."""
         return self.container.pod.network if self.spec.network == "pod" else NETWORK_OF_THE_NODE
+
+    def why(self, reason: int, detail: int, excerpt: bytes) -> str:
+        """Return why the probe did not succeed: the loop's `Reason` with its detail, and what it has read."""
+        spec = self.spec
+        try:
+            if reason == Reason.LIBRARY:
+                return self.output
+            if spec.kind == "exec":
+                if reason == Reason.NO_TARGET:
+                    exec_request(spec.command, spec.timeout)
+                    return "there is no runtime to run the command"
+                return exec_text(spec, reason, detail, excerpt)
+            host, port = self.target()
+            # Without a target the request could not be written, which is tried again for its error.
+            if reason == Reason.NO_TARGET and spec.kind in GETS:
+                request_parts(spec, host, port)
+            return text(spec, host, port, reason, detail, excerpt)
+        except InvalidInput as error:
+            return str(error)
+
+
+def request_parts(spec: ProbeSpec, host: str, port: int) -> tuple[bytes, bytes, bytes]:
+    """Return a probe's request in three parts: before the host name, the name if it is not the address, and
+    after it.
+
+    Raises `InvalidInput` if the request cannot be written.
+    """
+    match spec.kind:
+        case "http" | "https":
+            return http_request(host, port, spec.path, spec.headers)
+        case "h2c":
+            return h2c_request(host, port, spec.path, spec.headers)
+        case "grpc":
+            head, tail = grpc_request(spec.service)
+            return head, b"", tail
+        case _:
+            return b"", b"", b""
 
 
 _NOTHING_RESTORED = ("", False, False)
