@@ -68,7 +68,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: Mapping[str, Any] = {}
 
 
-class Taken(NamedTuple):
+class BatchedDecision(NamedTuple):
     """Hold one of many decisions that are made together; the fields are those of `Decision`."""
 
     outcome: str
@@ -83,7 +83,7 @@ class _Series(NamedTuple):
     length: int
     time: float
     kind: Kind
-    taken: Callable[[], Iterable[Taken]]
+    taken: Callable[[], Iterable[BatchedDecision]]
 
     def decisions(self) -> Iterator[Decision]:
         for number, (outcome, reason, inputs) in enumerate(self.taken(), self.first):
@@ -163,7 +163,7 @@ class Decisions:
             1,
         )
 
-    def record_many(self, kind: Kind, count: int, taken: Callable[[], Iterable[Taken]]) -> None:
+    def record_many(self, kind: Kind, count: int, taken: Callable[[], Iterable[BatchedDecision]]) -> None:
         """Record `count` decisions at this moment about things known by name.
 
         `taken` is called when somebody reads them; it returns the last `capacity`, or all if there are

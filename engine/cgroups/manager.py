@@ -32,7 +32,7 @@ from engine.cgroups.formulas.conversion import DEFAULT_PERIOD_US, milli_cpu_to_q
 from engine.cgroups.formulas.file_names import CPU_BURST, CPU_IDLE, CPU_USAGE
 from engine.cgroups.formulas.levels import Contribution
 from engine.cgroups.formulas.names import CgroupName, to_path
-from engine.cgroups.formulas.pod_annotations import FILES, asked, wishes
+from engine.cgroups.formulas.pod_annotations import FILES, asked, read_annotations
 from engine.cgroups.formulas.runtime_formula import choose_formula
 from engine.cgroups.formulas.settings import CgroupSettings, ReservedGroup
 from engine.cgroups.interface_files import FileRules
@@ -242,7 +242,7 @@ class CgroupManager(NodeCgroups):
 
     def set_burst(self, pod: Pod, container_id: str, quota: int) -> None:
         rules = self.settings.pods
-        wanted = wishes(pod, rules.annotations, rules.device_number)
+        wanted = read_annotations(pod, rules.annotations, rules.device_number)
         if wanted.cpu_burst:
             self.pods.write_below(pod.uid, container_id, self._burst_file, str(wanted.burst(quota)))
 

@@ -22,7 +22,7 @@ from engine.cgroups.formulas.containers import (
     sandbox_resources,
 )
 from engine.cgroups.formulas.conversion import UNLIMITED_QUOTA
-from engine.cgroups.formulas.pod_annotations import asked, wishes
+from engine.cgroups.formulas.pod_annotations import asked, read_annotations
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.pod_cgroups import PodGroup
 
@@ -91,7 +91,7 @@ class NodeCgroups(ABC):
         """Check the annotations of a pod. Raises `InvalidInput` for an enabled one with a bad value."""
         rules = self.settings.pods
         if rules.annotations:
-            wishes(pod, rules.annotations, rules.device_number)
+            read_annotations(pod, rules.annotations, rules.device_number)
 
     def asked_of(self, pod: Pod) -> dict[str, str]:
         """Return the enabled cgroup annotations of a pod by name, as they are written."""

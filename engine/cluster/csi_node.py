@@ -40,7 +40,7 @@ RETRIES: Final = RetryDelays(0.01, 1.25, factor=5.0)
 log = logging.getLogger("kubengine.cluster")
 
 
-class CsiNodeKeeper:
+class CsiNodeManager:
     """Maintain the CSINode of the node `name`, whose Node has `node_uid()` once it is `registered`.
 
     Updates are serialized.

@@ -49,7 +49,7 @@ def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: fl
     )
 
 
-class LeaseKeeper:
+class LeaseController:
     """Renew the lease of `node` until `run` is cancelled.
 
     `node_uid()` is "" until it is known. `lost` is called if the server has lost a lease that it had

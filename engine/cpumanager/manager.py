@@ -28,14 +28,14 @@ from engine.cpumanager.metrics import CpuMetrics
 from engine.cpumanager.moving import ContainerMover, RunningContainer
 from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.resizing import Align, fewer_than_requested, resized_cpus
-from engine.cpumanager.restoring import Lost, Restored, restore
+from engine.cpumanager.restoring import LostCpus, RestoredCpus, restore
 from engine.cpumanager.state import CpuState
 from engine.cpumanager.static_policy import StaticCpuPolicy, check_reserved_amount, reserved_cpus
 from engine.cpumanager.system_processes import SystemProcesses
 from engine.cpumanager.topology import CpuTopology
 from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, StateFile, no_fault
-from engine.topologymanager.healing import Healing
+from engine.topologymanager.lost_allocations import LostAllocations
 from engine.topologymanager.pod_level import manages_whole_pod
 from engine.topologymanager.policy import Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError, CannotResize
@@ -86,7 +86,7 @@ class CpuManager:
         self._running = running
         self._recorder, self._decisions = context.recorder, context.decisions
         self._registry = context.registry
-        self._healing: Healing[Lost] = Healing("cpus", context.recorder, context.decisions)
+        self._lost_allocations = LostAllocations[LostCpus]("cpus", context.recorder, context.decisions)
         self._pods: dict[str, Pod] = {}
         """Pods with exclusive CPUs, by uid."""
         self._mover = ContainerMover(
@@ -193,7 +193,7 @@ class CpuManager:
         await self._file.stop()
 
     def _damaged(self, fault: str) -> None:
-        self._healing.state_changed(f"{fault}; choosing exclusive CPUs for running pods again")
+        self._lost_allocations.state_changed(f"{fault}; choosing exclusive CPUs for running pods again")
 
     def _restore_baselines(self, file: StateFile) -> None:
         """Know again what containers started with; without the file, it is what they have now."""
@@ -209,7 +209,7 @@ class CpuManager:
             if checkpoint.policy_name != NONE:
                 log.warning("%s: was written under the policy %s", self._file.path, checkpoint.policy_name)
             return
-        restored: Restored = restore(
+        restored: RestoredCpus = restore(
             checkpoint,
             online=policy.topology.cpus,
             reserved=policy.reserved,
@@ -221,7 +221,7 @@ class CpuManager:
         policy.state.pods.update(restored.state.pods)
         if checkpoint.policy_name != STATIC:
             restored.changes.append(f"the policy was {checkpoint.policy_name!r}")
-        self._healing.restored(
+        self._lost_allocations.restored(
             restored.changes,
             {
                 f"{one.container} of pod {one.pod_uid} had {one.cpus}: {one.reason}": one
@@ -316,7 +316,7 @@ class CpuManager:
 
     def release(self, pod_uid: str) -> None:
         """Return the CPUs of a terminated pod to the shared pool."""
-        self._healing.forget(pod_uid)
+        self._lost_allocations.forget(pod_uid)
         self._pods.pop(pod_uid, None)
         if self.policy is not None and pod_uid in self.policy.state.pod_uids:
             self.policy.release(pod_uid)
@@ -335,7 +335,7 @@ class CpuManager:
 
         `choose` asks the topology policy. The pod is never rejected.
         """
-        lost = self._healing.adopt(pod.uid) if self.policy is not None else None
+        lost = self._lost_allocations.adopt(pod.uid) if self.policy is not None else None
         if self.policy is None or lost is None:
             return
         self._pods[pod.uid] = pod
@@ -359,7 +359,7 @@ class CpuManager:
             # state file may say so nevertheless.
             if held is not None and held & beside:
                 text = cpu_sets.text(held)
-                lost[container.name] = Lost(
+                lost[container.name] = LostCpus(
                     pod.uid, container.name, text, "another container has some of them"
                 )
                 state.release(pod.uid, container.name)
@@ -415,9 +415,9 @@ class CpuManager:
             if name in found:
                 self._state.resize(pod.uid, name, found[name])
                 text = f"was resized, and has CPUs {cpu_sets.text(found[name])} instead of {before}"
-            self._healing.reassigned(pod, name, text, why, {"before": before}, found=name in found)
+            self._lost_allocations.reassigned(pod, name, text, why, {"before": before}, found=name in found)
 
-    def _reassign_pod(self, pod: Pod, lost: Lost | None) -> None:
+    def _reassign_pod(self, pod: Pod, lost: LostCpus | None) -> None:
         """Choose CPUs for the pod-level resources of a running pod, and report them."""
         try:
             self.allocate_pod(pod, Hint(None, preferred=False))
@@ -426,10 +426,10 @@ class CpuManager:
             found, text = False, f"shares CPUs from now on: {error}"
         why = f" because its CPUs are lost: {lost.reason}" if lost is not None else ""
         inputs = {"reason": lost.reason} if lost is not None else {}
-        self._healing.reassigned(pod, "", text, why, inputs, found=found)
+        self._lost_allocations.reassigned(pod, "", text, why, inputs, found=found)
 
     def _reassign(
-        self, pod: Pod, container: Container, choose: Callable[[Pod, Container], Hint], lost: Lost | None
+        self, pod: Pod, container: Container, choose: Callable[[Pod, Container], Hint], lost: LostCpus | None
     ) -> None:
         """Choose CPUs for a running container, and report them."""
         try:
@@ -440,7 +440,7 @@ class CpuManager:
             found, text = False, f"shares CPUs from now on: {error}"
         why = f" instead of {lost.cpus}: {lost.reason}" if lost is not None else ""
         inputs = {"before": lost.cpus, "reason": lost.reason} if lost is not None else {}
-        self._healing.reassigned(pod, container.name, text, why, inputs, found=found)
+        self._lost_allocations.reassigned(pod, container.name, text, why, inputs, found=found)
 
     async def flush(self) -> None:
         """Wait until the current state is on disk and other containers have left exclusive CPUs.
@@ -545,9 +545,9 @@ class CpuManager:
         for uid, containers in started.items():
             kept = {name: one for name, one in containers.items() if self._state.held(uid, name) is not None}
             self._state.baselines[uid] = kept
-        for uid in self._healing.losers:
+        for uid in self._lost_allocations.losers:
             if uid in self._pods:
-                self._healing.adopt_again(uid)
+                self._lost_allocations.adopt_again(uid)
                 self.adopted(self._pods[uid], lambda pod, container: Hint(None, preferred=False))
         self._changed()
 

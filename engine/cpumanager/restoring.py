@@ -17,7 +17,7 @@ from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.cpumanager.state import CpuState
 
 
-class Lost(msgspec.Struct, frozen=True):
+class LostCpus(msgspec.Struct, frozen=True):
     """Hold an assignment that is no longer valid, and the reason."""
 
     pod_uid: str
@@ -26,24 +26,24 @@ class Lost(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Restored(msgspec.Struct):
+class RestoredCpus(msgspec.Struct):
     """Hold the initial state, the lost assignments, and other changes since the file was written."""
 
     state: CpuState
-    lost: list[Lost] = msgspec.field(default_factory=list)
+    lost: list[LostCpus] = msgspec.field(default_factory=list)
     changes: list[str] = msgspec.field(default_factory=list)
 
 
 def restore(
     checkpoint: CpuCheckpoint, *, online: int, reserved: int, pool: int, pod_level: bool = False
-) -> Restored:
+) -> RestoredCpus:
     """Restore a checkpoint. `reserved` CPUs are never exclusive; `pool` is the set of CPUs that
     can be shared.
 
     Entries of version 1, which are by container id, are restored as a pod of this uid with one container
     without a name. `pod_level` tells whether pods may have CPUs as a whole.
     """
-    restored = Restored(CpuState(pool))
+    restored = RestoredCpus(CpuState(pool))
     known = _parsed(checkpoint.default_cpu_set) or 0
     owner: dict[int, str] = {}
     entries = {**checkpoint.entries, **{id: {"": cpus} for id, cpus in checkpoint.entries_by_id.items()}}
@@ -55,7 +55,7 @@ def restore(
         if not pod_level:
             reason = "the feature gate PodLevelResourceManagers is off"
         if reason:
-            restored.lost += [Lost(uid, name, of, reason) for name, of in containers.items()]
+            restored.lost += [LostCpus(uid, name, of, reason) for name, of in containers.items()]
             continue
         assert cpus is not None
         restored.state.pods[uid] = cpus
@@ -68,7 +68,7 @@ def restore(
             known |= cpus or 0
             reason = _fault(cpus, uid, owner, online, reserved)
             if reason:
-                restored.lost.append(Lost(uid, name, text, reason))
+                restored.lost.append(LostCpus(uid, name, text, reason))
                 continue
             assert cpus is not None
             restored.state.assign(uid, name, cpus)

@@ -11,7 +11,7 @@ _NONE: Final = "this node has not joined a cluster"
 
 
 class DriverRecords(Protocol):
-    """Report drivers; `engine.cluster.csi_node.CsiNodeKeeper` implements it. Both methods raise `Refused`."""
+    """Report drivers; implemented by `engine.cluster.csi_node.CsiNodeManager`. Methods raise `Refused`."""
 
     async def install(
         self, driver: str, node_id: str, most_volumes: int, topology: Mapping[str, str]

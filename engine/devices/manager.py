@@ -33,7 +33,7 @@ from engine.devices.selection import SelectionError
 from engine.devices.state import DeviceState
 from engine.devices.transient_refusals import (
     AWAITING_PLUGIN,
-    Passing,
+    TransientRefusal,
     awaiting_plugins,
     plugins_to_come,
     why_it_passes,
@@ -344,7 +344,9 @@ class DeviceManager:
             async with asyncio.timeout(LOSS_SHOWS_SECONDS):
                 await self._news.wait()
 
-    async def _wait(self, pod: Pod, passing: Passing, report: ReportWaiting, news: asyncio.Event) -> bool:
+    async def _wait(
+        self, pod: Pod, passing: TransientRefusal, report: ReportWaiting, news: asyncio.Event
+    ) -> bool:
         """Wait for `news`; return False if the pod has waited as long as it may."""
         now = asyncio.get_running_loop().time()
         self._waiting = {key: until for key, until in self._waiting.items() if until > now - FORGET_WAITING}

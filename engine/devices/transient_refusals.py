@@ -15,7 +15,7 @@ AWAITING_DEVICES: Final = "AwaitingDevices"
 AWAITING_PINNED: Final = "AwaitingPinnedResources"
 
 
-class Passing(NamedTuple):
+class TransientRefusal(NamedTuple):
     """Say why a pod that does not get its devices now may get them later. `holders` are uids of pods that
     end.
     """
@@ -53,7 +53,7 @@ def why_it_passes(
     now: float,
     allowance: float,
     pinned: Iterable[str] = (),
-) -> Passing | None:
+) -> TransientRefusal | None:
     """Return why a rejection will pass, or None. `is_terminating(uid)` tells whether a pod is terminating.
 
     `pinned` are uids of pods that hold CPUs or memory of a kind that this pod requests.
@@ -69,14 +69,16 @@ def why_it_passes(
     )
     if holders:
         text = f"{len(holders)} terminating pods still hold devices of {', '.join(sorted(needs))}"
-        return Passing(AWAITING_DEVICES, text, holders)
+        return TransientRefusal(AWAITING_DEVICES, text, holders)
     holders = frozenset(uid for uid in pinned if uid != pod.uid and is_terminating(uid))
     if holders:
         text = f"{len(holders)} terminating pods still hold exclusive CPUs or reserved memory"
-        return Passing(AWAITING_PINNED, text, holders)
+        return TransientRefusal(AWAITING_PINNED, text, holders)
     return None
 
 
-def awaiting_plugins(resources: Iterable[str]) -> Passing:
+def awaiting_plugins(resources: Iterable[str]) -> TransientRefusal:
     """Word that the plugins of some resources are not back."""
-    return Passing(AWAITING_PLUGIN, f"the device plugin of {', '.join(resources)} has not come back yet")
+    return TransientRefusal(
+        AWAITING_PLUGIN, f"the device plugin of {', '.join(resources)} has not come back yet"
+    )

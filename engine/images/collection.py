@@ -52,7 +52,7 @@ class ImageRemoval(Protocol):
     async def filesystem(self) -> FilesystemReading:
         """Read the image file system. Raises `KubengineError` or `OSError`."""
 
-    async def remove(self, images: Sequence[SeenImage], became: list[Stayed | None]) -> None:
+    async def remove(self, images: Sequence[SeenImage], became: list[KeptImage | None]) -> None:
         """Remove images one after another.
 
         `became` gets an entry for each as soon as its fate is known: None for a removed one.
@@ -70,7 +70,7 @@ def nothing_protects(_: SeenImage) -> str:
     return ""
 
 
-class Stayed(NamedTuple):
+class KeptImage(NamedTuple):
     """Say why an image was not removed; unless it `failed`, a policy of ours kept it at the last moment."""
 
     reason: str
@@ -321,7 +321,7 @@ class Collection:
         if self.report.dry_run:
             self._outcomes.chosen.update(dict.fromkeys(rows, Judged(WOULD_REMOVE, why, cause)))
             return rows
-        became: list[Stayed | None] = []
+        became: list[KeptImage | None] = []
         try:
             await self.store.remove([self._images[row] for row in rows], became)
         finally:
@@ -329,7 +329,7 @@ class Collection:
             gone = self._take_note(rows[: len(became)], became, Judged(REMOVED, why, cause))
         return gone
 
-    def _take_note(self, rows: list[int], became: list[Stayed | None], judged: Judged) -> list[int]:
+    def _take_note(self, rows: list[int], became: list[KeptImage | None], judged: Judged) -> list[int]:
         gone = rows
         if any(became):
             stayed = {row: one for row, one in zip(rows, became, strict=True) if one is not None}

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from engine.api.decisions import Taken
+from engine.api.decisions import BatchedDecision
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.api.events import WARNING
 from engine.api.pod import Pod
@@ -291,7 +291,7 @@ class ImageManager:
         }
         last = collection.acted(self._decisions.capacity)
 
-        def taken() -> Iterator[Taken]:
+        def taken() -> Iterator[BatchedDecision]:
             for image, judged, freed in last():
                 inputs = {
                     "image": self.records.key_of(image),
@@ -302,7 +302,7 @@ class ImageManager:
                     **shared,
                 }
                 outcome = "collected" if judged.verdict == REMOVED else "failed"
-                yield Taken(outcome, judged.reason, inputs)
+                yield BatchedDecision(outcome, judged.reason, inputs)
 
         self._decisions.record_many("image-gc", collection.actions, taken)
 

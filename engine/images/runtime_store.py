@@ -9,7 +9,7 @@ from typing import Final
 
 from engine.api.errors import KubengineError, Unavailable
 from engine.cri.client import RuntimeClient
-from engine.images.collection import FilesystemReading, Stayed
+from engine.images.collection import FilesystemReading, KeptImage
 from engine.images.filesystem import RuntimeFilesystems, read_filesystem_in_time, runtime_filesystems
 from engine.images.layers import Layers, reported_layers
 from engine.images.lease import ImageLeases
@@ -22,7 +22,7 @@ GIVE_UP_AFTER: Final = 2
 """Unanswered removals in a row after which the rest of a run is skipped."""
 
 
-class Patience:
+class RemovalDeadline:
     """Cancel a wait of the creating task after `seconds`, or up to an eighth later.
 
     A timer checks now and then whether the same wait is still running, so that a short wait costs next to
@@ -84,12 +84,12 @@ class RuntimeStore:
         self._runtime, self._leases = runtime, leases
         self.protected = why_protected
         self._layers = {} if layers is None else layers
-        self._patience = Patience(remove_timeout)
+        self._deadline = RemovalDeadline(remove_timeout)
         self._silent = 0
         self.where: RuntimeFilesystems | None = None
 
     def close(self) -> None:
-        self._patience.close()
+        self._deadline.close()
 
     async def filesystem(self) -> FilesystemReading:
         if self.where is None:
@@ -107,18 +107,18 @@ class RuntimeStore:
             known = self._layers[image.id] = reported_layers(info, image.id, image.size)
         return known
 
-    async def remove(self, images: Sequence[SeenImage], became: list[Stayed | None]) -> None:
-        patience, leases, remove_image = self._patience, self._leases, self._runtime.remove_image
+    async def remove(self, images: Sequence[SeenImage], became: list[KeptImage | None]) -> None:
+        deadline, leases, remove_image = self._deadline, self._leases, self._runtime.remove_image
         try:
             for image in images:
                 if leases is not None and (kept := self.protected(image)):
-                    became.append(Stayed(kept, failed=False))
+                    became.append(KeptImage(kept, failed=False))
                     continue
                 if self._silent >= GIVE_UP_AFTER:
                     text = f"not tried: the runtime left {self._silent} removals in a row unanswered"
-                    became.append(Stayed(text))
+                    became.append(KeptImage(text))
                     continue
-                patience.begin()
+                deadline.begin()
                 try:
                     if leases is None:
                         await remove_image(image.id, image.handler)
@@ -126,16 +126,16 @@ class RuntimeStore:
                         async with leases.removal((image.id, *image.names)):
                             await remove_image(image.id, image.handler)
                 except asyncio.CancelledError:
-                    if not patience.ended_it():
+                    if not deadline.ended_it():
                         raise
                     self._silent += 1
-                    text = f"RemoveImage {image.id} did not answer within {patience.seconds:g} s"
-                    became.append(Stayed(text))
+                    text = f"RemoveImage {image.id} did not answer within {deadline.seconds:g} s"
+                    became.append(KeptImage(text))
                 except KubengineError as error:
                     self._silent += isinstance(error, Unavailable)
-                    became.append(Stayed(error.message))
+                    became.append(KeptImage(error.message))
                 else:
                     self._silent = 0
                     became.append(None)
         finally:
-            patience.end()
+            deadline.end()

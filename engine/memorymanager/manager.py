@@ -28,7 +28,7 @@ from engine.memorymanager.restoring import LostMemory, restore
 from engine.memorymanager.state import Block, MemoryState, NodeMemory, NodeState, unused
 from engine.memorymanager.static_policy import StaticMemoryPolicy
 from engine.metrics import Registry
-from engine.topologymanager.healing import Healing
+from engine.topologymanager.lost_allocations import LostAllocations
 from engine.topologymanager.pod_level import manages_whole_pod
 from engine.topologymanager.policy import Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError, CannotResize
@@ -65,7 +65,7 @@ class MemoryManager:
         self._pod_level = config.gate(POD_LEVEL_MANAGERS_GATE, False)
         self._resizes = config.gate(EXCLUSIVE_MEMORY_GATE, False)
         self._decisions = context.decisions
-        self._healing: Healing[LostMemory] = Healing("memory", context.recorder, context.decisions)
+        self._lost_allocations = LostAllocations[LostMemory]("memory", context.recorder, context.decisions)
         self._file = StateFile(
             context.root / FILE_NAME,
             self._snapshot,
@@ -121,7 +121,7 @@ class MemoryManager:
         await self._file.stop()
 
     def _damaged(self, fault: str) -> None:
-        self._healing.state_changed(f"{fault}; reserving memory for running pods again")
+        self._lost_allocations.state_changed(f"{fault}; reserving memory for running pods again")
 
     def _restore(self, checkpoint: MemoryCheckpoint) -> None:
         if self.policy is None:
@@ -132,7 +132,7 @@ class MemoryManager:
         self.policy.state = restored.state
         if checkpoint.policy_name != STATIC:
             restored.changes.append(f"the policy was {checkpoint.policy_name!r}")
-        self._healing.restored(
+        self._lost_allocations.restored(
             restored.changes,
             {f"{one.container} of pod {one.pod_uid}: {one.reason}": one for one in restored.lost},
         )
@@ -224,7 +224,7 @@ class MemoryManager:
 
     def release(self, pod_uid: str) -> None:
         """Release the memory of a terminated pod."""
-        self._healing.forget(pod_uid)
+        self._lost_allocations.forget(pod_uid)
         if self.policy is not None and pod_uid in self.policy.state.pod_uids:
             self.policy.release(pod_uid)
             self._file.changed()
@@ -240,7 +240,7 @@ class MemoryManager:
 
         `choose` asks the topology policy. The pod is never rejected: its pages stay on their nodes.
         """
-        lost = self._healing.adopt(pod.uid) if self.policy is not None else None
+        lost = self._lost_allocations.adopt(pod.uid) if self.policy is not None else None
         if self.policy is None or lost is None:
             return
         self._complete_resize(pod)
@@ -273,7 +273,7 @@ class MemoryManager:
             self.grow(pod)
         except CannotResize as error:
             text = "keeps less reserved memory than it requests"
-            self._healing.reassigned(pod, "", text, f": {error}", {}, found=False)
+            self._lost_allocations.reassigned(pod, "", text, f": {error}", {}, found=False)
 
     def _allocate_where(
         self, pod: Pod, container: Container, choose: Callable[[Pod, Container], Hint]
@@ -295,7 +295,7 @@ class MemoryManager:
             found, text = False, f"has no reserved memory from now on: {error}"
         why = f" ({lost.reason})" if lost is not None else ""
         inputs = {"reason": lost.reason if lost else ""}
-        self._healing.reassigned(pod, container, text, why, inputs, found=found)
+        self._lost_allocations.reassigned(pod, container, text, why, inputs, found=found)
 
     def check_growth(self, pod: Pod) -> None:
         """Raise `CannotResize` if the new amounts of a running pod do not fit on its NUMA nodes."""

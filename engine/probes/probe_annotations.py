@@ -17,7 +17,9 @@ ANNOTATION: Final = "kubengine.dev/probes"
 MIN_PERIOD_MS: Final = 10
 
 
-class Wish(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+class ProbeAnnotations(
+    msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, omit_defaults=True
+):
     """Hold what a pod's annotations change in a probe; times in milliseconds. None changes nothing.
 
     `start_period_milliseconds` is the period until the container is started or ready; 0 means the same period
@@ -36,12 +38,12 @@ class Wish(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=Tr
 
 
 class _OfContainer(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    liveness: Wish = Wish()
-    readiness: Wish = Wish()
-    startup: Wish = Wish()
+    liveness: ProbeAnnotations = ProbeAnnotations()
+    readiness: ProbeAnnotations = ProbeAnnotations()
+    startup: ProbeAnnotations = ProbeAnnotations()
 
 
-def wishes_of(pod: Pod) -> Mapping[str, Mapping[str, Wish]]:
+def read_annotations(pod: Pod) -> Mapping[str, Mapping[str, ProbeAnnotations]]:
     """Return the settings by container and type of probe. Raises `InvalidInput` naming the annotation."""
     text = pod.annotations.get(ANNOTATION)
     if text is None:
@@ -50,25 +52,25 @@ def wishes_of(pod: Pod) -> Mapping[str, Mapping[str, Wish]]:
         found = msgspec.json.decode(text.encode(), type=dict[str, _OfContainer])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidInput(str(error), subject=subject(pod)) from None
-    wishes: dict[str, Mapping[str, Wish]] = {}
+    annotations: dict[str, Mapping[str, ProbeAnnotations]] = {}
     for name, given in found.items():
         of_type = {"liveness": given.liveness, "readiness": given.readiness, "startup": given.startup}
-        for type, wish in of_type.items():
-            _check(wish, f"{subject(pod)}.{name}.{type}")
-        wishes[name] = of_type
-    return wishes
+        for type, annotated in of_type.items():
+            _check(annotated, f"{subject(pod)}.{name}.{type}")
+        annotations[name] = of_type
+    return annotations
 
 
 def subject(pod: Pod) -> str:
     return f"{pod.full_name} metadata.annotations[{ANNOTATION}]"
 
 
-def _check(wish: Wish, where: str) -> None:
+def _check(annotated: ProbeAnnotations, where: str) -> None:
     for label, value, least in (
-        ("periodMilliseconds", wish.period_milliseconds, MIN_PERIOD_MS),
-        ("timeoutMilliseconds", wish.timeout_milliseconds, 1),
-        ("initialDelayMilliseconds", wish.initial_delay_milliseconds, 0),
-        ("startPeriodMilliseconds", wish.start_period_milliseconds or None, MIN_PERIOD_MS),
+        ("periodMilliseconds", annotated.period_milliseconds, MIN_PERIOD_MS),
+        ("timeoutMilliseconds", annotated.timeout_milliseconds, 1),
+        ("initialDelayMilliseconds", annotated.initial_delay_milliseconds, 0),
+        ("startPeriodMilliseconds", annotated.start_period_milliseconds or None, MIN_PERIOD_MS),
     ):
         if value is not None and value < least:
             raise InvalidInput(f"{value} is less than {least}", subject=f"{where}.{label}")

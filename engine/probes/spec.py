@@ -15,7 +15,13 @@ from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Container, IntOrString, Pod, Probe
 from engine.api.quantity import decimal
-from engine.probes.probe_annotations import ANNOTATION, MIN_PERIOD_MS, Wish, subject, wishes_of
+from engine.probes.probe_annotations import (
+    ANNOTATION,
+    MIN_PERIOD_MS,
+    ProbeAnnotations,
+    read_annotations,
+    subject,
+)
 
 TYPES = {"liveness": LIVENESS, "readiness": READINESS, "startup": STARTUP}
 NETWORKS = ("node", "pod")
@@ -99,9 +105,9 @@ def probe_specs(pod: Pod, section: ProbesSection) -> list[ProbeSpec]:
 
     Raises `InvalidInput` naming the field.
     """
-    wishes = wishes_of(pod)
+    annotations = read_annotations(pod)
     containers = [c for c in pod.init_containers if c.is_sidecar] + pod.spec.containers
-    unknown = wishes.keys() - {c.name for c in containers}
+    unknown = annotations.keys() - {c.name for c in containers}
     if unknown:
         raise InvalidInput(f"no container {min(unknown)!r} has probes", subject=subject(pod))
     own_network = not pod.spec.host_network
@@ -110,7 +116,7 @@ def probe_specs(pod: Pod, section: ProbesSection) -> list[ProbeSpec]:
             container,
             type,
             probe,
-            wishes.get(container.name, {}).get(type, Wish()),
+            annotations.get(container.name, {}).get(type, ProbeAnnotations()),
             ports,
             section,
             own_network,
@@ -126,7 +132,7 @@ def probe_specs(pod: Pod, section: ProbesSection) -> list[ProbeSpec]:
     ]
 
 
-def without_wishes(pod: Pod) -> Pod:
+def without_annotations(pod: Pod) -> Pod:
     """Return the pod without its annotations about probes."""
     rest = {name: value for name, value in pod.annotations.items() if name != ANNOTATION}
     return replace(pod, metadata=replace(pod.metadata, annotations=rest))
@@ -136,25 +142,25 @@ def _spec(
     container: Container,
     type: str,
     probe: Probe,
-    wish: Wish,
+    annotated: ProbeAnnotations,
     ports: Mapping[str, int],
     section: ProbesSection,
     own_network: bool,
 ) -> ProbeSpec:
-    what = _action(container, type, probe, wish)
+    what = _action(container, type, probe, annotated)
     start_period = 0.0
-    if wish.start_period_milliseconds is not None:
-        start_period = wish.start_period_milliseconds / 1000
+    if annotated.start_period_milliseconds is not None:
+        start_period = annotated.start_period_milliseconds / 1000
     elif what["kind"] != "exec":
         start_period = float(section.start_period)
-    inside = own_network and what["kind"] != "exec" and (wish.network or section.network) == "pod"
+    inside = own_network and what["kind"] != "exec" and (annotated.network or section.network) == "pod"
     return _shared(
         ProbeSpec(
             container=container.name,
             type=type,
-            period=_seconds(wish.period_milliseconds, max(probe.period_seconds, 1)),
-            timeout=_seconds(wish.timeout_milliseconds, max(probe.timeout_seconds, 1)),
-            initial_delay=_seconds(wish.initial_delay_milliseconds, probe.initial_delay_seconds),
+            period=_seconds(annotated.period_milliseconds, max(probe.period_seconds, 1)),
+            timeout=_seconds(annotated.timeout_milliseconds, max(probe.timeout_seconds, 1)),
+            initial_delay=_seconds(annotated.initial_delay_milliseconds, probe.initial_delay_seconds),
             failure_threshold=probe.failure_threshold,
             success_threshold=probe.success_threshold,
             grace_period_seconds=probe.termination_grace_period_seconds,
@@ -170,12 +176,12 @@ def _seconds(milliseconds: int | None, otherwise: int) -> float:
     return float(otherwise) if milliseconds is None else milliseconds / 1000
 
 
-def _action(container: Container, type: str, probe: Probe, wish: Wish) -> dict[str, Any]:
+def _action(container: Container, type: str, probe: Probe, annotated: ProbeAnnotations) -> dict[str, Any]:
     """Return kind and target of a probe, as `ProbeSpec` has them."""
     where = f"{container.name}.{type}Probe"
-    if wish.tls and probe.grpc is None:
+    if annotated.tls and probe.grpc is None:
         raise InvalidInput("tls is for grpc; HTTPS is httpGet's scheme", subject=where)
-    if wish.http2 and (probe.http_get is None or probe.http_get.scheme.lower() == "https"):
+    if annotated.http2 and (probe.http_get is None or probe.http_get.scheme.lower() == "https"):
         raise InvalidInput("http2 is for httpGet without TLS", subject=where)
     if probe.exec is not None:
         return {"kind": "exec", "command": tuple(probe.exec.command or ())}
@@ -183,7 +189,7 @@ def _action(container: Container, type: str, probe: Probe, wish: Wish) -> dict[s
         get = probe.http_get
         secure = get.scheme.lower() == "https"
         return {
-            "kind": "https" if secure else "h2c" if wish.http2 else "http",
+            "kind": "https" if secure else "h2c" if annotated.http2 else "http",
             "host": get.host,
             "port": get.port,
             "path": get.path or "/",
@@ -192,6 +198,6 @@ def _action(container: Container, type: str, probe: Probe, wish: Wish) -> dict[s
     if probe.tcp_socket is not None:
         return {"kind": "tcp", "host": probe.tcp_socket.host, "port": probe.tcp_socket.port}
     if probe.grpc is not None:
-        kind = "grpcs" if wish.tls else "grpc"
+        kind = "grpcs" if annotated.tls else "grpc"
         return {"kind": kind, "port": probe.grpc.port, "service": probe.grpc.service or ""}
     raise InvalidInput("needs one of exec, httpGet, tcpSocket, grpc", subject=where)

@@ -21,7 +21,7 @@ _ENDINGS: Final[Mapping[str, str]] = {
     "resize infeasible": "was not resized",
     "resize deferred": "waits for its resize",
 }
-"""The decisions that end or change a pod against the wish of its owner, in words."""
+"""The decisions that end or change a pod against the will of its owner, in words."""
 
 
 class Cause(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from engine.node.nodeinfo.machine import device_name, memory_total, swap
 from engine.node.stats.filesystems import DISK_COUNTS, Filesystem
 from engine.node.stats.group import GroupTable
 from engine.node.stats.used import NodeUsage
-from engine.server.group_labels import Places, Shown
+from engine.server.group_labels import GroupLabels, LabelledGroups
 from engine.server.metrics_text import MICRO, MILLI, NANO, head, labelled
 
 Column = Callable[[GroupTable], tuple[Numbers, int]]
@@ -163,14 +163,14 @@ class CadvisorPage:
     """Write the page of one node; keeps the labels of the cgroups."""
 
     def __init__(self) -> None:
-        self._places = Places()
+        self._places = GroupLabels()
 
     def text(self, usage: NodeUsage) -> Iterator[bytes]:
         """Yield the page in Prometheus' text format, piece by piece."""
         return exposition(list(_page(usage, self._places.of(usage))))
 
 
-def _page(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
+def _page(usage: NodeUsage, shown: LabelledGroups) -> Iterator[Series]:
     table, rows, labels = usage.table, shown.rows, shown.labels
     for name, kind, help, extra, read in _SERIES:
         values, point = read(table)
@@ -229,7 +229,7 @@ def _parts(
         heading = b""
 
 
-def _failures(table: GroupTable, shown: Shown) -> Iterator[Series]:
+def _failures(table: GroupTable, shown: LabelledGroups) -> Iterator[Series]:
     kinds = (("pgfault", "faults"), ("pgmajfault", "major_faults"))
     values = {kind: table.column(column) for kind, column in kinds}
     parts = [
@@ -240,7 +240,7 @@ def _failures(table: GroupTable, shown: Shown) -> Iterator[Series]:
     yield from _parts("container_memory_failures_total", "Page faults", shown.labels, parts)
 
 
-def _devices(table: GroupTable, shown: Shown) -> Iterator[Series]:
+def _devices(table: GroupTable, shown: LabelledGroups) -> Iterator[Series]:
     """Write the traffic of block devices, by number and by name."""
     place = {row: at for at, row in enumerate(shown.rows)}
     places: dict[tuple[int, int], array[int]] = {}
@@ -294,7 +294,7 @@ def _filesystems(filesystems: Sequence[Filesystem], labels: Texts) -> Iterator[S
         yield from family(name, kind, help, values, point)
 
 
-def _networks(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
+def _networks(usage: NodeUsage, shown: LabelledGroups) -> Iterator[Series]:
     """Write the network counters by interface; the host's belong to the root cgroup."""
     found: dict[str, list[tuple[int, ...]]] = {}
     for place, interfaces in [(0, usage.network), *shown.networks_of(usage)]:

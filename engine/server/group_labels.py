@@ -18,7 +18,7 @@ from engine.server.metrics_text import labelled
 _NAMES = ("container", "id", "image", "name", "namespace", "pod")
 
 
-class Shown(msgspec.Struct, frozen=True, eq=False):
+class LabelledGroups(msgspec.Struct, frozen=True, eq=False):
     """Hold the cgroups in the order of the page, the root first.
 
     They have rows in a reading, labels, and start times in microseconds (`ABSENT` if unknown). `pods` is the
@@ -47,13 +47,13 @@ class Shown(msgspec.Struct, frozen=True, eq=False):
         return Texts(text[begin : ends[last - 1]], array("q", [end - begin for end in ends[first:last]]))
 
 
-class Places:
-    """Build `Shown` from the previous one."""
+class GroupLabels:
+    """Build `LabelledGroups` from the previous one."""
 
     def __init__(self) -> None:
-        self._last: Shown | None = None
+        self._last: LabelledGroups | None = None
 
-    def of(self, usage: NodeUsage) -> Shown:
+    def of(self, usage: NodeUsage) -> LabelledGroups:
         last = self._last
         system = (usage.root, *(each for each in usage.system.values() if each.cgroup.strip("/")))
         if last is None or last.of is not usage.pods or last.system != system:
@@ -61,7 +61,9 @@ class Places:
         return last
 
 
-def _shown(system: tuple[UsedGroup, ...], pods: Sequence[UsedPod], before: Shown | None) -> Shown:
+def _shown(
+    system: tuple[UsedGroup, ...], pods: Sequence[UsedPod], before: LabelledGroups | None
+) -> LabelledGroups:
     rows = [group.row for group in system]
     texts = [joined([_labels(group.cgroup) for group in system])]
     started = [0.0] * len(system)
@@ -82,7 +84,7 @@ def _shown(system: tuple[UsedGroup, ...], pods: Sequence[UsedPod], before: Shown
         kept = before.kept(pod) if before is not None else None
         texts.append(joined(list(_labels_of(pod))) if kept is None else kept)
     times = [int(time * 10**6) for time in started]
-    return Shown(
+    return LabelledGroups(
         system,
         pods,
         array("q", rows),

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 from engine.api import cpu_set
 from engine.api.pod import Pod, Volume
 from engine.api.qos import is_static
-from engine.cpumanager.restoring import Restored
+from engine.cpumanager.restoring import RestoredCpus
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.checkpoint import Checkpoint
 from engine.dra.table import ClaimState
@@ -71,7 +71,7 @@ class Holdings:
     kept: dict[str, list[str]] = field(default_factory=dict)
     lost: dict[str, list[str]] = field(default_factory=dict)
 
-    def add_cpus(self, restored: Restored) -> None:
+    def add_cpus(self, restored: RestoredCpus) -> None:
         for uid, name, cpus in restored.state.entries():
             self.kept.setdefault(uid, []).append(f"{name}: CPUs {cpu_set.text(cpus)}")
         for one in restored.lost:

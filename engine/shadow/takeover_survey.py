@@ -112,7 +112,7 @@ def _read(
 
 def _cpus(
     rules: CpuRules, config: KubeletConfiguration, state: cpu_checkpoint.CpuCheckpoint | None
-) -> cpu_restoring.Restored:
+) -> cpu_restoring.RestoredCpus:
     """Return the CPU assignments that stay valid."""
     online = rules.topology.cpus
     return cpu_restoring.restore(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.api.decisions import Decisions, Taken
+from engine.api.decisions import BatchedDecision, Decisions
 from engine.api.pod import Pod
 
 
@@ -39,7 +39,7 @@ def test_the_latest_are_held_and_gaps_show_in_the_numbers():
 @pytest.mark.parametrize("many", [2, 3, 7])
 def test_many_at_once_are_held_as_if_one_by_one(many):
     decisions, one_by_one = (Decisions(lambda: 5.0, capacity=4) for _ in range(2))
-    everything = [Taken("collected", f"r{n}", {"n": n}) for n in range(many)]
+    everything = [BatchedDecision("collected", f"r{n}", {"n": n}) for n in range(many)]
     for turn in range(3):
         decisions.record("image-gc", "kept", str(turn), {})
         decisions.record_many("image-gc", many, lambda: everything[-4:])

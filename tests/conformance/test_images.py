@@ -11,7 +11,7 @@ from engine._fast.ranking import _image_order_c, _image_order_py
 from engine.api.errors import InvalidInput, Refused
 from engine.images import records as records_module
 from engine.images import selection
-from engine.images.collection import Collection, FilesystemReading, Stayed
+from engine.images.collection import Collection, FilesystemReading, KeptImage
 from engine.images.policy import ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
 from engine.images.report import ImageGCFailure, ImageGCReport
@@ -46,10 +46,10 @@ class Scenario:
         fs = self.step["fs"]
         return FilesystemReading(fs["capacity"], fs["available"])
 
-    async def remove(self, images: Sequence[SeenImage], became: list[Stayed | None]) -> None:
+    async def remove(self, images: Sequence[SeenImage], became: list[KeptImage | None]) -> None:
         for image in images:
             if image.id in self.step.get("fail_remove", ()):
-                became.append(Stayed(f"cannot remove {image.id}"))
+                became.append(KeptImage(f"cannot remove {image.id}"))
             else:
                 self.images = [i for i in self.images if i["id"] != image.id]
                 became.append(None)

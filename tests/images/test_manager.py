@@ -18,7 +18,7 @@ from engine.api.kubengine_config import ImagesSection
 from engine.host.node_context import SteadyClock
 from engine.images.lease import ImageLeases, normalized
 from engine.images.manager import ImageManager
-from engine.images.runtime_store import Patience
+from engine.images.runtime_store import RemovalDeadline
 from engine.metrics import Registry
 from engine.wire import cri_v1_pb2 as cri
 from tests.contexts import node_context
@@ -287,7 +287,7 @@ async def test_an_image_that_a_starting_pod_takes_during_a_run_stays(disk):
 
 
 async def test_a_removal_without_an_answer_is_given_up_and_short_ones_before_it_are_not():
-    patience = Patience(0.05)
+    patience = RemovalDeadline(0.05)
     for _ in range(20):
         patience.begin()
         await asyncio.sleep(0.01)

@@ -20,7 +20,7 @@ ASKS = {"exec": {"command": ["nc", "-z", "localhost", "80"]}}
 
 
 @pytest.mark.parametrize(
-    ("probe", "wish", "section", "said"),
+    ("probe", "annotated", "section", "said"),
     [
         (GET, {}, {}, None),
         (GET, {"network": "pod"}, {}, ["pod-network"]),
@@ -33,8 +33,8 @@ ASKS = {"exec": {"command": ["nc", "-z", "localhost", "80"]}}
         ({"exec": {"command": ["true"]}}, {}, {"network": "pod"}, None),
     ],
 )
-def test_in_words(rig, probe: Any, wish: Any, section: dict[str, Any], said: list[str] | None):
-    whole = {"periodMilliseconds": 1000, **wish}
+def test_in_words(rig, probe: Any, annotated: Any, section: dict[str, Any], said: list[str] | None):
+    whole = {"periodMilliseconds": 1000, **annotated}
     rig.manager._section = ProbesSection(**section)
     pod = pod_with(readiness={**probe, "ms": whole})
     assert rig.manager.beyond(pod) == ({"app readiness": said} if said else {})
@@ -44,8 +44,8 @@ def test_in_words(rig, probe: Any, wish: Any, section: dict[str, Any], said: lis
 
 
 async def test_the_decision_that_takes_a_pod_in_names_them():
-    wishes = {"c": {"readiness": {"network": "pod", "startPeriodMilliseconds": 20}}}
-    note = msgspec.json.encode(wishes).decode()
+    annotations = {"c": {"readiness": {"network": "pod", "startPeriodMilliseconds": 20}}}
+    note = msgspec.json.encode(annotations).decode()
     with tempfile.TemporaryDirectory(prefix="ks-") as short:
         async with HollowRuntime(Path(short) / "cri.sock") as runtime:
             rig = Rig(Path(short), runtime.socket)

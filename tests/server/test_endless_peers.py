@@ -18,7 +18,7 @@ from engine.api.errors import KubengineError, Refused
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
-from engine.cluster.lease import LeaseKeeper
+from engine.cluster.lease import LeaseController
 from engine.host.child import run_child
 from engine.server.port.server import SecurePort
 from engine.testing.apiserver import ApiServer, Authority
@@ -78,15 +78,15 @@ HTTP2 = {
 
 
 @pytest.fixture
-async def lease(tmp_path: Path) -> AsyncIterator[LeaseKeeper]:
+async def lease(tmp_path: Path) -> AsyncIterator[LeaseController]:
     async with ApiServer(tmp_path / "server") as server:
         config = load_kubeconfig(server.kubeconfig("system:node:n1"))
         client = ApiClient(config, Credentials(config, clock=time.time), user_agent="test")
-        keeper = LeaseKeeper(
+        controller = LeaseController(
             client, "n1", node_uid=lambda: "u", seconds=40, clock=time.time, lost=lambda: None
         )
-        assert await keeper.renew()
-        yield keeper
+        assert await controller.renew()
+        yield controller
         client.close()
 
 
@@ -100,7 +100,7 @@ Held = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
 @pytest.fixture
-def held(served: Served, lease: LeaseKeeper) -> Held:
+def held(served: Served, lease: LeaseController) -> Held:
     """Waits until the peers are `busy`, then holds a healthy port and the lease to their turns."""
 
     async def hold(busy: Callable[[], bool]) -> None:

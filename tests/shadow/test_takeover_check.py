@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from engine.api.pod import Pod
 from engine.api.qos import SOURCE_ANNOTATION
-from engine.cpumanager.restoring import Lost, Restored
+from engine.cpumanager.restoring import LostCpus, RestoredCpus
 from engine.cpumanager.state import CpuState
 from engine.cri.records import PodRecord
 from engine.csi.places import device_data
@@ -171,7 +171,7 @@ def test_published_volumes_are_found_and_a_damaged_record_stops(tmp_path: Path) 
 
 
 def test_assignments_are_kept_or_move() -> None:
-    cpus = Restored(CpuState(0b1111), [Lost("uid-lost", "c", "9", "CPU 9 is offline")])
+    cpus = RestoredCpus(CpuState(0b1111), [LostCpus("uid-lost", "c", "9", "CPU 9 is offline")])
     cpus.state.assign("uid-p", "c", 0b0110)
     memory = RestoredMemory(MemoryState({}), [LostMemory("uid-lost", "c", (), "node 3 is gone")])
     memory.state.assign("uid-p", "c", (Block((0, 1), "memory", 4096),))

@@ -33,7 +33,7 @@ from engine.cgroups.formulas.file_names import (
     MEMORY_OOM_GROUP,
     MEMORY_SWAP_MAX,
 )
-from engine.cgroups.formulas.pod_annotations import UNLIMITED, as_written, wishes
+from engine.cgroups.formulas.pod_annotations import UNLIMITED, as_written, read_annotations
 
 GUARANTEED_OOM_SCORE_ADJ = -997
 BEST_EFFORT_OOM_SCORE_ADJ = 1000
@@ -97,7 +97,7 @@ def container_resources(pod: Pod, container: Container, rules: ContainerRules) -
     if rules.memory_qos:
         unified |= _memory_qos(pod, container, rules)
     if rules.annotations and rules.cgroup_v2:
-        unified = wishes(pod, rules.annotations, as_written).container_files(unified)
+        unified = read_annotations(pod, rules.annotations, as_written).container_files(unified)
     return replace(
         basic,
         oom_score_adj=oom_score_adj(pod, container, rules.memory_capacity),
@@ -191,7 +191,7 @@ def pod_swap_limit(pod: Pod, rules: ContainerRules) -> int:
     """
     if not rules.swap_controller or not rules.cgroup_v2:
         return 0
-    asked = wishes(pod, rules.annotations, as_written).swap
+    asked = read_annotations(pod, rules.annotations, as_written).swap
     if asked:
         return rules.swap_capacity if asked == UNLIMITED else int(asked)
     lasting = [*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers]

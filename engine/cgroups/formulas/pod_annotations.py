@@ -51,7 +51,7 @@ _PERCENT = re.compile(r"(\d{1,3})%", re.ASCII)
 _NUMBER = re.compile(r"\d{1,7}:\d{1,7}", re.ASCII)
 
 
-class PodWishes(msgspec.Struct, frozen=True):
+class PodAnnotations(msgspec.Struct, frozen=True):
     """Hold the parsed annotations: `cpu_burst` in percent of the quota, `swap` in bytes or `max`, `io_max` as
     kernel lines.
     """
@@ -91,7 +91,7 @@ class PodWishes(msgspec.Struct, frozen=True):
         return files
 
 
-NONE: Final = PodWishes()
+NONE: Final = PodAnnotations()
 
 
 def as_written(path: str) -> str:
@@ -105,12 +105,12 @@ def asked(pod: Pod, allowed: Collection[str]) -> dict[str, str]:
     return {name: given[PREFIX + name] for name in NAMES if name in allowed and PREFIX + name in given}
 
 
-def wishes(pod: Pod, allowed: Collection[str], device_number: DeviceNumber) -> PodWishes:
+def read_annotations(pod: Pod, allowed: Collection[str], device_number: DeviceNumber) -> PodAnnotations:
     """Parse the annotations. Raises `InvalidInput` naming the annotation."""
     texts = asked(pod, allowed) if allowed else {}
     if not texts:
         return NONE
-    return PodWishes(
+    return PodAnnotations(
         cpu_burst=_percent(texts[CPU_BURST]) if CPU_BURST in texts else 0,
         oom_group=_choice(texts[OOM_GROUP]) if OOM_GROUP in texts else "",
         swap=_amount(SWAP, texts[SWAP]) if SWAP in texts else "",

@@ -24,7 +24,7 @@ from engine.cgroups.formulas.conversion import (
     milli_cpu_to_shares,
 )
 from engine.cgroups.formulas.file_names import MEMORY_LOW, MEMORY_MIN
-from engine.cgroups.formulas.pod_annotations import NONE, DeviceNumber, as_written, wishes
+from engine.cgroups.formulas.pod_annotations import NONE, DeviceNumber, as_written, read_annotations
 
 
 class GroupValues(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ def pod_values(pod: Pod, rules: PodRules) -> GroupValues:
     Raises `InvalidInput` for an enabled annotation with a bad value.
     """
     values = _by_resources(pod, rules)
-    asked = wishes(pod, rules.annotations, rules.device_number)
+    asked = read_annotations(pod, rules.annotations, rules.device_number)
     if asked is NONE:
         return values
     burst = asked.burst(values.cpu_quota)

@@ -27,9 +27,9 @@ from engine.cluster.certificates.rotation import CertificateRotation, RotationTi
 from engine.cluster.certificates.serving import ServingCertificate
 from engine.cluster.client import ApiClient
 from engine.cluster.csi_limits import CsiLimits
-from engine.cluster.csi_node import CsiNodeKeeper
+from engine.cluster.csi_node import CsiNodeManager
 from engine.cluster.event_writer import EventWriter
-from engine.cluster.lease import LeaseKeeper
+from engine.cluster.lease import LeaseController
 from engine.cluster.node_status_manager import NodeStatusManager
 from engine.cluster.resource_slices import ResourceSlices
 from engine.csi.records import DriverRecords
@@ -113,8 +113,8 @@ class ClusterControlPlane:
             rate=api_rate(config.kube_api_qps, config.kube_api_burst),
         )
 
-    def _csi_node(self) -> CsiNodeKeeper:
-        return CsiNodeKeeper(
+    def _csi_node(self) -> CsiNodeManager:
+        return CsiNodeManager(
             self._client,
             self._context.name,
             node_uid=self._node_uid,
@@ -125,7 +125,7 @@ class ClusterControlPlane:
     def _reports(self) -> list[tuple[BackgroundTask, Work]]:
         """Create what tells the server about the node: its status, lease and events."""
         context, config, tasks = self._context, self._context.config, self._context.tasks
-        lease = LeaseKeeper(
+        lease = LeaseController(
             self._client,
             context.name,
             node_uid=self._node_uid,

@@ -46,7 +46,14 @@ from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.mounted_volumes import MadeVolume
-from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, AttachLimitExceeded, NotGrown, refusing
+from engine.node.volumes.refusals import (
+    SET_UP,
+    SET_UP_DEVICE,
+    TAKEN,
+    AttachLimitExceeded,
+    ExpansionFailed,
+    refusing,
+)
 
 ATTACH_SECONDS: Final = 123.0
 DEFAULT_TOKEN_SECONDS: Final = 3600
@@ -141,12 +148,12 @@ class CsiVolumes:
             self._attachments.release(name, uid)
 
     async def _expand(self, wanted: CsiVolume, path: Path, bound: BoundVolume, size: int) -> None:
-        """Expand a volume. Raises `NotGrown`, or `Refused` if the driver cannot be called."""
+        """Expand a volume. Raises `ExpansionFailed`, or `Refused` if the driver cannot be called."""
         driver = self._drivers.get(wanted.driver)
         able = await driver.capabilities()
         if not able.expands:
             text = f"NodeExpand is not supported by the CSI driver {wanted.driver}"
-            raise NotGrown(text, unsupported=True)
+            raise ExpansionFailed(text, unsupported=True)
         assert isinstance(bound.source, CSIPersistentVolume)
         secrets = await self._secret(bound.source.node_expand_secret_ref, "NodeExpandSecretRef")
         volume, staging = replace(wanted, secrets=secrets), self._mounting.staging(wanted)
@@ -154,7 +161,7 @@ class CsiVolumes:
             await driver.expand(volume, able, path, staging, size)
         except CsiDriverFailed as failure:
             infeasible = failure.code in _INFEASIBLE
-            raise NotGrown(
+            raise ExpansionFailed(
                 f"{_EXPANDING}{'' if infeasible else ' :'} {failure}",
                 final=failure.final,
                 infeasible=infeasible,

@@ -31,7 +31,7 @@ from engine.csi.expansion import (
 from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.mounted_volumes import Expand, MadeVolume
-from engine.node.volumes.refusals import NotGrown, refusing
+from engine.node.volumes.refusals import ExpansionFailed, refusing
 
 AT_MOUNT: Final = "MountVolume.Setup failed while expanding volume"
 AT_MAP: Final = "MapVolume.MarkVolumeAsMounted failed while expanding volume"
@@ -63,7 +63,7 @@ class _Known(msgspec.Struct):
     refused: bool = False
 
 
-class Growing:
+class VolumeExpander:
     """Expand the volumes of one node, which appears as `node` in events."""
 
     def __init__(
@@ -156,7 +156,7 @@ class Growing:
         """
         try:
             await mounted.expand(mounted.bound, step.size.value)
-        except NotGrown as error:
+        except ExpansionFailed as error:
             if error.unsupported and (step.recorded or not step.tracked):
                 return False
             known.refused = error.in_use
@@ -174,7 +174,7 @@ class Growing:
         claim: PersistentVolumeClaim,
         step: Growth,
         known: _Known,
-        error: NotGrown,
+        error: ExpansionFailed,
     ) -> None:
         """Report the failure in the claim; a repeated failure with another size goes back to the
         controller.

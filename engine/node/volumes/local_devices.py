@@ -25,7 +25,7 @@ from engine.host.safe_open import opened_parent
 from engine.node.volumes import block_device, local
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.local import check_path
-from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, NotGrown, refusing
+from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, ExpansionFailed, refusing
 
 INITIALIZING: Final = "MountVolume.NewMounter initialization failed"
 MOUNT_DEVICE: Final = "MountVolume.MountDevice failed"
@@ -94,7 +94,7 @@ class LocalDevices:
         return target
 
     async def expand(self, bound: BoundVolume, _: int) -> None:
-        """Grow the file system to the size of its device. Raises `NotGrown`."""
+        """Grow the file system to the size of its device. Raises `ExpansionFailed`."""
         assert isinstance(bound.source, LocalVolume)
         try:
             if bound.block or not await asyncio.to_thread(_is_device, bound.source):
@@ -104,7 +104,7 @@ class LocalDevices:
             async with self._turn(bound.name):
                 await grow_file_system(Path(bound.source.path), self._mounts / bound.name)
         except (KubengineError, OSError) as error:
-            raise NotGrown(str(error)) from error
+            raise ExpansionFailed(str(error)) from error
 
     async def release(self, uid: str) -> None:
         """Release volumes of a pod, and unmount those that no pod uses."""

@@ -10,7 +10,7 @@ import msgspec
 from engine.node.volumes.claims import BoundVolume
 
 Expand = Callable[[BoundVolume, int], Awaitable[None]]
-"""Expands the volume to a number of bytes. Raises `NotGrown`, or `Refused` before that."""
+"""Expands the volume to a number of bytes. Raises `ExpansionFailed`, or `Refused` before that."""
 
 
 class MadeVolume(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ class AttachLimitExceeded(VolumeRefused):
         super().__init__(text, reason="VolumeAttachmentLimitExceeded")
 
 
-class NotGrown(Refused):
+class ExpansionFailed(Refused):
     """Raised if a volume was not expanded.
 
     `final`: nothing is under way; `infeasible`: it cannot have that size; `in_use`: impossible while pods

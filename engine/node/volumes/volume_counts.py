@@ -69,7 +69,7 @@ class Durations:
             self.noted.append((time.monotonic() - began, plugin, operation, done))
 
 
-class PodsVolumes(Protocol):
+class PodVolumeCounts(Protocol):
     """Count the volumes of one pod; `left` means that they are being removed."""
 
     @property
@@ -83,7 +83,7 @@ class PodsVolumes(Protocol):
 class VolumeCounts:
     """Count the volumes of all pods."""
 
-    def __init__(self, registry: Registry, pods: Callable[[], Iterable[PodsVolumes]]) -> None:
+    def __init__(self, registry: Registry, pods: Callable[[], Iterable[PodVolumeCounts]]) -> None:
         self._lasted = registry.histogram(
             "storage_operation_duration_seconds",
             "Time taken to set up a volume, or to remove all volumes of a pod.",

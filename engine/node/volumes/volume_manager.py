@@ -52,7 +52,7 @@ from engine.node.volumes.selinux_labels import is_relabelled, mount_label
 from engine.node.volumes.volume_counts import UNMOUNT, VolumeCounts, mounting, plugin_name
 
 if TYPE_CHECKING:
-    from engine.node.volumes.expansion import Growing
+    from engine.node.volumes.expansion import VolumeExpander
 
 RETRIES: Final = RetryDelays(1.0, 120.0)
 PATIENCE_SECONDS: Final = 60.0
@@ -175,7 +175,7 @@ class VolumeManager:
             await in_thread(pod, remove, uid)
             await self._local.release(uid)
         if self._has_claims:
-            self._growing.forget(uid)
+            self._expander.forget(uid)
         self._kept.pop(uid, None)
 
     async def _set_up(self, kept: _Kept, made: asyncio.Future[Mapping[str, Path]]) -> None:
@@ -323,21 +323,21 @@ class VolumeManager:
         return made
 
     @cached_property
-    def _growing(self) -> Growing:
+    def _expander(self) -> VolumeExpander:
         """Return what expands volumes; created only on a node with claims."""
-        from engine.node.volumes.expansion import Growing
+        from engine.node.volumes.expansion import VolumeExpander
 
-        return Growing(self._shown.node().metadata.name, self._objects, self._recorder, self._clock)
+        return VolumeExpander(self._shown.node().metadata.name, self._objects, self._recorder, self._clock)
 
     @property
     def _has_claims(self) -> bool:
-        return "_growing" in self.__dict__
+        return "_expander" in self.__dict__
 
     async def _grow_at_mount(self, pod: Pod, volumes: Mapping[str, MadeVolume]) -> None:
         for volume in used_volumes(pod):
             made = volumes.get(volume.name)
             if made is not None and made.expand is not None:
-                await self._growing.at_mount(pod, made, read_only=is_read_only(volume))
+                await self._expander.at_mount(pod, made, read_only=is_read_only(volume))
 
     async def _publish_again(self, kept: _Kept) -> None:
         names = self._csi.to_publish_again(kept.pod.uid)
@@ -360,13 +360,13 @@ class VolumeManager:
                 log.info("of %s: %s", kept.pod.full_name, error)
                 continue
             try:
-                await self._growing.meanwhile(kept.pod.uid, bound)
+                await self._expander.meanwhile(kept.pod.uid, bound)
             except VolumeRefused as error:
                 raise VolumeRefused(str(error), reason="VolumeResizeFailed") from error.__cause__
 
     def _may_grow(self, uid: str) -> set[str]:
         """Return the claims of a pod whose volumes may be expanded while it runs."""
-        return self._growing.may_grow(uid) if self._has_claims else set()
+        return self._expander.may_grow(uid) if self._has_claims else set()
 
     async def _write(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
         for volume in used_volumes(kept.pod):

@@ -30,7 +30,7 @@ class LostAllocation(Protocol):
 L = TypeVar("L", bound=LostAllocation)
 
 
-class Healing(Generic[L]):
+class LostAllocations(Generic[L]):
     """Hold the lost allocations of pods that have not appeared yet, and the pods that have."""
 
     def __init__(

@@ -7,38 +7,40 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pod_annotation_scenes
 import pytest
-import wish_scenes
 from cgroup_scenes import best_effort, guaranteed
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import CgroupsSection
-from engine.cgroups.formulas.pod_annotations import FILES, NAMES, PodWishes, wishes
+from engine.cgroups.formulas.pod_annotations import FILES, NAMES, PodAnnotations, read_annotations
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.manager import device_number
 from engine.cgroups.plan import plan
 from engine.testing.uml import run_in_uml
 
 
-def understood(**annotations: str) -> PodWishes:
-    return wishes(wish_scenes.asking(guaranteed("g"), **annotations), NAMES, lambda path: f"8:{len(path)}")
+def understood(**annotations: str) -> PodAnnotations:
+    return read_annotations(
+        pod_annotation_scenes.asking(guaranteed("g"), **annotations), NAMES, lambda path: f"8:{len(path)}"
+    )
 
 
 @pytest.mark.parametrize(
     ("annotations", "expected"),
     [
-        ({}, PodWishes()),
-        ({"other": "x"}, PodWishes()),
-        ({"cpu_burst": "50%"}, PodWishes(cpu_burst=50)),
-        ({"oom_group": "process"}, PodWishes(oom_group="process")),
-        ({"swap": "1Gi"}, PodWishes(swap=str(1 << 30))),
-        ({"swap": "0"}, PodWishes(swap="0")),
-        ({"swap": "max"}, PodWishes(swap="max")),
-        ({"io_weight": "10000"}, PodWishes(io_weight=10000)),
+        ({}, PodAnnotations()),
+        ({"other": "x"}, PodAnnotations()),
+        ({"cpu_burst": "50%"}, PodAnnotations(cpu_burst=50)),
+        ({"oom_group": "process"}, PodAnnotations(oom_group="process")),
+        ({"swap": "1Gi"}, PodAnnotations(swap=str(1 << 30))),
+        ({"swap": "0"}, PodAnnotations(swap="0")),
+        ({"swap": "max"}, PodAnnotations(swap="max")),
+        ({"io_weight": "10000"}, PodAnnotations(io_weight=10000)),
         (
             {"io_max": "9:16 wbps=1Mi; /dev/sda riops=100 rbps=max;"},
-            PodWishes(
+            PodAnnotations(
                 io_max=(
                     "8:8 rbps=max wbps=max riops=100 wiops=max",
                     "9:16 rbps=max wbps=1048576 riops=max wiops=max",
@@ -47,7 +49,7 @@ def understood(**annotations: str) -> PodWishes:
         ),
     ],
 )
-def test_how_annotations_are_read(annotations: dict[str, str], expected: PodWishes):
+def test_how_annotations_are_read(annotations: dict[str, str], expected: PodAnnotations):
     assert understood(**annotations) == expected
 
 
@@ -79,8 +81,8 @@ def test_only_a_block_device_has_a_number_that_counts(path: str):
 
 
 def test_an_annotation_that_the_node_does_not_enable_has_no_effect():
-    pod = wish_scenes.asking(guaranteed("g"), cpu_burst="nonsense", swap="1Gi")
-    assert wishes(pod, ["io-max"], device_number) == PodWishes()
+    pod = pod_annotation_scenes.asking(guaranteed("g"), cpu_burst="nonsense", swap="1Gi")
+    assert read_annotations(pod, ["io-max"], device_number) == PodAnnotations()
 
 
 @pytest.mark.parametrize(
@@ -103,8 +105,8 @@ def test_every_name_has_a_file_under_v2():
 
 def test_a_plan_shows_them():
     pods = [
-        wish_scenes.asking(guaranteed("g", "200m"), cpu_burst="50%", oom_group="pod", swap="64Mi"),
-        wish_scenes.asking(best_effort("e"), cpu_burst="50%", oom_group="process"),
+        pod_annotation_scenes.asking(guaranteed("g", "200m"), cpu_burst="50%", oom_group="pod", swap="64Mi"),
+        pod_annotation_scenes.asking(best_effort("e"), cpu_burst="50%", oom_group="process"),
     ]
     section = CgroupsSection(pod_annotations=["cpu-burst", "oom-group", "swap"])
     groups = plan(pods, KubeletConfiguration(), section, {"cpu": 2000, "memory": 4 << 30})
@@ -125,7 +127,7 @@ def test_a_plan_shows_them():
 
 @pytest.mark.root
 def test_saved_burst_is_spent_above_the_limit(private_root: str):
-    seen = wish_scenes.burst(private_root)
+    seen = pod_annotation_scenes.burst(private_root)
     assert seen["burst"] == {"plain": "0", "saving": "20000"}
     assert seen["metric"]
     assert seen["bursts"]["plain"] == 0 < seen["bursts"]["saving"]
@@ -139,10 +141,10 @@ def seen_on_v2(directory: Path) -> dict[str, Any]:
     seen: dict[str, Any] = run_in_uml(
         f"""
         sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
-        import wish_scenes
+        import pod_annotation_scenes
         report({{
-            "killed_together": wish_scenes.killed_together("/killed"),
-            "limited": wish_scenes.limited("/limited", SCRATCH),
+            "killed_together": pod_annotation_scenes.killed_together("/killed"),
+            "limited": pod_annotation_scenes.limited("/limited", SCRATCH),
         }})
         """,
         disk=disk,

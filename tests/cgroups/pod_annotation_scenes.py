@@ -102,18 +102,18 @@ def killed_together(root: str) -> dict[str, Any]:
     """A pod of two containers runs out of the memory that it has as a whole: who dies, by what it asks."""
     seen = {}
     with allowing(root, "oom-group") as manager:
-        for wish in ("process", "container", "pod"):
+        for scope in ("process", "container", "pod"):
             one = asking(
                 as_pod(
                     {
-                        "metadata": {"name": wish, "uid": wish},
+                        "metadata": {"name": scope, "uid": scope},
                         "spec": {
                             "resources": {"limits": {"memory": "64Mi", "cpu": "1"}},
                             "containers": [{"name": "hog"}, {"name": "calm"}],
                         },
                     }
                 ),
-                oom_group=wish,
+                oom_group=scope,
             )
             manager.create_pod(one)
             hog, calm = (make_container(manager, one, index) for index in (0, 1))
@@ -126,17 +126,17 @@ def killed_together(root: str) -> dict[str, Any]:
             os.waitpid(pids.pop("hog"), 0)
             alive = []
             for name, pid in pids.items():
-                if os.waitpid(pid, os.WNOHANG if _lives_on(wish, name) else 0) == (0, 0):
+                if os.waitpid(pid, os.WNOHANG if _lives_on(scope, name) else 0) == (0, 0):
                     alive.append(name)
                     end(pid)
-            seen[wish] = sorted(alive)
+            seen[scope] = sorted(alive)
             manager.remove_pod(one.uid, wait=5.0)
     return seen
 
 
-def _lives_on(wish: str, name: str) -> bool:
+def _lives_on(scope: str, name: str) -> bool:
     """Whether to look at once, or to wait for a death that may take a moment."""
-    return wish == "process" or (wish == "container" and name == "calm")
+    return scope == "process" or (scope == "container" and name == "calm")
 
 
 def limited(root: str, directory: str) -> dict[str, Any]:
