@@ -114,6 +114,7 @@ class SecondConfiguration:
                 seen.at, "pressure", "node", " ".join(now.conditions) or "none",
                 " ".join(coming.conditions) or "none", low,
             )  # fmt: skip
+        # As a kubelet does, which evicts at most one pod in a pass, for its first threshold.
         for threshold in coming.act_on[:1]:
             if threshold not in now.act_on:
                 self._evict_first(seen, seen.use, threshold, left)

@@ -178,6 +178,7 @@ class Shadow:
         if self._writer is not None:
             for row in self._recorder.rows(seen, findings):
                 self._writer.add(row)
+            # In a thread, because a disk that is slow or full must not delay the next look.
             await asyncio.to_thread(self._writer.flush)
         return new
 

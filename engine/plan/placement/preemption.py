@@ -63,6 +63,8 @@ class Preemptor:
             amounts = self._requests[rows, index].astype(np.float64)
             freed = np.bincount(lower[rows], amounts, self._snapshot.node_count).astype(np.int64)
             fits &= room.free[index] + freed >= request[index]
+        # The scheduler begins at a random node. Here it is the first one, so that the same question has the
+        # same answer.
         return [int(node) for node in np.flatnonzero(fits)[:MAX_CANDIDATES]]
 
     def _victims(
@@ -100,6 +102,8 @@ class Preemptor:
         oldest = min(
             (float(self._created[one]) for one in victims if self._priority[one] == highest), default=0.0
         )
+        # As in the scheduler, the sum counts from the lowest possible priority: otherwise more victims of
+        # negative priority would cost less.
         return broken, highest, sum(one + 2**31 for one in priorities), len(victims), -oldest
 
     @cached_property

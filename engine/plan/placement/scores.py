@@ -157,6 +157,8 @@ class NodeScores:
 
     def _balanced(self, request: Values, nodes: Values) -> Values:
         """Score how much a pod improves the balance between CPU and memory requested."""
+        # The scheduler skips this score for such pods, which would otherwise gather on few nodes (Kubernetes
+        # issue 129138).
         if not request[:2].any():
             return np.zeros(len(nodes), np.int64)
         total = self._room.total[:2, nodes]
@@ -224,6 +226,7 @@ class NodeScores:
                 keyed &= topology.domains_of(key)[0] >= 0
         used = keyed[nodes]
         candidates = nodes if used.all() else nodes[used]
+        # Half a point, because the scheduler rounds the sum, and the integers below cut it off.
         scores = np.full(self._snapshot.node_count, 0.5)
         for index, (key, skew, pods) in enumerate(wanted):
             domain, count = topology.domains_of(key)
@@ -358,6 +361,8 @@ class NodeScores:
             found[at] = images["size"].to_numpy()[rows]
             holding = np.zeros(nodes, bool)
             holding[at] = True
+            # As in the scheduler, an image that few nodes have counts little: pods would otherwise gather on
+            # those nodes.
             found = (found * (int(holding.sum()) / max(nodes, 1))).astype(np.int64)
             self._sizes[name] = found
         return found

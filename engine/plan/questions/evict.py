@@ -156,6 +156,7 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
         played = _Played(rows, snapshot, nodes, mine, rules, kind, parameters.max_evictions, standing)
         for place, node in enumerate(nodes):
             say[node] = partial(played.say, place)
+    # Nodes with equal rules were computed together; their rows come in the order of the nodes.
     for say_of_node in say:
         say_of_node()
     return rows.answer()

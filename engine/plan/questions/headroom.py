@@ -124,6 +124,7 @@ class _Headroom:
             for place in range(workload.count):
                 target, why = self._place(rows[place])
                 if target == NO_NODE:
+                    # Replicas are equal: if one has no place, the rest has none.
                     count = workload.count - place
                     self._rows.add(self._cluster, "no-place", _label(workload), why, count, "pods")
                     left += count

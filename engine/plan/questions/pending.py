@@ -143,6 +143,7 @@ class _Pending:
     def _growth(self, group: NodeGroup, pods: Sequence[int]) -> GroupGrowth:
         """Add nodes of a group, one at a time, while they take pods."""
         snapshot = self._snapshot
+        # Every pod fits on a new node of its own, or on none.
         count = min(self._parameters.most, len(pods))
         if not count:
             return GroupGrowth(group, 0, (), {})

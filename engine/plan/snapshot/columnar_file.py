@@ -139,6 +139,7 @@ class SnapshotFile:
         if info.compress_type != zipfile.ZIP_STORED or info.file_size > MAX_TABLE:
             raise InvalidInput(f"{info.filename} is compressed; expected it stored")
         header = self._map.read_at(_LOCAL_HEADER, info.header_offset)
+        # The extra field of a local header may have another length than the one in the archive's directory.
         names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
         return info.header_offset + _LOCAL_HEADER + names, info.file_size
 

@@ -121,6 +121,7 @@ def _next(
 ) -> _Followed:
     """Return the state of a probe after a look."""
     one = before
+    # Counts that went down are those of a kubelet that has started again.
     if one is None or one.container_id != newest.id or any(map(int.__lt__, counts, one.counts)):
         # All that was counted since the pod began is of its first container.
         known = ProbeCounts() if one is None and newest.attempt == 0 else counts

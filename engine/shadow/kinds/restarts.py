@@ -170,6 +170,7 @@ def _restarted(
 ) -> Iterator[Finding]:
     """Judge the end that came before a running container, which the kubelet has started after it."""
     previous = record.previous(container.name)
+    # A new sandbox starts containers for a reason of its own, not by their restart policy.
     if previous is None or previous.state != EXITED or previous.sandbox_id != newest.sandbox_id:
         return
     if previous.hash != newest.hash:
