@@ -99,6 +99,7 @@ def _own_plugin_directory(workspace: Workspace) -> list[str]:
     own = workspace.root / "device-plugins"
     own.mkdir(parents=True, exist_ok=True)
     PLUGIN_DIRECTORY.mkdir(parents=True, exist_ok=True)
+    # In a mount namespace of its own, so that the machine's kubelet and its plugins do not see it.
     bind = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", bind, "sh", str(own), str(PLUGIN_DIRECTORY)]
 

@@ -56,6 +56,7 @@ def usage(pid: int) -> ProcessUsage:
             )
         except (OSError, IndexError):
             continue
+        # The process's own clock has nanoseconds; children that it has waited for are counted in ticks only.
         cpu += own + sum(map(int, stat[13:15])) * TICK
         rss += rollup.get("Rss", 0) * 1024
         pss += rollup.get("Pss", 0) * 1024

@@ -42,6 +42,7 @@ class Workspace:
         for hierarchy in _hierarchies() if self.cgroup_root else ():
             group = hierarchy / self.cgroup_root.lstrip("/")
             group.mkdir(exist_ok=True)
+            # On cgroup v1 no process can join a cpuset without CPUs and memory nodes.
             for file in ("cpuset.cpus", "cpuset.mems"):
                 if (group / file).exists():
                     (group / file).write_text((hierarchy / file).read_text())
