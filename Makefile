@@ -80,7 +80,7 @@ test-%: build
 
 types: build
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini tests
+	$(BIN)/mypy --config-file tests/mypy.ini tests bench
 
 style: build
 	$(BIN)/ruff check .

@@ -74,7 +74,7 @@ def test_victims(benchmark, bandwidth, capsys, pods, victims, kind, which):
         return
     chosen, _ = benchmark(_preemption_c.victims, *arguments)
     work = np.zeros(1, np.int64)
-    _preemption_c.victims(*arguments, work)
+    _preemption_c.victims(*arguments, work=work)
     touched = int(work[0]) * ENTRY_BYTES[kind]
     if benchmark.stats is None:
         return

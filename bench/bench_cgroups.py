@@ -159,7 +159,7 @@ def test_one_write(benchmark, manager):
     share = "cpu.shares" if manager.mounts.version == 1 else "cpu.weight"
 
     def write() -> None:
-        tree.write(name, {share: "100"})
-        tree.write(name, {share: "200"})
+        tree.write_files(name, {share: "100"})
+        tree.write_files(name, {share: "200"})
 
     benchmark(write)

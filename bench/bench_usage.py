@@ -21,7 +21,7 @@ import pytest
 
 from engine._fast.reading import _groups_c
 from engine._fast.reading.groups import ABSENT
-from engine.cli.agent.start_up import settle
+from engine.cli.agent.start_up import tune_garbage_collection
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.host.cgroupfs.mounts import CgroupHierarchy, Mounts
 from engine.node.stats import runtime_numbers
@@ -62,7 +62,7 @@ FILES = {
 @pytest.fixture(autouse=True)
 def collected_as_in_the_agent() -> Iterator[None]:
     before = gc.get_threshold()
-    settle()
+    tune_garbage_collection()
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
