@@ -16,7 +16,7 @@ CHUNK = 65536
 
 
 class EndlessPeer:
-    """Sends `begin` once and `data` for ever, on a new connection when one ends, and reads what comes back.
+    """Sends `begin` once and then `data` without end, on a new connection if one ends, and reads the answers.
 
     `open` makes a connected socket, or waits a moment for one to come and raises TimeoutError.
     """
@@ -64,7 +64,7 @@ def to_port(port: int) -> Callable[[], socket.socket]:
 
 
 def to_tls_port(port: int) -> Callable[[], socket.socket]:
-    """Without a certificate or a look at the server's."""
+    """Connect without a client certificate, and without checking the server's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return lambda: wrapped(to_port(port)(), context)

@@ -9,5 +9,5 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def groups_with(part: str, below: Path = CGROUPS) -> list[str]:
-    """Directories of the groups `below` in whose path `part` is."""
+    """Return the directories of the cgroups below `below` with `part` in their path."""
     return [directory for directory, _, _ in os.walk(below) if part in directory]

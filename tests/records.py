@@ -40,7 +40,7 @@ def damage(root: Path, uid: str, kind: str) -> None:
 
 @contextmanager
 def store_at(directory: Path) -> Iterator[RecordStore]:
-    """A store of pods below `directory/pods` without a writer: what is put soon can be read."""
+    """Return a store for pods below `directory/pods` without a writer: pending records can be read."""
     (directory / "pods").mkdir(parents=True, exist_ok=True)
     store = RecordStore(directory / RECORDS, names=PodRecordNames(directory / "pods"))
     store.open()

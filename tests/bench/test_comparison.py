@@ -56,12 +56,12 @@ def test_figures_that_only_one_run_has_are_left_out() -> None:
     assert list(compared(result("start", "cpu_s", 1, 1), result("start", "rss_mb", 1, 1))) == []
 
 
-def test_a_ratio_to_nothing_is_a_dash() -> None:
+def test_a_ratio_to_zero_is_a_dash() -> None:
     figures = list(compared(result("restart", "cpu_s", 0, 0), result("restart", "cpu_s", 1, 1)))
     assert comparison_rows(figures) == [["restart", "cpu_s", "0 (0 to 0)", "1 (1 to 1)", "–", WORSE]]
 
 
-def test_what_else_differs_is_said() -> None:
+def test_other_differences_are_reported() -> None:
     before, now = result("start", "cpu_s", 1), result("start", "cpu_s", 1, pods=500)
     now.machine = {**MACHINE, "python": "3.13"}
     assert different_conditions(before, now) == ["python: 3.11, now 3.13", "pods: 60, now 500"]

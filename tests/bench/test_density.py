@@ -91,7 +91,7 @@ def test_random_text_has_its_length_and_range() -> None:
 @pytest.mark.parametrize(
     "text", ["{{.gone}}", "{{range .n}}x{{end}}", "{{if .n}}", "{{end}}", "{{.list}}", "{{}}", "{{toJson}}"]
 )
-def test_what_is_not_known_is_refused_with_the_file(text: str) -> None:
+def test_unknown_templates_are_refused_with_the_file(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"^pod\.yml"):
         render(text, {"n": 1, "list": []}, subject="pod.yml")
 

@@ -185,7 +185,7 @@ def test_limits_of_an_old_kubelet_are_reported_and_its_logs_removed(kubelet: Pat
     assert_nothing_left(directory)
 
 
-def test_something_else_than_a_kubelet_is_refused(directory: Path) -> None:
+def test_a_program_that_is_no_kubelet_is_refused(directory: Path) -> None:
     run = bench(directory, "node", "--kubelet", "/bin/true", *SMALL)
     _, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1

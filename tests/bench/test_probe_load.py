@@ -43,7 +43,7 @@ def test_probes_are_liveness_then_readiness() -> None:
 
 
 @pytest.mark.parametrize("mix", ["", "udp=1", "http=x", "http=0", "http=-1,tcp=2"])
-def test_a_mix_that_cannot_be_is_refused(mix: str) -> None:
+def test_an_impossible_mix_is_refused(mix: str) -> None:
     with pytest.raises(InvalidInput, match="http=9,tcp=10,exec=1"):
         ProbeLoad.parse(mix, None)
 

@@ -141,7 +141,7 @@ def member(cluster: Cluster) -> MakeMember:
 
 
 def much(name: str, short: int) -> int:
-    """How often something is done: what the variable `name` says, or a few times in the suite."""
+    """Return the number of repetitions: the variable `name`, or a few in the suite."""
     return int(os.environ.get(name, short))
 
 

@@ -53,7 +53,7 @@ HUGE = 12 << 20
 
 
 class Liar(RegistrationServicer):
-    """Registers as `info` says."""
+    """Registers with `info`."""
 
     def __init__(self, **info: Any) -> None:
         self._info = info
@@ -256,7 +256,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_credential_programs(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gives no credentials within its time, and nothing of it stays."""
+    """None of them returns credentials within its time, and nothing of it is left."""
     monkeypatch.setattr(providers, "PROGRAM_SECONDS", 1.0)
     config = write_programs(tmp_path, script=f"#!/bin/sh\n{PROGRAMS[name]}\n")
     programs = providers.load_programs(config, tmp_path / "bin", lambda: 0.0)

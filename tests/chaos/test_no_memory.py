@@ -48,7 +48,7 @@ class Group:
         self._limit.write_text(str(size))
 
     def squeeze(self) -> None:
-        """Leave what is in use and can't be reclaimed, and nothing else: version 1 refuses a lower limit."""
+        """Set the limit to the memory in use that cannot be reclaimed; cgroup v1 refuses a lower one."""
         used = self.usage()
         for percent in range(20, 101, 2):
             with contextlib.suppress(OSError):

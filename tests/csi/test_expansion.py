@@ -88,7 +88,7 @@ def test_a_claim_with_an_infeasible_status_is_not_expanded() -> None:
 
 
 def grow(csi: CsiRig, status: Object = PENDING) -> None:
-    """The volume has become larger, and its controller says so."""
+    """Let the volume become larger, as its controller reports it."""
     server = csi.cluster.server
     volume, found = server.get(VOLUME), server.get(CLAIM)
     server.update(VOLUME, {**volume, "spec": {**volume["spec"], "capacity": TWO}})
@@ -102,7 +102,7 @@ def status(csi: CsiRig) -> Object:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claims are looked at as often as may be."""
+    """Read the claims as often as possible."""
     monkeypatch.setattr("engine.node.volumes.volume_manager.GROWTH_SECONDS", 0.0)
 
 
@@ -174,7 +174,7 @@ async def test_a_driver_that_does_not_grow_volumes_is_not_asked(csi: CsiRig) -> 
 
 @root
 async def test_an_impossible_expansion_is_reported_on_the_claim_and_the_pod_starts(csi: CsiRig) -> None:
-    """Once: the controller decides what becomes of it."""
+    """The node tries it once; after that the controller decides."""
     csi.known()
     csi.claim()
     driver = await csi.driver()

@@ -160,7 +160,7 @@ async def test_a_missing_driver_is_reported(csi: CsiRig, monkeypatch: pytest.Mon
 async def test_a_driver_that_wants_it_is_asked_again_with_tokens_that_hold(
     csi: CsiRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time with the token of that moment; what is published already stays as it is."""
+    """Each call has the current token; a published volume stays as it is."""
     monkeypatch.setattr("engine.node.volumes.volume_manager.REPUBLISH_SECONDS", 0.0)
     csi.known(requiresRepublish=True, tokenRequests=[{"audience": "vault", "expirationSeconds": 2}])
     driver = await csi.driver()

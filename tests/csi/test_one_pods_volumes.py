@@ -18,7 +18,7 @@ MODE = wire.VolumeCapability.AccessMode
 
 @pytest.mark.parametrize("block", [False, True], ids=["file-system", "block"])
 async def test_another_pod_waits_until_the_first_has_ended(csi: CsiRig, block: bool) -> None:
-    """Through a restart, after which the disk alone says who has it; the driver hears of one pod only."""
+    """After a restart only the disk tells which pod has the volume; the driver is called for one pod."""
     csi.known()
     csi.claim(accessModes=ONE_POD, volumeMode="Block" if block else "Filesystem")
     driver = await csi.driver()

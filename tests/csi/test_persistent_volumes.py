@@ -63,7 +63,7 @@ async def test_a_driver_that_does_not_stage_is_asked_to_publish_only(csi: CsiRig
 
 
 async def test_an_attached_volume_is_waited_for_and_named_in_use(csi: CsiRig) -> None:
-    """The attach-detach controller attaches, and the node says what it uses before it does."""
+    """The attach-detach controller attaches after the node has reported the volume as in use."""
     csi.known(attachRequired=True)
     csi.claim()
     driver = await csi.driver()

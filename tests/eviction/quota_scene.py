@@ -33,7 +33,7 @@ MODULES = {"ext4": ("quota_tree.ko", "quota_v2.ko"), "xfs": ()}
 
 
 def mounted(scratch: Path, kind: str) -> Path:
-    """The kernel's disk, whose projects are counted."""
+    """Mount the UML kernel's disk with project quotas; return where."""
     libc = ctypes.CDLL(None, use_errno=True)
     modules = Path(f"/usr/lib/uml/modules/{os.uname().release}/kernel/fs/quota")
     for name in MODULES[kind]:

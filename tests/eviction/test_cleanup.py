@@ -36,7 +36,7 @@ THRESHOLD = 100
 
 
 class Disk:
-    """In MiB. What is removed becomes free a little at each look."""
+    """A disk in MiB: removed data becomes free a little with each reading."""
 
     def __init__(self, images: dict[str, int], in_use: set[str], pods: int, other: int, late: bool) -> None:
         self.images, self.in_use, self.pods, self.late = dict(images), in_use, pods, late
@@ -80,7 +80,7 @@ class Disk:
 
 
 class Node:
-    """`run` looks until the pressure is over or a pod is gone; whether one had to go."""
+    """`run` reads until the pressure is over or a pod was evicted, and tells whether one was."""
 
     def __init__(self, disk: Disk, directory: Path, settle: float) -> None:
         self.disk, self.decisions, self.registry = disk, Decisions(time.time), Registry()
@@ -166,7 +166,7 @@ async def test_a_pod_is_evicted_where_images_do_not_suffice(model):
 
 
 async def test_without_waiting_a_late_measurement_costs_a_pod(model):
-    """The kubelet's behaviour, which stays the default."""
+    """The kubelet's behaviour is the default."""
     disk = Disk({"sha256:00": 40, "sha256:01": 40}, set(), 50, CAPACITY - THRESHOLD - 60, late=True)
     assert await model(disk, settle=0).run()
 

@@ -53,7 +53,9 @@ def test_unknown_values_are_refused(tmp_path: Path):
 def test_which_volumes_the_kernel_counts(
     tmp_path: Path, whose: str, host_users: bool | None, tried: bool, caplog: pytest.LogCaptureFixture
 ):
-    """Here no file system has project quotas: it is said once, and what is there is walked through."""
+    """No file system of this machine has project quotas: one warning says so, and files are counted one by
+    one.
+    """
     registry = Registry()
     volumes = PodVolumes(tmp_path, project_quotas=whose, registry=registry)
     for name in ("first", "second"):

@@ -22,7 +22,7 @@ API = {"kubernetes.io/config.source": "api"}
 
 
 def eater(mib: int, request: str = "", priority: int = 0):
-    """A pod that holds `mib` MiB: tail keeps what it is to print, and nobody reads it."""
+    """A pod that holds `mib` MiB: tail keeps its input in memory, because nothing reads its output."""
     size = mib * MIB
     container = {
         "name": "main", "image": BUSYBOX_TAG, "imagePullPolicy": "Never",

@@ -28,7 +28,7 @@ GIB = 1 << 30
 
 
 class Runtime:
-    """Answers as told: what the kernel and a daemon would take too long to bring about."""
+    """Answers as the test sets it, where a kernel and a daemon would take too long."""
 
     endpoint = "unix:///test"
 

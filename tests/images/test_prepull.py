@@ -130,7 +130,7 @@ async def test_neither_space_nor_pressure_takes_a_leased_image(run: str):
 
 @pytest.mark.root
 async def test_a_node_pulls_what_it_is_to_keep_ready(tmp_path: Path):
-    """A real agent on the embedded runtime, whose directory of archives is its registry."""
+    """A real agent on the embedded runtime, with a directory of archives as its registry."""
     shelf = tmp_path / "shelf"
     shelf.mkdir()
     runtime = EmbeddedRuntime(

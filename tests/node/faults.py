@@ -78,7 +78,7 @@ def in_turn(operations: Iterable[int]) -> list[FileFault]:
 
 
 def first_of_each(places: Sequence[str], left_out: Collection[str] = ()) -> list[FileFault]:
-    """One fault for the first operation of each place but those `left_out`."""
+    """Plan one fault for the first operation at each place, except at those in `left_out`."""
     first = {place: at for at, place in reversed(list(enumerate(places, 1)))}
     return in_turn(at for place, at in first.items() if place not in left_out)
 
@@ -153,7 +153,7 @@ class FailingLibc:
 
 @cache
 def _listen() -> None:
-    """A hook stays as long as the process."""
+    """Install the hook once, because an audit hook stays as long as the process."""
     sys.addaudithook(_hook)
 
 

@@ -168,7 +168,7 @@ def _claimed(manager: DeviceManager) -> None:
 
 
 async def _served() -> None:
-    """In place of sockets that nobody would connect to."""
+    """Stands in for sockets, to which nothing connects here."""
 
 
 class World:
@@ -351,7 +351,7 @@ class World:
             lists.put_nowait(count)
 
     def machine_restarts(self) -> None:
-        """Nothing runs any more, and nobody has heard of it."""
+        """End all containers and sandboxes, as a restart of the machine does, without an event."""
         self.agent_dies()
         self.plugin_dies()
         for container in self.running():
@@ -360,7 +360,7 @@ class World:
             sandbox.state, sandbox.wire = NOT_READY, None
 
     def runtime_dies(self) -> None:
-        """Its containers run on; what it answers is lost."""
+        """Kill the runtime: its containers keep running, and its answers are lost."""
         self.runtime_answers = False
         self.runtime.service._events.close()
 
@@ -454,7 +454,7 @@ class World:
                 self.faults.append(f"lost from the checkpoint: {uid}: {_gpus(container)}, it has {kept}")
 
     def _see_ends(self) -> None:
-        """Whom the node has ended for good, and said so."""
+        """Return the pods that the node has ended for good and reported as ended."""
         pods = self.node.pods() if self.node is not None else ()
         self._ended |= {pod.uid for pod in pods if pod.status.reason == PREEMPTING}
 
@@ -495,7 +495,7 @@ class World:
 
 
 def _bury(loop: StepLoop, node: Node) -> None:
-    """Lets go of what an agent that died held, in a world that nobody looks at any more."""
+    """Release the resources of an agent that died, in a world that is no longer used."""
     with contextlib.suppress(BaseException):
         loop.run_until_complete(asyncio.wait_for(node.stop(), 60))
     for task in asyncio.all_tasks(loop):

@@ -45,7 +45,7 @@ def plain_pods(
 
 
 def pod_summary(stats: cri.PodSandboxStats) -> dict[str, Any]:
-    """One pod from its sandbox's statistics, without what the runtime did not read."""
+    """Return one pod from its sandbox's statistics, without values that the runtime did not read."""
     meta, linux = stats.attributes.metadata, stats.linux
     shown: dict[str, Any] = {"podRef": {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}}
     shown |= _usage(linux)
@@ -80,7 +80,7 @@ def _values(message: Any, names: Mapping[str, str]) -> dict[str, int]:
 
 
 def _lay_over(entry: Entry, used: UsedPod, usage: NodeUsage) -> None:
-    """What cgroups and devices say is truer than what the runtime says of them."""
+    """Prefer the values of cgroups and devices over those of the runtime."""
     record, sample = used.record, usage.sample(used.group)
     entry |= shown.group(sample)
     if record.sandbox is not None:

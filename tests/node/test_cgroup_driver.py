@@ -17,7 +17,7 @@ from tests.node_rig import Rig
 
 
 class Answering(RuntimeClient):
-    """Answers RuntimeConfig with what a runtime of another version says."""
+    """Answers RuntimeConfig as a runtime of another version does."""
 
     def __init__(self, answer: cri.RuntimeConfigResponse | None) -> None:
         super().__init__("/run/none.sock")

@@ -27,7 +27,7 @@ async def rig() -> AsyncIterator[DeviceRig]:
 
 
 async def counted(rig: DeviceRig) -> dict[str, Any]:
-    """All places in which a pod could be counted."""
+    """Return everything in which a pod could still be counted."""
     node = rig.node
     assert node is not None
     admission: Any = node.components["admission"]

@@ -60,7 +60,7 @@ class FaultedMember(MembersLife):
 
 
 async def sorts_of(cluster: Cluster) -> Counter[tuple[str, str]]:
-    """How often a node asks for what in a life without a fault; names of its own are any names."""
+    """Count a node's requests by kind in a life without a fault; placeholders replace its own names."""
     lives: list[FaultedMember] = []
 
     def life(directory: Path) -> FaultedMember:

@@ -95,7 +95,7 @@ async def test_devices_of_pods_that_run_are_never_given_out_again(rig):
 
 @pytest.mark.parametrize("measured", [True, False], ids=["ours", "a-kubelets"])
 async def test_devices_stay_allocated_until_a_pod_without_manifest_has_stopped(rig, measured):
-    """Whether or not anybody wrote down what else it holds."""
+    """Whether or not its other resources were recorded."""
     old = rig.write("old", DEVICES, annotations=SLOW_STOP)
     await eventually(lambda: rig.running("old"))
     uid, held = rig.runtime_uid("old"), rig.gpus("old", "c")
@@ -153,7 +153,7 @@ async def test_an_edit_while_no_agent_was_there_waits_too(rig, spec, reason):
 
 @pytest.mark.parametrize(("spec", "reason"), KINDS)
 async def test_a_pod_under_another_name_waits_for_the_one_that_makes_it_room(rig, spec, reason):
-    """As on the kubelet a pod that nobody wants is not counted; here what it holds is waited for too."""
+    """As on the kubelet, a pod without a source is not counted; here new pods also wait for its resources."""
     old = rig.write("old", spec, annotations=SLOW_STOP)
     await eventually(lambda: rig.running("old"))
     most = 0

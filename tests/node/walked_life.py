@@ -119,7 +119,7 @@ class LoneLife(Life):
             self.errors.append(error)
 
     def has_devices(self) -> bool:
-        """A pod that asks for what no plugin has yet runs without."""
+        """Tell whether the node offers its devices; a pod that requests them earlier runs without them."""
         assert self.rig.node is not None
         amount = (self.rig.node.node_object().status.allocatable or {}).get(GPU)
         return amount is not None and amount.value == 2

@@ -110,7 +110,7 @@ class MembersLife(Life):
         return {"metadata": {"name": self.map}, "data": {"said": text}}
 
     def _published(self, pod: Object, path: str) -> str:
-        """What a file of the pod's volumes says."""
+        """Return the content of a file in the pod's volumes."""
         return (self.rig.root / "pods" / pod["metadata"]["uid"] / f"volumes/kubernetes.io~{path}").read_text()
 
     def _running(self) -> set[str]:

@@ -106,7 +106,7 @@ async def places_of(lives: Callable[[Path], Life]) -> list[str]:
 
 
 async def with_file_fault(fault: FileFault, lives: Callable[[Path], Life]) -> str:
-    """What went wrong in a life whose `at`-th file operation fails."""
+    """Return the faults of a life in which the `at`-th file operation fails."""
     text = await _lived(lives, ("/", "inotify:"), fault)
     where = fault.places[fault.at - 1] if fault.met else "nowhere"
     return f"operation {fault.at} fails with {fault.error} ({where}): {text}" if text else ""
@@ -140,7 +140,7 @@ async def _lived(lives: Callable[[Path], Life], things: Sequence[str], fault: Fi
 
 
 def _held_open(directory: str) -> str:
-    """Descriptors of what is below the directory."""
+    """Return the descriptors of files below the directory."""
     found = []
     for entry in os.scandir("/proc/self/fd"):
         try:

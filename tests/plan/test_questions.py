@@ -249,7 +249,7 @@ def test_an_invalid_growth_is_reported(cluster, growth):
 
 
 class _Disk:
-    """A store whose images really shrink the file system, for `Collection`."""
+    """A store whose removals really free the file system, for `Collection`."""
 
     def __init__(self, capacity: int, available: int) -> None:
         self.capacity, self.available, self.removed = capacity, available, []

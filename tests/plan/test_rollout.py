@@ -50,7 +50,7 @@ def with_configurations(snapshot: Snapshot, **fields: Any) -> Snapshot:
 
 
 def left_of(capacity: dict[str, Quantity], fields: dict[str, Any]) -> dict[str, Quantity]:
-    """What the changed fields leave of a node, 100Mi of memory being the default threshold."""
+    """Return the allocatable that the changed fields leave; the default threshold is 100Mi of memory."""
     if "maxPods" in fields:
         return {"pods": Quantity.from_value(fields["maxPods"])}
     if "systemReserved" in fields:

@@ -76,7 +76,9 @@ def test_row_groups_that_a_shard_needs_are_enough(tmp_path, monkeypatch, cluster
 
 
 def test_an_unused_column_is_not_read(cluster, tmp_path):
-    """Not of the whole file and not of a shard; who asks for a bad one is told file, table and column."""
+    """Bad columns are found on first use, in the whole file and in a shard; the error names file, table and
+    column.
+    """
     path = tmp_path / "bad-sizes.kes"
     at = cluster.images.column_names.index("size")
     sizes = pa.array(np.full(cluster.images.num_rows, -1))

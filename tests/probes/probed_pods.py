@@ -21,7 +21,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class Rig:
-    """A manager and what came out of it."""
+    """Hold a probe manager and its results."""
 
     def __init__(self, section: ProbesSection, **more: Any) -> None:
         self.results: list[ProbeResult] = []

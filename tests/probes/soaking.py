@@ -46,7 +46,7 @@ IMAGE = "docker.io/library/busybox:latest"
 
 
 class Containers:
-    """What the node does for these pods: run them, tell the prober, restart on a liveness failure."""
+    """Do what a node does for these pods: run them, update the prober, restart after a liveness failure."""
 
     def __init__(self, client: RuntimeClient, timeout: int) -> None:
         self.client = client

@@ -50,7 +50,7 @@ async def test_a_pod_without_reported_cost_shows_the_reason(rig):
 
 
 async def shown(rig, monkeypatch, looks: list[dict[str, Any]], *arguments: str) -> list[str]:
-    """What the command prints of a pod whose commands came to `looks`, one after another."""
+    """Return the command's output for a pod with these successive readings."""
     rig.manager.add_pod(pod_with("asks", liveness=ASKS))
     (told,) = rig.manager.commands()
     told |= {"sandbox": "s", "runs": 10, "seconds": 0.4, "cpu_seconds": 0.001, "untold": ""}

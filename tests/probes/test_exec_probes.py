@@ -28,7 +28,7 @@ Answer = Callable[[cri.ExecSyncRequest, grpc.ServicerContext], cri.ExecSyncRespo
 
 
 class Runtime(cri_v1_pb2_grpc.RuntimeServiceServicer):
-    """Answers ExecSync as a test says."""
+    """Answers ExecSync as the test sets it."""
 
     def __init__(self) -> None:
         self.answer: Answer = lambda request, context: cri.ExecSyncResponse()

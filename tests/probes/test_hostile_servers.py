@@ -146,7 +146,7 @@ async def test_a_port_that_takes_no_connections_times_out(rig):
 
 
 async def test_probes_wait_for_a_connection_when_all_are_taken():
-    """With two connections allowed, stuck probes delay the others and fail nobody but themselves."""
+    """With two connections allowed, stuck probes delay the others, but only they fail."""
     from engine.api.kubengine_config import ProbesSection
     from tests.probes.probed_pods import Rig
 

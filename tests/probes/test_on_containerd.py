@@ -131,7 +131,7 @@ async def test_failing_readiness_never_restarts(node, sidecar):
 
 
 async def test_exec_time_out_restarts_and_leaves_no_process_behind(node):
-    """The runtime keeps whole seconds; what is not whole is cut off by the probe."""
+    """The runtime counts whole seconds; the probe itself cuts off fractions."""
 
     def left(name: str, seconds: str) -> int:
         container = node.container_id(name).encode()
@@ -162,7 +162,7 @@ async def test_exec_time_out_restarts_and_leaves_no_process_behind(node):
 
 
 async def test_the_cost_of_commands_in_the_shim_of_their_pod(node):
-    """Two pods on one runtime: who asks by a command costs it more, the more often the more."""
+    """Two pods on one runtime: command probes cost it more than others, and more if they are frequent."""
     node.run(WAIT, name="asks", readiness={"exec": {"command": ["true"]}, "ms": FAST})
     node.run(
         WAIT, name="rarely", readiness={"exec": {"command": ["true"]}, "ms": {"periodMilliseconds": 10**6}}

@@ -44,7 +44,7 @@ def test_no_restarts(kind, containers, probes):
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ["http", "tcp", "grpc"] if WHOLE else ["http"])
 def test_no_false_kills_while_the_processors_are_saturated(kind):
-    """What the node was late with is nobody's failure; the time-out is the default one."""
+    """A late answer of the node is not a failure of the probe; the time-out is the default."""
     found = soak(kind, SATURATED, EACH, BURNERS_PER_PROCESSOR * len(os.sched_getaffinity(0)))
     log.info("%d %s probes a second at saturated processors: %s", SATURATED, kind, found)
     assert found["restarts"] == 0, found

@@ -184,7 +184,7 @@ class WebSocket:
             return first & 15, await self.reader.readexactly(size)
 
     async def channels(self) -> dict[int, bytes]:
-        """Everything until the server says goodbye, by channel."""
+        """Return all data until the server closes, by channel."""
         found: dict[int, bytes] = defaultdict(bytes)
         while True:
             kind, data = await self.frame()
@@ -243,7 +243,7 @@ def masked(data: bytes, kind: int = 2, *, final: bool = True) -> bytes:
 
 
 def exit_code(status: bytes) -> int:
-    """What a v4 error channel says."""
+    """Return the status on a v4 error channel."""
     document = json.loads(status)
     if document["status"] == "Success":
         return 0

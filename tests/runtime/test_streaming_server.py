@@ -334,7 +334,7 @@ async def test_a_port_in_use_is_named(made: Made) -> None:
 
 
 async def test_unwilling_clients_are_left_after_a_moment(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has heard everything and keeps the connection."""
+    """The client has read everything and keeps the connection."""
     monkeypatch.setattr(connections, "LEAVE_TIME", 0.1)
     async with await Spdy.connect(made.url(), V4) as client:
         ids = [await client.open(streamtype=name) for name in ("error", "stdin", "stdout")]

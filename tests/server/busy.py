@@ -23,7 +23,7 @@ from tests.server.secured import SecuredView
 
 
 def _proc(top: Path) -> Path:
-    """What the kernel tells of this process, and of a machine with one disk."""
+    """Create a /proc for this process on a machine with one disk."""
     (top / "self").mkdir(parents=True, exist_ok=True)
     (top / "self/mountinfo").write_text(f"1 1 8:1 / {top} rw - ext4 /dev/sda1 rw\n")
     (top / "diskstats").write_text("8 1 sda1 1 2 3 4 5 6 7 8 9 10 11\n")
@@ -99,7 +99,7 @@ class BusyView(SecuredView):
 
 
 def let_it_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each question is answered anew, whatever devices this machine has."""
+    """Answer each question again, independently of the devices of this machine."""
     monkeypatch.setattr("engine.node.stats.sampler.SHARED_SECONDS", 0.0)
     monkeypatch.setattr("engine.node.stats.sampler.interfaces_of", interfaces)
     monkeypatch.setattr("engine.server.cadvisor_metrics.device_name", lambda major, minor: "/dev/sda")

@@ -102,7 +102,7 @@ class Prometheus:
         return None
 
     async def all_have_results(self, expressions: Iterable[str]) -> None:
-        """Waits until each has some, a number: what divides nothing by nothing has none."""
+        """Wait until each rule has a result that is a number; a division of zero by zero has none."""
         missing = set(expressions)
 
         async def none_missing() -> bool:
@@ -120,7 +120,7 @@ class Prometheus:
 
 
 async def promtool(*arguments: str, stdin: bytes = b"") -> tuple[int, str]:
-    """Its exit code and all that it says."""
+    """Return its exit code and output."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         "promtool", *arguments, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT

@@ -38,7 +38,7 @@ class Shown:
 
 
 class Runtime:
-    """A runtime's answers to the questions of the port: where streams wait, and what was asked."""
+    """Answer the port as a runtime does, with the addresses of streams, and record the calls."""
 
     def __init__(self) -> None:
         self.url = ""

@@ -38,7 +38,7 @@ WITHOUT_DEBUGGING = [
 
 @dataclass
 class View:
-    """A node with what a test puts into it."""
+    """A node whose pods and components a test sets."""
 
     config: KubeletConfiguration = field(
         default_factory=lambda: KubeletConfiguration(read_only_port=free_port(), healthz_port=free_port())

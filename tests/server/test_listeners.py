@@ -114,7 +114,7 @@ async def test_a_crowd_at_one_listener_leaves_the_others_open(serve: Any) -> Non
 async def test_health_checks_pass_despite_many_clients(
     serve: Any, listener: str, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of clients that say nothing, stop half-way, stay when they have their answer, or don't take it."""
+    """Clients that send nothing, stop half-way, stay after their answer, or do not read it."""
     monkeypatch.setattr(listeners, "MAX_CONNECTIONS", 40)
     served = await serve(View(summary={"blob": "x" * 1_000_000}))
     where = {"unix": True} if listener == "unix" else {}

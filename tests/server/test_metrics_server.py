@@ -80,7 +80,7 @@ async def scraped(view: BusyView) -> str:
     return b"".join(response.body).decode()
 
 
-async def test_two_readings_tell_what_a_node_and_a_pod_use(
+async def test_two_readings_give_the_use_of_nodes_and_pods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_it_be_busy(monkeypatch)
@@ -180,9 +180,7 @@ async def test_cgroup_values_are_shown_with_their_time_of_reading(tmp_path: Path
 
 
 @pytest.mark.parametrize("files", [{}, {"memory.stat": "anon 5\n"}], ids=["nothing", "no CPU, no memory"])
-async def test_a_container_of_which_nothing_is_known_does_not_hide_its_pod(
-    tmp_path: Path, files: dict[str, str]
-) -> None:
+async def test_an_unknown_container_does_not_hide_its_pod(tmp_path: Path, files: dict[str, str]) -> None:
     usage = await usage_of(tmp_path, files)
     assert usage.lacking
     assert list(read(page(usage))[1]["n/p"]) == ["a"]

@@ -65,7 +65,7 @@ def test_sidecars_are_counted_as_kubectl_counts_them() -> None:
 
 
 class Devices:
-    """Counts who asks it; fails if it is told to."""
+    """Counts its calls, and fails while `fails` is set."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -47,7 +47,7 @@ async def test_the_page_shows_a_node_in_use_and_fits_each_size(
 
 
 def look(url: str, directory: Path) -> None:
-    """Pictures that documents show go where `KUBENGINE_PICTURES` says."""
+    """Return the directory for pictures of the documents, from `KUBENGINE_PICTURES`."""
     pictures = Path(os.environ.get("KUBENGINE_PICTURES", directory))
     with Browser(directory / "profile") as browser:
         browser.size(*SIZES["desk"])

@@ -84,7 +84,7 @@ def crowded() -> View:
 
 
 async def told(view: View, until: set[str]) -> dict[str, bytes]:
-    """What a new reader hears of each part, until it has heard of those."""
+    """Return the first rows that a new reader gets of each part, until it has those of `parts`."""
     heard: dict[str, bytes] = {}
     news = live(PageWatch(view)).body
     assert not isinstance(news, bytes)
@@ -149,7 +149,9 @@ FOCUSED = "document.activeElement.cells?.[0].innerText"
 
 
 def only_what_changes_is_touched(browser: Browser, view: View) -> None:
-    """Rows that stay are not moved, and what has the focus keeps it; if it goes, the next one has it."""
+    """Rows that stay are not moved, and the focused row keeps the focus; if it is removed, the next row gets
+    it.
+    """
     browser.value("document.querySelectorAll('#pods tbody tr')[500].focus()")
     browser.value(COUNT_MOVES % "#pods")
     view.known = view.known[1:]

@@ -99,7 +99,9 @@ async def open_port(server: ApiServer, client: ApiClient, tmp_path: Path) -> Asy
 
 
 async def test_the_matrix_of_paths_credentials_and_rights(server: ApiServer, open_port: Open) -> None:
-    """Who is not known gets 401, who may not 403 with what was missing, before anything is done."""
+    """An unknown user gets 401, a user without the right 403 with the missing permission, before anything is
+    done.
+    """
     port = await open_port()
     certificates = {name: server.authority.issue(name, organization="people") for name in (READER, NOBODY)}
     asked = [(method, path) for method, path, _ in PATHS]
@@ -128,7 +130,7 @@ def refused(method: str, path: str) -> bytes:
 
 
 def fresh(port: Secured) -> None:
-    """What was said of users is forgotten."""
+    """Forget the cached access reviews."""
     assert port.port._authorization is not None
     port.port._authorization._reviews._kept.clear()
 
@@ -169,7 +171,7 @@ async def test_anonymous_access_follows_the_configuration(
 
 
 async def test_an_api_server_that_cannot_be_asked(server: ApiServer, open_port: Open) -> None:
-    """401 where nobody can say who it is, 500 where nobody can say whether they may."""
+    """Without a token review the answer is 401, without an access review 500."""
     port = await open_port()
     reader = server.authority.issue(READER)
     server.fail(403, path="reviews", times=None)
@@ -458,7 +460,7 @@ async def test_unknown_versions_and_ciphers_are_named(open_port: Open, fields: d
 async def test_unauthenticated_clients_leave_nothing_behind(
     server: ApiServer, open_port: Open, sent: bytes
 ) -> None:
-    """A thousand that never finish a handshake; who is known comes in all the same."""
+    """A thousand clients never finish their handshake; a known user is served nevertheless."""
     port = await open_port()
     server.reviews.allowed = {(READER, "*")}
     crowd = []

@@ -244,7 +244,7 @@ async def test_a_summary_of_cpu_and_memory_is_asked_for_as_a_kubelet_understands
     assert json.loads(answer.body) == ({"short": {"node": 1}} if short else {"node": 1})
 
 
-async def test_metrics_say_what_is_used_of_claims(serve: Any) -> None:
+async def test_metrics_show_the_use_of_claims(serve: Any) -> None:
     amounts = {"availableBytes": 70, "capacityBytes": 100, "usedBytes": 30}
     inodes = {"inodesFree": 7, "inodes": 10, "inodesUsed": 3}
     claim = {"name": "v", "pvcRef": {"name": "c", "namespace": "n"}, **amounts, **inodes}
@@ -279,7 +279,7 @@ async def test_resource_metrics_say_that_nothing_could_be_read(serve: Any) -> No
     assert answer.body.splitlines()[-1] == b"resource_scrape_error 1"
 
 
-async def test_rooms_describe_themselves(serve: Any) -> None:
+async def test_components_describe_themselves(serve: Any) -> None:
     served = await serve(View(components={"devices": Devices(), "probes": Probes(), "mute": object()}))
     assert json.loads((await served.get("/kubengine")).body) == {"components": ["devices", "probes"]}
     assert json.loads((await served.get("/kubengine/devices?resource=a%2Fb")).body) == {"resource": "a/b"}
@@ -297,7 +297,7 @@ async def test_rooms_describe_themselves(serve: Any) -> None:
     assert b"probes: unknown query parameters a, self; none is expected" in wrong.body
 
 
-async def test_only_the_unix_socket_takes_orders(serve: Any) -> None:
+async def test_only_the_unix_socket_accepts_commands(serve: Any) -> None:
     served = await serve(View(components={"devices": Devices()}))
     assert (await served.ask("POST", "/kubengine/devices/release")).status == 403
     done = await served.ask("POST", "/kubengine/devices/release?pod=p", unix=True)

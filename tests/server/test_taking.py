@@ -20,7 +20,9 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def parted_from(directory: Path, before: Serve) -> bytes:
-    """What a client reads of a secure server that does `before`, then parts. Raises what parting raises."""
+    """Return what a client reads from a TLS server that runs `before` and then closes. Raise what closing
+    raises.
+    """
     authority = Authority(directory)
     pair = authority.issue("n1", alternatives="IP:127.0.0.1")
     own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -72,7 +72,7 @@ class Metered:
 
 
 class Sink:
-    """The writer of a connection whose peer takes everything at once."""
+    """Writes to a peer that takes everything at once."""
 
     def __init__(self, meter: TurnMeter | None = None) -> None:
         self._meter = meter

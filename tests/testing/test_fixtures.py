@@ -46,7 +46,7 @@ def test_a_pod_survives_a_restart_of_the_agent(hollow_node: HollowNode) -> None:
     assert restarts(hollow_node, "web") == 0
 
 
-def test_what_a_wait_waited_for_is_explained(hollow_node: HollowNode) -> None:
+def test_a_wait_that_ends_explains_the_state(hollow_node: HollowNode) -> None:
     name = hollow_node.apply(pod("big", limits={"cpu": "100k"}))
     with pytest.raises(Unavailable, match=r"(?s)pod .*big-node: still not as awaited.*res: cpu"):
         hollow_node.wait_until(lambda: False, timeout=0.5, about=name)

@@ -224,7 +224,7 @@ async def test_a_deleted_trust_bundle_leaves_its_file(joined: Joined, cluster: C
 
 @pytest.fixture
 def device(tmp_path: Path) -> Path:
-    """A block device's node; nobody opens it."""
+    """Return the path of a block device's node, which is never opened."""
     path = tmp_path / "disk"
     os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(7, 250))
     return path

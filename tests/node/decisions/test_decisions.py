@@ -45,7 +45,7 @@ def running(rig, name):
 
 @pytest.fixture
 async def small(tmp_path, hollow):
-    """A node of two pods that looks at volumes often and writes a file."""
+    """A node for at most two pods that measures disks often and writes the file of decisions."""
     rig = Rig(tmp_path, hollow.socket, max_pods=2, read_only_port=0, healthz_port=0)
     rig.section = KubengineConfiguration(
         eviction=EvictionSection(interval=Duration(0.05)),

@@ -346,7 +346,7 @@ async def test_image_records_are_read_again_only_after_a_change(
 
 
 class Registry:
-    """Gives images of registry.example.com to who knows the password."""
+    """Serves images of registry.example.com to clients with the password."""
 
     def __init__(self) -> None:
         self.pulls: list[tuple[str, str]] = []

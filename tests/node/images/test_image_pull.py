@@ -27,7 +27,7 @@ from tests.waiting import eventually
 
 
 class Registry:
-    """Pulls of names that begin with `slow` last until `open` is set; counts what goes on."""
+    """Lets pulls of names that begin with `slow` last until `open` is set, and counts concurrent pulls."""
 
     def __init__(self, hollow: HollowRuntime) -> None:
         self.open = asyncio.Event()

@@ -96,7 +96,9 @@ def filled(query: str) -> str:
 
 
 def series_in(query: str) -> set[str]:
-    """Names that are selected: what is left of words without labels, groupings, functions and operators."""
+    """Return the names of series in an expression: its words without labels, groupings, functions and
+    operators.
+    """
     bare = re.sub(r'"[^"]*"', '""', query)
     bare = re.sub(r"\{[^}]*\}|\[[^]]*\]", "", bare)
     bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", bare)

@@ -47,7 +47,7 @@ CLUSTER = {
 
 
 class Stubborn(DeviceRig):
-    """Its runtime refuses to stop containers while told to."""
+    """A node whose runtime refuses to stop containers while `refusing` is set."""
 
     def __init__(self, directory: Path, runtime: HollowRuntime, **config: Any) -> None:
         super().__init__(directory, runtime, **config)
@@ -64,7 +64,7 @@ class Stubborn(DeviceRig):
         runtime.backend.stop_container = perhaps  # type: ignore[method-assign]
 
     def runs(self) -> list[str]:
-        """Whose containers run, whatever the agent says."""
+        """Return the pods with running containers, as the runtime lists them."""
         records = self.runtime.service.records.containers.values()
         return sorted(c.sandbox.config.metadata.name for c in records if c.state == 1)
 
@@ -153,7 +153,9 @@ async def test_a_resize_while_no_agent_was_there_is_decided_like_any_other(rig):
 
 
 async def test_running_pods_count_before_their_source_is_read(rig, tmp_path):
-    """The node belongs to a cluster now whose API server is away: the first pod may be one of its pods."""
+    """The node now belongs to a cluster with an unreachable API server: the first pod may be one of the
+    cluster's.
+    """
     rig.write("m", LARGE)
     await eventually(lambda: rig.running("m"))
     await rig.restart_without("m")
@@ -189,7 +191,7 @@ async def test_it_is_kept_for_the_agent_alone_and_goes_with_the_pod(rig):
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest["metadata"]["name"])
 async def test_it_is_read_back_as_it_was(tmp_path, manifest):
-    """So that nothing looks edited that is not."""
+    """An unchanged manifest must not appear to be edited."""
     (parsed,), _ = parse_pods(json.dumps(manifest).encode(), "m.json")
     pod = static_pod(parsed, node_name="n1", origin="m.json", seen_at=1e9)
     pod.status.phase = "Running"

@@ -91,7 +91,7 @@ async def test_a_relist_finds_changes_in_the_runtime(relisted: Relisted) -> None
 
 
 async def test_a_relist_corrects_the_known_state(relisted: Relisted) -> None:
-    """The lists are as before, but what was known is not."""
+    """The runtime's lists are unchanged, but the view has lost its records."""
     watch = relisted.watch
     watch.forget("uid-c", [relisted.containers["uid-c"]])
     relisted.changed.clear()
@@ -182,7 +182,7 @@ def test_relists_become_rarer_while_the_stream_is_open() -> None:
 async def test_changes_before_a_slow_event_stream_opens_are_found(
     relisted: Relisted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream stands, but tells nothing yet."""
+    """The event stream is open, but has sent nothing yet."""
 
     async def silent() -> AsyncIterator[cri.ContainerEventResponse]:
         await asyncio.Event().wait()

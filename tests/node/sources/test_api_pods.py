@@ -79,7 +79,7 @@ async def test_an_unchanged_pod_sends_nothing_and_keeps_foreign_conditions(joine
 async def test_a_pod_with_names_that_would_escape_their_path_is_ignored(
     joined: Joined, cluster: Cluster, caplog: pytest.LogCaptureFixture, name: str
 ):
-    """An API server refuses such names; one that does not harms nobody."""
+    """An API server refuses such names; if one accepts them, nothing else is harmed."""
     volumes = [{"name": name, "emptyDir": {}}]
     await cluster.run("listed", volumes=volumes)
     await joined.start()
@@ -361,7 +361,7 @@ async def test_a_pod_with_an_unsupported_field_is_rejected(joined: Joined, clust
 async def test_pods_unknown_to_a_restored_server_end_and_known_pods_keep_running(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime
 ):
-    """As from a backup of etcd, whose history has been marked as forgotten."""
+    """The API server returns from a backup of etcd, with its history marked as forgotten."""
     await joined.start()
     for name in ("stays", "again"):
         await cluster.run(name)

@@ -50,7 +50,7 @@ def text(name: str, version: int, amount: int = 1) -> bytes:
 
 @dataclass
 class Agent:
-    """A manifest directory with what a node would run because of it."""
+    """Hold a manifest directory and the pods that a node would run for it."""
 
     manifests: Path
     store: RecordStore
@@ -132,7 +132,7 @@ class Directory:
                     self.disturbed.update(held[0] for held in (was, now) if held)
 
     def mend(self) -> None:
-        """No file is left in a form that means what was there before."""
+        """Check that no file still means its earlier content."""
         for name in [name for name, held in self.pods.items() if held is None]:
             self.chance.choice([self._write, self._remove])(name)
             self.disturbed.update(held[0] for held in [self.pods.get(name)] if held is not None)
@@ -290,7 +290,9 @@ async def test_a_file_written_twice_in_one_tick_of_its_clock_is_read_twice(memor
 async def test_a_file_that_was_another_while_it_was_read_is_read_again(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two files change places after they were scanned, and again once they were read, unnoticed."""
+    """Two files are exchanged after the scan, and exchanged again after they were read, without a
+    notification.
+    """
 
     def exhausted(*_: object) -> None:
         raise Refused("no watches left")

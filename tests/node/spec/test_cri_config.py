@@ -56,7 +56,7 @@ def test_the_sandbox_runs_under_the_default_seccomp_profile_whatever_its_pod_ask
         assert sandbox_security(pod).seccomp == KINDS(profile_type=KINDS.RuntimeDefault)
 
 
-def test_localhost_profiles_are_beneath_the_roots_seccomp_directory():
+def test_localhost_profiles_are_in_the_roots_seccomp_directory():
     pod = pod_of(
         {"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "a/b.json"}}}
     )
@@ -67,7 +67,7 @@ def test_localhost_profiles_are_beneath_the_roots_seccomp_directory():
 
 
 @pytest.mark.parametrize("name", ["../p.json", "a/../../p.json", "/etc/p.json"])
-def test_a_localhost_profile_is_nowhere_else(name: str):
+def test_a_localhost_profile_elsewhere_is_refused(name: str):
     """A manifest with one is refused when it is read; an API server might not."""
     pod = pod_of({"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "p"}}})
     pod.spec.security_context.seccomp_profile.localhost_profile = name
@@ -106,7 +106,7 @@ def test_a_privileged_container_is_described_like_any_other():
     assert not security(unmasked).readonly_paths
 
 
-def test_the_users_are_the_hosts_unless_the_pod_has_a_range_of_its_own():
+def test_a_pod_has_the_hosts_users_unless_it_has_a_range():
     pod = pod_of({})
     assert security(pod).namespace_options.userns_options.mode == cri.NODE
     mapped = cri.UserNamespace(mode=cri.POD, uids=[cri.IDMapping(host_id=65536, length=65536)])
@@ -215,7 +215,7 @@ def test_sandboxes_receive_the_sum_of_their_containers_and_the_overhead_separate
     assert sandbox_resources(pod_of({}), rules).cpu_shares == 2
 
 
-def test_every_amount_is_handed_on():
+def test_the_runtime_receives_every_amount():
     values = ContainerResources(
         cpu_period=1, cpu_quota=2, cpu_shares=3, memory_limit_in_bytes=4, oom_score_adj=5, cpuset_cpus="6",
         cpuset_mems="7", unified={"8": "9"}, memory_swap_limit_in_bytes=10,

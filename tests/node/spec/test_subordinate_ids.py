@@ -38,7 +38,7 @@ async def test_one_range_for_users_and_groups(answer):
     assert await subordinate_ids() == range(65536, 65536 + 2147483648)
 
 
-async def test_nothing_is_asked_for_a_user_that_is_not_there(answer, monkeypatch: pytest.MonkeyPatch):
+async def test_a_missing_user_needs_no_program(answer, monkeypatch: pytest.MonkeyPatch):
     answer("nonsense")
     monkeypatch.setattr(room, "USER", "nobody-of-this-name")
     assert await subordinate_ids() is None

@@ -90,7 +90,7 @@ def test_numbers_are_those_of_the_protobuf_library(told: list[cri.PodSandboxStat
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 @given(st.lists(pods, min_size=2, max_size=2))
 def test_split_pods_and_unknown_fields(parts: list[cri.PodSandboxStats]) -> None:
-    """A message sent in parts is one, and what a newer runtime says besides is passed over."""
+    """The parts of a split message are one, and fields of a newer runtime are ignored."""
     unknown = b"\xba\x3e\x03new\xc0\x3e\x05"
     item = b"".join(each.SerializeToString() + unknown for each in parts)
     message = cri.ListPodSandboxStatsResponse(stats=[cri.PodSandboxStats.FromString(item)])

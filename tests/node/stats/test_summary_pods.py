@@ -104,7 +104,7 @@ def in_order(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def use_alone(entry: dict[str, Any]) -> dict[str, Any]:
-    """What is said of CPU, memory and swap, and whose they are."""
+    """Return only the names, and CPU, memory and swap."""
     kept: dict[str, Any] = {
         name: entry[name]
         for name in ("podRef", "name", "startTime", "cpu", "memory", "swap")
@@ -117,7 +117,7 @@ def use_alone(entry: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pods_are_written_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Through readings in which pods come and go, run and rest, and the runtime says more or less of them."""
+    """Pods come and go, run and rest, and the runtime reports more or less about them."""
     chance, now = random.Random(seed), [1_790_000_000.0]
     networks: dict[str, list[Interface]] = {}
     monkeypatch.setattr("engine.node.stats.sampler.interfaces_of", lambda pid: networks.get(str(pid), []))

@@ -134,7 +134,7 @@ def test_devices_but_for_the_loopback() -> None:
     assert interfaces_of(2**22 + 1) == []
 
 
-async def test_one_reading_serves_all_who_ask(tmp_path: Path) -> None:
+async def test_one_reading_serves_all_callers(tmp_path: Path) -> None:
     """And a rate comes from two."""
     inner = {name.replace("/g/", "/g/cri-id.scope/"): text for name, text in V1.items()}
     mount, now = tree(tmp_path, {**V1, **inner}), [100.0]
@@ -169,7 +169,7 @@ async def test_one_reading_serves_all_who_ask(tmp_path: Path) -> None:
 
 
 def test_values_set_from_outside_are_read_again_occasionally(tmp_path: Path) -> None:
-    """Where nothing runs nothing else changes; io and other numbers stay as they were."""
+    """Where nothing runs, nothing changes: io and the other numbers stay."""
     calm = {name: text for name, text in V2.items() if not name.endswith("pressure")}
     mount, groups, limits = tree(tmp_path, calm), Groups(), []
     row = groups.add(["/g"])
@@ -301,7 +301,7 @@ def test_a_system_group_has_the_values_of_each_hierarchy(
     assert (sample.cpu, sample.memory, set(looked.groups)) == (None, 1_000_000, {"kubelet"})
 
 
-async def test_pods_that_come_change_and_go_leave_others_what_they_had(tmp_path: Path) -> None:
+async def test_changed_pods_leave_the_numbers_of_others(tmp_path: Path) -> None:
     """Against a sampler that sees each moment for the first time; rates go on."""
     chance, now = random.Random(5), [1000.0]
     records: dict[str, PodRecord] = {}
@@ -378,7 +378,7 @@ async def test_pods_that_come_change_and_go_leave_others_what_they_had(tmp_path:
     assert len(usage.table) < 150
 
 
-async def test_devices_of_a_pod_are_asked_where_something_ran(
+async def test_network_devices_are_read_where_something_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -412,7 +412,7 @@ async def test_devices_of_a_pod_are_asked_where_something_ran(
 
 
 def test_settings_of_a_replaced_group_are_read_again(tmp_path: Path) -> None:
-    """What is told of a pod changes when it is resized, and then its groups' rows are made anew."""
+    """A resize changes the runtime's report of a pod, and then its groups get new rows."""
     mount, groups = tree(tmp_path, V2), Groups()
     first = groups.add(["/g"])
     groups.read(laid_out(mount), 10.0)

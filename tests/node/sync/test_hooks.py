@@ -27,7 +27,7 @@ from tests.waiting import eventually
 
 @asynccontextmanager
 async def answering(*answers: str) -> AsyncIterator[tuple[int, list[str]]]:
-    """A server that gives one answer after another; its port, and what it was asked."""
+    """Serve one answer after another; yield the port and the requests."""
     asked: list[str] = []
     left = list(answers)
 

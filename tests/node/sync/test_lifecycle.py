@@ -126,7 +126,7 @@ async def test_a_restarted_container_is_created_with_the_original_sandbox_config
 async def test_a_container_that_its_probe_ends_backs_off_one_restart_later(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
-    """As in the kubelet: what was killed just now does not count yet when the next one is started."""
+    """As in the kubelet, a container that was just killed does not count yet when its successor starts."""
     monkeypatch.setattr("engine.node.pod.backoff.Backoff", lambda: Backoff(first=300.0))
     await rig.start()
     probe = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
@@ -225,7 +225,9 @@ async def test_a_half_made_pod_is_finished(rig: Rig, hollow: HollowRuntime):
 async def test_a_container_that_the_runtime_cannot_remove_is_reported_once_and_delays_no_other(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
-    """As containerd 1.6 may keep one whose start was cut off by the agent's death, until it is restarted."""
+    """containerd 1.6 may keep such a container, whose start the death of the agent cut off, until containerd
+    restarts.
+    """
     await rig.start()
     spec = {"containers": [container("stuck"), container("beside")]}
     rig.write("half", spec, annotations={f"{EXIT}start-error.stuck": "context canceled"})
@@ -315,7 +317,7 @@ async def test_killing_a_pod_waits_for_its_containers_and_is_for_good(rig: Rig, 
     assert rig.phase("victim") == "Failed"
 
 
-async def test_a_pod_waits_for_the_room_of_one_that_the_node_ends(rig: Rig, hollow: HollowRuntime):
+async def test_a_pod_waits_for_the_resources_of_one_that_the_node_ends(rig: Rig, hollow: HollowRuntime):
     await rig.start()
     most = rig.node.node_object().status.allocatable["cpu"]
     all_of_it = [container(resources={"requests": {"cpu": str(most)}})]
@@ -438,7 +440,7 @@ BEYOND: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("beyond", [{}, BEYOND], ids=["as it comes", "with all switched on"])
 async def test_a_quiet_node_only_relists(rig: Rig, hollow: HollowRuntime, beyond: dict[str, dict[str, Any]]):
-    """Ever more seldom, which `test_relisting.py` holds. No task is there for what is switched on."""
+    """Relists become rarer, which `test_relisting.py` checks; features that are off have no task."""
 
     def calls() -> dict[str, int]:
         relist = {"ListPodSandbox", "ListContainers"}

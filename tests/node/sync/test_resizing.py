@@ -43,7 +43,7 @@ def series(rig: Rig, name: str) -> dict[tuple[str, ...], float]:
 
 @pytest.fixture
 async def half(rig: Rig) -> int:
-    """Two pods of a hundred milli-CPU each are running; half of what the node can give."""
+    """Run two pods with 100 milli-CPU each; return half of the allocatable CPU."""
     node = await rig.start()
     write(rig, "a", 100)
     write(rig, "b", 100)

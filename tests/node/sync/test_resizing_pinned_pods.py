@@ -44,7 +44,7 @@ def shared(rig: Rig) -> None:
 
 
 def cpuset(rig: Rig, hollow: HollowRuntime, name: str) -> str:
-    """The CPUs that the runtime was last told of."""
+    """Return the CPUs that the runtime received last."""
     pod = rig.pod(name)
     found = [
         each.config.linux.resources.cpuset_cpus

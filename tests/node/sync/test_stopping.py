@@ -89,7 +89,7 @@ async def test_all_hooks_begin_before_any_container_is_stopped(rig: Rig, hollow:
 
 
 async def test_a_sidecar_waits_for_its_turn_only_within_its_grace_period(rig: Rig, hollow: HollowRuntime):
-    """The main container takes all of it, so the sidecar is told to stop while that still runs."""
+    """The main container uses up the grace period, so the sidecar is stopped while it still runs."""
     running_then: list[str] = []
     stop = hollow.backend.stop_container
 

@@ -37,7 +37,7 @@ class _Token:
 
 
 class Hostile(NoCluster):
-    """Objects whose keys are whatever somebody wants; an API server would refuse most of them."""
+    """Objects with arbitrary keys, most of which an API server would refuse."""
 
     def __init__(self, key: str = "k") -> None:
         super().__init__(dict)

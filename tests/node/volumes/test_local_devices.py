@@ -220,7 +220,7 @@ async def test_a_container_receives_a_raw_device(
     read_only: bool,
     permissions: str,
 ) -> None:
-    """What a kubelet makes beside the link, a second mount and a loop device upon it, goes with it."""
+    """A kubelet also makes a second mount and a loop device; both are removed together with the link."""
     claim(cluster, device, volumeMode="Block")
     await joined.start()
     pod = await start(cluster, block=True, read_only=read_only)
@@ -257,7 +257,7 @@ async def test_a_path_that_is_no_device_is_not_passed_as_one(
 async def test_an_exclusive_volume_waits_until_the_other_pod_has_ended(
     joined: Joined, cluster: Cluster, device: Path, tmp_path: Path, kind: str
 ) -> None:
-    """Through a restart, after which the disk alone says who has it."""
+    """After a restart only the disk tells which pods have the device."""
     block, data = kind == "block", tmp_path / "data"
     data.mkdir()
     mode = {"volumeMode": "Block" if block else "Filesystem"}

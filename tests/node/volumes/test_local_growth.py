@@ -29,7 +29,7 @@ PENDING: Object = {
 
 @pytest.fixture
 def resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What resize2fs is asked for, in its place: a mounted ext4 grows only for who has CAP_SYS_RESOURCE."""
+    """Stand in for resize2fs and record its arguments: a mounted ext4 grows only with CAP_SYS_RESOURCE."""
     programs, asked = tmp_path / "programs", tmp_path / "resized"
     programs.mkdir()
     (programs / "resize2fs").write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
@@ -53,7 +53,7 @@ def claim(cluster: Cluster, path: Path, **spec: Any) -> None:
 
 
 def grow(cluster: Cluster, status: Object) -> None:
-    """The volume has become larger, and its controller says so."""
+    """Let the volume become larger, as its controller reports it."""
     volume, found = cluster.server.get(VOLUME), cluster.server.get(CLAIM)
     cluster.server.update(VOLUME, {**volume, "spec": {**volume["spec"], "capacity": TWO}})
     cluster.server.update(f"{CLAIM}/status", {**found, "status": {**found["status"], **status}})
@@ -78,7 +78,7 @@ async def ask(cluster: Cluster) -> None:
 
 
 def room(joined: Joined) -> int:
-    """In bytes, of what is on the device."""
+    """Return the size in bytes of the file system on the device."""
     found = os.statvfs(joined.root / "plugins/kubernetes.io/local-volume/mounts/pv")
     return found.f_blocks * found.f_frsize
 

@@ -61,7 +61,7 @@ def mounted(pod: Path, volume: Path, path: str, index: int = 0) -> Path:
 
 
 def mounted_from(pod: Path) -> Path:
-    """What the one mount below a pod's directory shows, as the kernel says; of one file system with it."""
+    """Return the directory that the only mount below a pod's directory shows, as the kernel lists it."""
     lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     (root,) = [fields[3] for fields in lines if fields[4].startswith(f"{pod}/")]
     beyond = max((f for f in lines if str(pod).startswith(f[4].rstrip("/") + "/")), key=lambda f: len(f[4]))
@@ -238,7 +238,9 @@ class TestRestartsAndRemoval:
         assert mounts_below(tmp_path) == []
 
     def test_a_half_removed_mount_is_made_again(self, pod: Path, volume: Path) -> None:
-        """Killed between making the place and mounting on it, for a part that was of another kind."""
+        """The agent is killed after it created the mount point and before it mounted, and the subPath was of
+        another kind before.
+        """
         place = pod / "volume-subpaths" / "v" / "c"
         place.mkdir(parents=True)
         (place / "0").write_text("")

@@ -52,7 +52,7 @@ def files(text: bytes) -> Contents:
 
 
 class Case:
-    """A pod with a volume of each way of making one, and what is done for it."""
+    """A pod with one volume of each kind, and the operations on it."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "root"

@@ -256,7 +256,7 @@ async def test_volumes_are_not_removed_while_they_are_set_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The worker stops waiting for a disk that hangs; what the disk makes of it later does not stay."""
+    """The worker stops waiting for a disk that hangs; a directory that the disk creates later is removed."""
     keeper, goes_on, made = keep(Objects(a=b"1")), threading.Event(), volumes.set_up
 
     def hanging(*arguments: Any, **named: Any) -> dict[str, Path]:

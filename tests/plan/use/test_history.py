@@ -192,7 +192,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 @contextmanager
 def fake(answer: Callable[[str, dict[str, str]], Answer]) -> Iterator[str]:
-    """Serve made-up answers: what no real server says on request."""
+    """Serve made-up answers that no real server gives on request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""Lookups that nothing under a container's control can lead out, by openat2 and step by step."""
+"""Paths under the control of a container do not lead out of their directory, by openat2 and step by step."""
 
 from __future__ import annotations
 

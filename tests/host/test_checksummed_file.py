@@ -1,4 +1,4 @@
-"""A kept file that is damaged in any way is noticed, named and set aside, and its owner starts without it."""
+"""A damaged file with a checksum is noticed, named and set aside, and its owner starts without it."""
 
 from __future__ import annotations
 

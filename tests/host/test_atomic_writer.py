@@ -1,4 +1,4 @@
-"""Sets of files swapped as one, in directories where somebody may have planted anything."""
+"""Sets of files are swapped as one, in directories in which anything may have been planted."""
 
 from __future__ import annotations
 
