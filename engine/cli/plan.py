@@ -129,6 +129,7 @@ def opened(options: dict[str, Any]) -> Cluster:
         raise InvalidInput("contradicts --kubeconfig and --context", subject=paths[0])
     faults = FaultLog(strict=options["strict"])
     shown = not quiet and sys.stderr.isatty()
+    # As a plugin of kubectl the command behaves like kubectl: without a file it asks the current cluster.
     if live or (not paths and click.get_current_context().obj == KUBECTL):
         cluster = Cluster(_running_cluster(kubeconfig, context, node_documents, faults, shown))
     else:

@@ -157,7 +157,7 @@ def _print(answer: dict[str, Any], limit: int) -> None:
     console = table_console()
     count = len(preemption["victims"])
     click.echo(
-        f"{answer['pod']} comes in after {count} pod{'s' if count != 1 else ''} "
+        f"{answer['pod']} is admitted after {count} pod{'s' if count != 1 else ''} "
         f"{'are' if count != 1 else 'is'} preempted (policy {preemption['policy']}). "
         f"Short: {_amounts(preemption['requirements'])}."
     )
@@ -192,7 +192,7 @@ def _steps(steps: list[dict[str, Any]]) -> Any:
 def _others(others: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
-    table = Table(title="Left alone", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="Not preempted", title_justify="left", box=None, pad_edge=False)
     for title in ("POD", "QOS", "PRIORITY", "WHY"):
         table.add_column(title, overflow="fold")
     for other in others:

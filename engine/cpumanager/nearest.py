@@ -1,4 +1,4 @@
-"""Chooses CPUs near those that somebody already has. Pure."""
+"""Chooses CPUs near those that a container already has. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ImageTable: what image garbage collection looks at, one row per image."""
+"""ImageTable: what image garbage collection reads, one row per image."""
 
 from __future__ import annotations
 

@@ -183,6 +183,8 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
     async def NodePublishVolume(self, request: Any, context: Context) -> wire.NodePublishVolumeResponse:  # noqa: N802
         await self._begin("NodePublishVolume", request, context)
         target, block = Path(request.target_path), _is_block(request)
+        # The agent records the owner first, so that an agent that dies during the call finds the volume
+        # again.
         if not (_data_of_device(target) if block else target.parent / DATA).exists():
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, "no record names the owner of this volume"

@@ -164,6 +164,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
             with contextlib.suppress(OSError, Refused):
                 status = (directory / AGENT_SOCKET).stat()
                 here = (status.st_ino, status.st_ctime_ns)
+                # A new inode is the socket of an agent that has started again, which forgets its plugins.
                 if here != seen:
                     if not self.socket.exists():
                         async with self._replacing:

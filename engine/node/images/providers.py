@@ -47,8 +47,8 @@ class EnvironmentVariable(Struct):
 
 
 class TokenAttributes(Struct):
-    """Describe a provider that gets a service account token of the pod. `cache_type` says for whom an answer
-    is good: `ServiceAccount`, or `Token` for the pod whose token it was.
+    """Describe a provider that gets a service account token of the pod. `cache_type` says which pods
+    may use an answer: those of the `ServiceAccount`, or only the pod of the `Token`.
     """
 
     service_account_token_audience: str = ""

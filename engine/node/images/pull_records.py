@@ -194,7 +194,7 @@ class PullRecords:
             if file.name in kept:
                 continue
             record = _read(file, _pulled)
-            # Records have whole seconds: one of the second of the look may be newer than the look.
+            # Records have whole seconds: one of the second of the listing may be newer than the listing.
             if record is None or record.written_at + 1 <= looked_at:
                 with self._changing():
                     file.unlink(missing_ok=True)

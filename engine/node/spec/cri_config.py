@@ -240,7 +240,7 @@ def container_hash(container: Container) -> str:
 
 @lru_cache(4096)
 def _hash(name: str, image: str) -> str:
-    """Compute the hash; cached, because each look at a running container compares it."""
+    """Compute the hash; cached, because each sync of a running container compares it."""
     picked = {"image": image, "name": name}
     # Equal to the kubelet's to the bit, since a takeover would restart every container otherwise: the kubelet
     # hashes what its dump of Go values prints for the bytes of the JSON, which escapes HTML.

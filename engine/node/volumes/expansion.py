@@ -151,7 +151,7 @@ class VolumeExpander:
     async def _expanded(
         self, mounted: _Mounted, claim: PersistentVolumeClaim, step: Growth, known: _Known
     ) -> bool:
-        """Tell whether the volume is larger now; false if that is impossible and nobody can help. Raises
+        """Tell whether the volume is larger now; false if that is impossible for good. Raises
         `Refused`.
         """
         try:

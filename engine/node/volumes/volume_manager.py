@@ -393,7 +393,7 @@ class VolumeManager:
             self._update_in(kept, RETRIES.after(kept.failures))
 
     def _schedule_update(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
-        """Return when to act next: a token expires, a driver wants another call, or a claim needs a look."""
+        """Return when to act next: a token expires, a driver wants another call, or a claim is to be read."""
         kept.forget_time()
         first = min((each.renew_at for each in contents.values()), default=float("inf"))
         if self._csi.to_publish_again(kept.pod.uid):

@@ -26,7 +26,7 @@ _MIB = 1 << 20
 
 
 def node_rows(node: Mapping[str, Any], checks: Sequence[tuple[str, str | None]]) -> Rows:
-    """Return who the node is, its conditions, and failing health checks."""
+    """Return the node's identity, its conditions, and failing health checks."""
     status = node.get("status", {})
     info = status.get("nodeInfo", {})
     return {

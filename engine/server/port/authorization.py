@@ -19,7 +19,7 @@ ALWAYS_ALLOW, WEBHOOK = "AlwaysAllow", "Webhook"
 
 
 class NoReview(Exception):
-    """Raised if nobody could tell whether a user may access `subresource`."""
+    """Raised if no review tells whether a user may access `subresource`."""
 
     def __init__(self, subresource: str) -> None:
         super().__init__(subresource)

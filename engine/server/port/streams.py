@@ -32,7 +32,7 @@ NO_UPGRADE = "Upgrade request required\n"
 async def handed_to(url: str, request: Request, *, idle: float) -> Answer:
     """Open the session at the runtime's `url`; without traffic for `idle` seconds it ends.
 
-    Raises Unavailable if nobody answers, and Refused for a malformed response.
+    Raises Unavailable if the runtime does not answer, and Refused for a malformed response.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
