@@ -31,7 +31,7 @@ PLUGIN_DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 
 class Kubelet:
     """`start` and `stop` leave pods as they are, as a change of agents does. `more` are fields of its
-    configuration."""
+    configuration; with `kubeconfig` its node belongs to a cluster."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Kubelet:
         root: Path,
         cgroup_root: str,
         more: Mapping[str, Any] | None = None,
+        kubeconfig: Path | None = None,
     ) -> None:
         self.log = directory / "kubelet.log"
         self._port = free_port()
@@ -51,6 +52,8 @@ class Kubelet:
         self._cgroup_root = cgroup_root.lstrip("/")
         self._command = [str(BINARIES / "kubelet"), "--config", str(self.config), "--root-dir", str(root)]
         self._command += ["--cert-dir", str(directory / "pki"), "--hostname-override", "n1", "--v=2"]
+        if kubeconfig is not None:
+            self._command += ["--kubeconfig", str(kubeconfig)]
         self._process: subprocess.Popen[bytes] | None = None
         fields = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import AsyncIterator
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engine.api.config import MemoryReservation
-from engine.api.quantity import Quantity
+from engine.api.config import EXCLUSIVE_CPUS_GATE, EXCLUSIVE_MEMORY_GATE, KubeletConfiguration
+from engine.api.documents import convert
+from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.credentials import Credentials
+from engine.cluster.kubeconfig import load_kubeconfig
 from engine.testing.containerd import Containerd
+from tests.cluster.control_plane import ControlPlane, Object, binaries, shown
 from tests.node_rig import Rig
 from tests.system.busybox import container
 from tests.system.kubelet import Kubelet, needs_kubelet
@@ -30,34 +38,47 @@ PODS = {
     "shared": {"containers": [container()]},
 }
 STATE = ("cpu_manager_state", "memory_manager_state")
+POLICIES: dict[str, Any] = {
+    "cpuManagerPolicy": "static",
+    "reservedSystemCPUs": "0",
+    "memoryManagerPolicy": "Static",
+    "systemReserved": {"memory": "64Mi"},
+    "reservedMemory": [{"numaNode": 0, "limits": {"memory": "64Mi"}}],
+    "topologyManagerPolicy": "single-numa-node",
+}
+GATES = {EXCLUSIVE_CPUS_GATE: True, EXCLUSIVE_MEMORY_GATE: True}
+NAMESPACE = "/api/v1/namespaces/default"
+MIB = 1 << 20
 
 
 @pytest.fixture
-async def kubelet(rig: Rig, containerd: Containerd, tmp_path: Path) -> AsyncIterator[Kubelet]:
-    rig.config.cpu_manager_policy = "static"
-    rig.config.reserved_system_cpus = "0"
-    rig.config.memory_manager_policy = "Static"
-    rig.config.system_reserved = {"memory": "64Mi"}
-    rig.config.reserved_memory = [MemoryReservation(0, {"memory": Quantity.parse("64Mi")})]
-    rig.config.topology_manager_policy = "single-numa-node"
+def kubelet(rig: Rig, containerd: Containerd, tmp_path: Path) -> Iterator[Kubelet]:
+    with prepared(rig, containerd, tmp_path) as kubelet:
+        yield kubelet
+
+
+@contextmanager
+def prepared(rig: Rig, containerd: Containerd, directory: Path, gates: Any = None) -> Iterator[Kubelet]:
+    """A kubelet, not started, on the rig's directories and in its cluster; policies and gates for both."""
+    more = {**POLICIES, "featureGates": gates or {}}
+    fields = convert(more, KubeletConfiguration, "configuration")
+    for name in ("cpu_manager_policy", "reserved_system_cpus", "memory_manager_policy", "system_reserved",
+                 "reserved_memory", "topology_manager_policy", "feature_gates"):  # fmt: skip
+        setattr(rig.config, name, getattr(fields, name))
     kubelet = Kubelet(
-        tmp_path,
+        directory,
         containerd.socket,
         manifests=rig.manifests,
         root=rig.root,
         cgroup_root=rig.config.cgroup_root,
-        more={
-            "cpuManagerPolicy": "static",
-            "reservedSystemCPUs": "0",
-            "memoryManagerPolicy": "Static",
-            "systemReserved": {"memory": "64Mi"},
-            "reservedMemory": [{"numaNode": 0, "limits": {"memory": "64Mi"}}],
-            "topologyManagerPolicy": "single-numa-node",
-        },
+        more=more,
+        kubeconfig=rig.kubeconfig,
     )
     kubelet.share_root()
-    yield kubelet
-    kubelet.close()
+    try:
+        yield kubelet
+    finally:
+        kubelet.close()
 
 
 def placed(rig: Rig) -> dict[str, tuple[str, str]]:
@@ -99,3 +120,92 @@ async def test_kubelet_us_kubelet_us(rig: Rig, kubelet: Kubelet) -> None:
     await rig.start()
     await eventually(lambda: all(rig.phase(name) == "Running" for name in PODS))
     assert (placed(rig), state(rig)) == before
+
+
+@pytest.fixture
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("plane"), binaries()) as plane:
+        yield plane
+
+
+@pytest.fixture
+def admin(plane: ControlPlane) -> Iterator[ApiClient]:
+    config = load_kubeconfig(plane.admin)
+    client = ApiClient(config, Credentials(config, clock=time.time), user_agent="test")
+    yield client
+    client.close()
+
+
+async def run(admin: ApiClient) -> None:
+    """Create the pods for the node. The server wants their service account, whose controller does not run."""
+    try:
+        await admin.create(f"{NAMESPACE}/serviceaccounts", {"metadata": {"name": "default"}}, Object)
+    except ApiError as error:
+        assert error.reason == "AlreadyExists"  # noqa: PT017
+    for name, spec in PODS.items():
+        more = {"nodeName": "n1", "terminationGracePeriodSeconds": 1, "automountServiceAccountToken": False}
+        await admin.create(
+            f"{NAMESPACE}/pods", {"metadata": {"name": name}, "spec": {**spec, **more}}, Object
+        )
+
+
+async def resize(admin: ApiClient, memory: str) -> None:
+    amounts = {"cpu": "1", "memory": memory}
+    wanted = {"name": "c", "resources": {"requests": amounts, "limits": amounts}}
+    await admin.patch(f"{NAMESPACE}/pods/alone/resize", {"spec": {"containers": [wanted]}}, Object)
+
+
+async def has_memory(admin: ApiClient, memory: str) -> str:
+    """The container of the pinned pod, once its status shows this limit."""
+
+    def holds(pod: Object) -> bool:
+        statuses = pod["status"].get("containerStatuses", [])
+        return [one.get("resources", {}).get("limits", {}).get("memory") for one in statuses] == [memory]
+
+    pod = await shown(admin, f"{NAMESPACE}/pods/alone", holds)
+    return str(pod["status"]["containerStatuses"][0]["containerID"])
+
+
+def reserved(rig: Rig) -> list[int]:
+    """The bytes in each block of the memory manager's state."""
+    entries = json.loads((rig.root / STATE[1]).read_bytes())["entries"]
+    return [block["size"] for pod in entries.values() for blocks in pod.values() for block in blocks]
+
+
+async def test_a_pod_that_either_agent_resized(
+    rig: Rig, containerd: Containerd, tmp_path: Path, plane: ControlPlane, admin: ApiClient
+) -> None:
+    """The kubelet admits the resize and reserves nothing more; here the new amount is reserved."""
+    rig.kubeconfig = plane.node
+    with prepared(rig, containerd, tmp_path, GATES) as kubelet:
+        kubelet.start()
+        await shown(admin, "/api/v1/nodes/n1", lambda node: True)
+        await run(admin)
+        await eventually(lambda: kubelet.phases() == dict.fromkeys(PODS, "Running"))
+        id = await has_memory(admin, "64Mi")
+        await eventually(lambda: any(cpus.strip() == "1" for cpus, _ in placed(rig).values()))
+        await eventually(lambda: any(cpus.strip() == "0" for cpus, _ in placed(rig).values()), 60)
+        before = placed(rig)
+        await resize(admin, "96Mi")
+        assert await has_memory(admin, "96Mi") == id
+        assert reserved(rig) == [64 * MIB]
+        kubelet.stop()
+
+        await rig.start()
+        await eventually(lambda: reserved(rig) == [96 * MIB])
+        assert await has_memory(admin, "96Mi") == id
+        await resize(admin, "128Mi")
+        assert await has_memory(admin, "128Mi") == id
+        await eventually(lambda: reserved(rig) == [128 * MIB])
+        await rig.stop()
+        assert placed(rig) == before
+        states = state(rig)
+
+        kubelet.start()
+        await eventually(lambda: kubelet.phases() == dict.fromkeys(PODS, "Running"))
+        assert await has_memory(admin, "128Mi") == id
+        assert (placed(rig), state(rig)) == (before, states)
+        kubelet.stop()
+        await rig.start()
+        assert await has_memory(admin, "128Mi") == id
+        assert (placed(rig), state(rig)) == (before, states)
