@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from engine.admission.admitted import NodeAllocations
 from engine.admission.decision import Preemption
+from engine.admission.failures import InsufficientResource
 from engine.admission.preemption import POLICIES
 from engine.admission.verdict import Verdict, decide
 from engine.api.decisions import Decisions, Measured
@@ -206,7 +207,8 @@ class Admission:
         if verdict.failures:
             self._verdicts.append(verdict.describe(self._names()))
         if not verdict.admit:
-            raise AdmissionRejected(verdict.reason, verdict.message)
+            lacking = [one.resource for one in verdict.failures if isinstance(one, InsufficientResource)]
+            raise AdmissionRejected(verdict.reason, verdict.message, lacking=lacking)
         for uid in verdict.victims:
             self.admitted.terminating(uid)
         self.admitted.expect(pod)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -19,12 +19,16 @@ log = logging.getLogger("kubengine.pods")
 
 
 class AdmissionRejected(KubengineError):
-    """Raised if the node does not admit a pod; `reason` and the message become its status."""
+    """Raised if the node does not admit a pod; `reason` and the message become its status.
+
+    `lacking` are the resources of which the node has too little.
+    """
 
     grpc_status = "RESOURCE_EXHAUSTED"
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, *, lacking: Collection[str] = ()) -> None:
         self.reason = reason
+        self.lacking = lacking
         super().__init__(message)
 
 

@@ -15,18 +15,18 @@ from typing import Any
 import msgspec
 
 from engine.api import cpu_set as cpu_sets
-from engine.api.config import EXCLUSIVE_CPUS_GATE, POD_LEVEL_MANAGERS_GATE, KubeletConfiguration
-from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.config import EXCLUSIVE_CPUS_GATE, POD_LEVEL_MANAGERS_GATE
+from engine.api.errors import KubengineError, Refused
 from engine.api.events import WARNING
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
-from engine.api.resources import has_pod_level_resources
+from engine.api.resources import CPU, has_pod_level_resources
 from engine.cpumanager import baselines
 from engine.cpumanager.checkpoint import CpuCheckpoint, decode, encode
 from engine.cpumanager.division import Division
 from engine.cpumanager.metrics import CpuMetrics
 from engine.cpumanager.moving import ContainerMover, RunningContainer
-from engine.cpumanager.options import StaticOptions
+from engine.cpumanager.options import NONE, STATIC, StaticOptions, check_policy
 from engine.cpumanager.resizing import Align, fewer_than_requested, resized_cpus
 from engine.cpumanager.restoring import LostCpus, RestoredCpus, restore
 from engine.cpumanager.state import CpuState
@@ -41,7 +41,6 @@ from engine.topologymanager.policy import Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError, CannotResize
 
 FILE_NAME = "cpu_manager_state"
-NONE, STATIC = "none", "static"
 QUOTA_GATE = "DisableCPUQuotaWithExclusiveCPUs"
 SETTLE_SECONDS = 5.0
 """How long a pod with exclusive CPUs waits at most for other containers to leave them."""
@@ -79,7 +78,7 @@ class CpuManager:
         fault: FaultPoint = no_fault,
     ) -> None:
         self._config = config = context.config
-        _check_policy(config)
+        check_policy(config)
         self._readers, self._numa, self._reserved_amount = readers, numa, reserved
         self._pod_level = config.gate(POD_LEVEL_MANAGERS_GATE, False)
         self._named = cpu_sets.parse(config.reserved_system_cpus, "reservedSystemCPUs")
@@ -286,6 +285,14 @@ class CpuManager:
             inputs = {"cpus": cpu_sets.text(now), "shared": cpu_sets.text(self.policy.state.shared)}
             self._decisions.pod(pod, "cpus", "given", "", {**inputs, "numa": nodes}, container=container.name)
             self._changed()
+
+    def count_failure(self, pod: Pod, lacking: Collection[str]) -> bool:
+        """Count an allocation that failed because the node lacks CPUs for the pod; return whether it does."""
+        failed = CPU in lacking and self.concerns(pod)
+        if failed:
+            self._metrics.requests.inc()
+            self._metrics.failed(whole_cores=self._options.full_pcpus)
+        return failed
 
     def allocate_pod(self, pod: Pod, hint: Hint) -> None:
         """Assign the CPUs of the pod's pod-level resources. Raises `AllocationError`."""
@@ -585,14 +592,3 @@ class CpuManager:
                 for uid, name, cpus in state.entries()
             ],
         }
-
-
-def _check_policy(config: KubeletConfiguration) -> None:
-    """Raise `InvalidInput` for an unknown policy, and for options that its policy does not have."""
-    policy, options = config.cpu_manager_policy, config.cpu_manager_policy_options
-    if policy not in (NONE, STATIC):
-        raise InvalidInput(f'unknown policy: "{policy}"; expected none or static', subject="cpuManagerPolicy")
-    if policy == NONE and options:
-        given = " ".join(f"{name}:{value}" for name, value in sorted(options.items()))
-        text = f"None policy: received unsupported options=map[{given}]"
-        raise InvalidInput(text, subject="cpuManagerPolicyOptions")

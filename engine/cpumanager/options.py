@@ -14,6 +14,7 @@ from engine.api.encoding.go_bool import parse_bool
 from engine.api.errors import InvalidInput
 from engine.cpumanager.topology import CpuTopology
 
+NONE, STATIC = "none", "static"
 FULL_PCPUS = "full-pcpus-only"
 ACROSS_NUMA = "distribute-cpus-across-numa"
 BY_SOCKET = "align-by-socket"
@@ -105,3 +106,14 @@ class StaticOptions(msgspec.Struct, frozen=True):
 
 def _wrong(message: str) -> InvalidInput:
     return InvalidInput(message, subject=SUBJECT)
+
+
+def check_policy(config: KubeletConfiguration) -> None:
+    """Raise `InvalidInput` for an unknown policy, and for options that its policy does not have."""
+    policy, options = config.cpu_manager_policy, config.cpu_manager_policy_options
+    if policy not in (NONE, STATIC):
+        raise InvalidInput(f'unknown policy: "{policy}"; expected none or static', subject="cpuManagerPolicy")
+    if policy == NONE and options:
+        given = " ".join(f"{name}:{value}" for name, value in sorted(options.items()))
+        text = f"None policy: received unsupported options=map[{given}]"
+        raise InvalidInput(text, subject="cpuManagerPolicyOptions")

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +423,12 @@ class DeviceManager:
             }
             for entry in self.state.entries_of(pod_uid, container_name)
         }
+
+    def count_failure(self, pod: Pod, lacking: Collection[str]) -> None:
+        """Count a failed allocation, in the first manager of a resource that the node lacks for the pod."""
+        for provider in self._providers:
+            if provider.count_failure(pod, lacking):
+                return
 
     def pod_removed(self, pod_uid: str) -> None:
         """Release the devices of a pod that is gone."""

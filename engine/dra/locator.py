@@ -135,6 +135,9 @@ class ClaimLocator:
 
     def allocate_pod(self, pod: Pod, hint: Hint) -> None: ...
 
+    def count_failure(self, pod: Pod, lacking: Collection[str]) -> bool:
+        return False
+
     @property
     def pod_uids(self) -> Collection[str]:
         return ()

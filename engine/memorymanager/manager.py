@@ -20,6 +20,7 @@ from engine.api.config import EXCLUSIVE_MEMORY_GATE, POD_LEVEL_MANAGERS_GATE
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
+from engine.api.resources import HUGEPAGES_PREFIX, MEMORY
 from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, StateFile, no_fault
 from engine.memorymanager.checkpoint import MemoryCheckpoint, PodBlocks, decode, encode
@@ -195,6 +196,18 @@ class MemoryManager:
                 pod, "memory", "given", "", {**inputs, "numa": nodes}, container=container.name
             )
             self._file.changed()
+
+    def count_failure(self, pod: Pod, lacking: Collection[str]) -> bool:
+        """Count an allocation that failed because the node lacks memory or huge pages for the pod; return
+        whether it does.
+        """
+        short = [name for name in lacking if name == MEMORY or name.startswith(HUGEPAGES_PREFIX)]
+        failed = bool(short) and self.concerns(pod)
+        if failed:
+            self._requests.inc()
+            self._errors.inc()
+            self._allocation_errors.inc("memory", "node")
+        return failed
 
     def allocate_pod(self, pod: Pod, hint: Hint) -> None:
         """Reserve the memory of the pod's pod-level resources. Raises `AllocationError`."""

@@ -144,7 +144,12 @@ class PodAdmission:
         node = self._node()
         node.status.allocatable = self._devices.sanitize_allocatable(pod, node.allocatable)
         self._admission.set_node(node)
-        return self._admission.reserve(pod)
+        try:
+            return self._admission.reserve(pod)
+        except AdmissionRejected as error:
+            # A kubelet allocates first, and counts such a pod as one whose allocation failed.
+            self._devices.count_failure(pod, error.lacking)
+            raise
 
     def _check_annotations(self, pod: Pod) -> None:
         try:

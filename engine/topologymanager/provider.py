@@ -59,6 +59,13 @@ class HintProvider(Protocol):
         """
         ...
 
+    def count_failure(self, pod: Pod, lacking: Collection[str]) -> bool:
+        """Count the allocation that failed if the resource is among those that the node lacks for the pod.
+
+        Returns whether it is.
+        """
+        ...
+
     @property
     def pod_uids(self) -> Collection[str]:
         """Return the uids of pods with an allocation."""
