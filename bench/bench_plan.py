@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from engine._fast.messages import _json_split_c, _json_split_py
+from engine._fast.placement import _spread_scores_c, _spread_scores_py
 from engine._fast.preemption import _preemption_c, _preemption_py
 from engine.api import cpu_set
 from engine.cpumanager.topology import Processor
@@ -29,6 +30,7 @@ from engine.plan.placement.fit import fit, node_use
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
 from engine.plan.questions.cpus import CpusParameters, cpus
 from engine.plan.questions.evict import EvictParameters, evict
+from engine.plan.questions.headroom import HeadroomParameters
 from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.reading.requested_pods import requested_pods
 from engine.plan.snapshot.json_writer import write_list
@@ -172,6 +174,29 @@ def test_ask_130_000_small_nodes_again(benchmark, small_nodes):
     benchmark.group = "130,000 nodes × 30 pods"
     cluster = Cluster(SnapshotFile(small_nodes).load())
     benchmark.pedantic(ask, args=(cluster, "preempt", CRITICAL), rounds=3, warmup_rounds=1)
+
+
+def test_headroom_on_130_000_small_nodes(benchmark, small_nodes):
+    """A thousand copies of a pod, each placed by the scheduler's rules; goal: under 1 s."""
+    benchmark.group = "130,000 nodes × 30 pods"
+    loaded = SnapshotFile(small_nodes).load()
+    asked = HeadroomParameters(like=[loaded.pod_label(loaded.placed - 1)], most=1000)
+    benchmark.pedantic(ask, args=(Cluster(loaded), "headroom", asked), rounds=3, warmup_rounds=1)
+
+
+@pytest.mark.parametrize("form", [_spread_scores_c, _spread_scores_py], ids=["kernel", "twin"])
+def test_spread_scores(benchmark, form):
+    """The scores by spread over zones and hosts of 130,000 nodes for one pod."""
+    benchmark.group = "spread scores of 130,000 nodes"
+    nodes = np.arange(130_000)
+    zones = (nodes % 3).astype(np.int32)[None, :]
+    total, base, keyed = (
+        np.zeros(len(nodes), np.int64),
+        np.full(len(nodes), 8.5),
+        np.ones(len(nodes), np.uint8),
+    )
+    values = np.array([[3.2, 4.8, 1.6, 0.0]])
+    benchmark(form.add_spread, total, nodes, 2, base, zones, values, keyed)
 
 
 def test_memory(benchmark, million, capsys):

@@ -29,7 +29,7 @@ from engine.cgroups.interface_files import FileRules
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import PodUsage, rank
 from engine.plan import Snapshot, synthesize
-from engine.plan.placement.room import Room
+from engine.plan.placement.node_capacity import NodeCapacity
 from engine.plan.questions import QUESTIONS
 from engine.plan.questions.admit import AdmitParameters, admit
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
@@ -457,7 +457,7 @@ def test_devices_follow_the_topology_policy(policy, count, decision, amount):
 
 def test_drain_moves_within_what_is_free_and_leaves_daemons(cluster):
     answer = drain(cluster, DrainParameters(nodes=["node-00003", "node-00007"], preemption=False))
-    room = Room(cluster)
+    capacity = NodeCapacity(cluster)
     by_label = {
         label: row for row, label in enumerate(cluster.pod_labels(np.arange(cluster.placed)).to_pylist())
     }
@@ -469,7 +469,7 @@ def test_drain_moves_within_what_is_free_and_leaves_daemons(cluster):
             target = index[name]
             assert name not in ("node-00003", "node-00007")
             pod = by_label[row["object"]]
-            room.take(
+            capacity.take(
                 target, np.array([cluster.per_pod(f"request/{n}")[pod] for n in cluster.resources.names])
             )
             moved += 1
@@ -478,8 +478,8 @@ def test_drain_moves_within_what_is_free_and_leaves_daemons(cluster):
             stayed += 1
     assert moved
     assert stayed == 8
-    assert (room.free >= 0).all()
-    assert (room.slots >= 0).all()
+    assert (capacity.free >= 0).all()
+    assert (capacity.slots >= 0).all()
     remains = answer.table["decision"].to_pylist().count("remains")
     assert moved + stayed + remains == sum(int(np.diff(cluster.offsets)[i]) for i in (3, 7))
 

@@ -1,6 +1,6 @@
 """Find nodes for pods that have none or must leave theirs.
 
-`room` tracks free amounts and chooses a node; `constraints` and `topology` are the scheduler's filters;
-`moves` moves single pods by both, `consolidate` empties nodes that are not needed, and `place` assigns a
-node to every waiting pod of a snapshot, by requests alone.
+`node_capacity` tracks free amounts and chooses a node; `constraints` and `topology` are the filters of the
+scheduler; `moves` moves single pods by both, `consolidate` empties nodes that are not needed, and `place`
+assigns a node to every waiting pod of a snapshot, by requests alone.
 """

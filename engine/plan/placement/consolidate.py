@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from engine.plan.placement.constraints import Constraints, knows_constraints
 from engine.plan.placement.moves import Mover
+from engine.plan.placement.node_capacity import NodeCapacity, Rule, largest_first, request_matrix
 from engine.plan.placement.owners import bound_to_node, without_controller
-from engine.plan.placement.room import Room, Rule, largest_first, request_matrix
 from engine.plan.placement.topology import Undecidable
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.objects import node_object
@@ -38,16 +38,16 @@ def consolidate(snapshot: Snapshot, held: NDArray[np.bool_], *, rule: Rule = "pa
     """Empty nodes while their pods fit elsewhere; `held`, bool[placed], are pods that may not be moved."""
     found = Consolidation(snapshot.column("node").astype(np.int64))
     constraints = Constraints(snapshot) if knows_constraints(snapshot) else None
-    room = Room(snapshot)
-    room.open &= snapshot.nodes["ready"].fill_null(True).to_numpy(zero_copy_only=False)
-    mover = Mover(snapshot, room, constraints, rule)
+    capacity = NodeCapacity(snapshot)
+    capacity.open &= snapshot.nodes["ready"].fill_null(True).to_numpy(zero_copy_only=False)
+    mover = Mover(snapshot, capacity, constraints, rule)
     staying = bound_to_node(snapshot)
     single = without_controller(snapshot)
     requests = request_matrix(snapshot, np.arange(snapshot.placed))
-    total = np.maximum(room.total[:2], 1)
-    requested = ((room.total[:2] - room.free[:2]) / total).max(axis=0)
+    total = np.maximum(capacity.total[:2], 1)
+    requested = ((capacity.total[:2] - capacity.free[:2]) / total).max(axis=0)
     for node in np.argsort(requested, kind="stable").tolist():
-        if not room.open[node] or CONTROL_PLANE in node_object(snapshot, node).labels:
+        if not capacity.open[node] or CONTROL_PLANE in node_object(snapshot, node).labels:
             continue
         pods = np.flatnonzero((found.node_of_pod == node) & ~staying)
         why = _obstacle(snapshot, pods, held, single)
@@ -83,7 +83,7 @@ def _empty(
     requests: NDArray[np.int64],
 ) -> str:
     """Move all pods of a node, or none; return why not."""
-    mover.room.open[node] = False
+    mover.capacity.open[node] = False
     done: list[tuple[int, int, NDArray[np.int64]]] = []
     why = ""
     for index in largest_first(snapshot, requests).tolist():
@@ -99,7 +99,7 @@ def _empty(
     if why:
         for row, target, request in reversed(done):
             mover.undo(row, node, target, request)
-        mover.room.open[node] = True
+        mover.capacity.open[node] = True
         return why
     for row, target, _ in done:
         found.node_of_pod[row] = target

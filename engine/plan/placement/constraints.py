@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from engine.admission.predicates import UsedPorts, host_ports
 from engine.admission.selectors import matches_node, tolerates
-from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.node import Taint
 from engine.api.pod import Pod
@@ -140,23 +139,11 @@ class Constraints:
     @cached_property
     def _node_taints(self) -> tuple[list[tuple[Taint, ...]], NDArray[np.int64]]:
         """Return the distinct sets of taints that repel pods, and int64[nodes]: the set of each node."""
-        numbers: dict[bytes, int] = {encode_json([]): 0}
-        distinct: list[tuple[Taint, ...]] = [()]
-        codes = []
-        cordoned = self._snapshot.nodes["unschedulable"].to_pylist()
-        for all_taints, is_cordoned in zip(self.nodes.taints, cordoned, strict=True):
-            if not all_taints and not is_cordoned:
-                codes.append(0)
-                continue
-            taints = [taint for taint in all_taints if taint.effect in EFFECTS]
-            if is_cordoned:
-                taints.append(CORDON)
-            key = encode_json(taints)
-            if key not in numbers:
-                numbers[key] = len(distinct)
-                distinct.append(tuple(taints))
-            codes.append(numbers[key])
-        return distinct, np.array(codes, np.int64)
+        known, codes = self.nodes.taint_sets
+        repelling = [tuple(taint for taint in taints if taint.effect in EFFECTS) for taints in known]
+        cordoned = self._snapshot.nodes["unschedulable"].to_numpy(zero_copy_only=False)
+        distinct = [*repelling, *((*taints, CORDON) for taints in repelling)]
+        return distinct, codes + len(known) * cordoned
 
     @property
     def _taints(self) -> list[tuple[Taint, ...]]:

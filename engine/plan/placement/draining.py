@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from engine.plan.placement.budgets import BudgetPace, Budgets, PacedBudget
 from engine.plan.placement.moves import Mover
+from engine.plan.placement.node_capacity import request_matrix
 from engine.plan.placement.owners import bound_to_node
 from engine.plan.placement.preemption import Preemptor
-from engine.plan.placement.room import request_matrix
 from engine.plan.placement.topology import Undecidable
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 
@@ -52,7 +52,7 @@ class DrainCourse:
 
 
 class Draining:
-    """Empty nodes of a snapshot. `mover.room.open` says which nodes may take pods."""
+    """Empty nodes of a snapshot. `mover.capacity.open` says which nodes may take pods."""
 
     def __init__(self, snapshot: Snapshot, mover: Mover, *, preempts: bool) -> None:
         self._snapshot, self._mover = snapshot, mover

@@ -16,6 +16,7 @@ from engine.admission.failures import Failure
 from engine.admission.predicates import NodeFacts, UsedPorts, host_ports, other_failures, wrong_os
 from engine.api.pod import Pod
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.kept import once_per_snapshot
 from engine.plan.snapshot.objects import node_object, pods_of_node
 from engine.tables import ClusterTables
 
@@ -56,12 +57,10 @@ class NodeUse:
         return used
 
 
+@once_per_snapshot
 def node_use(snapshot: Snapshot) -> NodeUse:
-    """Return the snapshot's sums, computed on first use and kept with it."""
-    found: NodeUse | None = snapshot.__dict__.get("_node_use")
-    if found is None:
-        found = snapshot.__dict__["_node_use"] = NodeUse(snapshot)
-    return found
+    """Return the sums of a snapshot."""
+    return NodeUse(snapshot)
 
 
 class Fit(Shortages, frozen=True):

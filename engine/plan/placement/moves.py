@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.plan.placement.constraints import Constraints, knows_constraints
-from engine.plan.placement.room import Room, Rule
+from engine.plan.placement.node_capacity import NodeCapacity, Rule
 from engine.plan.placement.scores import NodeScores
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 
@@ -26,42 +26,44 @@ class Placement(NamedTuple):
 
 
 class Mover:
-    """Place pods of a snapshot on `room.open` nodes, and take moves back.
+    """Place pods of a snapshot on `capacity.open` nodes, and take moves back.
 
     Without `constraints` requests alone decide, and the scheduler's choice is the emptiest node.
     """
 
     def __init__(
-        self, snapshot: Snapshot, room: Room, constraints: Constraints | None, choice: Choice
+        self, snapshot: Snapshot, capacity: NodeCapacity, constraints: Constraints | None, choice: Choice
     ) -> None:
-        self._snapshot, self.room, self._constraints = snapshot, room, constraints
+        self._snapshot, self.capacity, self._constraints = snapshot, capacity, constraints
         self._rule: Rule = "spread" if choice == "scheduler" else choice
         scored = constraints is not None and choice == "scheduler"
-        self._scores = NodeScores(snapshot, room, constraints) if scored and constraints is not None else None
+        self._scores = (
+            NodeScores(snapshot, capacity, constraints) if scored and constraints is not None else None
+        )
 
     @classmethod
     def over_all_nodes(cls, snapshot: Snapshot, choice: Choice) -> Mover:
         """Return a mover over every node that takes pods, with the constraints that the snapshot has."""
-        room = Room(snapshot)
+        capacity = NodeCapacity(snapshot)
         known = knows_constraints(snapshot)
         if known:
             # With constraints, cordoning is a taint, which a pod may tolerate.
-            room.open[:] = True
-        return cls(snapshot, room, Constraints(snapshot) if known else None, choice)
+            capacity.open[:] = True
+        return cls(snapshot, capacity, Constraints(snapshot) if known else None, choice)
 
     def place(self, row: int, source: int, request: NDArray[np.int64]) -> Placement:
         """Move a pod from its node `source`, -1 for none, whose amounts stay booked.
 
         Raise `Undecidable`.
         """
-        room, constraints = self.room, self._constraints
-        allowed, out = room.open, list[tuple[str, int]]()
+        capacity, constraints = self.capacity, self._constraints
+        allowed, out = capacity.open, list[tuple[str, int]]()
         found = Placement(NO_NODE)
         if constraints is None:
-            found = Placement(room.choose(request, self._rule))
+            found = Placement(capacity.choose(request, self._rule))
         else:
             constraints.leave(row)
-            allowed = room.open.copy()
+            allowed = capacity.open.copy()
             left = int(np.count_nonzero(allowed))
             try:
                 for why, nodes in constraints.allowed(row):
@@ -80,8 +82,8 @@ class Mover:
 
     def _chosen(self, row: int, request: NDArray[np.int64], allowed: NDArray[np.bool_]) -> Placement:
         if self._scores is None:
-            return Placement(self.room.choose(request, self._rule, allowed))
-        nodes = self.room.fitting(request, allowed)
+            return Placement(self.capacity.choose(request, self._rule, allowed))
+        nodes = self.capacity.fitting(request, allowed)
         if not len(nodes):
             return Placement(NO_NODE)
         best = self._scores.best(row, request, nodes)
@@ -108,14 +110,14 @@ class Mover:
 
     def fits(self, row: int, node: int, request: NDArray[np.int64]) -> bool:
         """Tell whether a pod that is on no node fits on this one. Raise `Undecidable`."""
-        room = self.room
-        if room.slots[node] < 1 or (room.free[:, node] < request)[request > 0].any():
+        capacity = self.capacity
+        if capacity.slots[node] < 1 or (capacity.free[:, node] < request)[request > 0].any():
             return False
         filters = self._constraints.allowed(row) if self._constraints is not None else ()
         return all(nodes[node] for _, nodes in filters)
 
     def _take(self, row: int, node: int, request: NDArray[np.int64], sign: int = 1) -> None:
-        self.room.take(node, request, sign)
+        self.capacity.take(node, request, sign)
         if self._scores is not None:
             self._scores.take(row, node, sign)
 
@@ -125,19 +127,19 @@ class Mover:
         """Explain why no node takes a pod: how many nodes each filter excludes, then what the others are
         short of.
         """
-        room = self.room
-        if not room.open.any():
+        capacity = self.capacity
+        if not capacity.open.any():
             return "no other node"
         said = [f"{count} excluded by {why}" for why, count in out]
         if allowed.any():
             said.append(f"{int(allowed.sum())} without {self._short(request, allowed)}")
-        return f"no node of {int(room.open.sum())}: {', '.join(said)}"
+        return f"no node of {int(capacity.open.sum())}: {', '.join(said)}"
 
     def _short(self, request: NDArray[np.int64], allowed: NDArray[np.bool_]) -> str:
-        room = self.room
-        if not (room.slots[allowed] > 0).any():
+        capacity = self.capacity
+        if not (capacity.slots[allowed] > 0).any():
             return "a free pod slot"
         for index, name in enumerate(self._snapshot.resources.names):
-            if request[index] and not (room.free[index][allowed] >= request[index]).any():
+            if request[index] and not (capacity.free[index][allowed] >= request[index]).any():
                 return f"enough {name}"
         return "enough of all resources at once"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from engine.admission.selectors import selects
+from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.node import Taint
 from engine.api.scheduling import NodeSelector
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.kept import once_per_snapshot
 
 Nodes: TypeAlias = NDArray[np.bool_]
 Labels: TypeAlias = Mapping[str, str]
@@ -38,19 +42,40 @@ class NodeLabels:
         self._names = snapshot.node_names
         self.labels: list[Labels] = [one.metadata.labels or _NOTHING for one in documents]
         self.taints: list[Sequence[Taint]] = [one.spec.taints or () for one in documents]
-        self._domains: dict[str, tuple[NDArray[np.int64], int]] = {}
+        self._domains: dict[str, tuple[NDArray[np.int32], int]] = {}
+        self._distinct: dict[str, int] = {}
         self._groups: dict[tuple[str, ...], tuple[list[int], NDArray[np.int64]]] = {}
 
-    def domains_of(self, key: str) -> tuple[NDArray[np.int64], int]:
-        """Return int64[nodes]: the domain of each node, -1 without the label; and the number of domains."""
+    def domains_of(self, key: str) -> tuple[NDArray[np.int32], int]:
+        """Return int32[nodes]: the domain of each node, -1 without the label; and the number of domains."""
         found = self._domains.get(key)
         if found is None:
-            numbers: dict[str, int] = {}
-            number = numbers.setdefault
-            values = (labels.get(key) for labels in self.labels)
-            domain = [-1 if value is None else number(value, len(numbers)) for value in values]
-            found = self._domains[key] = np.array(domain, np.int64), len(numbers)
+            values = pa.array([labels.get(key) for labels in self.labels], pa.large_string())
+            coded = values.dictionary_encode()
+            found = self._domains[key] = coded.indices.fill_null(-1).to_numpy(), len(coded.dictionary)
         return found
+
+    def distinct(self, key: str) -> int:
+        """Return the number of domains, of which the nodes without the label are one."""
+        found = self._distinct.get(key)
+        if found is None:
+            domain, count = self.domains_of(key)
+            found = self._distinct[key] = count + int((domain < 0).any())
+        return found
+
+    @cached_property
+    def taint_sets(self) -> tuple[list[tuple[Taint, ...]], NDArray[np.int64]]:
+        """Return the distinct sets of taints, the empty one first, and int64[nodes]: the set of each node."""
+        numbers: dict[bytes, int] = {}
+        distinct: list[tuple[Taint, ...]] = [()]
+        codes = np.zeros(len(self.taints), np.int64)
+        for node, taints in enumerate(self.taints):
+            if taints:
+                number = numbers.setdefault(encode_json(taints), len(distinct))
+                if number == len(distinct):
+                    distinct.append(tuple(taints))
+                codes[node] = number
+        return distinct, codes
 
     def selected(self, selector: NodeSelector | None) -> Nodes:
         """Return bool[nodes]: the nodes that a selector matches; None matches every node."""
@@ -89,12 +114,10 @@ class NodeLabels:
         return found
 
 
+@once_per_snapshot
 def labels_of_nodes(snapshot: Snapshot) -> NodeLabels:
-    """Return the labels of the snapshot's nodes, decoded on first use and kept with it."""
-    found: NodeLabels | None = snapshot.__dict__.get("_node_labels")
-    if found is None:
-        found = snapshot.__dict__["_node_labels"] = NodeLabels(snapshot)
-    return found
+    """Return the labels of the nodes of a snapshot."""
+    return NodeLabels(snapshot)
 
 
 class _Meta(msgspec.Struct, gc=False):

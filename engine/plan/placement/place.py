@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from engine.plan.placement.room import Room, Rule, largest_first, request_matrix
+from engine.plan.placement.node_capacity import NodeCapacity, Rule, largest_first, request_matrix
 from engine.plan.snapshot.columns import NO_NODE, Snapshot, arranged
 from engine.plan.snapshot.lazy_table import whole
 
@@ -36,7 +36,7 @@ def place(snapshot: Snapshot, *, rule: Rule = "spread", order: Order = "time") -
         np.int64,
     )
     requests = request_matrix(snapshot, waiting)
-    room = Room(snapshot)
+    capacity = NodeCapacity(snapshot)
     created = pods["created"].to_numpy()[waiting]
     deleted = _deletions(snapshot)[waiting]
     sequence = np.argsort(created, kind="stable") if order == "time" else largest_first(snapshot, requests)
@@ -49,15 +49,15 @@ def place(snapshot: Snapshot, *, rule: Rule = "spread", order: Order = "time") -
         if order == "time":
             while ends and ends[0][0] <= created[index]:
                 _, gone, at = heapq.heappop(ends)
-                room.take(at, requests[gone], -1)
+                capacity.take(at, requests[gone], -1)
                 node[waiting[gone]] = NO_NODE
         elif deleted[index] <= until:
             continue
-        chosen = room.choose(requests[index], rule)
+        chosen = capacity.choose(requests[index], rule)
         if chosen == NO_NODE:
             missed += 1
             continue
-        room.take(chosen, requests[index])
+        capacity.take(chosen, requests[index])
         node[waiting[index]] = chosen
         if order == "time" and np.isfinite(deleted[index]):
             heapq.heappush(ends, (float(deleted[index]), index, chosen))

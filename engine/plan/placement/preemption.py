@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.plan.placement.budgets import BudgetPace, Budgets
 from engine.plan.placement.moves import Mover
-from engine.plan.placement.room import request_matrix
+from engine.plan.placement.node_capacity import request_matrix
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 
 MAX_CANDIDATES: Final = 100
@@ -56,13 +56,13 @@ class Preemptor:
 
     def _candidates(self, request: NDArray[np.int64], lower: NDArray[np.int64]) -> list[int]:
         """Return nodes on which the amounts are enough without pods of lower priority."""
-        room, rows = self._mover.room, np.flatnonzero(lower != NO_NODE)
+        capacity, rows = self._mover.capacity, np.flatnonzero(lower != NO_NODE)
         counts = np.bincount(lower[rows], minlength=self._snapshot.node_count)
-        fits = room.open & (counts > 0) & (room.slots + counts > 0)
+        fits = capacity.open & (counts > 0) & (capacity.slots + counts > 0)
         for index in np.flatnonzero(request):
             amounts = self._requests[rows, index].astype(np.float64)
             freed = np.bincount(lower[rows], amounts, self._snapshot.node_count).astype(np.int64)
-            fits &= room.free[index] + freed >= request[index]
+            fits &= capacity.free[index] + freed >= request[index]
         # The scheduler begins at a random node. Here it is the first one, so that the same question has the
         # same answer.
         return [int(node) for node in np.flatnonzero(fits)[:MAX_CANDIDATES]]

@@ -8,7 +8,7 @@ of them; here all are scored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from engine._fast.placement.spread_scores import add_spread, domains_among
 from engine.admission.selectors import selects_labels, tolerates
-from engine.api.node import Taint
 from engine.api.pod import Pod, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.api.resources import pod_requests, scaled
@@ -29,15 +29,18 @@ from engine.api.scheduling import (
     WeightedPodAffinityTerm,
 )
 from engine.plan.placement.constraints import Constraints
-from engine.plan.placement.room import Room
+from engine.plan.placement.node_capacity import NodeCapacity, sum_on_nodes
 from engine.plan.placement.topology import PodRows, Undecidable, spread_selector
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.kept import once_per_snapshot
+from engine.plan.snapshot.lazy_table import coded, value_of
 from engine.plan.snapshot.objects import decoded_spec
 
 MOST: Final = 100
 MOST_TEMPLATES: Final = 4
 """Templates whose scores are kept: pods that follow one another often have the same one."""
 HOSTNAME: Final = "kubernetes.io/hostname"
+SOFT: Final = "PreferNoSchedule"
 ASSUMED: Final = {"cpu": Quantity.parse("100m"), "memory": Quantity.parse("200Mi")}
 """Requests that the scheduler assumes for a container without any when it scores by least allocated."""
 HARD_AFFINITY_WEIGHT: Final = 1
@@ -53,50 +56,43 @@ Values = NDArray[np.int64]
 @dataclass
 class _TemplateScores:
     """Hold what the pods of a template share, int64[nodes] each: scores by images, those together with scores
-    by amounts (`fixed`), and counts that are normalized among the candidates.
+    by amounts (`fixed`), and counts that are normalized among the candidates, None if all are 0.
     """
 
     request: Values
     images: Values
     fixed: Values
-    soft_taints: Values
-    preferred: Values
+    soft_taints: Values | None
+    preferred: Values | None
 
 
 class NodeScores:
-    """Score nodes while pods move: `take` follows what `Room` does not count, assumed requests."""
+    """Score nodes while pods move: `take` follows what `NodeCapacity` does not count, assumed requests."""
 
-    def __init__(self, snapshot: Snapshot, room: Room, constraints: Constraints) -> None:
-        self._snapshot, self._room, self._constraints = snapshot, room, constraints
+    def __init__(self, snapshot: Snapshot, capacity: NodeCapacity, constraints: Constraints) -> None:
+        self._snapshot, self._capacity, self._constraints = snapshot, capacity, constraints
         self._template: NDArray[np.int32] = snapshot.pods["template"].to_numpy()
-        self._owner = snapshot.pods["owner"].combine_chunks()
+        self._owners, self._owner_code = coded(snapshot.pods, "owner")
         self._terms: dict[int, list[tuple[int, PodAffinityTerm]]] = {}
         self._sizes: dict[str, Values] = {}
         self._owned: dict[tuple[int, str], PodRows] = {}
         self._known: dict[int, _TemplateScores] = {}
         allocatable = np.stack([snapshot.allocatable(name) for name in ASSUMED])
         self._allocatable: Values = np.maximum(allocatable, 0)
-        self._used = self._room.total[:2] - self._room.free[:2] + self._added()
-        self._balance = _balance(self._room.total[:2] - self._room.free[:2], self._room.total[:2])
+        self._assumed: dict[int, Values] = {}
+        self._bases: dict[tuple[int, ...], NDArray[np.float64]] = {}
+        requested = self._capacity.total[:2] - self._capacity.free[:2]
+        self._used = requested + assumed_on_nodes(snapshot)
+        self._balance = _balance(requested, self._capacity.total[:2])
 
     def take(self, row: int, node: int, sign: int = 1) -> None:
-        """Count a pod on a node, or no longer with `sign` -1; the room counts it already."""
-        self._used[:, node] += sign * self._assumed[:, self._template[row]]
-        total = self._room.total[:2, [node]]
-        self._balance[node] = _balance(total - self._room.free[:2, [node]], total)[0]
+        """Count a pod on a node, or no longer with `sign` -1; the capacity counts it already."""
+        self._used[:, node] += sign * self._assumed_of(int(self._template[row]))
+        total = self._capacity.total[:2, [node]]
+        self._balance[node] = _balance(total - self._capacity.free[:2, [node]], total)[0]
         one = np.array([node])
         for template, known in self._known.items():
             known.fixed[node] = known.images[node] + self._by_amounts(template, known.request, one)[0]
-
-    def _added(self) -> Values:
-        """Return int64[2, nodes]: how much more the pods of each node have with assumed requests."""
-        snapshot = self._snapshot
-        more = self._assumed - _requests(snapshot)
-        lacking: NDArray[np.bool_] = (more != 0).any(axis=0)
-        template, node = snapshot.column("template"), snapshot.column("node")
-        rows = np.flatnonzero(lacking[template])
-        sums = [np.bincount(node[rows], one[template[rows]], snapshot.node_count) for one in more]
-        return np.stack(sums).astype(np.int64)
 
     def best(self, row: int, request: Values, nodes: Values) -> Values:
         """Return the nodes with the highest score among `nodes`."""
@@ -107,12 +103,16 @@ class NodeScores:
     def of(self, row: int, request: Values, nodes: Values) -> Values:
         """Return int64[len(nodes)]: the score of each of these nodes for a pod."""
         pod, known = self._constraints.pod(row), self._of_template(row, request)
-        total = known.fixed[nodes]
-        total += 3 * _reversed(known.soft_taints[nodes]) if known.soft_taints.any() else 3 * MOST
-        if known.preferred.any():
+        total: Values = known.fixed.take(nodes)
+        # Without soft taints every node gets 100, which chooses none of them.
+        if known.soft_taints is not None:
+            total += 3 * _reversed(known.soft_taints[nodes])
+        if known.preferred is not None:
             total += 2 * _normalized(known.preferred[nodes])
-        total += 2 * self._spread(row, pod, nodes)
-        total += 2 * self._near(row, pod, nodes)
+        self._add_spread(total, row, pod, nodes)
+        near = self._near(row, pod, nodes)
+        if near is not None:
+            total += 2 * near
         return total
 
     def _of_template(self, row: int, request: Values) -> _TemplateScores:
@@ -123,8 +123,9 @@ class NodeScores:
             pod, nodes = self._constraints.pod(row), np.arange(self._snapshot.node_count)
             images = self._images(pod, nodes)
             fixed = images + self._by_amounts(template, request, nodes)
+            soft, preferred = self._soft_taints(pod), self._preferred_nodes(pod)
             known = _TemplateScores(
-                request, images, fixed, self._soft_taints(pod), self._preferred_nodes(pod)
+                request, images, fixed, soft if soft.any() else None, preferred if preferred.any() else None
             )
             while len(self._known) >= MOST_TEMPLATES:
                 del self._known[next(iter(self._known))]
@@ -135,21 +136,16 @@ class NodeScores:
         """Score these nodes by least allocated and by balance."""
         return self._least_allocated(template, nodes) + self._balanced(request, nodes)
 
-    @cached_property
-    def _assumed(self) -> Values:
-        """Return int64[2, templates]: milli-CPU and bytes of each template with assumed requests."""
-        amounts = _requests(self._snapshot)
-        specs = self._snapshot.templates["spec"].to_pylist()
-        for number in np.flatnonzero(np.bincount(self._template)).tolist():
-            pod = decoded_spec(specs[number])
-            if _assume(pod):
-                found = pod_requests(pod)
-                amounts[:, number] = [scaled(name, found[name]) for name in ASSUMED]
-        return amounts
+    def _assumed_of(self, template: int) -> Values:
+        """Return int64[2]: milli-CPU and bytes of a template with assumed requests."""
+        found = self._assumed.get(template)
+        if found is None:
+            found = self._assumed[template] = assumed_requests(self._snapshot, template)
+        return found
 
     def _least_allocated(self, template: int, nodes: Values) -> Values:
         total = self._allocatable[:, nodes]
-        left = total - self._used[:, nodes] - self._assumed[:, [template]]
+        left = total - self._used[:, nodes] - self._assumed_of(template)[:, None]
         each = np.maximum(left, 0) * MOST // np.maximum(total, 1)
         named = (total > 0).sum(axis=0)
         found: Values = each.sum(axis=0) // np.maximum(named, 1)
@@ -161,34 +157,19 @@ class NodeScores:
         # issue 129138).
         if not request[:2].any():
             return np.zeros(len(nodes), np.int64)
-        total = self._room.total[:2, nodes]
-        before = total - self._room.free[:2, nodes]
+        total = self._capacity.total[:2, nodes]
+        before = total - self._capacity.free[:2, nodes]
         change = _balance(before + request[:2, None], total) - self._balance[nodes]
         return MOST // 2 + (MOST // 2 + change) // 2
 
-    @cached_property
-    def _soft(self) -> tuple[list[tuple[Taint, ...]], Values]:
-        """Return the distinct sets of PreferNoSchedule taints, and the set of each node."""
-        numbers: dict[tuple[tuple[str, str], ...], int] = {(): 0}
-        distinct: list[tuple[Taint, ...]] = [()]
-        codes = []
-        for taints in self._constraints.nodes.taints:
-            if not taints:
-                codes.append(0)
-                continue
-            mine = tuple(taint for taint in taints if taint.effect == "PreferNoSchedule")
-            key = tuple((taint.key, taint.value) for taint in mine)
-            if key not in numbers:
-                numbers[key] = len(distinct)
-                distinct.append(mine)
-            codes.append(numbers[key])
-        return distinct, np.array(codes, np.int64)
-
     def _soft_taints(self, pod: Pod) -> Values:
         """Return int64[nodes]: how many soft taints of each node a pod does not tolerate."""
-        distinct, codes = self._soft
+        distinct, codes = self._constraints.nodes.taint_sets
         tolerations = pod.spec.tolerations or ()
-        counts = [sum(not tolerates(tolerations, taint) for taint in taints) for taints in distinct]
+        counts = [
+            sum(taint.effect == SOFT and not tolerates(tolerations, taint) for taint in taints)
+            for taints in distinct
+        ]
         found: Values = np.array(counts, np.int64)[codes]
         return found
 
@@ -204,8 +185,8 @@ class NodeScores:
             found += term.weight * self._constraints.nodes.selected(selector)
         return found
 
-    def _spread(self, row: int, pod: Pod, nodes: Values) -> Values:
-        """Score soft topology spread: the constraints of the pod, or the scheduler's default ones."""
+    def _add_spread(self, total: Values, row: int, pod: Pod, nodes: Values) -> None:
+        """Add the score of soft topology spread: the constraints of the pod, or the default ones."""
         topology = self._constraints.topology
         given = pod.spec.topology_spread_constraints or ()
         soft = [one for one in given if one.when_unsatisfiable == "ScheduleAnyway"]
@@ -219,30 +200,45 @@ class NodeScores:
                 for one in soft
             ]
         if not wanted:
-            return np.zeros(len(nodes), np.int64)
+            return
         keyed = np.ones(self._snapshot.node_count, bool)
+        candidates = nodes
         if given:
             for key, _, _ in wanted:
                 keyed &= topology.domains_of(key)[0] >= 0
-        used = keyed[nodes]
-        candidates = nodes if used.all() else nodes[used]
-        # Half a point, because the scheduler rounds the sum, and the integers below cut it off.
-        scores = np.full(self._snapshot.node_count, 0.5)
+            candidates = nodes[keyed[nodes]]
+        base = self._base(tuple(skew for key, skew, _ in wanted if key == HOSTNAME))
+        by_host: list[tuple[Values, NDArray[np.float64]]] = []
+        domains: list[NDArray[np.int32]] = []
+        values: list[NDArray[np.float64]] = []
         for index, (key, skew, pods) in enumerate(wanted):
-            domain, count = topology.domains_of(key)
+            domain, _ = topology.domains_of(key)
             if key == HOSTNAME:
                 weight = np.log(len(candidates) + 2)
-                scores += (skew - 1) * (domain >= 0)
                 at, held = np.unique(topology.places(pods), return_counts=True)
-                scores[at] += np.where(domain[at] >= 0, held * weight, 0.0)
+                by_host.append((at, np.where(domain[at] >= 0, held * weight, 0.0)))
                 continue
-            # Nodes without the label are a domain of their own, the last one, which gets no score.
-            there = np.bincount(domain[candidates] + 1, minlength=count + 1)
-            weight = np.log(int(np.count_nonzero(there)) + 2)
+            weight = np.log(domains_among(domain, candidates, self._constraints.nodes.distinct(key)) + 2)
             counted = self._counted(row, soft[index] if given else None, keyed)
-            each = np.append(topology.on_domains(key, pods, counted) * weight + skew - 1, 0.0)
-            scores += each[domain]
-        return _spread_out(scores[nodes].astype(np.int64), used)
+            domains.append(domain)
+            values.append(topology.on_domains(key, pods, counted) * weight + skew - 1)
+        # Few nodes hold replicas: adding these counts and taking them off again spares a copy of all.
+        before = [(at, base[at]) for at, _ in by_host]
+        for at, counts in by_host:
+            base[at] += counts
+        add_spread(total, nodes, 2, base, *_rows(domains, values, len(base)), keyed.view(np.uint8))
+        for at, counts in before:
+            base[at] = counts
+
+    def _base(self, skews: tuple[int, ...]) -> NDArray[np.float64]:
+        """Return float64[nodes]: the part of the counts by host name that pods do not change."""
+        found = self._bases.get(skews)
+        if found is None:
+            named = self._constraints.topology.domains_of(HOSTNAME)[0] >= 0
+            # Half a point, because the scheduler rounds the sum, and `add_spread` cuts it off.
+            found = np.where(named, 0.5 + sum(skew - 1 for skew in skews), 0.5)
+            self._bases[skews] = found
+        return found
 
     def _counted(
         self, row: int, constraint: TopologySpreadConstraint | None, keyed: NDArray[np.bool_]
@@ -260,23 +256,28 @@ class NodeScores:
         """Return the pods of the same controller; None for one whose pods have no selector of
         their own. (Services would select more; a snapshot does not hold them.)
         """
-        owner: str = self._owner[row].as_py() or ""
-        if not owner.startswith(SPREAD_OWNERS):
+        codes = self._owner_code
+        if not self._owners[codes[row]].startswith(SPREAD_OWNERS):
             return None
         topology = self._constraints.topology
-        codes, namespace = self._owner.indices.to_numpy(), topology.namespace_of(row)
+        namespace = topology.namespace_of(row)
         key = int(codes[row]), namespace
         if key not in self._owned:
             rows = np.flatnonzero(codes == codes[row])
             self._owned[key] = topology.in_namespaces(rows, (namespace,))
         return self._owned[key]
 
-    def _near(self, row: int, pod: Pod, nodes: Values) -> Values:
-        """Score preferred affinity between pods, in both directions, and required affinity of others."""
+    def _near(self, row: int, pod: Pod, nodes: Values) -> Values | None:
+        """Score preferred affinity between pods, in both directions, and required affinity of others; None
+        if there is none.
+        """
+        preferences = _preferences(pod)
+        if not preferences and not self._attracting:
+            return None
         topology = self._constraints.topology
         own, labels = (topology.namespace_of(row),), topology.labels_of(row)
         sums = np.zeros(len(nodes), np.int64)
-        for weight, term in _preferences(pod):
+        for weight, term in preferences:
             try:
                 pods = topology.selected(term, own)
             except Undecidable:
@@ -297,7 +298,7 @@ class NodeScores:
                     pods = topology.in_namespaces(pods, own)
                 sums += weight * self._in_domain(term.topology_key, pods, nodes)
         low, span = int(sums.min()), int(sums.max() - sums.min())
-        return (MOST * ((sums - low) / span)).astype(np.int64) if span else np.zeros(len(nodes), np.int64)
+        return (MOST * ((sums - low) / span)).astype(np.int64) if span else None
 
     def _in_domain(self, key: str, pods: PodRows, nodes: Values) -> Values:
         topology = self._constraints.topology
@@ -339,7 +340,7 @@ class NodeScores:
     def _image_codes(self) -> Mapping[str, list[int]]:
         """Return the codes of the column of names that hold each image name."""
         found: dict[str, list[int]] = {}
-        for code, text in enumerate(self._snapshot.images["names"].combine_chunks().dictionary.to_pylist()):
+        for code, text in enumerate(coded(self._snapshot.images, "names")[0]):
             for name in text.split():
                 found.setdefault(name, []).append(code)
         return found
@@ -351,7 +352,7 @@ class NodeScores:
         found = self._sizes.get(name)
         if found is None:
             images, nodes = self._snapshot.images, self._snapshot.node_count
-            codes = images["names"].combine_chunks().indices.to_numpy()
+            codes = coded(images, "names")[1]
             named = np.zeros(len(codes), bool)
             for code in self._image_codes.get(name, ()):
                 named |= codes == code
@@ -368,10 +369,24 @@ class NodeScores:
         return found
 
 
-def _requests(snapshot: Snapshot) -> Values:
-    """Return int64[2, templates]: milli-CPU and bytes that each template requests."""
-    known: Values = np.stack([snapshot.templates[f"request/{name}"].to_numpy() for name in ASSUMED])
-    return known.astype(np.int64)
+@once_per_snapshot
+def assumed_on_nodes(snapshot: Snapshot) -> Values:
+    """Return int64[2, nodes]: how much more the pods of each node have with assumed requests."""
+    template = snapshot.column("template")
+    more = np.zeros((2, snapshot.templates.num_rows), np.int64)
+    for number in np.flatnonzero(np.bincount(template)).tolist():
+        requests = [value_of(snapshot.templates, f"request/{name}", number) for name in ASSUMED]
+        more[:, number] = assumed_requests(snapshot, number) - requests
+    return np.stack([sum_on_nodes(snapshot, one.take(template)) for one in more])
+
+
+def assumed_requests(snapshot: Snapshot, template: int) -> Values:
+    """Return int64[2]: milli-CPU and bytes of a template with assumed requests."""
+    pod = decoded_spec(value_of(snapshot.templates, "spec", template))
+    if _assume(pod):
+        found = pod_requests(pod)
+        return np.array([scaled(name, found[name]) for name in ASSUMED], np.int64)
+    return np.array([value_of(snapshot.templates, f"request/{name}", template) for name in ASSUMED], np.int64)
 
 
 def _assume(pod: Pod) -> bool:
@@ -418,11 +433,15 @@ def _reversed(values: Values) -> Values:
     return MOST - _normalized(values)
 
 
-def _spread_out(values: Values, used: NDArray[np.bool_]) -> Values:
-    """Turn counts into scores: the fewest get 100. Nodes that lack a key get 0."""
-    if not used.any():
-        return np.zeros(len(values), np.int64)
-    low, most = int(values[used].min()), int(values[used].max())
-    scores = np.full(len(values), MOST) if not most else MOST * (most + low - values) // most
-    scores[~used] = 0
-    return scores
+def _rows(
+    domains: Sequence[NDArray[np.int32]], values: Sequence[NDArray[np.float64]], count: int
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Return int32[keys, nodes] and float64[keys, domains + 1], with 0 for nodes without the label."""
+    if len(domains) == 1:
+        return domains[0][None, :], np.append(values[0], 0.0)[None, :]
+    most = max((len(one) for one in values), default=0) + 1
+    padded = [np.append(one, np.zeros(most - len(one))) for one in values]
+    return (
+        np.array(domains, np.int32).reshape(len(domains), count),
+        np.array(padded, np.float64).reshape(len(domains), most),
+    )

@@ -20,8 +20,8 @@ from engine.plan.answers.answer import Answer, Rows
 from engine.plan.placement.constraints import knows_constraints
 from engine.plan.placement.draining import DrainCourse, Draining, PodMove
 from engine.plan.placement.moves import Choice, Mover
+from engine.plan.placement.node_capacity import largest_first, request_matrix
 from engine.plan.placement.owners import of_daemon_sets, without_controller
-from engine.plan.placement.room import largest_first, request_matrix
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.selection import select_nodes
 from engine.tables import MIRROR, STATIC
@@ -89,7 +89,7 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
     pods = _moving(snapshot, np.flatnonzero(leaving[node]), rows, fates, parameters, known=known)
     _note(snapshot, rows, parameters, known=known)
     mover = Mover.over_all_nodes(snapshot, parameters.rule)
-    mover.room.open &= ~leaving
+    mover.capacity.open &= ~leaving
     if parameters.rule != "scheduler":
         pods = pods[largest_first(snapshot, request_matrix(snapshot, pods))]
     course = Draining(snapshot, mover, preempts=parameters.preemption and known).run(pods)

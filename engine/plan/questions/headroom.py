@@ -25,8 +25,8 @@ from engine.plan.answers.answer import Answer, Rows
 from engine.plan.answers.readable import counted
 from engine.plan.placement.constraints import knows_constraints
 from engine.plan.placement.moves import Mover
+from engine.plan.placement.node_capacity import template_requests
 from engine.plan.placement.owners import bound_to_node, without_controller
-from engine.plan.placement.room import request_matrix
 from engine.plan.placement.topology import Undecidable
 from engine.plan.reading.added import AddedPods, with_pods
 from engine.plan.reading.requested_pods import pod_like, priority_of_class
@@ -91,7 +91,8 @@ class _Headroom:
         if not knows_constraints(self._snapshot):
             self._rows.note(NO_CONSTRAINTS)
         self._mover = Mover.over_all_nodes(self._snapshot, "scheduler")
-        self._requests = request_matrix(self._snapshot, np.arange(self._snapshot.pods.num_rows))
+        self._template: NDArray[np.int32] = self._snapshot.pods["template"].to_numpy()
+        self._requests = template_requests(self._snapshot)
         self._node: NDArray[np.int64] = np.full(self._snapshot.pods.num_rows, NO_NODE)
         self._node[: snapshot.placed] = snapshot.column("node")
         single = without_controller(snapshot)
@@ -136,9 +137,14 @@ class _Headroom:
             total += workload.count
         return total, left
 
+    def _requested(self, row: int) -> NDArray[np.int64]:
+        """Return int64[resources]: the requests of a pod."""
+        amounts: NDArray[np.int64] = self._requests[self._template[row]]
+        return amounts
+
     def _place(self, row: int) -> tuple[int, str]:
         try:
-            target, why, _ = self._mover.place(row, NO_NODE, self._requests[row])
+            target, why, _ = self._mover.place(row, NO_NODE, self._requested(row))
         except Undecidable as unknown:
             return NO_NODE, str(unknown)
         self._node[row] = target
@@ -164,10 +170,10 @@ class _Headroom:
             changed = np.flatnonzero(self._node != before).tolist()
             for row in changed:
                 if self._node[row] != NO_NODE:
-                    self._mover.leave(row, int(self._node[row]), self._requests[row])
+                    self._mover.leave(row, int(self._node[row]), self._requested(row))
             for row in changed:
                 if before[row] != NO_NODE:
-                    self._mover.enter(row, int(before[row]), self._requests[row])
+                    self._mover.enter(row, int(before[row]), self._requested(row))
             self._node = before
 
     def _failures(self) -> list[tuple[str, list[int]]]:
@@ -189,22 +195,22 @@ class _Headroom:
 
     def _lose(self, name: str, nodes: list[int]) -> _Loss:
         """Move the pods of failed nodes, and count what fits then."""
-        room = self._mover.room
-        was = room.open.copy()
-        room.open[nodes] = False
+        capacity = self._mover.capacity
+        was = capacity.open.copy()
+        capacity.open[nodes] = False
         with self._undone():
             leaving = np.flatnonzero(np.isin(self._node, nodes))
             leaving = leaving[~self._ends_with_node(leaving)]
             priority: NDArray[np.int32] = self._snapshot.pods["priority"].to_numpy()
             leaving = leaving[np.argsort(-priority[leaving].astype(np.int64), kind="stable")]
             for row in leaving.tolist():
-                self._mover.leave(row, int(self._node[row]), self._requests[row])
+                self._mover.leave(row, int(self._node[row]), self._requested(row))
                 self._node[row] = NO_NODE
             reasons = [
                 why for row in leaving.tolist() for target, why in (self._place(row),) if target == NO_NODE
             ]
             more = tuple(self._more(number)[0] for number in range(len(self._workloads)))
-        room.open[:] = was
+        capacity.open[:] = was
         moved, lost = len(leaving) - len(reasons), len(reasons)
         return _Loss(name, nodes, moved, lost, reasons[0] if reasons else "", more)
 

@@ -23,8 +23,8 @@ from engine.plan.answers.readable import counted
 from engine.plan.placement.consolidate import CONTROL_PLANE
 from engine.plan.placement.constraints import knows_constraints
 from engine.plan.placement.moves import Mover
+from engine.plan.placement.node_capacity import request_matrix
 from engine.plan.placement.owners import of_daemon_sets
-from engine.plan.placement.room import request_matrix
 from engine.plan.placement.topology import Undecidable
 from engine.plan.reading.added import with_nodes
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
@@ -149,17 +149,17 @@ class _Pending:
             return GroupGrowth(group, 0, (), {})
         larger = with_nodes(snapshot, group.like, count, _daemons(snapshot, group.like))
         mover = Mover.over_all_nodes(larger, "pack")
-        mover.room.open[:] = False
+        mover.capacity.open[:] = False
         requests = request_matrix(snapshot, np.array(pods, np.int64))
         used, taken, refused = 0, list[int](), dict[int, str]()
         for row, request in zip(pods, requests, strict=True):
             found = self._placed(mover, row, request)
             if found == NO_NODE and used < count:
-                mover.room.open[snapshot.node_count + used] = True
+                mover.capacity.open[snapshot.node_count + used] = True
                 found = self._placed(mover, row, request)
                 if found == NO_NODE:
                     refused[row] = self._why
-                    mover.room.open[snapshot.node_count + used] = False
+                    mover.capacity.open[snapshot.node_count + used] = False
                 else:
                     used += 1
             if found != NO_NODE:

@@ -31,7 +31,7 @@ from engine.plan.history.history import History
 from engine.plan.history.history_file import read_history
 from engine.plan.placement.budgets import Budgets
 from engine.plan.placement.consolidate import Consolidation, consolidate
-from engine.plan.placement.room import Room, Rule
+from engine.plan.placement.node_capacity import NodeCapacity, Rule
 from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.rightsizing.pressure import (
     CPUContention,
@@ -422,8 +422,8 @@ def _amount(value: int | None, name: str) -> str:
 
 def _requested(snapshot: Snapshot) -> NDArray[np.int64]:
     """Return int64[2, nodes]: requested milli-CPU and bytes of memory."""
-    room = Room(snapshot)
-    return room.total[:2] - room.free[:2]
+    capacity = NodeCapacity(snapshot)
+    return capacity.total[:2] - capacity.free[:2]
 
 
 def _evicted(

@@ -16,6 +16,7 @@ from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
 from engine.api.struct import to_builtins
 from engine.plan.reading.templates import Templates
 from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot, column_of
+from engine.plan.snapshot.kept import share_kept
 from engine.plan.snapshot.lazy_table import LazyTable, whole
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, ResourceNames
 
@@ -72,7 +73,10 @@ def with_pods(snapshot: Snapshot, added: Sequence[AddedPods]) -> tuple[Snapshot,
         return both.unify_dictionaries().combine_chunks()
 
     pods = LazyTable(known_pods.column_names, columns, lambda: start)
-    return replace(snapshot, pods=pods, templates=joined), ranges
+    more = replace(snapshot, pods=pods, templates=joined)
+    if more.resources.names == snapshot.resources.names:
+        share_kept(snapshot, more)
+    return more, ranges
 
 
 def _row(one: AddedPods, template: int, qos: int) -> dict[str, Any]:

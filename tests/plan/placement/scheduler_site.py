@@ -19,7 +19,7 @@ from engine.cluster.kubeconfig import load_kubeconfig
 from engine.plan import FaultLog, Snapshot
 from engine.plan.live.cluster_reader import read_cluster
 from engine.plan.placement.moves import Mover
-from engine.plan.placement.room import request_matrix
+from engine.plan.placement.node_capacity import request_matrix
 from engine.plan.snapshot.columns import NO_NODE
 from tests.cluster.control_plane import ControlPlane, Object, binaries
 from tests.plan.placement.made_cluster import HOST, PREFERRED, REQUIRED, ZONE
@@ -210,15 +210,15 @@ class Repeated:
 
     def choices(self, name: str) -> set[str]:
         """The nodes that are equally the best for a pod; the empty name if there is none."""
-        row, room, found = self.rows[name], self.mover.room, set()
+        row, capacity, found = self.rows[name], self.mover.capacity, set()
         more = 1
         while more:
             placed = self.mover.place(row, NO_NODE, self.requests[row])
             if placed.node == NO_NODE:
                 break
             self.mover.undo(row, NO_NODE, placed.node, self.requests[row])
-            room.open[placed.node] = False
+            capacity.open[placed.node] = False
             found.add(self.snapshot.node_names[placed.node])
             more = placed.equal
-        room.open[:] = True
+        capacity.open[:] = True
         return found or {""}

@@ -15,8 +15,8 @@ import pytest
 
 from engine.plan import Snapshot
 from engine.plan.placement.moves import Mover
+from engine.plan.placement.node_capacity import request_matrix
 from engine.plan.placement.preemption import Preemptor
-from engine.plan.placement.room import request_matrix
 from engine.plan.snapshot.columns import NO_NODE
 from tests.cluster.control_plane import Object
 from tests.plan.placement.scheduler_site import (
@@ -171,7 +171,7 @@ async def claim_of(site: Site, number: int) -> dict[str, Any]:
 def preempted(snapshot: Snapshot, row: int, node: str) -> tuple[int, ...]:
     """The pods that leave for one, on the node that the planner prefers or on this one; none if it fits."""
     mover = Mover.over_all_nodes(snapshot, "scheduler")
-    mover.room.open[:] = [not node or name == node for name in snapshot.node_names]
+    mover.capacity.open[:] = [not node or name == node for name in snapshot.node_names]
     request = request_matrix(snapshot, np.array([row]))[0]
     if mover.place(row, NO_NODE, request).node != NO_NODE:
         return ()

@@ -6,17 +6,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.snapshot.kept import once_per_snapshot
 
 Rule = Literal["spread", "pack"]
+MOST_REQUESTS: Final = 4
+"""Requests whose fitting nodes are kept: pods that follow one another often have the same one."""
 
 
-class Room:
+class NodeCapacity:
     """Track free amounts, int64[resources, nodes], and pod slots; `open` says which nodes may be used."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -28,6 +31,7 @@ class Room:
         self.slots: NDArray[np.int64] = np.where(limit < 0, 2**40, limit) - counts
         self.open = ~snapshot.nodes["unschedulable"].to_numpy(zero_copy_only=False)
         self.open &= snapshot.nodes["known"].to_numpy(zero_copy_only=False)
+        self._fitting: dict[bytes, tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
         self._scale = 1.0 / np.maximum(self.total[:2], 1)
 
     def choose(self, request: NDArray[np.int64], rule: Rule, allowed: NDArray[np.bool_] | None = None) -> int:
@@ -45,39 +49,63 @@ class Room:
         self, request: NDArray[np.int64], allowed: NDArray[np.bool_] | None = None
     ) -> NDArray[np.int64]:
         """Return the open nodes, among the `allowed` ones, that have a free slot and these amounts."""
-        fits = self.open & (self.slots > 0)
+        fits = self._fits(request) & self.open
         if allowed is not None:
             fits &= allowed
-        for resource in np.flatnonzero(request):
-            fits &= self.free[resource] >= request[resource]
         return np.flatnonzero(fits)
+
+    def _fits(self, request: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return bool[nodes]: the nodes with a free slot and these amounts, open or not."""
+        found = self._fitting.get(request.tobytes())
+        if found is None:
+            fits = self.slots > 0
+            for resource in np.flatnonzero(request):
+                fits &= self.free[resource] >= request[resource]
+            while len(self._fitting) >= MOST_REQUESTS:
+                del self._fitting[next(iter(self._fitting))]
+            found = self._fitting[request.tobytes()] = request, fits
+        return found[1]
 
     def take(self, node: int, request: NDArray[np.int64], sign: int = 1) -> None:
         """Book a request on a node, or release it with `sign` -1."""
         self.free[:, node] -= sign * request
         self.slots[node] -= sign
+        for asked, fits in self._fitting.values():
+            fits[node] = self.slots[node] > 0 and bool((self.free[:, node] >= asked)[asked > 0].all())
 
 
+@once_per_snapshot
 def requests_on_nodes(snapshot: Snapshot) -> NDArray[np.int64]:
-    """Return int64[resources, nodes]: the sums of requests, computed on first use and kept with the
-    snapshot.
-    """
-    found: NDArray[np.int64] | None = snapshot.__dict__.get("_requests_on_nodes")
-    if found is None:
-        template, sums = snapshot.column("template"), []
-        for name in snapshot.resources.names:
-            amounts = snapshot.templates[f"request/{name}"].to_numpy().take(template, mode="clip")
-            totals = np.concatenate([np.zeros(1, np.int64), np.cumsum(amounts)])
-            sums.append(np.diff(totals[snapshot.offsets]))
-        found = snapshot.__dict__["_requests_on_nodes"] = np.stack(sums)
-    return found
+    """Return int64[resources, nodes]: the sums of requests."""
+    sums = np.zeros((len(snapshot.resources.names), snapshot.node_count), np.int64)
+    template = snapshot.column("template")
+    for row, name in zip(sums, snapshot.resources.names, strict=True):
+        amounts = snapshot.templates[f"request/{name}"].to_numpy()
+        if amounts.any():
+            row[:] = sum_on_nodes(snapshot, amounts.take(template, mode="clip"))
+    return sums
+
+
+def sum_on_nodes(snapshot: Snapshot, amounts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64[nodes]: the sums of an amount of each placed pod."""
+    offsets = snapshot.offsets
+    sums = np.zeros(len(offsets) - 1, np.int64)
+    with_pods = np.flatnonzero(np.diff(offsets))
+    if len(with_pods):
+        sums[with_pods] = np.add.reduceat(amounts, offsets[with_pods])
+    return sums
 
 
 def request_matrix(snapshot: Snapshot, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return int64[pods, resources]: the requests of the given pod rows."""
-    template = snapshot.pods["template"].to_numpy()[rows]
+    matrix: NDArray[np.int64] = template_requests(snapshot)[snapshot.pods["template"].to_numpy()[rows]]
+    return matrix
+
+
+def template_requests(snapshot: Snapshot) -> NDArray[np.int64]:
+    """Return int64[templates, resources]."""
     columns = [snapshot.templates[f"request/{name}"].to_numpy() for name in snapshot.resources.names]
-    return np.stack([column[template] for column in columns], axis=1)
+    return np.stack(columns, axis=1)
 
 
 def largest_first(snapshot: Snapshot, requests: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,0 +1,1 @@
+"""Provide kernels for the scores of the scheduler, with their plain twins."""
