@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from engine.api.errors import InvalidInput, KubengineError, Unavailable
+from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.api.version import engine_version
 from engine.plan.history.codes import MISSING, encode
 from engine.plan.history.history import History, HistoryBuilder, Key, Times
@@ -63,6 +63,7 @@ class Collector:
         self._copies: dict[Key, set[str]] = {}
         self._doubled: Counter[Key] = Counter()
         self._missing: Counter[str] = Counter()
+        self._refusals: dict[str, str] = {}
         self._expected = 0
         self._until = self.clock() + self.budget.seconds
 
@@ -113,6 +114,9 @@ class Collector:
 
     def _absent(self, measure: Measure) -> None:
         text = f"has no series of {measure.metric}"
+        if measure.required and measure.name in self._refusals:
+            said = f"refuses every query of {measure.metric}: {self._refusals[measure.name]}"
+            raise Refused(said, subject=self.server.address)
         if measure.required and measure.name in self._missing:
             raise Unavailable(
                 "the time was up before any use was read; raise --max-time", subject=self.server.address
@@ -147,6 +151,7 @@ class Collector:
             if measure.required and not isinstance(error, TooMuch):
                 raise
             self._missing[measure.name] += last - first
+            self._refusals[measure.name] = error.message
             self._fault(
                 measure,
                 f"{times.text(first)} to {times.text(last - 1)}",

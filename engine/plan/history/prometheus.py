@@ -191,8 +191,10 @@ class Prometheus:
             return TooMuch(said, subject=self.address)
         if error.code in BUSY:
             return Unavailable(f"{error.code} {error.reason}: {said}", subject=self.address)
-        if error.code == 404:
-            said = f"404: has no query API at {urlsplit(self.address).path or '/'}; the URL may lack a path"
+        # VictoriaMetrics answers 400 at a path that it does not have.
+        if error.code == 404 or said.startswith("unsupported path"):
+            path = urlsplit(self.address).path or "/"
+            said = f"{error.code}: has no query API at {path}; the URL may have another path"
         return Refused(said, subject=self.address)
 
     def _note_clock(self, date: str | None) -> None:

@@ -49,6 +49,10 @@ def read(history: History, pod: str, measure: str, container: str = "app") -> np
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
+    return made_up_use()
+
+
+def made_up_use() -> Recording:
     """Four containers: a plain one, one with a gap of two hours, one that two jobs scrape, one killed."""
     made = Recording()
     count = len(SCRAPED)

@@ -1,0 +1,130 @@
+"""A history from VictoriaMetrics: the same values as from Prometheus, and its own limits."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+
+from engine.api.errors import InvalidInput, Refused
+from engine.plan.history.history import History
+from engine.plan.snapshot.faults import FaultLog
+from tests.plan.use.recorded import Recording, prometheus
+from tests.plan.use.test_history import collected, made_up_use, needs_prometheus, read
+from tests.waiting import PATIENCE
+
+needs_victoria_metrics = pytest.mark.skipif(
+    shutil.which("victoria-metrics") is None, reason="needs victoria-metrics"
+)
+
+
+@pytest.fixture(scope="module")
+def use() -> Recording:
+    return made_up_use()
+
+
+@contextmanager
+def victoria_metrics(directory: Path, recording: Recording, *options: str) -> Iterator[str]:
+    """Serve a recording; yield the address of the server."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["victoria-metrics", f"-storageDataPath={directory / 'data'}", f"-httpListenAddr={address}",
+             "-retentionPeriod=100y", "-futureRetention=2y", *options],
+            stdout=subprocess.DEVNULL, stderr=log,
+        )  # fmt: skip
+    try:
+        until = time.monotonic() + PATIENCE
+        while not _answers(f"http://{address}/health"):
+            assert process.poll() is None, (directory / "log").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        lines = []
+        for line in recording.text():
+            if not line.startswith("#"):
+                sample, _, seconds = line.rstrip().rpartition(" ")
+                lines.append(f"{sample} {int(seconds) * 1000}\n")
+        data = "".join(lines).encode()
+        _answers(Request(f"http://{address}/api/v1/import/prometheus", data=data, method="POST"))
+        _answers(f"http://{address}/internal/force_flush")
+        yield f"http://{address}"
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+
+
+def _answers(request: str | Request) -> bool:
+    try:
+        with urlopen(request, timeout=30) as answer:
+            return 200 <= answer.status < 300
+    except OSError:
+        return False
+
+
+def by_series(history: History) -> dict[tuple[str, str], np.ndarray]:
+    """Return the values of each series by measure and pod."""
+    rows = history.index.to_pylist()
+    values = history.values(np.arange(len(history)))
+    return {(row["measure"], row["pod"]): one for row, one in zip(rows, values, strict=True)}
+
+
+@needs_victoria_metrics
+@needs_prometheus
+def test_both_servers_give_the_same_values(use: Recording, tmp_path: Path) -> None:
+    with prometheus(tmp_path, use) as address:
+        first = by_series(collected(address, FaultLog()))
+    faults, directory = FaultLog(), tmp_path / "victoria"
+    directory.mkdir()
+    with victoria_metrics(directory, use) as address:
+        other = by_series(collected(address, faults))
+        assert by_series(collected(f"{address}/prometheus", FaultLog())).keys() == other.keys()
+    assert first.keys() == other.keys()
+    for key, values in first.items():
+        both = ~np.isnan(values) & ~np.isnan(other[key])
+        assert np.array_equal(values[both], other[key][both])
+        # Whether a sample exactly at the beginning of a window belongs to it is not the same for both.
+        assert len(values) - int(both.sum()) <= int(np.isnan(values).sum()) + 1
+    said = [str(fault) for fault in faults.kept]
+    assert {line.split(": ")[1] for line in said if "has gaps" in line} == {"container shop/gap-0/app"}
+    assert {line.split(": ")[1] for line in said if "series at once" in line} == {
+        "container shop/twice-0/app"
+    }
+
+
+@needs_victoria_metrics
+def test_its_limit_of_points_is_met_by_smaller_pieces(use: Recording, tmp_path: Path) -> None:
+    with victoria_metrics(tmp_path, use, "-search.maxPointsPerTimeseries=10") as address:
+        faults = FaultLog()
+        history = collected(address, faults)
+    assert not np.isnan(read(history, "shop/plain-0", "memory")).any()
+    assert "a piece is left out" not in faults.counts
+
+
+@needs_victoria_metrics
+def test_a_limit_that_no_query_meets_is_said_in_its_own_words(use: Recording, tmp_path: Path) -> None:
+    with (
+        victoria_metrics(tmp_path, use, "-search.maxSamplesPerQuery=20") as address,
+        pytest.raises(Refused, match="maxSamplesPerQuery"),
+    ):
+        collected(address, FaultLog())
+
+
+@needs_victoria_metrics
+def test_refusals_name_the_query_or_the_path(use: Recording, tmp_path: Path) -> None:
+    with victoria_metrics(tmp_path, use) as address:
+        with pytest.raises(Refused, match="cannot find closing quote"):
+            collected(address, FaultLog(), matchers='pod="')
+        with pytest.raises(InvalidInput, match="that match pod"):
+            collected(address, FaultLog(), matchers='pod="nobody"')
+        with pytest.raises(Refused, match="the URL may have another path"):
+            collected(f"{address}/select/0/prometheus", FaultLog())
