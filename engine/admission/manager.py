@@ -124,21 +124,21 @@ class Admission:
         self._notify()
 
     def arrives(self, pod: Pod) -> None:
-        """Tell a record that a pod is judged from here on."""
+        """Record that a pod arrives, to be judged."""
         self._measured("arrives", lambda: {"pod": pod}, pod)
 
     def _measured(
         self, name: str, inputs: Callable[[], Mapping[str, Any]], pod: Pod | None = None, *, uid: str = ""
     ) -> None:
-        """Tell a record what happens to a pod, after the node as it is then."""
-        tell = self._decisions.record_measured
-        if tell is None:
+        """Record what happens to a pod, after the node as it is then."""
+        record = self._decisions.record_measured
+        if record is None:
             return
         if not self._node_recorded:
             self._node_recorded = True
-            tell(Measured("node", "node", inputs={"node": self._node}))
+            record(Measured("node", "node", inputs={"node": self._node}))
         whose, uid = (pod.full_name, pod.uid) if pod is not None else ("", uid)
-        tell(Measured("pod", name, pod=whose, uid=uid, inputs=inputs()))
+        record(Measured("pod", name, pod=whose, uid=uid, inputs=inputs()))
 
     async def wait_for_resources(self, pod: Pod, report: ReportWaiting = report_nothing) -> None:
         """Return when no terminating pod holds what a reserved pod needs, so that it may start.
@@ -198,6 +198,7 @@ class Admission:
         From here on, its victims no longer count and it does.
         """
         self._measured("judged", dict, pod)
+        # Most pods fit. Only the others need the full check, which explains every failure.
         if self.admitted.expect_if_it_fits(pod):
             return Verdict(pod.full_name, True, is_critical(pod))
         try:

@@ -154,6 +154,7 @@ class PodTable:
 
     def add(self, pod: Pod, node: int = 0) -> int:
         """Add a pod and return its row. Raises `InvalidInput` for a known uid or a bad amount."""
+        # A refused pod may bring new resource names, and must not leave wider columns behind.
         before = self.cells
         row = self.add_ordinary(pod, node)
         if row is not None:

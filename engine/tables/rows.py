@@ -56,5 +56,6 @@ class RowSpace:
 
 def grown(capacity: int, needed: int) -> int:
     """Return the next capacity: double while small, then a quarter more."""
+    # A large table that doubles would waste as much memory as it uses.
     step = capacity if capacity < 1 << 14 else capacity >> 2
     return max(needed, capacity + step, 16)

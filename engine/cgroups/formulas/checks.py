@@ -150,8 +150,8 @@ def reservation_not_held(root: RootObservation, over_reserved: Sequence[str]) ->
 
 def orphans(found: Mapping[str, str], known: Iterable[str]) -> list[Finding]:
     """Report pod cgroups (uid → path) of pods that are not on the node."""
-    strangers = sorted(found.keys() - set(known))
+    unknown = sorted(found.keys() - set(known))
     return [
         Finding("orphan-group", found[uid], "no pod on this node has this uid; its group was left behind")
-        for uid in strangers
+        for uid in unknown
     ]

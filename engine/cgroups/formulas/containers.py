@@ -91,6 +91,8 @@ def container_resources(pod: Pod, container: Container, rules: ContainerRules) -
     unified = dict(basic.unified)
     memory_swap = 0
     if rules.swap_controller and not rules.cgroup_v2:
+        # On cgroup v1 this limit is of memory and swap together: equal to the memory limit, it leaves no
+        # swap.
         memory_swap = basic.memory_limit_in_bytes
     elif rules.swap_controller:
         unified[MEMORY_SWAP_MAX] = str(swap_limit(pod, container, rules))
@@ -151,6 +153,7 @@ def _memory_qos(pod: Pod, container: Container, rules: ContainerRules) -> dict[s
     if request and rules.memory_reserved:
         soft = rules.tiered_memory and qos_class(pod) != GUARANTEED
         unified[MEMORY_LOW if soft else MEMORY_MIN] = str(request)
+    # A container whose request is its limit has nothing to be throttled towards (KEP-2570).
     if request != limit:
         high = memory_high(request, limit or rules.allocatable_memory, rules)
         if high > request:
@@ -177,6 +180,7 @@ def swap_limit(pod: Pod, container: Container, rules: ContainerRules) -> int:
     """
     request = container.requests.get(MEMORY, ZERO)
     limited = rules.swap_behavior == LIMITED_SWAP and qos_class(pod) == BURSTABLE
+    # KEP-2400: no swap for critical pods, nor for a container that has all of its memory guaranteed.
     if not limited or is_critical(pod) or request == container.limits.get(MEMORY, ZERO):
         return 0
     if rules.memory_capacity <= 0 or request.value > rules.memory_capacity:

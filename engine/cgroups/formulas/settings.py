@@ -112,6 +112,8 @@ class CgroupSettings(msgspec.Struct, frozen=True):
         period = round(float(config.cpu_cfs_quota_period) * 1e6)
         if not 1000 <= period <= 1_000_000:
             raise InvalidInput("expected between 1ms and 1s", subject="cpuCFSQuotaPeriod")
+        # On cgroup v2 a kubelet lets the kernel kill the whole container (memory.oom.group) since v1.28; v1
+        # cannot.
         oom_kill = config.single_process_oom_kill
         memory = node.capacity.get(MEMORY)
         allocatable_memory = node.allocatable().get(MEMORY)
