@@ -186,6 +186,8 @@ class Allocator:
             for provider in giving:
                 await provider.flush()
             if attempt.assigned:
+                # Before any container starts: after a crash the next agent would give devices of a running
+                # container to another pod.
                 await self._file.flush()
                 self._fault("durable")
                 for given in attempt.given:
@@ -196,6 +198,7 @@ class Allocator:
             for chosen in attempt.chosen:
                 self._state.release(chosen.resource, chosen.selection.devices)
             for entry in attempt.assigned:
+                # The pod may have been removed during one of the calls, and its devices may have a new owner.
                 held = self._state.held(entry.pod_uid, entry.container_name, entry.resource_name)
                 if held is entry:
                     self._state.unassign(entry)
@@ -220,6 +223,7 @@ class Allocator:
         """Lock the resources in the order of their names, so that hints about free devices still hold at the
         choice.
         """
+        # One order for all pods: two that need the same resources cannot wait for each other's.
         wanted = sorted(set(resources) - attempt.locked)
         locks = [self._locks.setdefault(name, asyncio.Lock()) for name in wanted]
         taken: list[asyncio.Lock] = []
@@ -276,6 +280,8 @@ class Allocator:
                 has[chosen.resource] = set(chosen.selection.devices)
         for resource, devices in has.items():
             pool = attempt.reusable.setdefault(resource, set())
+            # An ordinary init container ends before the next container starts, and its devices are used
+            # again. All others run together.
             if init and not container.is_sidecar:
                 pool |= devices
             else:
@@ -284,6 +290,8 @@ class Allocator:
     async def _choose(self, attempt: Attempt, container: Container, resource: str, required: int) -> None:
         state, uid = self._state, attempt.pod.uid
         needed = state.still_needed(uid, container.name, resource, required)
+        # Plugins register only after the agent has started, so nothing is known about the health of what a
+        # running container has.
         if self._is_running(uid, container.name):
             return
         found = state.check_health(resource, state.held(uid, container.name, resource))
@@ -335,6 +343,7 @@ class Allocator:
             ((resource, listed),) = by_resource.items()
             answers = [await self._call(resource, listed)]
         else:
+            # Every call ends before any error is raised: what is released then may go to another pod at once.
             results = await asyncio.gather(
                 *(self._call(resource, listed) for resource, listed in by_resource.items()),
                 return_exceptions=True,

@@ -227,6 +227,8 @@ class DeviceManager:
             await endpoint.close()
             raise
         earlier = self._endpoints.get(resource)
+        # Before the earlier one is closed: the end of its stream must not count as a loss of the plugin,
+        # which would make all devices unhealthy.
         self._endpoints[resource] = endpoint
         self.state.connect(resource, self._clock())
         endpoint.watching = self._following.start(self._follow(endpoint), resource)
@@ -261,6 +263,8 @@ class DeviceManager:
         finally:
             if self._endpoints.get(resource) is endpoint:
                 self._lost(endpoint)
+                # In a task of its own: `close` awaits the task that follows the plugin, which is this one
+                # unless the plugin was replaced meanwhile.
                 self._closing.start(endpoint.close(), resource)
 
     def _lost(self, endpoint: Endpoint) -> None:
@@ -320,6 +324,8 @@ class DeviceManager:
             try:
                 await self._allocator.pod(pod)
             except (SelectionError, AllocationError, TopologyError, KubengineError) as error:
+                # A call fails at once when the plugin goes away, while its device stream may end a moment
+                # later. Only this end marks the plugin as away and lets the pod wait.
                 if isinstance(error, Unavailable) and not self._away(pod):
                     await self._loss_shows()
                 passing = why_it_passes(
@@ -475,6 +481,7 @@ class DeviceManager:
         holding = {*self.state.pods, *(uid for one in self._providers for uid in one.pod_uids)}
         if not self._pods.sources_ready() or not holding:
             return
+        # A pod in admission is not active yet and already holds devices.
         keep = {pod.metadata.uid for pod in self._pods.active()} | self._pending.keys()
         keep.update(uid for uid in holding if uid not in keep and self._pods.may_run(uid))
         for provider in self._providers:

@@ -45,6 +45,7 @@ def exceeded(pod: Pod, usage: PodUsage, *, dedicated_imagefs: bool) -> LimitExce
             return LimitExceeded(
                 EMPTY_DIR_LIMIT, f'Usage of EmptyDir volume "{volume.name}" exceeds the limit "{limit}". '
             )
+    # Without the runtime's statistics the writable layers are missing, and the sums below are too small.
     if not usage.disk_known:
         return None
     total = pod_limits(pod).get(EPHEMERAL_STORAGE)

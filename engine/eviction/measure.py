@@ -113,6 +113,7 @@ class PodMeter:
             name = labels.get(CONTAINER_NAME, stat.attributes.metadata.name)
             of_pod = by_pod.setdefault(labels.get(POD_UID, ""), {})
             known = of_pod.get(name)
+            # Earlier attempts of a container may still be listed; only the latest one counts.
             if known is None or known.attributes.metadata.attempt < stat.attributes.metadata.attempt:
                 of_pod[name] = stat
         return by_pod

@@ -82,6 +82,7 @@ class PressureTracker(msgspec.Struct):
         self.first_met = {t: self.first_met.get(t, now) for t in current}
         for threshold in current:
             self.last_seen[CONDITION_OF[threshold.signal]] = now
+        # A condition observed in this round holds even if the transition period is 0.
         before, self.conditions = (
             self.conditions,
             tuple(
@@ -91,6 +92,7 @@ class PressureTracker(msgspec.Struct):
                 )
             ),
         )  # fmt: skip
+        # Nothing is evicted for a reading that was acted on before (kubelet: `thresholdsUpdatedStats`).
         ripe = [t for t in current if now - self.first_met[t] >= t.grace_period]
         self.acted_on = ripe
         fresh = [

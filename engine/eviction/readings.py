@@ -148,6 +148,8 @@ class SignalReader:
     def _pids(self) -> tuple[int, int] | None:
         if self.view.pid_capacity is not None:
             return self.view.pid_capacity - self.node.processes(), self.view.pid_capacity
+        # As the kubelet: the smaller limit counts. The fourth field of loadavg is runnable/existing tasks,
+        # and threads use up process ids, too (proc_loadavg(5)).
         capacity = min(file.number() for file in self._pid_limits)
         running = int(self._loadavg.read().split()[3].partition(b"/")[2])
         return capacity - running, capacity
@@ -164,6 +166,7 @@ class SignalReader:
             found[available] = SignalObservation(
                 min(reading.available, reading.capacity), reading.capacity, now
             )
+        # btrfs reports no inodes at all: the signal does not exist there.
         if reading.inodes:
             found[inodes_free] = SignalObservation(
                 min(reading.inodes_free or 0, reading.inodes), reading.inodes, now

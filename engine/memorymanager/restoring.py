@@ -70,8 +70,7 @@ def restore(
     restored.changes += changed
     if not changed and not restored.lost and _same_use(checkpoint.machine_state, state.nodes):
         # The split of a group's memory among its nodes depends on the order in which containers came and
-        # went. Only
-        # the sums must agree, so keep the file's split, which a kubelet would write again.
+        # went. Only the sums must agree, so keep the file's split, which a kubelet would write again.
         state.nodes = checkpoint.machine_state
     return restored
 

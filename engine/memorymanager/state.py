@@ -85,8 +85,7 @@ def unused(machine: Sequence[NodeMemory], reserved: Mapping[int, Mapping[str, in
 
 def _table(total: int, reserved: int, in_pages: int) -> MemoryTable:
     # If more memory is reserved or in huge pages than a node has, the kubelet's unsigned integers wrap
-    # around. It
-    # compares them with this file when it starts, and stops if they differ.
+    # around. It compares them with this file when it starts, and stops if they differ.
     allocatable = (total - reserved - in_pages) % UNSIGNED
     return MemoryTable(total=total, system_reserved=reserved, allocatable=allocatable, free=allocatable)
 

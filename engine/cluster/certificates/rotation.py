@@ -93,6 +93,7 @@ class CertificateRotation:
     async def run(self) -> None:
         """Renew certificates until cancelled."""
         while True:
+            # Before `wanted` is read: what `check` reports from now on must end the wait.
             self._other_wanted.clear()
             self._for = wanted = self._wanted()
             due = await self._due(wanted) if wanted is not None else self._clock() + CHECK_SECONDS

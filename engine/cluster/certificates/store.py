@@ -38,6 +38,8 @@ class CertificateStore:
         try:
             self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
             replace_file(dated, certificate.rstrip(b"\n") + b"\n" + key)
+            # Renamed over the current link, so that a reader finds one certificate or the other at any time;
+            # `current` completes this after a crash.
             self._updated.unlink(missing_ok=True)
             self._updated.symlink_to(dated)
             self._updated.rename(self.path)
