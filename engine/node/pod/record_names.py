@@ -51,9 +51,11 @@ class PodRecordNames(StoredNames):
 
     def sync(self) -> None:
         """Return when the links created since the last call are on disk."""
-        while self._unsynced:
-            sync_directory(next(iter(self._unsynced)))
-            self._unsynced.pop()
+        for directory in list(self._unsynced):
+            # A pod that was removed meanwhile took its link with it.
+            with suppress(FileNotFoundError):
+                sync_directory(directory)
+            self._unsynced.discard(directory)
 
     def key(self, name: str) -> str | None:
         uid, _, rest = name.partition("/")

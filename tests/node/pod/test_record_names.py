@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -12,9 +13,20 @@ from engine.host import checksummed_file
 from engine.host.checksummed_file import keep
 from engine.host.records import store as record_store
 from engine.host.records.store import RecordStore
-from engine.node.pod.record_names import ACCEPTED, END, KINDS, LINK, PodRecordNames, forget, key, take_over
+from engine.node.pod.record_names import (
+    ACCEPTED,
+    END,
+    KINDS,
+    LINK,
+    READINESS,
+    PodRecordNames,
+    forget,
+    key,
+    take_over,
+)
 from engine.node.running_node import RECORDS
 from tests.records import store_at
+from tests.waiting import eventually
 
 
 async def put(root: Path, uid: str, kind: str, value: bytes) -> None:
@@ -71,6 +83,49 @@ async def test_the_link_is_on_disk_before_the_record(tmp_path: Path, monkeypatch
     monkeypatch.setattr(record_store.os, "fdatasync", lambda file: order.append("file") or sync(file))
     await put(tmp_path, "u", END, b"{}")
     assert order == [str(tmp_path / "pods/u"), "file"]
+
+
+def test_every_new_link_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("engine.node.pod.record_names.sync_directory", synced.append)
+    names = PodRecordNames(tmp_path)
+    # The order of a set depends on random hashes: many rounds of several pods.
+    for round in range(50):
+        pods = [f"{round}-{pod}" for pod in range(4)]
+        for uid in pods:
+            names.of(key(uid, ACCEPTED))
+        names.sync()
+        assert sorted(synced) == sorted(tmp_path / uid for uid in pods)
+        synced.clear()
+
+
+def test_a_link_that_cannot_be_synced_is_synced_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = PodRecordNames(tmp_path)
+    names.of(key("u", ACCEPTED))
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    synced: list[Path] = []
+    monkeypatch.setattr("engine.node.pod.record_names.sync_directory", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        names.sync()
+    monkeypatch.setattr("engine.node.pod.record_names.sync_directory", synced.append)
+    names.sync()
+    assert synced == [tmp_path / "u"]
+
+
+async def test_a_removed_pod_does_not_stop_the_records_of_others(tmp_path: Path) -> None:
+    with store_at(tmp_path) as store:
+        store.start()
+        store.put_soon(key("gone", READINESS), b"{}")
+        await eventually(lambda: store.writes)  # without a sync, as nobody waits for the record
+        rmtree(tmp_path / "pods/gone")
+        await store.put(key("u", ACCEPTED), b"{}")
+        await store.stop()
+    assert get(tmp_path, "u", ACCEPTED) == b"{}"
 
 
 @pytest.fixture
