@@ -262,6 +262,7 @@ class CsiVolumes:
         if wanted.block:
             return replace(wanted, secrets=secrets, attributes=attributes)
         tokens = await self._tokens(pod, spec)
+        # KEP-5538: many drivers log the volume context; secrets they do not.
         if spec.service_account_token_in_secrets:
             secrets |= tokens
         else:
