@@ -104,7 +104,7 @@ def snapshot(
 
 
 def _anonymous(loaded: Snapshot, table: Path) -> Snapshot:
-    from engine.plan.snapshot.anonymous import anonymous
+    from engine.plan.anonymize.anonymous import anonymous
 
     if table.suffix != ".json":
         raise InvalidInput("name the file for the table of names: names.json", subject="--anonymize")

@@ -12,10 +12,17 @@ import msgspec
 import pytest
 
 from engine.plan import Snapshot, load_snapshot, write_snapshot
+from engine.plan.anonymize.anonymous import anonymous
+from engine.plan.anonymize.device_objects import device_objects
+from engine.plan.anonymize.pseudonyms import Pseudonyms
 from engine.plan.answers.answer import Answer
 from engine.plan.cluster import Cluster, ask
 from engine.plan.questions import QUESTIONS
-from engine.plan.snapshot.anonymous import anonymous
+from engine.plan.questions.drain import DrainParameters
+from engine.plan.reading.dynamic_rows import DynamicRows
+from engine.plan.snapshot.json_writer import write_list
+from tests.plan import test_claims
+from tests.plan.placement import made_cluster
 from tests.plan.use.sized_cluster import SizedCluster
 
 SECRETS = (
@@ -137,6 +144,90 @@ def test_made_up_clusters_answer_as_before(cluster: Snapshot) -> None:
         for name in ("decision", "amount", "unit"):
             assert before.table[name].to_pylist() == after.table[name].to_pylist(), question
     assert len(table["node"]) >= cluster.node_count
+
+
+KINDS = {"slices": "ResourceSlice", "used": "ResourceClaim", "classes": "DeviceClass"}
+STAYING = re.compile(
+    r"NoSchedule|NoExecute|None|In|NotIn|Exists|Equal|ExactCount|All|[0-9.]+[KMGTi]*|metadata.name"
+    r"|resource.kubernetes.io/.*|pods"
+)
+
+
+def texts_of(value: Any) -> set[str]:
+    """Return every text of a document that is no field's name; keys of maps of names are texts too."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, list):
+        return set().union(*map(texts_of, value))
+    if isinstance(value, dict):
+        found = set().union(*map(texts_of, value.values()))
+        for name in ("attributes", "capacity", "counters", "consumedCapacity", "requests"):
+            if isinstance(value.get(name), dict):
+                found |= value[name].keys() - {"requests"}
+        return found
+    return set()
+
+
+def without_names(situation: dict[str, Any]) -> tuple[dict[str, Any], Pseudonyms]:
+    """Return a situation of `test_claims` whose objects have gone through the table of a snapshot."""
+    rows = DynamicRows()
+    objects = [(kind, one) for part, kind in KINDS.items() for one in situation[part]]
+    objects.append(("ResourceClaim", situation["claim"]))
+    for number, (kind, document) in enumerate(objects):
+        meta = document.get("metadata", {}) | {"name": f"o{number}"}
+        if kind == "DeviceClass":
+            meta = document["metadata"]
+        rows.add(kind, json.dumps(document | {"metadata": meta}).encode())
+    names = Pseudonyms()
+    made = device_objects(names, rows.table()).to_pylist()
+    assert len(made) == len(objects)
+    read = [(row["kind"], json.loads(row["document"])) for row in made]
+    fresh = {part: [one for of, one in read if of == kind] for part, kind in KINDS.items()}
+    return fresh | {"claim": fresh["used"].pop()}, names
+
+
+def test_claims_get_the_same_devices_without_names() -> None:
+    """600 situations with partitions, counters, constraints, taints and selectors of all kinds."""
+    answered, named = 0, set[str]()
+    for situation in test_claims.recorded():
+        fresh, names = without_names(situation)
+        wanted = test_claims.allocated(situation)
+        table = {fake: name for kind in names.table.values() for name, fake in kind.items()}
+        node, labels = names.of("node", "n1"), names.labels({"z": "a"})
+        got = test_claims.allocated(fresh, node, labels)
+        if got is not None:
+            got = [["/".join(table[part] for part in text.split("/")) for text in pick] for pick in got]
+        assert got == wanted, situation["number"]
+        answered += wanted is not None
+        before = texts_of([situation[part] for part in (*KINDS, "claim")])
+        secrets = {text for text in before if text and not STAYING.fullmatch(text)}
+        assert secrets & texts_of(fresh) == set(), situation["number"]
+        named |= secrets
+    assert answered > 50
+    assert len(named) > 50
+
+
+def test_claims_are_asked_about_as_before(tmp_path: Path) -> None:
+    objects = made_cluster.device_objects("n2")
+    user = made_cluster.pod("web-0", "n1", resourceClaims=[{"name": "d", "resourceClaimName": "gpu"}])
+    user["spec"]["containers"][0]["resources"]["claims"] = [{"name": "d"}]
+    nodes = [made_cluster.node(name) for name in ("n1", "n2", "n3")]
+    named = made_cluster.read(tmp_path, *nodes, user, *objects)
+    made, table = anonymous(named)
+    write_snapshot(made, tmp_path / "a.kes")
+    with (tmp_path / "a.json").open("wb") as file:
+        write_list(made, file)
+    questions = [(named, "n1")]
+    questions += [(load_snapshot([str(tmp_path / one)]), table["node"]["n1"]) for one in ("a.kes", "a.json")]
+    answers = [ask(Cluster(snapshot), "drain", DrainParameters(nodes=[node])) for snapshot, node in questions]
+    before = answers[0].table.to_pylist()
+    assert [row["decision"] for row in before] == ["move", "drained"]
+    assert "to n2" in before[0]["reason"]
+    for answer in answers[1:]:
+        assert restored(answer, table) == before
+    written = (tmp_path / "a.json").read_text()
+    for gone in (made_cluster.GPU, "shop", "n1", "n2", "gpu-0", "gpu", "web"):
+        assert f'"{gone}"' not in written
 
 
 def test_the_command_keeps_the_table_back(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -43,7 +44,10 @@ def recorded() -> Iterator[Item]:
         yield from map(json.loads, file)
 
 
-def allocated(situation: Item) -> list[list[str]] | None:
+def allocated(
+    situation: Item, node: str = "n1", labels: Mapping[str, str] = MappingProxyType({"z": "a"})
+) -> list[list[str]] | None:
+    """Return request, driver, pool and device of each pick."""
     inventory = DeviceInventory(
         [as_written(each, OfferedSlice, "slice") for each in situation["slices"]],
         [as_written(each, PlannedClaim, "used") for each in situation["used"]],
@@ -52,7 +56,7 @@ def allocated(situation: Item) -> list[list[str]] | None:
     demands = Demands({each.metadata.name: each for each in classes})
     claim = as_written(situation["claim"], PlannedClaim, "claim")
     try:
-        picks = allocate(claim.spec, inventory.of_node("n1", {"z": "a"}), demands)
+        picks = allocate(claim.spec, inventory.of_node(node, labels), demands)
     except SelectorError:
         return None
     return None if picks is None else [[pick.request, *pick.device.key] for pick in picks]

@@ -137,6 +137,7 @@ def test_no_folder_holds_more_than_25_modules() -> None:
 PLAN_LAYERS: dict[str, set[str]] = {
     "snapshot": set(),
     "claims": {"snapshot"},
+    "anonymize": {"claims", "snapshot"},
     "reading": {"claims", "snapshot"},
     "live": {"reading", "snapshot"},
     "history": {"reading", "snapshot"},

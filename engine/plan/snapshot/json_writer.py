@@ -14,7 +14,7 @@ import msgspec
 from engine.api.encoding.json_text import encode_json
 from engine.api.moments import rfc3339
 from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION
-from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.columns import TEMPLATE_CLAIM, Snapshot
 from engine.plan.snapshot.lazy_table import whole
 from engine.tables import HAS_PRIORITY, MIRROR, QOS_NAMES, STATIC
 
@@ -30,7 +30,8 @@ _CONDITIONS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersR
 
 
 def write_list(snapshot: Snapshot, file: BinaryIO, *, pretty: bool = True) -> None:
-    """Write a `v1` List of the nodes, then the pods, the priority classes, claims and volumes."""
+    """Write a `v1` List of the nodes, then the pods, the priority classes, claims, volumes and
+    dynamic resources."""
     file.write(b'{\n    "apiVersion": "v1",\n    "items": [')
     separator = b""
     for document in documents(snapshot):
@@ -76,6 +77,12 @@ def documents(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
             "value": row["value"],
         }
     yield from _storage(snapshot)
+    for row in snapshot.dynamic_resources.to_pylist():
+        yield {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": row["kind"],
+            **msgspec.json.decode(row["document"]),
+        }
 
 
 def _storage(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
@@ -150,6 +157,9 @@ def _pod(row: dict[str, Any], template: dict[str, Any], nodes: list[str]) -> dic
             ),
         ],
     }
+    claims = (row.get("device_claims") or "").split()
+    if claims:
+        spec["resourceClaims"] = [_device_claim(number, name) for number, name in enumerate(claims)]
     if row["node"] >= 0:
         spec["nodeName"] = nodes[row["node"]]
     if row["flags"] & HAS_PRIORITY:
@@ -176,6 +186,11 @@ def _pod(row: dict[str, Any], template: dict[str, Any], nodes: list[str]) -> dic
         "startTime": created,
     }  # fmt: skip
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": status}
+
+
+def _device_claim(number: int, name: str) -> dict[str, str]:
+    kind = "resourceClaimTemplateName" if name.startswith(TEMPLATE_CLAIM) else "resourceClaimName"
+    return {"name": f"devices-{number}", kind: name.removeprefix(TEMPLATE_CLAIM)}
 
 
 def _source(flags: int) -> dict[str, str]:

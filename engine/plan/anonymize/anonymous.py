@@ -16,56 +16,23 @@ import msgspec
 import pyarrow as pa
 
 from engine.api.encoding.json_text import encode_json
+from engine.plan.anonymize.device_objects import device_claims, device_objects
+from engine.plan.anonymize.pseudonyms import Pseudonyms, replaced_taint, selecting
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.lazy_table import whole
 
-WELL_KNOWN: Final = re.compile(
-    r"^([a-z0-9.-]+\.)?(kubernetes|k8s)\.io/|^pod-template-hash$|^controller-revision-hash$"
-)
-"""Label and taint keys that stay: the scheduler and the planner read them."""
-KEPT_VALUES: Final = ("kubernetes.io/os", "kubernetes.io/arch")
-KEPT_NAMESPACES: Final = ("default", "kube-system", "kube-public", "kube-node-lease")
 KEPT_PRIORITIES: Final = ("system-node-critical", "system-cluster-critical")
 _HASH: Final = re.compile(r"(-[a-z0-9]{6,10})?(-[a-z0-9]{5}|-[0-9]{1,10})?$")
-_FIELD_VALUES: Final = "metadata.name"
-
-
-class Pseudonyms:
-    """Give each name of a kind one replacement, in the order in which they are first met."""
-
-    def __init__(self) -> None:
-        self.table: dict[str, dict[str, str]] = {}
-
-    def of(self, kind: str, name: str) -> str:
-        if not name:
-            return name
-        known = self.table.setdefault(kind, {})
-        if name not in known:
-            known[name] = f"{kind}-{len(known) + 1}"
-        return known[name]
-
-    def namespace(self, name: str) -> str:
-        return name if name in KEPT_NAMESPACES else self.of("namespace", name)
-
-    def key(self, key: str) -> str:
-        return key if WELL_KNOWN.search(key) else self.of("key", key)
-
-    def value(self, key: str, value: str) -> str:
-        """Return a label's value. A host name is that of the node, wherever it is selected."""
-        if key in KEPT_VALUES or value in ("", "true", "false"):
-            return value
-        return self.of("node" if key == "kubernetes.io/hostname" else "value", value)
-
-    def labels(self, labels: Mapping[str, str]) -> dict[str, str]:
-        return {self.key(key): self.value(key, value) for key, value in labels.items()}
 
 
 def anonymous(snapshot: Snapshot) -> tuple[Snapshot, dict[str, dict[str, str]]]:
     """Return the snapshot with other names, and the table: kind to name to replacement.
 
-    Configurations of nodes and documents of dynamic resources are left out: their texts may hold anything.
+    Configurations of nodes are left out: their texts may hold anything. Raise `InvalidInput` for objects of
+    dynamic resources that cannot be read, and `Unavailable` if their selectors cannot be evaluated.
     """
     names = Pseudonyms()
+    dynamic = device_objects(names, whole(snapshot.dynamic_resources))
     nodes, pods, templates = whole(snapshot.nodes), whole(snapshot.pods), whole(snapshot.templates)
     nodes = _texts(nodes, "name", lambda text: names.of("node", text))
     nodes = _texts(nodes, "document", lambda text: _node_document(names, text))
@@ -78,7 +45,7 @@ def anonymous(snapshot: Snapshot) -> tuple[Snapshot, dict[str, dict[str, str]]]:
     if "claims" in pods.column_names:
         pods = _texts(pods, "claims", lambda text: " ".join(names.of("claim", one) for one in text.split()))
     if "device_claims" in pods.column_names:
-        pods = _texts(pods, "device_claims", lambda text: "")
+        pods = _texts(pods, "device_claims", lambda text: device_claims(names, text))
     templates = _texts(
         templates, "spec", lambda text: encode_json(_spec(names, msgspec.json.decode(text))).decode()
     )
@@ -97,7 +64,9 @@ def anonymous(snapshot: Snapshot) -> tuple[Snapshot, dict[str, dict[str, str]]]:
     volumes = _texts(volumes, "node_affinity", lambda text: _selector_text(names, text))
     if "handle" in volumes.column_names:
         volumes = _texts(volumes, "handle", lambda text: names.of("handle", text))
+        volumes = _texts(volumes, "driver", lambda text: names.of("driver", text))
     limits = _texts(whole(snapshot.attach_limits), "node", lambda text: names.of("node", text))
+    limits = _texts(limits, "driver", lambda text: names.of("driver", text))
     meta = {
         name: value
         for name, value in snapshot.meta.items()
@@ -114,7 +83,7 @@ def anonymous(snapshot: Snapshot) -> tuple[Snapshot, dict[str, dict[str, str]]]:
         priority_classes=classes,
         volumes=volumes,
         attach_limits=limits,
-        dynamic_resources=whole(snapshot.dynamic_resources).slice(0, 0),
+        dynamic_resources=dynamic,
         meta=meta | {"sources": ["anonymous"]},
     )
     return made, names.table
@@ -162,18 +131,10 @@ def _node_document(names: Pseudonyms, text: str) -> str:
     plain = msgspec.json.decode(text)
     meta, spec = plain.get("metadata") or {}, plain.get("spec") or {}
     kept = {"name": names.of("node", meta.get("name", "")), "labels": names.labels(meta.get("labels") or {})}
-    taints = [_taint(names, taint) for taint in spec.get("taints") or ()]
+    taints = [replaced_taint(names, taint) for taint in spec.get("taints") or ()]
     status = {name: plain.get("status", {}).get(name) for name in ("allocatable", "capacity")}
     fresh = {"metadata": kept, "spec": {"taints": taints} if taints else {}}
     return encode_json(fresh | {"status": {name: value for name, value in status.items() if value}}).decode()
-
-
-def _taint(names: Pseudonyms, taint: Mapping[str, Any]) -> dict[str, Any]:
-    key = taint.get("key", "")
-    fresh = dict(taint) | ({"key": names.key(key)} if key else {})
-    if taint.get("value"):
-        fresh["value"] = names.value(key, taint["value"])
-    return fresh
 
 
 def _spec(names: Pseudonyms, spec: dict[str, Any]) -> dict[str, Any]:
@@ -188,10 +149,10 @@ def _spec(names: Pseudonyms, spec: dict[str, Any]) -> dict[str, Any]:
     if spec.get("nodeSelector"):
         fresh["nodeSelector"] = names.labels(spec["nodeSelector"])
     if spec.get("tolerations"):
-        fresh["tolerations"] = [_taint(names, one) for one in spec["tolerations"]]
+        fresh["tolerations"] = [replaced_taint(names, one) for one in spec["tolerations"]]
     for name in ("affinity", "topologySpreadConstraints"):
         if spec.get(name):
-            fresh[name] = _selecting(names, spec[name])
+            fresh[name] = selecting(names, spec[name])
     return fresh
 
 
@@ -203,6 +164,8 @@ def _container(names: Pseudonyms, container: Mapping[str, Any]) -> dict[str, Any
     for name in ("restartPolicy", "resources", "ports"):
         if container.get(name):
             fresh[name] = container[name]
+    if fresh.get("resources"):
+        fresh["resources"] = {name: one for name, one in container["resources"].items() if name != "claims"}
     if fresh.get("ports"):
         fresh["ports"] = [{k: v for k, v in port.items() if k != "name"} for port in container["ports"]]
     return fresh
@@ -210,33 +173,4 @@ def _container(names: Pseudonyms, container: Mapping[str, Any]) -> dict[str, Any
 
 def _selector_text(names: Pseudonyms, text: str) -> str:
     plain = msgspec.json.decode(text or "null")
-    return encode_json(_selecting(names, plain)).decode() if plain is not None else text
-
-
-def _selecting(names: Pseudonyms, value: Any) -> Any:
-    """Replace labels, keys and namespaces in anything that selects: affinity, spread, selectors."""
-    if isinstance(value, list):
-        return [_selecting(names, one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    fresh = {name: _selecting(names, inner) for name, inner in value.items()}
-    if "operator" in value and "key" in value:
-        key, values = value["key"], value.get("values") or ()
-        if key == _FIELD_VALUES:
-            fresh["values"] = [names.of("node", one) for one in values]
-        else:
-            fresh["key"] = names.key(key)
-            if values:
-                numeric = value["operator"] in ("Gt", "Lt")
-                fresh["values"] = list(values) if numeric else [names.value(key, one) for one in values]
-    for name in ("matchLabels", "match_labels"):
-        if value.get(name):
-            fresh[name] = names.labels(value[name])
-    if value.get("topologyKey"):
-        fresh["topologyKey"] = names.key(value["topologyKey"])
-    for name in ("matchLabelKeys", "mismatchLabelKeys"):
-        if value.get(name):
-            fresh[name] = [names.key(one) for one in value[name]]
-    if value.get("namespaces"):
-        fresh["namespaces"] = [names.namespace(one) for one in value["namespaces"]]
-    return fresh
+    return encode_json(selecting(names, plain)).decode() if plain is not None else text

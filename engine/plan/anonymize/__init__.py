@@ -1,0 +1,1 @@
+"""Replace the names of a snapshot, so that it may be given away."""
