@@ -105,7 +105,7 @@ class EventWriter:
             try:
                 await self._send(entry)
             except ApiError as error:
-                log.warning("event %s %s: %s", event.reason, event.pod or "node", error)
+                log.warning("event %s of %s is lost: %s", event.reason, event.pod or "the node", error)
                 return
             except KubengineError:
                 await self._pause(BETWEEN_TRIES)

@@ -130,7 +130,7 @@ class MirrorPods:
         except KubengineError as error:
             times = self._failures[name] = self._failures.get(name, 0) + 1
             if times == 1:
-                log.warning("mirror of %s: %s", name, error)
+                log.warning("cannot update the mirror pod of static pod %s: %s", name, error)
             await asyncio.sleep(RETRIES.after(times))
         finally:
             del self._tasks[name]

@@ -206,7 +206,11 @@ class CpuManager:
         policy = self.policy
         if policy is None:
             if checkpoint.policy_name != NONE:
-                log.warning("%s: was written under the policy %s", self._file.path, checkpoint.policy_name)
+                log.warning(
+                    "%s: its CPUs are ignored: it is of the policy %s, and the policy is now none",
+                    self._file.path,
+                    checkpoint.policy_name,
+                )
             return
         restored: RestoredCpus = restore(
             checkpoint,

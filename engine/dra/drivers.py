@@ -187,7 +187,7 @@ class DraDrivers:
             except (DraDriverFailed, ValueError) as error:
                 if str(error) != reported:
                     reported = str(error)
-                    log.warning("driver %s: the health of its devices: %s", name, error)
+                    log.warning("driver %s: the health of its devices cannot be read: %s", name, error)
             finally:
                 # Health is unknown only once no instance of the driver reports it any longer.
                 self._streams[name] -= 1

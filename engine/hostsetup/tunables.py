@@ -66,7 +66,7 @@ def set_tunables(directory: Path) -> None:
         except OSError as error:
             failed.append(f"{each.name}={each.wanted} ({error.strerror})")
         else:
-            log.info("%s: %s, was %s", directory / each.name, each.wanted, each.actual)
+            log.info("%s is now %s; it was %s", directory / each.name, each.wanted, each.actual)
     if failed:
         log.warning("kernel tunables could not be set below %s: %s", directory, ", ".join(failed))
 

@@ -143,7 +143,7 @@ class IscsiVolumes(DiskVolumes[IscsiDisk]):
         try:
             disk = await asyncio.to_thread(_recorded, directory)
         except InvalidInput as error:
-            log.error("%s: %s; it stays as it is", directory, error)
+            log.error("%s: its disk stays attached: %s", directory, error)
             return
         disks = await asyncio.to_thread(self._scsi.disks, disk.iqn, disk.lun)
         mapped = await asyncio.to_thread(self._scsi.multipath, disks)
@@ -179,7 +179,9 @@ def _recorded(directory: Path) -> IscsiDisk:
     except FileNotFoundError:
         return named(directory)
     except InvalidInput as error:
-        log.warning("%s: %s", directory / RECORD, error)
+        log.warning(
+            "%s is ignored, and the directory's name says which disk it is: %s", directory / RECORD, error
+        )
         return named(directory)
 
 

@@ -127,7 +127,11 @@ class MemoryManager:
     def _restore(self, checkpoint: MemoryCheckpoint) -> None:
         if self.policy is None:
             if checkpoint.policy_name != NONE:
-                log.warning("%s: was written under the policy %s", self._file.path, checkpoint.policy_name)
+                log.warning(
+                    "%s: its memory is ignored: it is of the policy %s, and the policy is now None",
+                    self._file.path,
+                    checkpoint.policy_name,
+                )
             return
         restored = restore(checkpoint, self._fresh(), pod_level=self._pod_level)
         self.policy.state = restored.state

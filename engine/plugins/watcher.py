@@ -182,7 +182,7 @@ class PluginWatcher:
                     handler, name, endpoint = await self._register(path)
                     break
                 except KubengineError as error:
-                    log.warning("plugin socket %s: %s", path, error)
+                    log.warning("plugin at %s not registered: %s", path, error)
                     if isinstance(error, InvalidInput):
                         return  # it stays invalid until its plugin replaces the socket
                 await asyncio.sleep(RETRIES.after(failures))

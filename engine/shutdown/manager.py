@@ -264,7 +264,7 @@ class ShutdownManager:
         try:
             await self._kill_pod(pod, end)
         except KubengineError as error:
-            log.warning("pod %s: %s", pod.full_name, error)
+            log.warning("pod %s could not be ended before the shutdown: %s", pod.full_name, error)
         await self._volumes_left(pod)
 
     # Times

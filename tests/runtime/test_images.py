@@ -122,7 +122,7 @@ def test_damaged_layer_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     damaged.write_bytes(archive.read_bytes().replace(b"good", b"evil"))
     store = ImageStore(tmp_path / "root")
     store.open()
-    with pytest.raises(InvalidInput, match="its content is"):
+    with pytest.raises(InvalidInput, match="the digest of its content is"):
         store.import_archive(damaged)
     assert list(store.layers.iterdir()) == []
     assert [image.repo_tags for image in store.list()] == [[HOST_NAME]]

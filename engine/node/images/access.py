@@ -192,7 +192,7 @@ class ImageAccess:
         try:
             return (await self._objects.service_account(pod)).metadata.uid in uids
         except KubengineError as error:
-            log.warning("pod %s: service account %s: %s", pod.full_name, name, error)
+            log.warning("pod %s: cannot read service account %s: %s", pod.full_name, name, error)
             return False
 
     async def _account(self, image: str, reference: str) -> _Account:
@@ -236,7 +236,7 @@ class ImageAccess:
                 try:
                     await asyncio.to_thread(self._records.allow, image, reference, more)
                 except (Refused, OSError) as error:
-                    log.error("image %s: %s", image, error)
+                    log.error("image %s: its pull record cannot be stored: %s", image, error)
             return True
         return False
 
@@ -278,7 +278,7 @@ class ImageAccess:
             try:
                 found.append(_of_secret(await self._objects.secret(pod, reference.name)))
             except KubengineError as error:
-                log.warning("pod %s: pull secret %s: %s", pod.full_name, reference.name, error)
+                log.warning("pod %s: cannot read pull secret %s: %s", pod.full_name, reference.name, error)
                 failed.append(reference.name)
         if failed:
             text = f"Unable to retrieve some image pull secrets ({', '.join(failed)})"

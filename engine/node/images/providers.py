@@ -242,7 +242,7 @@ class CredentialProviders:
             try:
                 found.append(await program.credentials(repository, pod or Pod(), accounts))
             except KubengineError as error:
-                log.error("credentials for %s: %s", repository, error)
+                log.error("no credentials for %s: %s", repository, error)
         return found
 
 

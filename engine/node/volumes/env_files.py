@@ -38,7 +38,7 @@ def env_files(container: Container, volumes: Mapping[str, Path]) -> dict[tuple[s
             try:
                 text = _read(volume, wanted.path)
             except (Refused, OSError) as error:
-                log.error("%s: %s", path, error)
+                log.error("environment file %s cannot be read: %s", path, error)
             files[wanted.volume_name, wanted.path] = EnvFile(path, text)
     return files
 

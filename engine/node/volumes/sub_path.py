@@ -62,7 +62,7 @@ def mount_sub_path(
         finally:
             os.close(top)
     except OSError as error:
-        log.warning("subPath %r of volume %s: %s", sub_path, volume, error)
+        log.warning("subPath %r of volume %s cannot be opened: %s", sub_path, volume, error)
         text = f'failed to prepare subPath for volumeMount "{volume_name}" of container "{container}"'
         raise Refused(text, errno=error.errno) from error
     try:

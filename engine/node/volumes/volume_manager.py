@@ -357,7 +357,7 @@ class VolumeManager:
             try:
                 bound = await bound_volume(kept.pod, volume, claim, self._objects, self._shown.node())
             except VolumeRefused as error:
-                log.info("of %s: %s", kept.pod.full_name, error)
+                log.info("pod %s: claim %s is not expanded yet: %s", kept.pod.full_name, claim, error)
                 continue
             try:
                 await self._expander.meanwhile(kept.pod.uid, bound)

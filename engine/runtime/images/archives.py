@@ -213,7 +213,8 @@ class Archive:
     def _diff_ids(self, config: _Config, layers: Sequence[str]) -> list[str]:
         diff_ids = config.rootfs.diff_ids
         if len(diff_ids) != len(layers):
-            raise InvalidInput(f"{len(layers)} layers, {len(diff_ids)} diff_ids", subject=str(self.path))
+            text = f"the manifest lists {len(layers)} layers, and the configuration {len(diff_ids)} diff_ids"
+            raise InvalidInput(text, subject=str(self.path))
         for diff_id in diff_ids:
             if not SHA256.fullmatch(diff_id):
                 raise InvalidInput(f"bad layer digest {diff_id!r}", subject=str(self.path))

@@ -75,7 +75,7 @@ def unpack(stream: IO[bytes], target: Path, diff_id: str, limits: tars.Limits = 
         raise InvalidInput(f"damaged: {error}", subject=subject) from None
     actual = "sha256:" + source.hash.hexdigest()
     if actual != diff_id:
-        raise InvalidInput(f"its content is {actual}", subject=subject)
+        raise InvalidInput(f"damaged: the digest of its content is {actual}", subject=subject)
     return size, inodes
 
 

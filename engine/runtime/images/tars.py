@@ -90,7 +90,8 @@ def members(source: TarSource, limits: Limits) -> Iterator[tuple[tarfile.TarFile
         if count > limits.entries:
             raise InvalidInput(f"more than {limits.entries} entries", subject=source.subject)
         if not 0 <= member.size <= limits.size:
-            raise InvalidInput(f"{member.name!r} claims {member.size} bytes", subject=source.subject)
+            text = f"{member.name!r} claims {member.size} bytes; expected at most {limits.size}"
+            raise InvalidInput(text, subject=source.subject)
         yield tar, member
 
 
@@ -105,5 +106,5 @@ def uncompressed(stream: IO[bytes], subject: str) -> IO[bytes]:
     if magic.startswith(b"\xfd7zXZ"):
         return lzma.LZMAFile(stream)
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
-        raise InvalidInput("zstd is not supported", subject=subject)
+        raise InvalidInput("zstd is not supported; use gzip or no compression", subject=subject)
     return stream
