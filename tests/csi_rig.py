@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from engine.csi.places import all_devices, pods_volumes, staged
+from engine.csi.paths import all_devices, pods_volumes, staged
 from engine.host.mountinfo import mounts_below
 from engine.node import Node
 from engine.testing.csi_driver import SampleCsiDriver

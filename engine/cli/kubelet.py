@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from engine.cli.agent.places import ROOT_DIR
+from engine.cli.agent.paths import ROOT_DIR
 from engine.cli.agent.start_up import lean_imports
 
 if TYPE_CHECKING:

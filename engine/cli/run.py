@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from engine.cli.agent.places import ROOT_DIR
+from engine.cli.agent.paths import ROOT_DIR
 from engine.cli.agent.start_up import lean_imports
 
 LEVELS = ["debug", "info", "warning", "error"]

@@ -1,4 +1,4 @@
-"""Keeps block volumes of drivers on disk; `engine.csi.places` names their directories.
+"""Keeps block volumes of drivers on disk; `engine.csi.paths` names their directories.
 
 The link in a pod's directory exists before the driver publishes and until it has unpublished, and records
 that the pod has the volume.
@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from engine.api.errors import Refused
-from engine.csi import places, volume_data
+from engine.csi import paths, volume_data
 from engine.csi.driver_calls import DriverCapabilities
 from engine.csi.on_disk import Published, Staged, clearing, listed, make
 from engine.csi.volume import CsiVolume
@@ -31,12 +31,12 @@ class Devices:
         self._node = node
 
     def staged(self, name: str, data: VolumeData) -> Staged:
-        path, whose = places.staged_device(self._root, name), places.device_data(self._root, name)
+        path, whose = paths.staged_device(self._root, name), paths.device_data(self._root, name)
         return Staged(data.driver, data.handle, path, whose, block=True)
 
     def of_pod(self, uid: str, name: str) -> Published:
-        target = places.published_devices(self._root, name) / uid
-        return Published(target, places.device_data(self._root, name), block=True)
+        target = paths.published_devices(self._root, name) / uid
+        return Published(target, paths.device_data(self._root, name), block=True)
 
     def mark(self, uid: str, volume: CsiVolume, data: VolumeData) -> None:
         published = self.of_pod(uid, volume.name)
@@ -44,7 +44,7 @@ class Devices:
         if volume_data.read(published.data) != data:
             volume_data.keep_device(published.data, volume.name, data, self._node)
         make(self._root, published.target.parent)
-        links = places.pods_devices(self._root, uid)
+        links = paths.pods_devices(self._root, uid)
         make(self._root, links)
         with opened_parent(links / volume.name, self._root) as (parent, name):
             if _led_to(parent, name) != str(published.target):
@@ -69,11 +69,11 @@ class Devices:
             raise Refused("not a block device", subject=str(target))
 
     def published(self, uid: str) -> list[Published]:
-        return [self.of_pod(uid, link.name) for link in listed(places.pods_devices(self._root, uid))]
+        return [self.of_pod(uid, link.name) for link in listed(paths.pods_devices(self._root, uid))]
 
     def all_staged(self, driver: str | None = None) -> list[Staged]:
-        names = {path.name for path in listed(places.all_devices(self._root))} - places.SHARED
-        found = ((name, volume_data.read(places.device_data(self._root, name))) for name in sorted(names))
+        names = {path.name for path in listed(paths.all_devices(self._root))} - paths.SHARED
+        found = ((name, volume_data.read(paths.device_data(self._root, name))) for name in sorted(names))
         return [
             self.staged(name, data)
             for name, data in found
@@ -82,7 +82,7 @@ class Devices:
 
     def users(self, staged: Staged) -> set[str]:
         pods = (pod.name for pod in listed(self._root / "pods"))
-        return {uid for uid in pods if (places.pods_devices(self._root, uid) / staged.path.name).is_symlink()}
+        return {uid for uid in pods if (paths.pods_devices(self._root, uid) / staged.path.name).is_symlink()}
 
     def clear_published(self, published: Published) -> None:
         target = published.target
@@ -92,7 +92,7 @@ class Devices:
         for mount in (kubelets, target):
             with clearing(mount), opened_parent(mount, self._root) as (parent, name):
                 clear_mount(parent, name)
-        link = places.pods_devices(self._root, target.name) / published.name
+        link = paths.pods_devices(self._root, target.name) / published.name
         with clearing(link), opened_parent(link, self._root) as (parent, name):
             os.unlink(name, dir_fd=parent)
 
@@ -102,10 +102,10 @@ class Devices:
         with clearing(path), opened_parent(path, self._root) as (parent, name):
             unmount_top(parent, name)
             remove_beneath(parent, name)
-        for directory in (places.published_devices(self._root, path.name), _kubelets_directory(whose)):
+        for directory in (paths.published_devices(self._root, path.name), _kubelets_directory(whose)):
             with clearing(directory):
                 directory.rmdir()
-        with clearing(whose), opened_parent(whose / places.DATA, self._root) as (parent, name):
+        with clearing(whose), opened_parent(whose / paths.DATA, self._root) as (parent, name):
             os.unlink(name, dir_fd=parent)
         for directory in (whose, whose.parent):
             with clearing(directory):

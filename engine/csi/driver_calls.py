@@ -70,7 +70,7 @@ class VolumeUsage(msgspec.Struct, frozen=True):
 
 
 class CsiDriver(Protocol):
-    """State the calls to a driver; each raises `CsiDriverFailed`. Paths are those of `engine.csi.places`."""
+    """State the calls to a driver; each raises `CsiDriverFailed`. Paths are those of `engine.csi.paths`."""
 
     def close(self) -> None: ...
 

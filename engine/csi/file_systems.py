@@ -1,4 +1,4 @@
-"""Keeps file system volumes of drivers on disk; `engine.csi.places` names their directories."""
+"""Keeps file system volumes of drivers on disk; `engine.csi.paths` names their directories."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.api.errors import Refused
-from engine.csi import places, volume_data
+from engine.csi import paths, volume_data
 from engine.csi.driver_calls import DriverCapabilities
 from engine.csi.on_disk import Published, Staged, clearing, listed, make
 from engine.csi.volume import CsiVolume
@@ -28,16 +28,16 @@ class FileSystems:
         self._node = node
 
     def staged(self, name: str, data: VolumeData) -> Staged:
-        directory = places.staged(self._root, data.driver, data.handle)
-        path = directory / places.GLOBAL_MOUNT
+        directory = paths.staged(self._root, data.driver, data.handle)
+        path = directory / paths.GLOBAL_MOUNT
         return Staged(data.driver, data.handle, path, directory, block=False)
 
     def of_pod(self, uid: str, name: str) -> Published:
-        directory = places.published(self._root, uid, name)
-        return Published(directory / places.MOUNT, directory, block=False)
+        directory = paths.published(self._root, uid, name)
+        return Published(directory / paths.MOUNT, directory, block=False)
 
     def mark(self, uid: str, volume: CsiVolume, data: VolumeData) -> None:
-        directory = places.published(self._root, uid, volume.name)
+        directory = paths.published(self._root, uid, volume.name)
         make(self._root, directory)
         if volume_data.read(directory) != data:
             volume_data.keep_published(directory, volume.name, data, volume.mode, self._node)
@@ -68,10 +68,10 @@ class FileSystems:
                 os.close(top)
 
     def published(self, uid: str) -> list[Published]:
-        return [self.of_pod(uid, each.name) for each in listed(places.pods_volumes(self._root, uid))]
+        return [self.of_pod(uid, each.name) for each in listed(paths.pods_volumes(self._root, uid))]
 
     def all_staged(self, driver: str | None = None) -> list[Staged]:
-        top = places.all_staged(self._root)
+        top = paths.all_staged(self._root)
         drivers = listed(top) if driver is None else [top / driver]
         found = (volume_data.read(volume) for of_driver in drivers for volume in listed(of_driver))
         return [self.staged("", data) for data in found if data is not None]
@@ -95,5 +95,5 @@ class FileSystems:
         with clearing(mount), opened_parent(mount, self._root) as (parent, name):
             clear_mount(parent, name)
             with suppress(FileNotFoundError):
-                os.unlink(places.DATA, dir_fd=parent)
+                os.unlink(paths.DATA, dir_fd=parent)
             mount.parent.rmdir()

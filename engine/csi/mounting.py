@@ -13,7 +13,7 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from engine.api.errors import Refused
-from engine.csi import places, volume_data
+from engine.csi import paths, volume_data
 from engine.csi.devices import Devices
 from engine.csi.driver_calls import CsiDriver, CsiDriverFailed, DriverCapabilities
 from engine.csi.drivers import CsiDrivers
@@ -263,10 +263,10 @@ class Mounting:
         return self._turns.setdefault(staged, asyncio.Lock())
 
     def _use(self, staged: Staged) -> None:
-        self._attachments.use(places.unique_name(staged.driver, staged.handle), str(staged.path))
+        self._attachments.use(paths.unique_name(staged.driver, staged.handle), str(staged.path))
 
     def _release(self, staged: Staged) -> None:
-        name = places.unique_name(staged.driver, staged.handle)
+        name = paths.unique_name(staged.driver, staged.handle)
         self._attachments.release(name, str(staged.path))
 
 

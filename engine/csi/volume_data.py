@@ -13,7 +13,7 @@ import msgspec
 
 from engine.api.encoding.json_text import encode_json_sorted
 from engine.api.errors import Refused
-from engine.csi import places
+from engine.csi import paths
 from engine.csi.volume import EPHEMERAL
 from engine.host.files import replace_file
 
@@ -50,7 +50,7 @@ def keep_staged(directory: Path, data: VolumeData) -> None:
 
 def read(directory: Path) -> VolumeData | None:
     """Return the record of a volume, or None without one. Raise `Refused` if it cannot be read now."""
-    path = directory / places.DATA
+    path = directory / paths.DATA
     try:
         record = _read(path)
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def _label(data: VolumeData) -> dict[str, str]:
 
 def _published(name: str, data: VolumeData, node: str) -> dict[str, str]:
     return {
-        "attachmentID": places.attachment_name(data.handle, data.driver, node),
+        "attachmentID": paths.attachment_name(data.handle, data.driver, node),
         "driverName": data.driver,
         "nodeName": node,
         "specVolID": name,
@@ -89,4 +89,4 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _keep(directory: Path, record: dict[str, str]) -> None:
-    replace_file(directory / places.DATA, encode_json_sorted(record) + b"\n")
+    replace_file(directory / paths.DATA, encode_json_sorted(record) + b"\n")

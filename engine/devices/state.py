@@ -65,10 +65,10 @@ def resource_hints(
     if not reusable:
         return inventory.counts(numa, free, None, request) if bitset.count(free) >= request else []
     reusing = inventory.bits(reusable)
-    strangers = sum(
+    unlisted = sum(
         1 for id in reusable if inventory.nodes_of(id) is None and not bitset.count(inventory.bits([id]))
     )
-    either = bitset.count(free) + bitset.count_difference(reusing, free) + strangers
+    either = bitset.count(free) + bitset.count_difference(reusing, free) + unlisted
     return inventory.counts(numa, free, reusing, request) if either >= request else []
 
 

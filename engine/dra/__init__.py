@@ -1,7 +1,7 @@
 """Dynamic resource allocation: drivers prepare and unprepare claims, which are recorded.
 
 Pure files decide: `claims` (which claims a pod uses and whether it may), `table` (what is prepared),
-`answers` (what a driver said, held to what it was asked), `places` (the NUMA nodes of claimed devices, and
+`answers` (what a driver said, held to what it was asked), `numa_nodes` (where claimed devices are, and
 hints), `health` and `checkpoint` (the kubelet's files). The others act: `drivers` (registration,
 connections, slices of drivers that vanish), `driver_client` (calls to one, and the protocol's messages),
 `locator` (slices and sysfs lead to NUMA nodes) and `manager`, which puts them together. May touch drivers'

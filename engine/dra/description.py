@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.dra.health import DeviceHealth
-from engine.dra.places import DevicePlace
+from engine.dra.numa_nodes import DeviceLocation
 from engine.dra.table import ClaimState, PreparedDevice
 
 
@@ -14,11 +14,11 @@ def describe_claims(
     claims: Iterable[ClaimState],
     pod_names: Mapping[str, str],
     health: Callable[[str, PreparedDevice], DeviceHealth],
-    places: Callable[[str], Sequence[DevicePlace]],
+    locations: Callable[[str], Sequence[DeviceLocation]],
 ) -> list[dict[str, Any]]:
     """Return every claim in order of name, with its pods and the devices that drivers named.
 
-    `pod_names` gives the names of pods by uid; `places` the devices of a pod whose NUMA node is known.
+    `pod_names` gives the names of pods by uid; `locations` the devices of a pod whose NUMA node is known.
     """
     return [
         {
@@ -37,7 +37,7 @@ def describe_claims(
                     "cdi": list(device.cdi_ids),
                     "health": health(driver, device).health,
                     "message": health(driver, device).message,
-                    "numa": _node(claim, (driver, device.pool, device.device), places),
+                    "numa": _node(claim, (driver, device.pool, device.device), locations),
                 }
                 for driver, device in claim.devices()
             ],
@@ -47,7 +47,7 @@ def describe_claims(
 
 
 def _node(
-    claim: ClaimState, device: tuple[str, str, str], places: Callable[[str], Sequence[DevicePlace]]
+    claim: ClaimState, device: tuple[str, str, str], locations: Callable[[str], Sequence[DeviceLocation]]
 ) -> int | None:
-    found = (place.numa for pod in claim.pods for place in places(pod) if place.device == device)
+    found = (location.numa for pod in claim.pods for location in locations(pod) if location.device == device)
     return next(found, None)

@@ -17,7 +17,7 @@ from engine.api.errors import KubengineError
 from engine.api.objects.dynamic_resources import ResourceClaim, ResourceSlice
 from engine.api.pod import Container, Pod
 from engine.dra.claims import base_request, container_requests, has_claims, pod_claims
-from engine.dra.places import DevicePlace, claim_hints, in_words, place_devices, unlisted
+from engine.dra.numa_nodes import DeviceLocation, claim_hints, in_words, locate_devices, unlisted
 from engine.topologymanager.policy import Hint, Hints, Numa
 
 LOCATE_SECONDS: Final = 10.0
@@ -40,7 +40,7 @@ class SliceReader(Protocol):
 
 
 class SysfsPci:
-    """Implement `engine.dra.places.PciNodes`, below `root`."""
+    """Implement `engine.dra.numa_nodes.PciNodes`, below `root`."""
 
     def __init__(self, root: Path = SYSFS) -> None:
         self._root = root
@@ -64,7 +64,7 @@ def _number(path: Path) -> int | None:
 
 
 class ClaimLocator:
-    """Keep the places of the devices of pods, from `locate` until `forget`."""
+    """Keep the locations of the devices of pods, from `locate` until `forget`."""
 
     def __init__(
         self, claims: ClaimReader, slices: SliceReader, numa: Numa, pci: SysfsPci | None = None
@@ -73,7 +73,7 @@ class ClaimLocator:
         self._slices = slices
         self._numa = numa
         self._pci = pci or SysfsPci()
-        self._places: dict[str, list[DevicePlace]] = {}
+        self._locations: dict[str, list[DeviceLocation]] = {}
 
     async def locate(self, pod: Pod) -> None:
         """Find the NUMA nodes of the pod's allocated devices.
@@ -92,8 +92,8 @@ class ClaimLocator:
                     except KubengineError as error:
                         failure = str(error)
                     else:
-                        places = await asyncio.to_thread(place_devices, claims, slices, self._pci)
-                        self._places[pod.uid] = places
+                        locations = await asyncio.to_thread(locate_devices, claims, slices, self._pci)
+                        self._locations[pod.uid] = locations
                         missing = unlisted(claims, slices)
                         if not missing:
                             return
@@ -108,28 +108,28 @@ class ClaimLocator:
         drivers = sorted({result.driver for claim in claims for result in claim.allocated})
         return claims, [each for driver in drivers for each in await self._slices.list(driver)]
 
-    def places(self, pod_uid: str) -> Sequence[DevicePlace]:
-        return self._places.get(pod_uid, ())
+    def locations(self, pod_uid: str) -> Sequence[DeviceLocation]:
+        return self._locations.get(pod_uid, ())
 
     def describe(self, pod_uid: str) -> str:
         """Return in words where the devices of a pod's claims are; empty if that is not known."""
-        return in_words(self.places(pod_uid))
+        return in_words(self.locations(pod_uid))
 
     def forget(self, pod_uid: str) -> None:
         """Forget a pod that is over."""
-        self._places.pop(pod_uid, None)
+        self._locations.pop(pod_uid, None)
 
     # The topology manager's provider
 
     def concerns(self, pod: Pod) -> bool:
-        return pod.uid in self._places
+        return pod.uid in self._locations
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
-        return claim_hints(self.places(pod.uid), self._numa)
+        return claim_hints(self.locations(pod.uid), self._numa)
 
     def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
         used = [(claim.name, base_request(request)) for claim, request in container_requests(pod, container)]
-        return claim_hints(self.places(pod.uid), self._numa, used)
+        return claim_hints(self.locations(pod.uid), self._numa, used)
 
     def allocate(self, pod: Pod, container: Container, hint: Hint) -> None: ...
 
@@ -145,8 +145,8 @@ class ClaimLocator:
     def release(self, pod_uid: str) -> None: ...
 
     def collect(self, keep: Collection[str]) -> None:
-        for uid in [uid for uid in self._places if uid not in keep]:
-            del self._places[uid]
+        for uid in [uid for uid in self._locations if uid not in keep]:
+            del self._locations[uid]
 
     def adopted(self, pod: Pod, choose: Callable[[Pod, Container], Hint]) -> None:
         """Do nothing: claims of a running pod stay prepared, and there is nothing to choose."""

@@ -96,11 +96,11 @@ class ImageRecords:
         if present.count(True) < len(self.table):
             self.forget_rows([row for row in compress(count(), cells.live) if not present[row]])
         cells.in_use[:] = bytes(len(cells.in_use))
-        strangers = set(mark(self._row_of, list(used), cells.in_use))
-        if strangers:
+        unlisted = set(mark(self._row_of, list(used), cells.in_use))
+        if unlisted:
             mark(
                 self._row_of,
-                [self.key_of(i) for i in images if not strangers.isdisjoint(i.names)],
+                [self.key_of(i) for i in images if not unlisted.isdisjoint(i.names)],
                 cells.in_use,
             )
         for row in compress(count(), cells.in_use):

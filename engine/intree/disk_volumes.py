@@ -31,7 +31,7 @@ from engine.host.selinux import mount_option
 from engine.host.shared_trees import share_tree
 from engine.host.tasks import Tasks, to_own_thread
 from engine.intree.commands import unmount
-from engine.intree.places import plugin_directory, pod_devices, pod_volume
+from engine.intree.paths import plugin_directory, pod_devices, pod_volume
 
 DETACH_RETRIES: Final = RetryDelays(1.0, 122.0)
 

@@ -18,7 +18,7 @@ from engine.intree.commands import run, unmount, words
 from engine.intree.disk_volumes import Access, DiskVolumes, listed
 from engine.intree.fc_disk import FcDisk, named
 from engine.intree.iscsiadm import SECONDS, flush_multipath
-from engine.intree.places import DEVICES, FC, fc_devices, fc_mounts
+from engine.intree.paths import DEVICES, FC, fc_devices, fc_mounts
 from engine.intree.scsi import ScsiDisks
 
 log = logging.getLogger("kubengine.volumes")

@@ -13,7 +13,7 @@ import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.api.references import FCVolume
-from engine.intree.places import DEVICES, fc_devices, fc_mounts, one_name
+from engine.intree.paths import DEVICES, fc_devices, fc_mounts, one_name
 
 MOST_LUN: Final = 255
 _TARGETS: Final = re.compile(r"(?P<wwns>.+)-lun-(?P<lun>[0-9]{1,3})")

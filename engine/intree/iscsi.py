@@ -21,7 +21,7 @@ from engine.intree import iscsiadm
 from engine.intree.commands import unmount
 from engine.intree.disk_volumes import Access, DiskVolumes, listed
 from engine.intree.iscsi_disk import RECORD, IscsiDisk, device_links, named, record, recorded
-from engine.intree.places import DEVICES, INTERFACE, ISCSI, iscsi_devices, iscsi_mounts
+from engine.intree.paths import DEVICES, INTERFACE, ISCSI, iscsi_devices, iscsi_mounts
 from engine.intree.scsi import ScsiDisks
 
 ROUNDS: Final = 5

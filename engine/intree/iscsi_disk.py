@@ -16,7 +16,7 @@ import msgspec
 from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.api.references import ISCSIVolume
-from engine.intree.places import INTERFACE, iscsi_devices, iscsi_mounts, one_name
+from engine.intree.paths import INTERFACE, iscsi_devices, iscsi_mounts, one_name
 
 RECORD: Final = "iscsi.json"
 PORT: Final = 3260

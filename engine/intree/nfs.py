@@ -18,7 +18,7 @@ from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.references import NFSVolume
 from engine.host.mountinfo import is_mount_point
 from engine.intree.commands import MOUNT_SECONDS, has_helper, missing, run, unmount, words
-from engine.intree.places import plugin_directory, pod_volume
+from engine.intree.paths import plugin_directory, pod_volume
 
 NFS: Final = "kubernetes.io~nfs"
 

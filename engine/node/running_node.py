@@ -458,7 +458,7 @@ class RunningNode:
     def _described_claims(self) -> list[dict[str, Any]]:
         names = {pod.uid: pod.full_name for pod in self.pods.all()}
         claims = self._claims
-        return describe_claims(claims.table, names, claims.device_health, self._locator.places)
+        return describe_claims(claims.table, names, claims.device_health, self._locator.locations)
 
     def _pod_may_run(self, uid: str) -> bool:
         return self.pods.may_run(uid)

@@ -28,14 +28,14 @@ from engine.server.http.exchange import Answer, Request, failure
 from engine.server.http.request_metrics import ServerRequestMetrics
 from engine.server.http.scheduling import in_turn
 from engine.server.http.tcp import BACKLOG, bind_tcp
-from engine.server.http.write_timeout import part
+from engine.server.http.write_timeout import close_when_read
 from engine.server.interfaces.node import ServedNode
 from engine.server.routes import Routes
 
 MAX_CONNECTIONS = 128
-ACCEPTED_AT_ONCE = (
-    16  # few compared with MAX_CONNECTIONS, so that a crowd cannot displace peers that are about to be read
-)
+ACCEPTED_AT_ONCE = 16
+"""Few compared with MAX_CONNECTIONS, so that new connections cannot displace peers that are about to be
+read."""
 STEPS_IN_A_TURN = 4  # of the event loop, for each listener
 
 
@@ -207,4 +207,4 @@ async def _converse(
         metrics=listener.metrics,
     )
     await connection.serve()
-    await part(writer, WRITE_DEADLINE)
+    await close_when_read(writer, WRITE_DEADLINE)

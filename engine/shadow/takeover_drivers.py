@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.api.errors import KubengineError, Refused
-from engine.csi import places, volume_data
+from engine.csi import paths, volume_data
 from engine.csi.volume_data import VolumeData
 from engine.plugins.channel import PluginChannel
 from engine.plugins.watcher import MAX_DEPTH, MAX_ENTRIES, RegistrationDeadlines, plugin_info
@@ -70,11 +70,11 @@ def csi_volumes(root: Path) -> tuple[list[PublishedVolume], list[NodeFinding]]:
     volumes: list[PublishedVolume] = []
     findings: list[NodeFinding] = []
     for pod in _entries(root / "pods"):
-        for volume in _entries(places.pods_volumes(root, pod.name)):
+        for volume in _entries(paths.pods_volumes(root, pod.name)):
             _add(pod.name, volume.name, volume, volumes, findings)
-        for device in _entries(places.pods_devices(root, pod.name)):
+        for device in _entries(paths.pods_devices(root, pod.name)):
             with suppress(KubengineError):
-                _add(pod.name, device.name, places.device_data(root, device.name), volumes, findings)
+                _add(pod.name, device.name, paths.device_data(root, device.name), volumes, findings)
     return volumes, findings
 
 
@@ -88,7 +88,7 @@ def _add(
         volumes.append(PublishedVolume(uid, name, data.driver, data.handle))
         return
     text = "cannot be used: no agent knows which driver unmounts the volume when the pod ends"
-    findings.append(NodeFinding(str(directory / places.DATA), text, stops=True))
+    findings.append(NodeFinding(str(directory / paths.DATA), text, stops=True))
 
 
 def _entries(directory: Path, most: int = MAX_ENTRIES) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from engine.csi.places import DATA
+from engine.csi.paths import DATA
 from engine.host.mountinfo import mounted
 from engine.host.mounts import bind, unmount_below
 from engine.host.safe_open import HANDLE

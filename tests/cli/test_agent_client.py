@@ -13,7 +13,7 @@ import pytest
 
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.cli.agent.client import AgentClient
-from engine.cli.agent.places import SOCKET_NAME
+from engine.cli.agent.paths import SOCKET_NAME
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.csi.places import attachment_name, ephemeral_handle
+from engine.csi.paths import attachment_name, ephemeral_handle
 from engine.csi.volume import TOKENS
 from engine.host.mountinfo import mounts_below
 from tests.csi_rig import DRIVER, CsiRig

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.csi.places import attachment_name
+from engine.csi.paths import attachment_name
 from engine.node.volumes import csi as csi_volumes
 from tests.csi_rig import CLAIMED, DRIVER, STORAGE, CsiRig
 from tests.waiting import eventually

@@ -13,7 +13,7 @@ from engine.api.objects.storage import PersistentVolume
 from engine.api.pod import Volume
 from engine.api.struct import to_builtins
 from engine.csi.migration import migrated, migrated_inline
-from engine.csi.places import published
+from engine.csi.paths import published
 from tests.csi_rig import CLAIMED, CsiRig
 from tests.waiting import eventually
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.csi.places import attachment_name, unique_name
+from engine.csi.paths import attachment_name, unique_name
 from engine.testing.csi_driver import RPC
 from tests.cluster_rig import Object
 from tests.csi_rig import CLAIMED, DRIVER, STORAGE, CsiRig

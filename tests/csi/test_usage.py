@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.csi.places import ephemeral_handle
+from engine.csi.paths import ephemeral_handle
 from engine.server.volume_metrics import volume_metrics
 from engine.testing.csi_driver import ALL, HANGS, RPC
 from tests.cluster_rig import Object

@@ -23,7 +23,7 @@ import yaml
 
 from engine.api.errors import KubengineError
 from engine.cli.agent.client import AgentClient
-from engine.cli.agent.places import default_socket
+from engine.cli.agent.paths import default_socket
 from engine.testing.apiserver import ApiServer
 from engine.testing.apiserver.paths import parse_path
 from engine.testing.containerd import Containerd

@@ -23,7 +23,7 @@ from engine.api.qos import SOURCE_ANNOTATION
 from engine.cpumanager.restoring import LostCpus, RestoredCpus
 from engine.cpumanager.state import CpuState
 from engine.cri.records import PodRecord
-from engine.csi.places import device_data
+from engine.csi.paths import device_data
 from engine.csi.volume_data import VolumeData, keep_device, keep_published
 from engine.devices.checkpoint import Checkpoint, CheckpointEntry
 from engine.dra.table import ClaimState, PreparedDevice

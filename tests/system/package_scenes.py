@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli.agent.client import AgentClient
-from engine.cli.agent.places import default_socket
+from engine.cli.agent.paths import default_socket
 from engine.testing.images import BUSYBOX_TAG
 from tests.system.unit_scenes import (
     UNIT,

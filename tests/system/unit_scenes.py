@@ -16,7 +16,7 @@ import yaml
 
 from engine.api.errors import KubengineError
 from engine.cli.agent.client import AgentClient
-from engine.cli.agent.places import default_socket
+from engine.cli.agent.paths import default_socket
 from engine.testing.images import BUSYBOX_TAG, busybox_layer, write_image
 from tests.waiting import PATIENCE
 

@@ -25,7 +25,7 @@ import msgspec
 from click.core import ParameterSource
 
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
-from engine.cli.agent.places import READ_ONLY_URL, default_socket
+from engine.cli.agent.paths import READ_ONLY_URL, default_socket
 
 DEADLINE = 10.0
 _FAILURES: dict[int, type[KubengineError]] = {400: InvalidInput, 404: InvalidInput, 503: Unavailable}

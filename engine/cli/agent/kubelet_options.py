@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from engine.cli.agent.places import ROOT_DIR
+from engine.cli.agent.paths import ROOT_DIR
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OPTIONS = (

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
-from engine.cli.agent.places import default_socket
+from engine.cli.agent.paths import default_socket
 from engine.cli.agent.start_up import tune_garbage_collection
 from engine.host.notify import ServiceManager, beat
 from engine.host.stopping import stop_all

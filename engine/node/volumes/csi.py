@@ -26,7 +26,7 @@ from engine.api.moments import rfc3339
 from engine.api.objects.storage import CSIDriver, CSIDriverSpec, CSIPersistentVolume
 from engine.api.pod import Pod, Volume
 from engine.api.references import SecretReference
-from engine.csi import places
+from engine.csi import paths
 from engine.csi.driver_calls import CsiDriver, CsiDriverFailed
 from engine.csi.drivers import CsiDrivers
 from engine.csi.mounting import Mounting
@@ -170,7 +170,7 @@ class CsiVolumes:
 
     def _use(self, uid: str, wanted: CsiVolume) -> None:
         """Report the volume as in use before it is used, so that nobody detaches it."""
-        name = places.unique_name(wanted.driver, wanted.handle)
+        name = paths.unique_name(wanted.driver, wanted.handle)
         self._used.setdefault(uid, set()).add(name)
         self._attachments.use(name, uid)
 
@@ -207,8 +207,8 @@ class CsiVolumes:
 
     async def _attached(self, wanted: CsiVolume) -> Mapping[str, str]:
         """Return the publish context of the attachment to this node."""
-        await self._attachments.attached(places.unique_name(wanted.driver, wanted.handle))
-        name = places.attachment_name(wanted.handle, wanted.driver, self._node)
+        await self._attachments.attached(paths.unique_name(wanted.driver, wanted.handle))
+        name = paths.attachment_name(wanted.handle, wanted.driver, self._node)
         try:
             found = await self._objects.volume_attachment(name)
         except Refused as error:
@@ -226,7 +226,7 @@ class CsiVolumes:
         """Tell whether the driver's controller refused the attachment because the node takes no more, and
         have the driver's limit refreshed then.
         """
-        name = places.attachment_name(wanted.handle, wanted.driver, self._node)
+        name = paths.attachment_name(wanted.handle, wanted.driver, self._node)
         try:
             error = (await self._objects.volume_attachment(name)).status.attach_error
         except Refused:
@@ -324,7 +324,7 @@ def _wanted(pod: Pod, volume: Volume, bound: BoundVolume | None) -> CsiVolume:
     assert volume.csi is not None
     return CsiVolume(
         driver=volume.csi.driver,
-        handle=places.ephemeral_handle(pod.uid, volume.name),
+        handle=paths.ephemeral_handle(pod.uid, volume.name),
         name=volume.name,
         mode=EPHEMERAL,
         read_only=bool(volume.csi.read_only),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from engine.api.pod import Pod, Volume
-from engine.csi import places
+from engine.csi import paths
 from engine.csi.records import DriverRecords
 from engine.host.node_context import NodeContext
 from engine.node.controlplane.control_plane import ClusterObjects
@@ -75,7 +75,7 @@ class CsiStorage:
 
     async def start(self) -> None:
         """Mark what an earlier agent left staged as in use. Raises `Refused`."""
-        if places.all_staged(self._root).exists():
+        if paths.all_staged(self._root).exists():
             await self._parts.mounting.adopt_staged()
         self._attachments.complete()
 
@@ -107,7 +107,7 @@ class CsiStorage:
 
     async def withdraw(self, uid: str) -> None:
         """Remove all CSI volumes of a pod that no longer runs. Raises `Refused`."""
-        of_pod = (places.pods_volumes(self._root, uid), places.pods_devices(self._root, uid))
+        of_pod = (paths.pods_volumes(self._root, uid), paths.pods_devices(self._root, uid))
         if self._loaded or any(directory.exists() for directory in of_pod):
             await self._parts.volumes.withdraw(uid)
             self._parts.usages.forget(uid)

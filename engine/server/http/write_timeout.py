@@ -36,7 +36,7 @@ async def while_it_takes(
         before = now
 
 
-async def part(writer: asyncio.StreamWriter, seconds: float) -> None:
+async def close_when_read(writer: asyncio.StreamWriter, seconds: float) -> None:
     """Close a connection once its peer has read everything, or nothing for `seconds`.
 
     One that has everything and stays is waited for a moment.

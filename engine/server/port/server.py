@@ -32,7 +32,7 @@ from engine.server.http.exchange import Answer, Request, Takeover, plain
 from engine.server.http.request_metrics import ServerRequestMetrics
 from engine.server.http.scheduling import in_turn
 from engine.server.http.tcp import bind_tcp
-from engine.server.http.write_timeout import CLOSE_SECONDS, part
+from engine.server.http.write_timeout import CLOSE_SECONDS, close_when_read
 from engine.server.interfaces.node import PortNode
 from engine.server.port import routes
 from engine.server.port.access import needs, no_answer, refusal
@@ -217,7 +217,7 @@ class SecurePort:
                         max_fields=MAX_FIELDS,
                     ),
                 ).serve()
-                await part(writer, WRITE_DEADLINE)
+                await close_when_read(writer, WRITE_DEADLINE)
         finally:
             writer.transport.abort()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from engine.cluster.client import ApiError
-from engine.csi.places import attachment_name, unique_name
+from engine.csi.paths import attachment_name, unique_name
 from engine.host.mountinfo import mounts_below
 from engine.testing.csi_driver import SampleCsiDriver
 from tests.cluster.control_plane import Object

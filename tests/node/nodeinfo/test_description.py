@@ -12,7 +12,7 @@ from engine.api.documents import convert
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.node import Node, Taint
 from engine.cli.agent.client import AgentClient
-from engine.cli.agent.places import SOCKET_NAME
+from engine.cli.agent.paths import SOCKET_NAME
 from engine.node.nodeinfo import description
 from engine.node.nodeinfo.description import node_images
 from engine.runtime.hollow import HollowRuntime

@@ -25,7 +25,7 @@ from engine.node.sources.static_pods import static_pod
 from engine.runtime.hollow import HollowRuntime
 from tests import records
 from tests.devices.device_rig import DeviceRig
-from tests.node.test_truth import KINDS, LARGE, MOST_CPUS
+from tests.node.test_known_before_admission import KINDS, LARGE, MOST_CPUS
 from tests.node_rig import container
 from tests.waiting import eventually
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.cli.agent.client import AgentClient
-from engine.cli.agent.places import SOCKET_NAME
+from engine.cli.agent.paths import SOCKET_NAME
 from engine.images import manager
 from engine.node.nodeinfo import description
 from engine.server import HttpServer

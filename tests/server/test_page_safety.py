@@ -1,4 +1,4 @@
-"""Pages of the node that show no secret and stand every name."""
+"""The node's pages show no secret and escape every name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The model catches: with one rule of taking in switched off, a short story in its world goes wrong.
+"""The model finds errors: with one rule of admission switched off, a short story in its world fails.
 
-Each story is a way that `test_taking_in` may go, by the same means, and holds as long as all rules do.
+Each story is a possible run of `test_node_model`, with the same steps, and passes while all rules apply.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A whole node in a world without luck: pods come, go and are edited, agent, plugin and runtime die and
-come back, between any two steps. No device twice, none lost, nothing overcommitted, no end undone, nothing
-that runs stopped by a restart, and nobody left waiting, or turned away who fits, once all is well."""
+"""A whole node in a random world: between any two steps pods come, go and are edited, and agent, plugin and
+runtime die and come back. No device is allocated twice or lost, nothing is overcommitted, no end is undone, a
+restart stops nothing that runs, and in the end no pod waits, or is rejected, that fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod that was refused counts nowhere: not in sums, devices, directories, statistics or probes."""
+"""A rejected pod counts nowhere: not in sums, devices, directories, statistics or probes."""
 
 from __future__ import annotations
 

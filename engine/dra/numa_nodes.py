@@ -1,7 +1,7 @@
 """Finds the NUMA nodes of allocated devices, and the hints that follow from them. Pure.
 
-The scheduler has allocated the devices of a claim before its pod comes to the node, so their place is given:
-CPUs, memory and devices of plugins can only follow. The kubelet (v1.36) has no hints for claims.
+The scheduler has allocated the devices of a claim before its pod comes to the node, so their location is
+given: CPUs, memory and devices of plugins can only follow. The kubelet (v1.36) has no hints for claims.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class PciNodes(Protocol):
         """Return the node of a PCIe root complex, if all of its devices are at one."""
 
 
-class DevicePlace(msgspec.Struct, frozen=True):
+class DeviceLocation(msgspec.Struct, frozen=True):
     """Hold an allocated device: its claim's name, its request, and its NUMA node with the attribute that
     names it.
 
-    Without a node, the place of the device is unknown.
+    Without a node, the location of the device is unknown.
     """
 
     claim: str
@@ -54,20 +54,22 @@ class DevicePlace(msgspec.Struct, frozen=True):
     by: str = ""
 
 
-def place_devices(
+def locate_devices(
     claims: Iterable[ResourceClaim], slices: Iterable[ResourceSlice], pci: PciNodes
-) -> list[DevicePlace]:
-    """Return the place of every allocated device, except devices that are only watched (admin access)."""
+) -> list[DeviceLocation]:
+    """Return the location of every allocated device, except devices that are only watched (admin access)."""
     attributes = _attributes(slices)
-    places = []
+    locations = []
     for claim in claims:
         for result in claim.allocated:
             if result.admin_access:
                 continue
             device = (result.driver, result.pool, result.device)
             numa, by = _node(attributes.get(device, {}), pci)
-            places.append(DevicePlace(claim.metadata.name, base_request(result.request), device, numa, by))
-    return places
+            locations.append(
+                DeviceLocation(claim.metadata.name, base_request(result.request), device, numa, by)
+            )
+    return locations
 
 
 def unlisted(claims: Iterable[ResourceClaim], slices: Iterable[ResourceSlice]) -> set[DeviceName]:
@@ -108,20 +110,22 @@ def _node(attributes: Mapping[str, DeviceAttribute], pci: PciNodes) -> tuple[int
 
 
 def claim_hints(
-    places: Sequence[DevicePlace], numa: Numa, used: Iterable[tuple[str, str]] | None = None
+    locations: Sequence[DeviceLocation], numa: Numa, used: Iterable[tuple[str, str]] | None = None
 ) -> dict[str, Hints]:
-    """Return hints by claim, from all places or from those of the `used` (claim, request) pairs.
+    """Return hints by claim, from all locations or from those of the `used` (claim, request) pairs.
 
     An empty request stands for all requests of a claim. The devices of a claim are hinted as those that a
     container of a device plugin already holds: preferred are the fewest nodes that touch them all.
     """
     wanted = None if used is None else set(used)
     groups: dict[str, Counter[int]] = {}
-    for place in places:
-        mask = numa.mask([place.numa]) if place.numa is not None else 0
-        named = wanted is None or (place.claim, "") in wanted or (place.claim, place.request) in wanted
+    for location in locations:
+        mask = numa.mask([location.numa]) if location.numa is not None else 0
+        named = (
+            wanted is None or (location.claim, "") in wanted or (location.claim, location.request) in wanted
+        )
         if mask and named:
-            groups.setdefault(place.claim, Counter())[mask] += 1
+            groups.setdefault(location.claim, Counter())[mask] += 1
     return {
         f"ResourceClaim {claim}": DeviceCounts(
             groups=tuple(counts),
@@ -134,12 +138,12 @@ def claim_hints(
     }
 
 
-def in_words(places: Iterable[DevicePlace]) -> str:
+def in_words(locations: Iterable[DeviceLocation]) -> str:
     """Return where the devices of each claim are: `ResourceClaim gpu at NUMA node 1`."""
     nodes: dict[str, set[int]] = {}
-    for place in places:
-        if place.numa is not None:
-            nodes.setdefault(place.claim, set()).add(place.numa)
+    for location in locations:
+        if location.numa is not None:
+            nodes.setdefault(location.claim, set()).add(location.numa)
     return ", ".join(
         f"ResourceClaim {claim} at NUMA node{'s' if len(at) > 1 else ''} {', '.join(map(str, sorted(at)))}"
         for claim, at in sorted(nodes.items())

@@ -1,4 +1,4 @@
-"""A node whose API server is away: everything goes on, and is told afterwards without a restart."""
+"""A node whose API server is unreachable: pods continue, and are reported afterwards without a restart."""
 
 from __future__ import annotations
 

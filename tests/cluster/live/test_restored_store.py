@@ -1,4 +1,4 @@
-"""An API server whose store is replaced by an older one, or an empty one, beneath a node that runs pods."""
+"""An API server whose store is replaced by an older or empty one while a node runs pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a connection."""
+"""How a connection is closed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from engine.host.connection_limiter import ConnectionLimiter
 from engine.host.loop_share import LoopShare
 from engine.server.http.connection import Connection
 from engine.server.http.exchange import Answer, Request, plain
-from engine.server.http.write_timeout import part
+from engine.server.http.write_timeout import close_when_read
 from engine.testing.apiserver import Authority
 from tests.waiting import eventually
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def parted_from(directory: Path, before: Serve) -> bytes:
+async def read_until_closed(directory: Path, before: Serve) -> bytes:
     """Return what a client reads from a TLS server that runs `before` and then closes. Raise what closing
     raises.
     """
@@ -27,16 +27,16 @@ async def parted_from(directory: Path, before: Serve) -> bytes:
     pair = authority.issue("n1", alternatives="IP:127.0.0.1")
     own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     own.load_cert_chain(pair.certificate, pair.key)
-    parted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await before(reader, writer)
-            await part(writer, 5.0)
+            await close_when_read(writer, 5.0)
         except Exception as error:
-            parted.set_exception(error)
+            closed.set_exception(error)
         else:
-            parted.set_result(None)
+            closed.set_result(None)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=own)
     async with server:
@@ -46,26 +46,26 @@ async def parted_from(directory: Path, before: Serve) -> bytes:
         read = await reader.read()
         writer.close()
         await writer.wait_closed()
-        await parted
+        await closed
     return read
 
 
-async def test_a_secure_connection_that_is_closing_already_is_parted_from(tmp_path: Path) -> None:
+async def test_a_closing_tls_connection_sends_everything(tmp_path: Path) -> None:
     async def closing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"all of it")
         writer.close()
 
-    assert await parted_from(tmp_path, closing) == b"all of it"
+    assert await read_until_closed(tmp_path, closing) == b"all of it"
 
 
-async def test_a_secure_connection_that_is_over_already_is_parted_from(tmp_path: Path) -> None:
+async def test_a_tls_connection_may_have_closed_already(tmp_path: Path) -> None:
     async def over(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"all of it")
         await writer.drain()
         writer.close()
         await eventually(lambda: writer.get_extra_info("socket") is None)
 
-    assert await parted_from(tmp_path, over) == b"all of it"
+    assert await read_until_closed(tmp_path, over) == b"all of it"
 
 
 async def test_nothing_is_written_to_a_connection_that_is_closing() -> None:

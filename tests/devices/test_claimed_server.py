@@ -1,4 +1,4 @@
-"""What comes on a device socket of ours reaches grpcio's server, and nothing else of it can be reached."""
+"""Data on a device socket reaches grpcio's server, which cannot be reached in any other way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs is known before what is new is judged: restarts, edits, ends and rejections of whole nodes."""
+"""Running pods are known before new pods are judged: restarts, edits, ends and rejections of whole nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever dies at whatever moment, agent, driver or pod: no mount, directory or staging is left."""
+"""Agent, driver or pod is killed at any moment: no mount, directory or staging is left."""
 
 from __future__ import annotations
 

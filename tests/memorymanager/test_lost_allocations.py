@@ -1,4 +1,4 @@
-"""What an agent makes of a memory state that does not match: it keeps what holds, and says what does not."""
+"""What an agent does with a memory state that does not match: it keeps what is valid and reports the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often the bench looks at an agent's pods while they start."""
+"""How often the bench polls an agent's pods while they start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of what goes beyond the kubelet says of each thing the same five, and what it names is there."""
+"""`beyond-the-kubelet` answers the same five questions about each feature, and what it names exists."""
 
 from __future__ import annotations
 

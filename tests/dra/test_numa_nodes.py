@@ -1,4 +1,4 @@
-"""The NUMA nodes of claimed devices: from slices through sysfs to hints, and to pods that are refused."""
+"""The NUMA nodes of claimed devices: from slices through sysfs to hints, and to pods that are rejected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.api.objects.dynamic_resources import (
     SliceDevice,
 )
 from engine.dra.locator import SysfsPci
-from engine.dra.places import DevicePlace, claim_hints, in_words, place_devices, unlisted
+from engine.dra.numa_nodes import DeviceLocation, claim_hints, in_words, locate_devices, unlisted
 from engine.topologymanager.policy import Hint, Hints, Numa, TopologyPolicy
 from tests.cluster_rig import condition
 from tests.dra.rig import DRIVER, DraRig
@@ -28,7 +28,7 @@ STANDARD = "resource.kubernetes.io/"
 
 @pytest.fixture
 def sysfs(tmp_path: Path) -> Path:
-    """Two devices at node 1 behind one root, one device of unknown place, and a root of two nodes."""
+    """Two devices at node 1 behind one root, one device of unknown location, and a root of two nodes."""
     for bus_id, root, node in (
         ("0000:3b:00.0", "pci0000:3a", 1),
         ("0000:3b:00.1", "pci0000:3a", 1),
@@ -90,15 +90,17 @@ def claim_of(tmp: Path, name: str = "gpu") -> Any:
 def test_attributes_lead_to_a_numa_node(
     sysfs: Path, attributes: dict[str, str | int], numa: int | None, by: str
 ) -> None:
-    (place,) = place_devices([claim_of(sysfs)], [slice_of(device("dev-gpu", **attributes))], SysfsPci(sysfs))
-    assert place.numa == numa
-    assert place.by.rpartition("/")[2] == by
+    (location,) = locate_devices(
+        [claim_of(sysfs)], [slice_of(device("dev-gpu", **attributes))], SysfsPci(sysfs)
+    )
+    assert location.numa == numa
+    assert location.by.rpartition("/")[2] == by
 
 
 def test_only_the_newest_generation_of_a_pool_counts(sysfs: Path) -> None:
     slices = [slice_of(device("dev-gpu", numaNode=n), generation=n) for n in (1, 0)]
-    (place,) = place_devices([claim_of(sysfs)], slices, SysfsPci(sysfs))
-    assert place.numa == 1
+    (location,) = locate_devices([claim_of(sysfs)], slices, SysfsPci(sysfs))
+    assert location.numa == 1
     assert unlisted([claim_of(sysfs)], slices) == set()
     assert unlisted([claim_of(sysfs)], []) == {(DRIVER, "pool", "dev-gpu")}
 
@@ -106,11 +108,11 @@ def test_only_the_newest_generation_of_a_pool_counts(sysfs: Path) -> None:
 def test_a_device_used_for_monitoring_aligns_no_pod(sysfs: Path) -> None:
     claim = claim_of(sysfs)
     claim.allocated[0].admin_access = True
-    assert place_devices([claim], [slice_of(device("dev-gpu", numaNode=1))], SysfsPci(sysfs)) == []
+    assert locate_devices([claim], [slice_of(device("dev-gpu", numaNode=1))], SysfsPci(sysfs)) == []
 
 
-def place(claim: str, node: int | None, request: str = "r") -> DevicePlace:
-    return DevicePlace(claim, request, (DRIVER, "pool", f"{claim}-{node}"), node)
+def location(claim: str, node: int | None, request: str = "r") -> DeviceLocation:
+    return DeviceLocation(claim, request, (DRIVER, "pool", f"{claim}-{node}"), node)
 
 
 def decided(name: str, *providers: dict[str, Hints] | None) -> tuple[int | None, bool]:
@@ -124,42 +126,45 @@ CPUS_OF_NODE_0 = {"cpu": [Hint(0b01, True), Hint(0b11, False)]}
 
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
 def test_cpus_follow_the_device_of_a_claim(policy: str) -> None:
-    hints = claim_hints([place("gpu", 1)], TWO)
+    hints = claim_hints([location("gpu", 1)], TWO)
     assert decided(policy, CPUS_OF_EITHER, hints) == (0b10, True)
 
 
 def test_a_pod_with_cpus_that_cannot_align_is_rejected_by_policy() -> None:
-    hints = claim_hints([place("gpu", 1)], TWO)
+    hints = claim_hints([location("gpu", 1)], TWO)
     assert decided("best-effort", CPUS_OF_NODE_0, hints)[1]
     assert not decided("restricted", CPUS_OF_NODE_0, hints)[1]
     assert not decided("single-numa-node", CPUS_OF_NODE_0, hints)[1]
 
 
 def test_claims_at_different_nodes_are_not_aligned_and_one_claim_at_two_nodes_is_wide() -> None:
-    apart = claim_hints([place("gpu", 0), place("nic", 1)], TWO)
+    apart = claim_hints([location("gpu", 0), location("nic", 1)], TWO)
     assert not decided("single-numa-node", apart)[1]
     assert not decided("restricted", apart)[1]
-    wide = claim_hints([place("gpu", 0), place("gpu", 1)], TWO)
+    wide = claim_hints([location("gpu", 0), location("gpu", 1)], TWO)
     assert decided("restricted", wide) == (0b11, True)
     assert not decided("single-numa-node", wide)[1]
 
 
 def test_a_device_of_unknown_node_has_no_preference() -> None:
-    assert claim_hints([place("gpu", None), place("gpu", 7)], TWO) == {}
-    assert decided("single-numa-node", CPUS_OF_EITHER, claim_hints([place("gpu", None)], TWO))[1]
+    assert claim_hints([location("gpu", None), location("gpu", 7)], TWO) == {}
+    assert decided("single-numa-node", CPUS_OF_EITHER, claim_hints([location("gpu", None)], TWO))[1]
 
 
 def test_a_container_follows_the_requests_that_it_uses() -> None:
-    places = [place("gpu", 0, "a"), place("gpu", 1, "b"), place("nic", 1)]
-    assert decided("single-numa-node", claim_hints(places, TWO, [("gpu", "a")])) == (0b01, True)
-    assert decided("single-numa-node", claim_hints(places, TWO, [("gpu", "b"), ("nic", "")])) == (0b10, True)
-    assert not decided("single-numa-node", claim_hints(places, TWO, [("gpu", "")]))[1]
-    assert claim_hints(places, TWO, []) == {}
+    locations = [location("gpu", 0, "a"), location("gpu", 1, "b"), location("nic", 1)]
+    assert decided("single-numa-node", claim_hints(locations, TWO, [("gpu", "a")])) == (0b01, True)
+    assert decided("single-numa-node", claim_hints(locations, TWO, [("gpu", "b"), ("nic", "")])) == (
+        0b10,
+        True,
+    )
+    assert not decided("single-numa-node", claim_hints(locations, TWO, [("gpu", "")]))[1]
+    assert claim_hints(locations, TWO, []) == {}
 
 
 def test_locations_are_described() -> None:
-    places = [place("gpu", 1), place("gpu", 0), place("nic", 1), place("odd", None)]
-    assert in_words(places) == "ResourceClaim gpu at NUMA nodes 0, 1, ResourceClaim nic at NUMA node 1"
+    locations = [location("gpu", 1), location("gpu", 0), location("nic", 1), location("odd", None)]
+    assert in_words(locations) == "ResourceClaim gpu at NUMA nodes 0, 1, ResourceClaim nic at NUMA node 1"
 
 
 # A whole node

@@ -1,4 +1,4 @@
-"""Which refusals of devices will pass, case by case."""
+"""Which refusals of devices are transient, case by case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thousand known clients of each bad kind: slow, huge, deaf and vanished ones leave nothing behind."""
+"""A thousand authenticated clients that are slow, huge, unresponsive or vanish leave nothing behind."""
 
 from __future__ import annotations
 
