@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"host", "transport", "wire", "cri", "cluster", "csi", "dra", "plugins", "node", "record"},
     "bench": {"api", "host", "wire", "cri", "cluster"},
     "server": {"api", "metrics", "host", "node", "transport", "_fast"},
-    "plan": BASE | DECISION_PACKAGES | {"host", "cluster", "record"},
+    "plan": BASE | DECISION_PACKAGES | {"host", "cluster", "record", "csi"},
 }
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from engine.api.encoding.json_text import encode_json
 from engine.plan.anonymize.device_objects import device_claims, device_objects
 from engine.plan.anonymize.pseudonyms import Pseudonyms, replaced_taint, selecting
-from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, Snapshot
 from engine.plan.snapshot.lazy_table import whole
 
 KEPT_PRIORITIES: Final = ("system-node-critical", "system-cluster-critical")
@@ -43,7 +43,7 @@ def anonymous(snapshot: Snapshot) -> tuple[Snapshot, dict[str, dict[str, str]]]:
     pods = _texts(pods, "name", lambda text: names.of("pod", text))
     pods = _texts(pods, "uid", lambda text: names.of("uid", text))
     if "claims" in pods.column_names:
-        pods = _texts(pods, "claims", lambda text: " ".join(names.of("claim", one) for one in text.split()))
+        pods = _texts(pods, "claims", lambda text: _claims(names, text))
     if "device_claims" in pods.column_names:
         pods = _texts(pods, "device_claims", lambda text: device_claims(names, text))
     templates = _texts(
@@ -114,6 +114,14 @@ def _owner(names: Pseudonyms, text: str) -> str:
     ending = _HASH.search(name) if kind in ("ReplicaSet", "Job") else None
     base, tail = (name[: ending.start()], ending[0]) if ending and ending.start() else (name, "")
     return f"{kind}/{names.of('workload', base)}{tail}"
+
+
+def _claims(names: Pseudonyms, text: str) -> str:
+    claims = []
+    for one in text.split():
+        prefix = EPHEMERAL_CLAIM if one.startswith(EPHEMERAL_CLAIM) else ""
+        claims.append(prefix + names.of("claim", one.removeprefix(prefix)))
+    return " ".join(claims)
 
 
 def _labels(names: Pseudonyms, text: str) -> str:

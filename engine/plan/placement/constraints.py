@@ -27,7 +27,7 @@ from engine.plan.placement.attachments import AttachedVolume, AttachLimits
 from engine.plan.placement.device_claims import DeviceClaims
 from engine.plan.placement.node_labels import Nodes, labels_of_nodes
 from engine.plan.placement.topology import Allowed, PodTopology, Undecidable
-from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, NO_NODE, Snapshot
 from engine.plan.snapshot.lazy_table import coded
 from engine.plan.snapshot.objects import decoded_spec
 
@@ -101,7 +101,10 @@ class Constraints:
         yield "node selector or affinity", affine
         if row in self._claim_names:
             for claim in self._claim_names[row].split():
-                yield "the topology of a volume", self._reaching(row, claim)
+                # A pod that moves gets another ephemeral volume, wherever it goes.
+                if row >= self._snapshot.placed or not claim.startswith(EPHEMERAL_CLAIM):
+                    name = claim.removeprefix(EPHEMERAL_CLAIM)
+                    yield "the topology of a volume", self._reaching(row, name)
             yield "the number of volumes that they attach", self._attach_limits.allowed(row)
         pod = self.pod(row)
         if host_ports(pod):
@@ -183,7 +186,8 @@ class Constraints:
         found = {}
         if self._snapshot.attach_limits.num_rows:
             for row, text in self._claim_names.items():
-                keys = [(namespaces[row].as_py(), claim) for claim in text.split()]
+                names = [claim.removeprefix(EPHEMERAL_CLAIM) for claim in text.split()]
+                keys = [(namespaces[row].as_py(), name) for name in names]
                 found[row] = frozenset(self._volumes[key].csi for key in keys if key in self._volumes)
         return AttachLimits(self._snapshot, found)
 

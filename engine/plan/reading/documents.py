@@ -68,9 +68,13 @@ class ClaimName(DocumentStruct):
 
 
 class PodVolume(DocumentStruct):
-    """Hold a volume, of which only the claim matters: it can tie the pod to some nodes."""
+    """Hold a volume, of which only the claim matters: it can tie the pod to some nodes. That of a generic
+    `ephemeral` volume is made with the pod, and named after both.
+    """
 
+    name: str = ""
     persistent_volume_claim: ClaimName | None = None
+    ephemeral: Raw = EMPTY
 
 
 class PodDeviceClaim(DocumentStruct):

@@ -20,7 +20,7 @@ from engine.plan.reading.documents import (
     PodVolume,
 )
 from engine.plan.reading.templates import MAX_KNOWN, Templates, Unusable
-from engine.plan.snapshot.columns import POD_FIELDS, REPEATED_TEXT, TEMPLATE_CLAIM
+from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, POD_FIELDS, REPEATED_TEXT, TEMPLATE_CLAIM
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, MIRROR, PROTECTED, QOS_CODES, STATIC
 
 _labels = msgspec.json.Decoder(dict[str, str] | None)
@@ -99,7 +99,7 @@ class PodRows:
         self._created.append(created)
         self._owner.append(owner)
         self._labels.append(labels)
-        self._claims.append(_claims(spec.volumes) if spec.volumes else "")
+        self._claims.append(_claims(meta.name, spec.volumes) if spec.volumes else "")
         self._device_claims.append(_device_claims(spec, status) if spec.resource_claims else "")
         if len(self._name) >= _CHUNK:
             self._flush()
@@ -185,10 +185,15 @@ def _created(moment: datetime | None) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _claims(volumes: list[PodVolume]) -> str:
+def _claims(pod: str, volumes: list[PodVolume]) -> str:
     """Return the names of the claims that a pod mounts, separated by spaces."""
-    claims = (volume.persistent_volume_claim for volume in volumes)
-    return " ".join(claim.claim_name for claim in claims if claim is not None)
+    names = []
+    for volume in volumes:
+        if volume.persistent_volume_claim is not None:
+            names.append(volume.persistent_volume_claim.claim_name)
+        elif bytes(volume.ephemeral) not in (b"", b"null"):
+            names.append(f"{EPHEMERAL_CLAIM}{pod}-{volume.name}")
+    return " ".join(names)
 
 
 def _device_claims(spec: PodSpecFields, status: PodStatusFields) -> str:

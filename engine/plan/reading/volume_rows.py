@@ -7,9 +7,11 @@ import pyarrow as pa
 
 from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
-from engine.api.objects.storage import PersistentVolumeSpec
+from engine.api.meta import ObjectMeta
+from engine.api.objects.storage import CSIPersistentVolume, PersistentVolume, PersistentVolumeSpec
 from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from engine.api.struct import decode_hook
+from engine.csi.migration import migrated
 from engine.plan.reading.documents import (
     ClaimDocument,
     ClaimSpec,
@@ -27,6 +29,16 @@ ZONE_LABELS = (
     "failure-domain.beta.kubernetes.io/region",
 )
 """Labels of a volume that the scheduler compares with the node's; `__` separates several values."""
+
+IN_TREE = "kubernetes.io/"
+MIGRATED = {
+    "aws-ebs": "ebs.csi.aws.com",
+    "azure-disk": "disk.csi.azure.com",
+    "cinder": "cinder.csi.openstack.org",
+    "gce-pd": "pd.csi.storage.gke.io",
+    "portworx-volume": "pxd.portworx.com",
+}
+"""The in-tree plugins whose volumes the scheduler counts for the driver that replaces them."""
 
 _spec = msgspec.json.Decoder(PersistentVolumeSpec, dec_hook=decode_hook)
 _labels = msgspec.json.Decoder(dict[str, str] | None)
@@ -66,8 +78,9 @@ class VolumeRows:
             raise Unusable(str(error), subject="metadata.labels") from None
         required = spec.node_affinity.required if spec.node_affinity is not None else None
         self._selectors[volume.metadata.name] = _with_zones(required, labels)
-        if spec.csi is not None:
-            self._handles[volume.metadata.name] = spec.csi.driver, spec.csi.volume_handle
+        csi = _csi(PersistentVolume(metadata=ObjectMeta(name=volume.metadata.name, labels=labels), spec=spec))
+        if csi is not None:
+            self._handles[volume.metadata.name] = csi.driver, csi.volume_handle
 
     def table(self) -> pa.Table:
         """Return one row per claim, as described in `docs/snapshot-format.md`.
@@ -79,6 +92,8 @@ class VolumeRows:
         for (namespace, name), spec in self._claims.items():
             volume = spec.volume_name
             provisioner = self._provisioners.get(spec.storage_class_name or "", "")
+            if provisioner.startswith(IN_TREE):
+                provisioner = MIGRATED.get(provisioner.removeprefix(IN_TREE), "")
             driver, handle = self._handles.get(volume, ("", ""))
             if volume not in self._selectors and provisioner:
                 driver, handle = provisioner, f"{namespace}/{name}"
@@ -94,6 +109,17 @@ class VolumeRows:
             {"node": node, "driver": driver, "limit": limit} for (node, driver), limit in self._limits.items()
         ]
         return pa.Table.from_pylist(rows, schema=pa.schema(list(ATTACH_LIMIT_FIELDS.items())))
+
+
+def _csi(volume: PersistentVolume) -> CSIPersistentVolume | None:
+    """Return the driver and handle under which a node attaches a volume; None if it counts for no driver."""
+    if volume.spec.csi is not None:
+        return volume.spec.csi
+    try:
+        found = migrated(volume).spec.csi
+    except InvalidInput:
+        return None
+    return found if found is not None and found.driver in MIGRATED.values() else None
 
 
 def _with_zones(required: NodeSelector | None, labels: dict[str, str]) -> NodeSelector | None:

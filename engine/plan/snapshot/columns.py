@@ -24,6 +24,8 @@ TERMINAL = ("Succeeded", "Failed")
 NO_NODE = -1
 TEMPLATE_CLAIM = "template/"
 """Precedes the name of a ResourceClaimTemplate in `pods.device_claims`; its claim is yet to be made."""
+EPHEMERAL_CLAIM = "ephemeral/"
+"""Precedes the name of a claim in `pods.claims` that comes and goes with the pod."""
 
 REPEATED_TEXT = pa.dictionary(pa.int32(), pa.string())
 POD_FIELDS = {

@@ -14,7 +14,7 @@ import msgspec
 from engine.api.encoding.json_text import encode_json
 from engine.api.moments import rfc3339
 from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION
-from engine.plan.snapshot.columns import TEMPLATE_CLAIM, Snapshot
+from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, TEMPLATE_CLAIM, Snapshot
 from engine.plan.snapshot.lazy_table import whole
 from engine.tables import HAS_PRIORITY, MIRROR, QOS_NAMES, STATIC
 
@@ -152,7 +152,7 @@ def _pod(row: dict[str, Any], template: dict[str, Any], nodes: list[str]) -> dic
         "volumes": [
             {"name": token, "projected": {"defaultMode": 420, "sources": [{"configMap": {"name": "ca"}}]}},
             *(
-                {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+                _claimed(number, row["name"], claim)
                 for number, claim in enumerate((row.get("claims") or "").split())
             ),
         ],
@@ -186,6 +186,16 @@ def _pod(row: dict[str, Any], template: dict[str, Any], nodes: list[str]) -> dic
         "startTime": created,
     }  # fmt: skip
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": status}
+
+
+def _claimed(number: int, pod: str, claim: str) -> dict[str, Any]:
+    """Return the volume of a claim. That of an ephemeral one is named after the pod, unless names have been
+    replaced.
+    """
+    name = claim.removeprefix(EPHEMERAL_CLAIM)
+    if name != claim and name.startswith(f"{pod}-"):
+        return {"name": name.removeprefix(f"{pod}-"), "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}
+    return {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": name}}
 
 
 def _device_claim(number: int, name: str) -> dict[str, str]:

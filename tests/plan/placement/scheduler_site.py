@@ -162,6 +162,18 @@ class Site:
                     return ""
                 await asyncio.sleep(0.02)
 
+    async def decided(self, name: str) -> str:
+        """Wait until the scheduler has decided about a pod whose gate is open; return its node, or none."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                seen = await self.admin.get(f"{PODS}/{name}", Object)
+                if seen["spec"].get("nodeName"):
+                    return str(seen["spec"]["nodeName"])
+                conditions = seen["status"].get("conditions") or []
+                if any(one.get("reason") == "Unschedulable" for one in conditions):
+                    return ""
+                await asyncio.sleep(0.02)
+
     async def open_gate(self, name: str) -> None:
         pod = await self.admin.get(f"{PODS}/{name}", Object)
         pod["spec"].pop("schedulingGates")

@@ -66,6 +66,7 @@ ON_ZONE_B = {
         }
     }
 }
+GCE = "pd.csi.storage.gke.io"
 DEVICE = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu"}]}
 
 
@@ -74,9 +75,9 @@ def csi(**spec: Any) -> dict[str, Any]:
     return volume(csi={"driver": "disk.example.com", "volumeHandle": "v"}, **spec)
 
 
-def attaches(name: str, count: int) -> dict[str, Any]:
+def attaches(name: str, count: int, driver: str = "disk.example.com") -> dict[str, Any]:
     """A node that attaches so many volumes of the driver."""
-    drivers = [{"name": "disk.example.com", "nodeID": name, "allocatable": {"count": count}}]
+    drivers = [{"name": driver, "nodeID": name, "allocatable": {"count": count}}]
     meta = {"name": name}
     return {
         "apiVersion": "storage.k8s.io/v1",
@@ -84,6 +85,21 @@ def attaches(name: str, count: int) -> dict[str, Any]:
         "metadata": meta,
         "spec": {"drivers": drivers},
     }
+
+
+def in_tree(**spec: Any) -> dict[str, Any]:
+    """The volume of the claim `data`, of a plugin that a CSI driver has replaced."""
+    return volume(gcePersistentDisk={"pdName": "v"}, **spec)
+
+
+EPHEMERAL = {"volumes": [{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}]}
+
+
+def made_for(pod: str) -> list[dict[str, Any]]:
+    """The claim and the volume of a pod's ephemeral volume, in zone a."""
+    claim = claimed("pv")
+    claim["metadata"]["name"] = f"{pod}-scratch"
+    return [claim, csi(**reached_from(ZONE, "a"))]
 
 
 PORT = {"container": {"ports": [{"containerPort": 80, "hostPort": 80}]}}
@@ -118,6 +134,24 @@ GOES = [
         [node("n2"), attaches("n2", 1), pod("other", "n2", **CLAIM), claimed("pv"), csi()],
         CLAIM,
         "n2",
+    ),
+    (
+        "where an in-tree volume can be attached",
+        [node("n2"), node("n3"), attaches("n2", 0, GCE), attaches("n3", 1, GCE), claimed("pv"), in_tree()],
+        CLAIM,
+        "n3",
+    ),
+    (
+        "where another pod has its in-tree volume already",
+        [node("n2"), attaches("n2", 1, GCE), pod("other", "n2", **CLAIM), claimed("pv"), in_tree()],
+        CLAIM,
+        "n2",
+    ),
+    (
+        "where an ephemeral volume can be attached, in another zone than the one that goes",
+        [node("n2"), node("n3", "b"), attaches("n2", 0), attaches("n3", 1), *made_for("moving")],
+        EPHEMERAL,
+        "n3",
     ),
     ("where a device is free", [node("n2"), node("n3"), *device_objects("n3")], DEVICE, "n3"),
     ("a claim that is not bound", [node("n2"), claimed("")], CLAIM, "n2"),

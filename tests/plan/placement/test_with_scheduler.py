@@ -31,7 +31,7 @@ from tests.plan.placement.scheduler_site import (
 
 POD_COUNT, VOLUME_PODS = 100, 60
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
-GPU, DISK = "gpu.example.com", "disk.example.com"
+GPU, DISK, GCE = "gpu.example.com", "disk.example.com", "pd.csi.storage.gke.io"
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -49,8 +49,9 @@ async def test_pods_are_placed_where_the_scheduler_binds_them(site: Site) -> Non
 
 
 async def test_volumes_and_devices_leave_the_nodes_that_the_scheduler_takes(site: Site) -> None:
-    """Each node attaches two volumes of a driver. Every second one has devices; a claim takes some of them on
-    one NUMA node. Some pods share a volume or a claim.
+    """Each node attaches two volumes of each of two drivers, one of which has replaced an in-tree plugin.
+    Every second one has devices; a claim takes some of them on one NUMA node. Some pods share a volume or a
+    claim.
     """
     await offer(site)
     bound = {}
@@ -61,6 +62,16 @@ async def test_volumes_and_devices_leave_the_nodes_that_the_scheduler_takes(site
     assert not await differences(site, bound)
     assert "" in bound.values()
     assert len(set(bound.values())) > 3
+
+
+async def test_ephemeral_volumes_leave_the_nodes_that_the_scheduler_takes(site: Site) -> None:
+    await offer(site)
+    bound = {}
+    for number in range(4 * NODE_COUNT + 10):
+        name = f"p{number:03}"
+        bound[name] = await run_with_ephemeral_volume(site, name)
+    assert not await differences(site, bound)
+    assert "" in bound.values()
 
 
 async def test_the_same_pods_are_preempted(site: Site) -> None:
@@ -107,8 +118,8 @@ async def offer(site: Site) -> None:
     await site.admin.create(f"{dra}/deviceclasses", gpus, Object)
     for number in range(NODE_COUNT):
         node = f"n{number:02}"
-        driver = {"name": DISK, "nodeID": node, "allocatable": {"count": 2}}
-        csi = {"metadata": {"name": node}, "spec": {"drivers": [driver]}}
+        drivers = [{"name": name, "nodeID": node, "allocatable": {"count": 2}} for name in (DISK, GCE)]
+        csi = {"metadata": {"name": node}, "spec": {"drivers": drivers}}
         await site.admin.create("/apis/storage.k8s.io/v1/csinodes", csi, Object)
         if number % 2:
             devices = [
@@ -127,29 +138,49 @@ async def volume_of(site: Site, number: int) -> dict[str, Any]:
     name = site.draw.choice(site.volumes) if shared and site.volumes else f"d{number}"
     if name not in site.volumes:
         site.volumes.append(name)
-        amount, modes = {"storage": "1Gi"}, ["ReadWriteMany"]
-        claim = {
-            "metadata": {"name": name, "annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
-            "spec": {
-                "volumeName": name,
-                "accessModes": modes,
-                "resources": {"requests": amount},
-                "storageClassName": "",
-            },
-        }
-        made = await site.admin.create(f"{NAMESPACE}/persistentvolumeclaims", claim, Object)
-        meta = made["metadata"]
-        volume = {
-            "metadata": {"name": name},
-            "spec": {
-                "capacity": amount,
-                "accessModes": modes,
-                "csi": {"driver": DISK, "volumeHandle": name},
-                "claimRef": {"namespace": "default", "name": name, "uid": meta["uid"]},
-            },
-        }
-        await site.admin.create("/api/v1/persistentvolumes", volume, Object)
+        await bind_claim(site, name)
     return {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]}
+
+
+async def bind_claim(site: Site, name: str, *, owner: Object | None = None) -> None:
+    """Create a claim, of a pod or of nobody, and its volume: of a CSI driver, or of a plugin that one has
+    replaced.
+    """
+    amount, modes = {"storage": "1Gi"}, ["ReadWriteMany"]
+    meta = {"name": name, "annotations": {"pv.kubernetes.io/bind-completed": "yes"}}
+    if owner is not None:
+        reference = {"apiVersion": "v1", "kind": "Pod", "controller": True, "blockOwnerDeletion": False}
+        meta["ownerReferences"] = [reference | {name: owner["metadata"][name] for name in ("name", "uid")}]
+    spec = {
+        "volumeName": name,
+        "accessModes": modes,
+        "resources": {"requests": amount},
+        "storageClassName": "",
+    }
+    claim = {"metadata": meta, "spec": spec}
+    made = await site.admin.create(f"{NAMESPACE}/persistentvolumeclaims", claim, Object)
+    source: Object = {"csi": {"driver": DISK, "volumeHandle": name}}
+    if site.draw.random() < 0.5:
+        source = {"gcePersistentDisk": {"pdName": name}}
+    reference = {"namespace": "default", "name": name, "uid": made["metadata"]["uid"]}
+    spec = {"capacity": amount, "accessModes": modes, "claimRef": reference, **source}
+    await site.admin.create("/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": spec}, Object)
+
+
+async def run_with_ephemeral_volume(site: Site, name: str) -> str:
+    """Create a pod with an ephemeral volume, behind a gate until its claim is there; return its node."""
+    template = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
+    volume = {"name": "scratch", "ephemeral": {"volumeClaimTemplate": template}}
+    pod = plain(name, "100m", volumes=[volume])
+    gated = pod | {"spec": pod["spec"] | {"schedulingGates": [{"name": GATE}]}}
+    made = await site.admin.create(PODS, gated, Object)
+    await bind_claim(site, f"{name}-scratch", owner=made)
+    await site.open_gate(name)
+    node = await site.decided(name)
+    if not node:
+        await site.admin.delete(f"{PODS}/{name}", {})
+        site.unplaced.append(pod)
+    return node
 
 
 async def claim_of(site: Site, number: int) -> dict[str, Any]:
