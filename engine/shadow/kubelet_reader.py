@@ -18,6 +18,7 @@ from engine.api.documents import convert
 from engine.api.encoding.bounded import read_within
 from engine.api.errors import InvalidInput, Unavailable
 from engine.api.pod import Pod
+from engine.eviction.usage import ContainerUsage, Disk
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod
 
 TIMEOUT: Final = 30.0
@@ -201,10 +202,12 @@ class _Fs(msgspec.Struct, rename="camel"):
     used_bytes: int | None = None
     inodes: int | None = None
     inodes_free: int | None = None
+    inodes_used: int | None = None
 
 
 class _Runtime(msgspec.Struct, rename="camel"):
     image_fs: _Fs | None = None
+    container_fs: _Fs | None = None
 
 
 class _Rlimit(msgspec.Struct):
@@ -212,8 +215,14 @@ class _Rlimit(msgspec.Struct):
     curproc: int | None = None
 
 
-class _Node(msgspec.Struct):
+class _SystemContainer(msgspec.Struct):
+    name: str = ""
     memory: _Memory | None = None
+
+
+class _Node(msgspec.Struct, rename="camel"):
+    memory: _Memory | None = None
+    system_containers: list[_SystemContainer] | None = None
     fs: _Fs | None = None
     runtime: _Runtime | None = None
     rlimit: _Rlimit | None = None
@@ -227,8 +236,21 @@ class _Processes(msgspec.Struct):
     process_count: int | None = None
 
 
+class _Volume(_Fs):
+    name: str = ""
+
+
+class _ContainerStats(msgspec.Struct):
+    name: str = ""
+    memory: _Memory | None = None
+    rootfs: _Fs | None = None
+    logs: _Fs | None = None
+
+
 class _PodStats(msgspec.Struct, rename="camel"):
     pod_ref: _Reference
+    containers: list[_ContainerStats] | None = None
+    volume: list[_Volume] | None = None
     memory: _Memory | None = None
     process_stats: _Processes | None = msgspec.field(default=None, name="process_stats")
     storage: _Fs | None = msgspec.field(default=None, name="ephemeral-storage")
@@ -241,12 +263,17 @@ class _Summary(msgspec.Struct):
 
 def _node_use(summary: _Summary) -> MeasuredNode:
     node, memory = summary.node, summary.node.memory or _Memory()
-    rlimit = node.rlimit or _Rlimit()
+    rlimit, runtime = node.rlimit or _Rlimit(), node.runtime or _Runtime()
+    groups = {one.name: one.memory or _Memory() for one in node.system_containers or ()}
+    pods = groups.get("pods", _Memory())
     return MeasuredNode(
         memory_available=memory.available_bytes,
         memory_working_set=memory.working_set_bytes,
+        pods_available=pods.available_bytes,
+        pods_working_set=pods.working_set_bytes,
         nodefs=_file_system(node.fs),
-        imagefs=_file_system(node.runtime.image_fs if node.runtime is not None else None),
+        imagefs=_file_system(runtime.image_fs),
+        containerfs=_file_system(runtime.container_fs),
         max_pids=rlimit.maxpid,
         processes=rlimit.curproc,
         pods={pod.pod_ref.uid: _pod_use(pod) for pod in summary.pods or ()},
@@ -263,4 +290,17 @@ def _pod_use(pod: _PodStats) -> MeasuredPod:
         memory=pod.memory.working_set_bytes if pod.memory is not None else None,
         storage=pod.storage.used_bytes if pod.storage is not None else None,
         processes=pod.process_stats.process_count if pod.process_stats is not None else None,
+        containers={
+            one.name: ContainerUsage(
+                one.memory.working_set_bytes if one.memory is not None else None,
+                _disk(one.rootfs),
+                _disk(one.logs),
+            )
+            for one in pod.containers or ()
+        },
+        volumes={one.name: _disk(one) for one in pod.volume or ()},
     )
+
+
+def _disk(fs: _Fs | None) -> Disk:
+    return Disk(fs.used_bytes or 0, fs.inodes_used or 0) if fs is not None else Disk()

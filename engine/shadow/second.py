@@ -17,7 +17,7 @@ from engine.api.configuration_changes import configuration_changes
 from engine.api.node import Node
 from engine.eviction import signals
 from engine.eviction.pressure import PressureTracker
-from engine.eviction.signals import CONDITION_OF, RESOURCE_OF, Observations
+from engine.eviction.signals import CONDITION_OF, Observations
 from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.images.policy import ImageGCPolicy
 from engine.shadow.kinds.admission import arrival, is_refused
@@ -127,8 +127,7 @@ class SecondConfiguration:
         self, seen: Observation, use: MeasuredNode, threshold: Threshold, left: Observations
     ) -> None:
         there = [pod for pod in seen.active() if pod.uid not in self._evicted]
-        resource = RESOURCE_OF[threshold.signal]
-        first = next(eviction_order(there, use, resource), None)
+        first = next(eviction_order(there, use, threshold.signal), None)
         if first is None:
             return
         observed = left[threshold.signal]

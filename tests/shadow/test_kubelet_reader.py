@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.api.errors import InvalidInput, Unavailable
+from engine.eviction.usage import ContainerUsage, Disk
 from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
 
 POD = {"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
@@ -141,6 +142,29 @@ def test_statistics_and_series(fake: Fake, reader: KubeletReader) -> None:
     text = b'kubelet_evictions{eviction_signal="memory.available"} 2\nother_total 5\n'
     fake.answers["/metrics"] = (200, text)
     assert reader.series() == {'kubelet_evictions{eviction_signal="memory.available"}': 2.0}
+
+
+def test_statistics_of_the_disk_and_of_all_pods(fake: Fake, reader: KubeletReader) -> None:
+    disk = {"usedBytes": 7, "inodesUsed": 2}
+    of_container = {"name": "c", "memory": {"workingSetBytes": 1}, "rootfs": disk, "logs": {"usedBytes": 3}}
+    images = {"capacityBytes": 10, "availableBytes": 4, "inodes": 9}
+    summary = {
+        "node": {
+            "systemContainers": [
+                {"name": "kubelet", "memory": {"availableBytes": 1}},
+                {"name": "pods", "memory": {"availableBytes": 6, "workingSetBytes": 4}},
+            ],
+            "fs": {"capacityBytes": 100, "inodes": 90},
+            "runtime": {"imageFs": images, "containerFs": images},
+        },
+        "pods": [{"podRef": {"uid": "u"}, "containers": [of_container], "volume": [{"name": "v", **disk}]}],
+    }
+    fake.answers["/stats/summary"] = (200, json.dumps(summary).encode())
+    use = reader.use()
+    assert use is not None
+    assert (use.pods_available, use.pods_working_set, use.layout) == (6, 4, "imagefs")
+    assert use.pods["u"].containers == {"c": ContainerUsage(1, Disk(7, 2), Disk(3))}
+    assert use.pods["u"].volumes == {"v": Disk(7, 2)}
 
 
 ODD = {

@@ -16,10 +16,12 @@ from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.api.resources import ranking_request
 from engine.eviction import signals
+from engine.eviction.layout import is_disk, measured_parts
+from engine.eviction.local_storage import is_local_ephemeral
 from engine.eviction.pressure import CONDITIONS, PressureTracker, met
-from engine.eviction.signals import CONDITION_OF, Observations, SignalObservation
+from engine.eviction.signals import CONDITION_OF, RESOURCE_OF, Observations, SignalObservation
 from engine.eviction.thresholds import thresholds_from_config
-from engine.eviction.usage import ContainerUsage, Disk, PodUsage, rank
+from engine.eviction.usage import PodUsage, rank
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod, Observation
 from engine.tables.pods import PodTable
@@ -59,14 +61,16 @@ class EvictionComparer:
         before = self._before
         if before is None or before.use is None or pod.uid not in before.pods:
             return NotJudged("eviction", pod.full_name, "no statistics from before its eviction")
-        resource = match[1]
-        order = eviction_order(before.active(), before.use, resource)
         # Several pods may go between two looks; then each must be among as many first ones.
-        first = [(one, why) for one, why in islice(order, len(together))]
-        names = [one.full_name for one, _ in first]
-        agrees = any(one.uid == pod.uid for one, _ in first)
+        orders = [
+            list(islice(eviction_order(before.active(), before.use, signal), len(together)))
+            for signal in starved_signals(before, match[1])
+        ]
+        agreeing = [order for order in orders if any(one.uid == pod.uid for one, _ in order)]
+        first = (agreeing or orders or [[]])[0]
         return Comparison(
-            "eviction", pod.full_name, pod.full_name if agrees else ", ".join(names) or "no pod",
+            "eviction", pod.full_name,
+            pod.full_name if agreeing else ", ".join(one.full_name for one, _ in first) or "no pod",
             pod.full_name, "; ".join(f"{one.full_name} {why}" for one, why in first), pod.status.message,
         )  # fmt: skip
 
@@ -98,14 +102,21 @@ def node_conditions(node: Node) -> list[str]:
     return [name for name in CONDITIONS if name in true]
 
 
+def starved_signals(seen: Observation, resource: str) -> list[str]:
+    """Return the signals with a threshold that may have starved a resource: those whose threshold is met, or
+    all of them if none was met yet when the statistics were read.
+    """
+    thresholds = [t for t in thresholds_from_config(seen.config) if RESOURCE_OF[t.signal] == resource]
+    told = observations(seen.use, seen.now) if seen.use is not None else {}
+    return list(dict.fromkeys(t.signal for t in met(thresholds, told) or thresholds))
+
+
 def observations(use: MeasuredNode, at: float) -> Observations:
     """Return the signals that the statistics tell."""
     pids = None if use.max_pids is None or use.processes is None else use.max_pids - use.processes
     told = {
-        signals.MEMORY_AVAILABLE: (
-            use.memory_available,
-            None if use.memory_available is None else use.memory_available + (use.memory_working_set or 0),
-        ),
+        signals.MEMORY_AVAILABLE: _with_capacity(use.memory_available, use.memory_working_set),
+        signals.ALLOCATABLE_MEMORY_AVAILABLE: _with_capacity(use.pods_available, use.pods_working_set),
         signals.NODEFS_AVAILABLE: (use.nodefs.available, use.nodefs.capacity),
         signals.NODEFS_INODES_FREE: (use.nodefs.inodes_free, use.nodefs.inodes),
         signals.IMAGEFS_AVAILABLE: (use.imagefs.available, use.imagefs.capacity),
@@ -119,6 +130,10 @@ def observations(use: MeasuredNode, at: float) -> Observations:
     }
 
 
+def _with_capacity(available: int | None, used: int | None) -> tuple[int | None, int | None]:
+    return available, None if available is None else available + (used or 0)
+
+
 def disk_is_low(seen: Observation, images: FileSystem) -> bool:
     """Tell whether a threshold of a disk is met, so that the kubelet removes all unused images."""
     told = observations(seen.use, seen.now) if seen.use is not None else {}
@@ -130,21 +145,26 @@ def disk_is_low(seen: Observation, images: FileSystem) -> bool:
     )
 
 
-def eviction_order(pods: Sequence[Pod], use: MeasuredNode, resource: str) -> Iterator[tuple[Pod, str]]:
-    """Yield pods in the order of eviction for a starved resource, each with the reason for its place."""
+def eviction_order(pods: Sequence[Pod], use: MeasuredNode, signal: str) -> Iterator[tuple[Pod, str]]:
+    """Yield pods in the order of eviction for a starved signal, each with the reason for its place."""
     listed = [pod for pod in pods if not is_critical(pod)]
-    usage = {uid: _usage(one) for uid, one in use.pods.items()}
-    table = PodTable.from_pods(listed)
-    for pod, amount in rank(table, listed, usage, resource, ("volumes",)):
+    usage = {pod.uid: _usage(pod, use.pods[pod.uid]) for pod in listed if pod.uid in use.pods}
+    parts = measured_parts(use.layout, signal) if is_disk(signal) else ()
+    resource = RESOURCE_OF[signal]
+    for pod, amount in rank(PodTable.from_pods(listed), listed, usage, resource, parts):
         yield pod, _reason(pod, amount, resource)
 
 
-def _usage(use: MeasuredPod) -> PodUsage:
+def _usage(pod: Pod, use: MeasuredPod) -> PodUsage:
     return PodUsage(
         memory=use.memory,
         processes=use.processes,
-        containers={"": ContainerUsage(use.memory)},
-        volumes={"": Disk(use.storage or 0)},
+        containers=dict(use.containers),
+        volumes={
+            volume.name: use.volumes[volume.name]
+            for volume in pod.spec.volumes or ()
+            if volume.name in use.volumes and is_local_ephemeral(volume)
+        },
         disk_known=use.storage is not None,
     )
 

@@ -13,6 +13,8 @@ from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.cri.records import PodRecord
 from engine.devices.checkpoint import Checkpoint
 from engine.dra.table import ClaimState
+from engine.eviction.layout import Layout
+from engine.eviction.usage import ContainerUsage, Disk
 from engine.images.records import SeenImage
 from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.wire.podresources_v1_pb2 import AllocatableResourcesResponse, PodResources
@@ -23,12 +25,14 @@ ENDED: Final = ("Succeeded", "Failed")
 @dataclass(frozen=True, slots=True)
 class MeasuredPod:
     """Hold what the kubelet measured of one pod: bytes of memory and of local storage, and processes; None if
-    unknown.
+    unknown. `containers` and `volumes` are the parts of its storage, by name.
     """
 
     memory: int | None = None
     storage: int | None = None
     processes: int | None = None
+    containers: Mapping[str, ContainerUsage] = field(default_factory=dict)
+    volumes: Mapping[str, Disk] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +44,36 @@ class FileSystem:
     inodes: int | None = None
     inodes_free: int | None = None
 
+    def same_as(self, other: FileSystem) -> bool:
+        """Tell whether both are one: statistics do not name a device, but sizes do not agree by chance."""
+        return (self.capacity, self.inodes) == (other.capacity, other.inodes)
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNode:
-    """Hold the kubelet's statistics of the node and its pods by uid."""
+    """Hold the kubelet's statistics of the node and its pods by uid.
+
+    `pods_available` and `pods_working_set` are bytes of memory of the cgroup of all pods, whose limit is what
+    is allocatable. `containerfs` holds the writable layers.
+    """
 
     memory_available: int | None = None
     memory_working_set: int | None = None
+    pods_available: int | None = None
+    pods_working_set: int | None = None
     nodefs: FileSystem = FileSystem()
     imagefs: FileSystem = FileSystem()
+    containerfs: FileSystem = FileSystem()
     max_pids: int | None = None
     processes: int | None = None
     pods: Mapping[str, MeasuredPod] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        """Return how images and writable layers share file systems with the rest."""
+        if self.imagefs.capacity is None or self.imagefs.same_as(self.nodefs):
+            return "shared"
+        return "split" if self.containerfs.same_as(self.nodefs) else "imagefs"
 
 
 @dataclass(frozen=True, slots=True)
