@@ -28,9 +28,10 @@ def replay(config: Path | None, pods: Path | None, record: tuple[Path, ...], **o
     """Play recorded nodes again, and say what would have gone differently and when.
 
     RECORD is a directory that an agent writes, one for each node. Without options, every decision about
-    admission, preemption and eviction is taken again under the recorded configuration, and compared with
-    the agent's own. With --config or --pods, the answer says what differs: pods that are evicted, preempted,
-    refused or admitted, others that are spared, and evictions that come earlier or later.
+    admission, preemption, eviction, images and restarts is taken again under the recorded configuration, and
+    compared with the agent's own. With --config or --pods, the answer says what differs: pods that are
+    evicted, preempted, refused or admitted, others that are spared, images that go or stay, evictions and
+    removals that come earlier or later, and containers that restart at other times.
     """
     following = load_config([config])[0] if config is not None else None
     more = load_pods(pods)[0] if pods is not None else []

@@ -1,4 +1,4 @@
-"""Collects dead containers, sandboxes and their logs.
+"""Collects dead containers, sandboxes and their logs, and spaces restarts (`backoff`).
 
 `selection` decides (pure); `manager` lists and removes through the runtime, and deletes log directories and
 dangling log links. Importing this package loads pure modules only. It may import `engine.api`, `metrics` and

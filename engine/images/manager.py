@@ -27,6 +27,7 @@ from engine.images.keep_patterns import KeepPatterns
 from engine.images.layers import Layers
 from engine.images.lease import ImageLeases, normalized
 from engine.images.listed import CONTAINERS_OF_PODS, USERS, ImageReader, images_used, images_used_by_handler
+from engine.images.measured_run import UnusedImage, run_of, unused_images
 from engine.images.policy import ImageGCPolicy
 from engine.images.prepull import Prepull, PullImage
 from engine.images.records import ImageRecords, SeenImage
@@ -254,8 +255,11 @@ class ImageManager:
                 layers=self._layers,
             )
             collection = Collection(self.records, self.policy, store, report)
+            before: Sequence[UnusedImage] = ()
             try:
                 await self._detect(report.at)
+                if self._decisions.record_measured is not None:
+                    before = unused_images(self.records)
                 if trigger == "gc":
                     await collection.garbage_collect(self._began)
                 else:
@@ -265,6 +269,7 @@ class ImageManager:
                 await self._explain(report, store)
             finally:
                 store.close()
+                self._record_run(collection, report, before)
                 self._record(collection, report)
                 self._record_protected(collection, report)
                 for cause, count in report.removed_by.items():
@@ -279,6 +284,14 @@ class ImageManager:
             if not dry_run:
                 self.last_report = report
             return report
+
+    def _record_run(
+        self, collection: Collection, report: ImageGCReport, before: Sequence[UnusedImage]
+    ) -> None:
+        """Give a record what the run was decided by; dry runs decide nothing."""
+        if self._decisions.record_measured is not None and not report.dry_run:
+            protected = {self.records.key_of(image) for image, _ in collection.protected()}
+            self._decisions.record_measured(run_of(report, self._began, before, protected).measured())
 
     def _record(self, collection: Collection, report: ImageGCReport) -> None:
         """Record what a run has done or failed to do; untouched images and dry runs are not decisions."""

@@ -22,8 +22,9 @@ from engine.eviction.signals import Observations, SignalObservation
 from engine.eviction.usage import Disk, PodUsage
 from engine.plan.replay.answer import replay_answer
 from engine.plan.replay.compared import not_repeated
+from engine.plan.replay.decided import EVICTED, Replayed, recorded_decisions
 from engine.plan.replay.recorded import read_recorded
-from engine.plan.replay.replay import EVICTED, NodeReplay, Replayed, recorded_decisions
+from engine.plan.replay.replay import NodeReplay
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
 from tests.waiting import eventually

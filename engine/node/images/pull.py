@@ -17,11 +17,11 @@ from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.pod import Container, Pod
 from engine.api.token_bucket import TokenBucket
+from engine.containers.backoff import Backoff
 from engine.cri.client import RuntimeClient
 from engine.metrics import Registry
 from engine.node.images.access import ImageAccess, fault_of_name
 from engine.node.images.keyring import Credential
-from engine.node.pod.backoff import Backoff
 from engine.node.pod.life import Waiting
 from engine.wire import cri_v1_pb2 as cri
 

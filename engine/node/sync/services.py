@@ -14,6 +14,7 @@ from engine.api.quantity import Quantity
 from engine.cgroups.formulas.containers import ContainerResources
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cgroups.resize import ResizeDecision
+from engine.containers.backoff import Backoff, restart_backoff
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions
@@ -22,7 +23,6 @@ from engine.host.node_context import NodeContext
 from engine.node.controlplane.control_plane import ControlPlane
 from engine.node.images.pull import ImagePuller
 from engine.node.nodeinfo.addresses import HostAddresses
-from engine.node.pod.backoff import Backoff, restart_backoff
 from engine.node.pod.records import AcceptedSpecs, TerminationRecords
 from engine.node.runtime_view.runtime_health import RuntimeHealth
 from engine.node.runtime_view.runtime_watch import RuntimeWatch

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.api.decisions import Measured
 from engine.api.duration import Duration, RetryDelays
 from engine.api.errors import InvalidInput, Refused
 from engine.api.events import NORMAL, WARNING
@@ -280,6 +281,7 @@ class PodSync:
                 self._back_off(container, services.starts.backoff.delay(key))
                 return wait
             services.starts.backoff.attempt(key, ended_at, now)
+            self._measured("attempt", name, ended_at, now)
         assert self._volumes is not None
         assert self._sandbox is not None
         # The runtime may have lost the earlier containers; their count goes on, as the kubelet's does.
@@ -311,7 +313,15 @@ class PodSync:
         if known is None or known[0] != ended.id:
             age = max(context.clock() - ended.finished_at, 0.0)
             known = self._ended[ended.name] = ended.id, context.steady() - age
+            self._measured("ended", ended.name, known[1])
         return known[1]
+
+    def _measured(self, what: str, container: str, *times: float) -> None:
+        """Record what the delays of restarts are computed from, in microseconds of the steady clock."""
+        record = self._services.context.decisions.record_measured
+        if record is not None:
+            pod, values = self._state.pod, [round(time * 1e6) for time in times]
+            record(Measured("restart", what, container, values, pod.full_name, pod.uid))
 
     def _restarted(self, container: Container, before: ContainerRecord, killed: str) -> None:
         pod, services = self._state.pod, self._services

@@ -9,8 +9,9 @@ from engine.api.config import KubeletConfiguration
 from engine.api.pod import Pod
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.replay.compared import differences, not_repeated
+from engine.plan.replay.decided import recorded_decisions
 from engine.plan.replay.recorded import NodeRecording
-from engine.plan.replay.replay import NodeReplay, recorded_decisions
+from engine.plan.replay.replay import NodeReplay
 
 MOST_NOTES = 20
 
@@ -44,7 +45,7 @@ def replay_answer(
         for text in unlike:
             rows.add(number, "unlike", "", text, 1, "decisions")
         for one in found:
-            rows.add(number, one.decision, one.pod, one.why, one.seconds, "s")
+            rows.add(number, one.decision, one.pod, one.why, one.amount, one.unit)
         step(1 / len(nodes))
     return rows.answer()
 

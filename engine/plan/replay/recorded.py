@@ -17,8 +17,8 @@ from engine.record.writer import segments
 
 SIGNALS: Final = "signals"
 PODS: Final = "pods "
-_STREAMS: Final = ("node", "pod", "pressure", "decision")
-_DECISIONS: Final = ("admission", "preemption", "eviction")
+_STREAMS: Final = ("node", "pod", "pressure", "restart", "images", "decision")
+_DECISIONS: Final = ("admission", "preemption", "eviction", "image-gc", "restart")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ it had last. Pods that are added use the memory that they request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,37 +33,31 @@ from engine.eviction.signals import (
     PID_PRESSURE,
 )
 from engine.eviction.thresholds import Threshold
+from engine.images.measured_run import measured_run
+from engine.images.policy import ImageGCPolicy
 from engine.plan.replay.admission import AdmissionReplay
+from engine.plan.replay.decided import (
+    COLLECTED,
+    EVICTED,
+    IMAGES,
+    PREEMPTED,
+    REFUSED,
+    RESTART,
+    Replayed,
+    recorded_collection,
+    recorded_decisions,
+)
+from engine.plan.replay.images import ImageReplay, repeats_images
 from engine.plan.replay.pressure import Freed, PressureReplay, eviction_order
 from engine.plan.replay.recorded import NodeRecording, Run
+from engine.plan.replay.restarts import RestartReplay
 from engine.plan.rollout.amounts import allocatable, changed, settings_of
 from engine.record.blocks import RecordRow
 
-REFUSED, PREEMPTED, EVICTED = "refused", "preempted", "evicted"
 Decoded = TypeVar("Decoded")
 _RANKING: Final = "ranking "
 _FIELD_OF: Final = {MEMORY_PRESSURE: "memory", PID_PRESSURE: "processes", DISK_PRESSURE: "storage"}
 """What of a pod's use relieves each condition."""
-
-
-class Replayed(NamedTuple):
-    """Hold one decision: its Unix time, kind (admission, preemption, eviction), pod, outcome and reason."""
-
-    at: float
-    kind: str
-    uid: str
-    pod: str
-    outcome: str
-    why: str = ""
-
-
-def recorded_decisions(node: NodeRecording) -> Iterator[Replayed]:
-    """Yield the agent's own decisions of the kinds that a replay repeats."""
-    for _, row in node.rows:
-        if row.stream == "decision":
-            kind, _, outcome = row.name.partition(" ")
-            if outcome in (ADMITTED, REFUSED, PREEMPTED, EVICTED):
-                yield Replayed(row.time, kind, row.uid, row.pod, outcome, row.text)
 
 
 class NodeReplay:
@@ -85,6 +80,9 @@ class NodeReplay:
         self._preempted = {one.uid for one in recorded_decisions(node) if one.outcome == PREEMPTED}
         self._gone: set[str] = set()
         self._spared: dict[str, dict[str, int]] = {}
+        self._restarts = RestartReplay(config)
+        self._images: ImageReplay | None = None
+        self._collected: Counter[str] = Counter()
 
     def play(self) -> list[Replayed]:
         """Return the decisions. Raise `InvalidInput` for a record that cannot be played."""
@@ -92,6 +90,7 @@ class NodeReplay:
             self._rounds(place)
             self._row(place, row)
         self._rounds(None)
+        self.found.extend(self._restarts.decisions(self._node.ended))
         return self.found
 
     # Rounds of eviction
@@ -146,9 +145,10 @@ class NodeReplay:
         """End the pod that the replay evicts; if the agent evicted the same, the record tells its end."""
         pending, self._pending = self._pending, None
         if pending is not None and pending.uid != recorded:
-            self._end(pending.uid)
+            self._end(pending.uid, pending.at)
 
-    def _end(self, uid: str) -> None:
+    def _end(self, uid: str, at: float) -> None:
+        self._restarts.leave(uid, at)
         if self._spared.pop(uid, None) is None:
             self._gone.add(uid)
         self._added = [pod for pod in self._added if pod.uid != uid]
@@ -197,6 +197,10 @@ class NodeReplay:
             self._pod(place, row)
         elif row.stream == "pressure":
             self._pressure(row)
+        elif row.stream == "restart":
+            self._restarts.measure(row)
+        elif row.stream == "images":
+            self._images_run(row)
         else:
             self._decision(row)
 
@@ -215,6 +219,11 @@ class NodeReplay:
             for replay in (self._own, self._next)
         ]
         self._matters = [np.union1d(*both) for both in zip(*matters, strict=True)]
+        self._restarts.configure(own, row.time)
+        self._images = None
+        if repeats_images(kubengine.images):
+            policy = ImageGCPolicy.from_config(self._given or own, kubengine.images)
+            self._images = ImageReplay(policy, self._collected)
         self._due, self._pending = (), None
         self._pods.clear()
         self._gone.clear()
@@ -259,6 +268,7 @@ class NodeReplay:
             case "leaves":
                 self._admission.leave(uid)
             case "removed":
+                self._restarts.leave(uid, row.time)
                 self._gone.discard(uid)
                 self._admission.remove(uid)
 
@@ -271,13 +281,15 @@ class NodeReplay:
         outcome = ADMITTED if verdict.reason == ADMITTED else REFUSED
         why = "" if outcome == ADMITTED else f"{verdict.reason}: {verdict.message}"
         self.found.append(Replayed(row.time, "admission", pod.uid, pod.full_name, outcome, why))
+        if outcome == REFUSED:
+            self._restarts.leave(pod.uid, row.time)
         for uid in verdict.victims:
             victim = self._admission.find(uid)
             assert victim is not None
             why = f"for {pod.full_name}"
             self.found.append(Replayed(row.time, "preemption", uid, victim.full_name, PREEMPTED, why))
             if uid not in self._preempted:
-                self._end(uid)
+                self._end(uid, row.time)
 
     def _refused_unjudged(self, row: RecordRow) -> None:
         """Handle a pod that the agent refused before it asked whether the pod fits."""
@@ -316,8 +328,21 @@ class NodeReplay:
             own = (*self._spared, *(pod.uid for pod in self._added))
             self._evict(row.time, threshold, [*uids, *(uid for uid in own if uid not in uids)], used)
 
+    def _images_run(self, row: RecordRow) -> None:
+        if self._images is None:
+            return
+        try:
+            run = measured_run(row.name, row.text, row.values, row.inputs)
+        except ValueError as error:
+            raise InvalidInput(f"not a recorded collection of images: {error}", subject="record") from None
+        self.found.extend(self._images.play(run))
+
     def _decision(self, row: RecordRow) -> None:
-        if row.name == f"eviction {EVICTED}":
+        if row.name == f"{RESTART} restarted":
+            self._restarts.restarted(row)
+        elif row.name == f"{IMAGES} {COLLECTED}" and self._images is None:
+            self.found.append(recorded_collection(row, self._collected))
+        elif row.name == f"eviction {EVICTED}":
             if "available" not in row.inputs:
                 # For its own use of the disk, whatever the configuration says about the node.
                 self.found.append(Replayed(row.time, "eviction", row.uid, row.pod, EVICTED, row.text))

@@ -10,8 +10,8 @@ from typing import Final
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod
 from engine.api.status import ContainerStatus
+from engine.containers.backoff import Backoff, longest_restart_delay, restart_backoff
 from engine.cri.records import EXITED, ContainerRecord, PodRecord
-from engine.node.pod.backoff import Backoff, restart_backoff
 from engine.node.spec.cri_config import container_hash
 from engine.node.sync.actions import (
     ContainerHealth,
@@ -22,7 +22,7 @@ from engine.node.sync.actions import (
 )
 from engine.shadow.kinds.admission import is_refused
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
-from engine.shadow.kinds.observation import ENDED, Observation
+from engine.shadow.kinds.observation import ENDED, STARTED, Observation
 from engine.shadow.kinds.status import statuses
 
 SETTLE: Final = 130.0
@@ -50,12 +50,12 @@ class RestartComparer:
 
     def __init__(self) -> None:
         self._backoff: Backoff | None = None
-        self._longest = 0.0
+        self._kept_by = 0.0, 0.0
         self._followed: dict[tuple[str, str], _Followed] = {}
 
     def compare(self, seen: Observation) -> Iterator[Finding]:
         """Yield the findings about the containers of all pods that the kubelet admitted."""
-        backoff = self._delays(seen.config)
+        backoff = self._delays(seen.config, seen.series.get(STARTED, 0.0))
         present: set[tuple[str, str]] = set()
         for pod in seen.pods.values():
             record = seen.record(pod.uid)
@@ -81,11 +81,11 @@ class RestartComparer:
             del self._followed[key]
             backoff.forget("/".join(key))
 
-    def _delays(self, config: KubeletConfiguration) -> Backoff:
-        settings = config.crash_loop_back_off
-        longest = float((settings and settings.max_container_restart_period) or 0)
-        if self._backoff is None or longest != self._longest:
-            self._backoff, self._longest = restart_backoff(config), longest
+    def _delays(self, config: KubeletConfiguration, started: float) -> Backoff:
+        """Return the delays of this kubelet: one that starts has forgotten those of the one before."""
+        kept_by = longest_restart_delay(config), started or self._kept_by[1]
+        if self._backoff is None or kept_by != self._kept_by:
+            self._backoff, self._kept_by = restart_backoff(config), kept_by
             self._followed.clear()
         return self._backoff
 

@@ -15,9 +15,9 @@ from engine.api.duration import Duration, RetryDelays
 from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
 from engine.api.quantity import Quantity
+from engine.containers.backoff import Backoff
 from engine.cri.client import RuntimeClient
 from engine.node import Node
-from engine.node.pod.backoff import Backoff
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig, container
@@ -85,7 +85,7 @@ async def test_a_crashing_container_backs_off(rig: Rig):
 
 
 async def test_a_back_off_is_written_as_go_writes_durations(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("engine.node.pod.backoff.Backoff", lambda: Backoff(first=80.0))
+    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda: Backoff(first=80.0))
     await rig.start()
     rig.write("crash", {"containers": [container()]}, annotations={f"{EXIT}exit-after": "10ms"})
 
@@ -127,7 +127,7 @@ async def test_a_container_that_its_probe_ends_backs_off_one_restart_later(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     """As in the kubelet, a container that was just killed does not count yet when its successor starts."""
-    monkeypatch.setattr("engine.node.pod.backoff.Backoff", lambda: Backoff(first=300.0))
+    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda: Backoff(first=300.0))
     await rig.start()
     probe = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
     annotations = {f"{EXIT}exec-exit-code": "1"}

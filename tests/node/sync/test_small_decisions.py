@@ -10,8 +10,8 @@ from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod, ResourceFieldSelector
 from engine.api.qos import is_critical, is_static
 from engine.api.quantity import Quantity
+from engine.containers.backoff import Backoff
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.node.pod.backoff import Backoff
 from engine.node.pod.life import Waiting
 from engine.node.sources.static_pods import static_pod
 from engine.node.spec.environment import (

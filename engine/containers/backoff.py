@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import RetryDelays
+
+FIRST_SECONDS: Final = 10.0
+MOST_SECONDS: Final = 300.0
 
 
 class _Entry(msgspec.Struct):
@@ -16,7 +21,7 @@ class _Entry(msgspec.Struct):
 class Backoff:
     """Delay `first` seconds, doubling up to `most`; reset after `2 * most` seconds without an attempt."""
 
-    def __init__(self, first: float = 10.0, most: float = 300.0) -> None:
+    def __init__(self, first: float = FIRST_SECONDS, most: float = MOST_SECONDS) -> None:
         self._delays = RetryDelays(min(first, most), most)
         self._entries: dict[str, _Entry] = {}
 
@@ -47,9 +52,14 @@ class Backoff:
             del self._entries[key]
 
 
-def restart_backoff(config: KubeletConfiguration) -> Backoff:
-    """Return the back-off of restarting containers, with the configured longest delay."""
+def longest_restart_delay(config: KubeletConfiguration) -> float:
+    """Return the seconds after which the delay of a restart no longer grows."""
     settings = config.crash_loop_back_off
     if settings is not None and settings.max_container_restart_period is not None:
-        return Backoff(most=float(settings.max_container_restart_period))
-    return Backoff()
+        return float(settings.max_container_restart_period)
+    return MOST_SECONDS
+
+
+def restart_backoff(config: KubeletConfiguration) -> Backoff:
+    """Return the back-off of restarting containers, with the configured longest delay."""
+    return Backoff(most=longest_restart_delay(config))
