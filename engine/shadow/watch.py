@@ -33,6 +33,7 @@ from engine.record.writer import RecordWriter, record_writer
 from engine.shadow.judge import Judge, MachineRules
 from engine.shadow.kinds.cgroups import CgroupRules
 from engine.shadow.kinds.observation import (
+    STARTED,
     FileSystem,
     MeasuredNode,
     Observation,
@@ -218,7 +219,7 @@ class Shadow:
         """Read the node once. Raise `Unavailable` if the kubelet or the runtime does not answer."""
         pods = await asyncio.to_thread(self._kubelet.pods)
         series = await asyncio.to_thread(self._kubelet.series)
-        self._note_start(series.get("process_start_time_seconds", 0.0))
+        self._note_start(series.get(STARTED, 0.0))
         use = await asyncio.to_thread(self._statistics)
         # Without a pod, the name of the node is not known.
         unnamed = self._sources is not None and not self._sources.node.metadata.name and bool(pods)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.shadow.looks import look, node, pod
 WHOLE = FileSystem(capacity=1000, available=500, inodes=100, inodes_free=50)
 IMAGES = FileSystem(capacity=600, available=20, inodes=70, inodes_free=50)
 CONFIG = KubeletConfiguration(eviction_hard={"imagefs.available": "8%", "nodefs.available": "10%"})
-MESSAGE = "The node was low on resource: ephemeral-storage. Threshold quantity: 48, available: 20. "
+MESSAGE = "The node was low on resource: ephemeral-storage. Container c was using 50, request is 0. "
 ENDED = {
     "name": "c",
     "image": "i",
@@ -71,6 +72,16 @@ def test_only_what_lies_on_the_full_file_system_counts(use: MeasuredNode, first:
 def test_either_file_system_may_explain_an_eviction_if_none_was_low_before() -> None:
     both = measured(FileSystem(600, 300, 70, 50))
     assert [evicted(name, both).ours for name in ("writes", "keeps")] == ["default/writes", "default/keeps"]
+
+
+def test_any_of_equal_pods_may_go() -> None:
+    equal = MeasuredNode(nodefs=WHOLE, imagefs=IMAGES, containerfs=IMAGES)
+    pods = {f"uid-{name}": uses(layer=50) for name in ("writes", "keeps")}
+    for name in ("writes", "keeps"):
+        assert evicted(name, replace(equal, pods=pods)).ours == f"default/{name}"
+    # One byte more puts a pod first.
+    more = replace(equal, pods=pods | {"uid-keeps": uses(layer=51)})
+    assert evicted("writes", more).ours == "default/keeps"
 
 
 def test_memory_of_all_pods_raises_the_condition_while_the_node_has_enough() -> None:

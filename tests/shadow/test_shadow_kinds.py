@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from engine.cri.records import CREATED
 from engine.shadow.kinds.admission import AdmissionComparer
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.eviction import EvictionComparer
-from engine.shadow.kinds.observation import MeasuredNode, MeasuredPod
+from engine.shadow.kinds.observation import STARTED, MeasuredNode, MeasuredPod
 from engine.shadow.kinds.restarts import RestartComparer, kubelets_delay
 from engine.shadow.kinds.status import compare_status
 from tests.shadow.looks import look, node, pod, ran, record, requesting
@@ -201,6 +202,21 @@ def test_delays_before_the_first_look_are_taken_from_the_kubelet() -> None:
     assert by_kind(found)["back-off default/p/c attempt 4"] == ("80 s", "80 s")
 
 
+def test_a_kubelet_that_starts_has_forgotten_the_delays() -> None:
+    comparer = RestartComparer()
+
+    def judged(delay: str, count: int, started: float) -> list[Finding]:
+        one = pod("p", **told(waiting(delay), count))
+        held = record(one, ran(count, code=1, at=50.0 * count), ran(count - 1, code=1, at=50.0 * (count - 1)))
+        seen = look([one], [held])
+        return list(comparer.compare(dataclasses.replace(seen, series={STARTED: started})))
+
+    judged("1m20s", 4, 1.0)
+    assert by_kind(judged("2m40s", 5, 1.0))["back-off default/p/c attempt 5"] == ("160 s", "160 s")
+    assert reasons(judged("10s", 6, 2.0)) == ["earlier restarts were not seen"]
+    assert by_kind(judged("20s", 7, 2.0))["back-off default/p/c attempt 7"] == ("20 s", "20 s")
+
+
 @pytest.mark.parametrize(
     ("message", "seconds"),
     [
@@ -238,32 +254,85 @@ def test_a_pod_that_is_shown_ready_while_its_container_has_ended_differs() -> No
     assert found["status default/p/c"][0] == "terminated with 2 (Error), not ready, restarts 0"
 
 
+# Preemption
+
+CRITICAL = 2_000_001_000
+
+
+def test_pods_that_end_by_themselves_explain_the_victims_of_a_critical_pod() -> None:
+    comparer = AdmissionComparer()
+    small = [pod(name, requesting(cpu="200m"), order=1) for name in ("a", "b")]
+    large = pod("large", {**requesting(cpu="1600m"), "priority": CRITICAL}, order=2)
+    list(comparer.compare(look([*small, large])))
+    # The kubelet ended both small ones while the large one was still there; then a user deleted that.
+    ended = [
+        pod(one.metadata.name, requesting(cpu="200m"), order=1, phase="Failed", reason="Preempting")
+        for one in small
+    ]
+    critical = pod("critical", {**requesting(cpu="400m"), "priority": CRITICAL}, order=3)
+    last = pod("last", requesting(cpu="1600m"), order=4)
+    found = by_kind(list(comparer.compare(look([*ended, critical, last]))))
+    assert found["preemption default/critical"] == ("default/a, default/b",) * 2
+    # What the kubelet freed is free for the pods after it.
+    assert found["admission default/last"] == ("admitted", "admitted")
+
+
+def test_a_victim_that_no_rule_chooses_is_a_difference() -> None:
+    comparer = AdmissionComparer()
+    pods = {name: pod(name, requesting(cpu="900m"), order=1) for name in ("a", "b")}
+    list(comparer.compare(look(pods.values())))
+    for name in pods:
+        pods[name] = pod(name, requesting(cpu="900m"), phase="Failed", reason="Preempting")
+    critical = pod("critical", {**requesting(cpu="400m"), "priority": CRITICAL}, order=3)
+    found = by_kind(list(comparer.compare(look([*pods.values(), critical]))))
+    ours, theirs = found["preemption default/critical"]
+    assert theirs == "default/a, default/b"
+    assert ours in ("default/a", "default/b")
+
+
 # Eviction
 
 LOW = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. "
+USED = f"{LOW}Container c was using 50, request is 10, has larger consumption of memory. "
 
 
-def evicted_after(use: dict[str, int], gone: str) -> dict[str, tuple[str, str]]:
-    """Find what is said of an eviction among pods that each request 10 bytes of memory."""
+def evicted_after(use: dict[str, int | None], gone: str, message: str = USED) -> list[Finding]:
+    """Return what is found about an eviction among pods that each request 10 bytes of memory; None: no
+    statistics.
+    """
     comparer = EvictionComparer()
     pods = {name: pod(name, requesting(memory="10")) for name in use}
-    measured = MeasuredNode(pods={f"uid-{name}": MeasuredPod(memory=amount) for name, amount in use.items()})
+    known = {f"uid-{name}": MeasuredPod(memory=one) for name, one in use.items() if one is not None}
+    measured = MeasuredNode(pods=known)
     list(comparer.compare(look(pods.values(), use=measured)))
     ended = pod(
-        gone, requesting(memory="10"), phase="Failed", reason="Evicted", message=LOW, **told(TERMINATED)
+        gone, requesting(memory="10"), phase="Failed", reason="Evicted", message=message, **told(TERMINATED)
     )
     after = [ended if name == gone else one for name, one in pods.items()]
-    return by_kind(list(comparer.compare(look(after, use=measured))))
+    return list(comparer.compare(look(after, use=measured)))
 
 
 def test_the_pod_that_the_ranking_puts_first_agrees() -> None:
-    found = evicted_after({"little": 5, "much": 500, "some": 50}, "much")
+    found = by_kind(evicted_after({"little": 5, "much": 500, "some": 50}, "much"))
     assert found["eviction default/much"] == ("default/much", "default/much")
 
 
 def test_another_pod_than_the_first_is_a_difference() -> None:
-    found = evicted_after({"little": 5, "much": 500, "some": 50}, "some")
+    found = by_kind(evicted_after({"little": 5, "much": 500, "some": 50}, "some"))
     assert found["eviction default/some"] == ("default/much", "default/some")
+
+
+def test_a_pod_without_statistics_at_the_look_may_have_had_some_later() -> None:
+    found = by_kind(evicted_after({"starts": None, "much": 500, "some": 50}, "much"))
+    assert found["eviction default/much"] == ("default/much", "default/much")
+    found = by_kind(evicted_after({"starts": None, "much": 500, "some": 50}, "some"))
+    assert found["eviction default/some"] == ("default/starts", "default/some")
+
+
+def test_a_pod_of_which_the_kubelet_had_no_statistics_is_not_judged() -> None:
+    found = evicted_after({"much": 500, "some": 50}, "some", LOW)
+    assert "the kubelet had no statistics of it, which puts it first" in reasons(found)
+    assert "eviction default/some" not in by_kind(found)
 
 
 def test_conditions_follow_from_thresholds_and_statistics() -> None:

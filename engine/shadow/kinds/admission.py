@@ -68,7 +68,8 @@ class AdmissionComparer:
         there = [pod for pod in seen.active() if is_decided(pod) and pod.uid not in arriving]
         # A victim has ended by the time at which its preemptor is seen.
         victims = [pod for uid, pod in seen.pods.items() if pod.status.reason == PREEMPTED and uid in before]
-        gone = [pod for uid, pod in before.items() if uid not in seen.pods and uid not in arriving]
+        known = arriving | {pod.uid for pod in (*there, *victims)}
+        gone = [pod for uid, pod in before.items() if uid not in known]
         admitted = NodeAllocations(seen.node)
         for pod in (*there, *victims):
             _add(admitted, pod)
@@ -80,7 +81,7 @@ class AdmissionComparer:
             self._judged[pod.uid] = list(self._judged_pod(pod, admitted, gone, victims, seen))
 
     def _judged_pod(
-        self, pod: Pod, admitted: NodeAllocations, gone: Iterable[Pod], victims: Sequence[Pod],
+        self, pod: Pod, admitted: NodeAllocations, gone: Sequence[Pod], victims: Sequence[Pod],
         seen: Observation,
     ) -> Iterator[Finding]:  # fmt: skip
         refused = is_refused(pod)
@@ -98,24 +99,43 @@ class AdmissionComparer:
             yield NotJudged("admission", pod.full_name, "the node's labels and taints are not known")
             _add(admitted, pod, unless=refused)
             return
+        earlier = _with_more(admitted, gone, pod, verdict)
         if refused and verdict.admit:
-            verdict = _with_more(admitted, gone, pod, verdict)
+            verdict = earlier
         ours = ADMITTED if verdict.admit else verdict.reason
         # A kubelet that starts shows pods as they were before it decides about them.
         settle = 0.0 if refused or pod.status.phase == "Running" else SETTLE
         yield Comparison("admission", pod.full_name, ours, theirs, _reason(verdict), message, settle)
         _add(admitted, pod, unless=refused)
-        if verdict.preemption is None or refused:
-            return
-        names = {victim.uid: victim.full_name for victim in (*admitted.pods.values(), *victims)}
-        chosen, why = sorted(names[uid] for uid in verdict.victims), _why_these(verdict, names)
-        ended = sorted(victim.full_name for victim in victims if victim.uid in admitted)
-        for uid in verdict.victims:
-            admitted.remove(uid)
-        yield Comparison(
-            "preemption", pod.full_name, ", ".join(chosen) or "none", ", ".join(ended) or "none",
-            why, "pods that the kubelet ended for a critical pod since the last look",
-        )  # fmt: skip
+        if not refused:
+            yield from _preemption(pod, admitted, (verdict, earlier), gone, victims)
+
+
+def _preemption(
+    pod: Pod, admitted: NodeAllocations, verdicts: Sequence[Verdict], gone: Sequence[Pod],
+    victims: Sequence[Pod],
+) -> Iterator[Finding]:  # fmt: skip
+    """Judge which pods ended for a critical one: a kubelet waits for its victims one after another, and
+    others may end by themselves meanwhile. Afterwards the pods are those that the kubelet left.
+    """
+    ended = sorted(victim.full_name for victim in victims if victim.uid in admitted)
+    names = {one.uid: one.full_name for one in (*admitted.pods.values(), *victims)}
+    left = {one.uid for one in gone}
+    choices = [
+        (sorted(names[uid] for uid in verdict.victims if uid not in left), verdict)
+        for verdict in verdicts
+        if verdict.preemption is not None
+    ]
+    if not choices or (verdicts[0].preemption is None and not ended):
+        return
+    chosen, verdict = next((one for one in choices if one[0] == ended), choices[0])
+    why = _why_these(verdict, names | {one.uid: one.full_name for one in gone})
+    for uid in {*verdict.victims, *(victim.uid for victim in victims)}:
+        admitted.remove(uid)
+    yield Comparison(
+        "preemption", pod.full_name, ", ".join(chosen) or "none", ", ".join(ended) or "none",
+        why, "pods that the kubelet ended for a critical pod since the last look",
+    )  # fmt: skip
 
 
 def arrival(pod: Pod) -> tuple[str, str, str]:

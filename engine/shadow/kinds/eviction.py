@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Final
 
 from engine.api.config import KubeletConfiguration
@@ -29,6 +28,8 @@ from engine.tables.pods import PodTable
 EVICTED: Final = "Evicted"
 SETTLE: Final = 90.0
 """Seconds; the kubelet evaluates every 10 s and sends node conditions with its status, every 10 s or more."""
+_MEASURED: Final = " was using "
+"""What the message of an evicted pod has for each container above its request, if there are statistics."""
 _LOW_ON: Final = re.compile(r"^The node was low on resource: ([a-z-]+)\.")
 
 
@@ -61,13 +62,19 @@ class EvictionComparer:
         before = self._before
         if before is None or before.use is None or pod.uid not in before.pods:
             return NotJudged("eviction", pod.full_name, "no statistics from before its eviction")
-        # Several pods may go between two looks; then each must be among as many first ones.
+        active, starved = before.active(), starved_signals(before, match[1])
         orders = [
-            list(islice(eviction_order(before.active(), before.use, signal), len(together)))
-            for signal in starved_signals(before, match[1])
+            list(_first(eviction_order(there, before.use, signal), len(together)))
+            # The kubelet may have measured since that look a pod that had no statistics in it.
+            for there in (active, [one for one in active if one.uid in before.use.pods])
+            for signal in starved
         ]
         agreeing = [order for order in orders if any(one.uid == pod.uid for one, _ in order)]
-        first = (agreeing or orders or [[]])[0]
+        if not agreeing and _MEASURED not in pod.status.message:
+            return NotJudged(
+                "eviction", pod.full_name, "the kubelet had no statistics of it, which puts it first"
+            )
+        first = (agreeing or orders or [[]])[0][: len(together)]
         return Comparison(
             "eviction", pod.full_name,
             pod.full_name if agreeing else ", ".join(one.full_name for one, _ in first) or "no pod",
@@ -153,6 +160,18 @@ def eviction_order(pods: Sequence[Pod], use: MeasuredNode, signal: str) -> Itera
     resource = RESOURCE_OF[signal]
     for pod, amount in rank(PodTable.from_pods(listed), listed, usage, resource, parts):
         yield pod, _reason(pod, amount, resource)
+
+
+def _first(order: Iterator[tuple[Pod, str]], count: int) -> Iterator[tuple[Pod, str]]:
+    """Yield the first pods of an order, as many as were evicted between two looks, and those that rank equal
+    to the last of them: the kubelet's sort puts equals in any order.
+    """
+    last = ""
+    for number, (pod, why) in enumerate(order):
+        if number >= count and why != last:
+            return
+        last = why
+        yield pod, why
 
 
 def _usage(pod: Pod, use: MeasuredPod) -> PodUsage:

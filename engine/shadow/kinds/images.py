@@ -17,13 +17,12 @@ from engine.images.policy import ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.eviction import disk_is_low
-from engine.shadow.kinds.observation import Observation, SeenImages
+from engine.shadow.kinds.observation import STARTED, Observation, SeenImages
 
 PERIOD: Final = 300.0
 """Seconds from one detection of images, and one collection, of the kubelet to the next."""
 SETTLE: Final = PERIOD + 60
 COUNTER: Final = "kubelet_image_garbage_collected_total"
-STARTED: Final = "process_start_time_seconds"
 BY_HANDLER: Final = "RuntimeClassInImageCriApi"
 NOTHING: Final = "collects nothing"
 OFF: Final = "image garbage collection is off"

@@ -20,6 +20,8 @@ from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.wire.podresources_v1_pb2 import AllocatableResourcesResponse, PodResources
 
 ENDED: Final = ("Succeeded", "Failed")
+STARTED: Final = "process_start_time_seconds"
+"""The series that tells one kubelet from the next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ async def test_a_crashing_container_backs_off(rig: Rig):
 
 
 async def test_a_back_off_is_written_as_go_writes_durations(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda: Backoff(first=80.0))
+    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda most: Backoff(first=80.0))
     await rig.start()
     rig.write("crash", {"containers": [container()]}, annotations={f"{EXIT}exit-after": "10ms"})
 
@@ -127,7 +127,7 @@ async def test_a_container_that_its_probe_ends_backs_off_one_restart_later(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     """As in the kubelet, a container that was just killed does not count yet when its successor starts."""
-    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda: Backoff(first=300.0))
+    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda most: Backoff(first=300.0))
     await rig.start()
     probe = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
     annotations = {f"{EXIT}exec-exit-code": "1"}
