@@ -175,7 +175,8 @@ def rows_of_body(body: BlockBody, wanted: Sequence[int] | None = None) -> Iterat
     for place in range(len(times)) if wanted is None else wanted:
         key = [column[place] for column in columns]
         texts_of = {name: texts[code] for name, code in zip(_TEXTS, key, strict=True)}
-        given = msgspec.json.decode(texts[inputs[place]] or "{}", type=dict[str, Any])
+        written = texts[inputs[place]]
+        given = msgspec.json.decode(written, type=dict[str, Any]) if written else {}
         values = before.add(place, tuple(key[:3])) if body.lengths else ()
         yield place, RecordRow(time=times[place] / 1000, inputs=given, values=values, **texts_of)
 

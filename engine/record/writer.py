@@ -139,6 +139,9 @@ class RecordWriter:
                 # Half a block would hide every later one from readers.
                 with suppress(OSError):
                     os.ftruncate(descriptor, about.st_size)
+                    # Each attempt begins a segment; a disk that is full for hours would get thousands.
+                    if not about.st_size:
+                        segment.unlink()
                 raise
         finally:
             os.close(descriptor)

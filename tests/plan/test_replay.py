@@ -4,6 +4,7 @@ another one or more pods would have changed."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.api.documents.reader import parse_pods
 from engine.api.duration import Duration
-from engine.api.kubengine_config import EvictionSection, RecordSection
+from engine.api.encoding.json_text import json_encoder
+from engine.api.errors import InvalidInput
+from engine.api.kubengine_config import EvictionSection, KubengineConfiguration, RecordSection
 from engine.api.pod import Pod
 from engine.eviction import signals
 from engine.eviction.manager import EvictionManager
@@ -25,6 +28,8 @@ from engine.plan.replay.compared import not_repeated
 from engine.plan.replay.decided import EVICTED, Replayed, recorded_decisions
 from engine.plan.replay.recorded import read_recorded
 from engine.plan.replay.replay import NodeReplay
+from engine.record.blocks import RecordRow
+from engine.record.writer import RecordWriter
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
@@ -193,6 +198,38 @@ async def test_its_own_configuration_gives_the_agents_decisions(
     assert done.returncode == 1, done.stderr
     assert b"on n1, default/b goes on (" in done.stdout
     assert run_plan(*line, "--fail-on", "gap,unlike").returncode == 0
+
+
+def recorder(directory: Path) -> RecordWriter:
+    writer = RecordWriter(directory, max_bytes=1 << 20, max_age=3600, clock=time.time)
+    writer.open()
+    return writer
+
+
+def test_what_the_recorders_lost_is_a_gap(tmp_path: Path) -> None:
+    config = plain(KubeletConfiguration()), plain(KubengineConfiguration())
+    about = {"kubelet": config[0], "kubengine": config[1], "name": "n1"}
+    for ends, lost in ((True, "3 rows were lost: No space left on device"), (False, ""), (True, "")):
+        writer = recorder(tmp_path)
+        writer.add(RecordRow(time=time.time(), stream="node", name="configuration", inputs=about))
+        if lost:
+            writer.add(RecordRow(time=time.time(), stream="record", name="lost", text=lost))
+        writer.flush()
+        if ends:
+            writer.close()
+    first, second = read_recorded(tmp_path).gaps
+    assert "3 rows were lost" in first
+    assert "ended without closing the record: up to a second is lost" in second
+
+
+def test_a_record_without_the_start_of_an_agent_says_why_it_cannot_be_played(tmp_path: Path) -> None:
+    recorder(tmp_path).close()
+    with pytest.raises(InvalidInput, match="older than what the record keeps"):
+        read_recorded(tmp_path)
+
+
+def plain(value: object) -> Any:
+    return json.loads(json_encoder(str)(value))
 
 
 def test_a_directory_without_a_record_is_an_error(run_plan: Callable[..., Any], tmp_path: Path) -> None:

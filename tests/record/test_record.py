@@ -269,6 +269,25 @@ def test_a_full_disk_costs_rows_only_when_too_many_wait(
     assert "7 rows were lost" in record.gaps[0]
 
 
+def test_a_full_disk_leaves_no_empty_segments(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = writer(tmp_path, clock)
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.record.writer.os.write", full)
+        for number in range(5):
+            clock.now += 1
+            recorder.add(row(f"row {number}"))
+            recorder.flush()
+    assert segments(tmp_path) == []
+    recorder.close()
+    assert said(Record(tmp_path)) == [f"row {number}" for number in range(5)]
+
+
 def test_half_a_block_is_taken_back(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = writer(tmp_path, clock)
     recorder.add(row("before"))

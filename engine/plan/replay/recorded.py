@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
 from engine.record.blocks import MALFORMED, BlockBody, RecordRow, TornRecord, rows_of_body, whole_blocks
-from engine.record.reader import segment_content
-from engine.record.writer import segments
+from engine.record.reader import moment, segment_content
+from engine.record.writer import BEGAN, ENDED, LOST, STREAM, segments
 
 SIGNALS: Final = "signals"
 PODS: Final = "pods "
-_STREAMS: Final = ("node", "pod", "pressure", "restart", "images", "decision")
+_STREAMS: Final = ("node", "pod", "pressure", "restart", "images", "decision", STREAM)
 _DECISIONS: Final = ("admission", "preemption", "eviction", "image-gc", "restart")
 
 
@@ -91,10 +91,14 @@ def read_recorded(directory: Path) -> NodeRecording:
         except MALFORMED as error:
             node.gaps.append(f"{segment.name}: a block that no recorder wrote, and all after it: {error}")
     node.signals, node.use = _joined(node.signals), _joined(node.use)
+    node.gaps += _gaps(node.rows)
+    node.rows = [one for one in node.rows if one[1].stream != STREAM]
     configured = [row for _, row in node.rows if (row.stream, row.name) == ("node", "configuration")]
     if not configured:
         raise InvalidInput(
-            "has no configuration: an agent of another version wrote it", subject=str(directory)
+            "has no start of an agent: it is older than what the record keeps (record.maxAge and "
+            "record.maxSize), or a shadow wrote the record, which only `kubengine why` reads",
+            subject=str(directory),
         )
     node.name = str(configured[-1].inputs.get("name") or directory.name)
     return node
@@ -128,6 +132,19 @@ def _take(node: NodeRecording, body: BlockBody, first: int) -> None:
     if wanted:
         places = np.sort(np.concatenate(wanted)).tolist()
         node.rows.extend((first + at, row) for at, row in rows_of_body(body, places))
+
+
+def _gaps(rows: Sequence[tuple[int, RecordRow]]) -> Iterator[str]:
+    """Yield in words what the recorders say that the record lacks."""
+    closed = {place for place, row in rows if row.stream == STREAM and row.name == ENDED}
+    for place, row in rows:
+        if row.stream == STREAM and row.name == LOST:
+            yield f"{moment(row.time)}: {row.text}"
+        elif row.stream == STREAM and row.name == BEGAN and place and place - 1 not in closed:
+            yield (
+                f"{moment(row.time)}: the recorder before this one ended without closing the record: up to a "
+                "second is lost"
+            )
 
 
 def _joined(runs: list[Run]) -> list[Run]:

@@ -100,11 +100,11 @@ class NodeReplay:
         runs = self._node.signals
         while self._run < len(runs):
             run = runs[self._run]
-            end = len(run) if until is None else int(np.searchsorted(run.place, until))
+            end = len(run) if until is None else int(run.place.searchsorted(until))
             while self._at < end:
                 if self._is_quiet():
                     matters = self._matters[self._run]
-                    following = int(np.searchsorted(matters, self._at))
+                    following = int(matters.searchsorted(self._at))
                     self._at = min(int(matters[following]) if following < len(matters) else end, end)
                 if self._at < end:
                     self._round(run, self._at)
@@ -165,7 +165,7 @@ class NodeReplay:
         """Return the last recorded use of all pods before the round that is played."""
         place = self._place()
         for run in reversed(self._node.use):
-            at = int(np.searchsorted(run.place, place)) - 1
+            at = int(run.place.searchsorted(place)) - 1
             if at >= 0:
                 return run.amounts(at, field)
         return {}
