@@ -46,7 +46,7 @@ HELD = {
     "kubengine probes bench ": "a thousand probes a second, all in time; tests/probes sends it fewer",
     "kubengine shadow ": "needs a kubelet; tests/shadow runs it next to one",
     "kubengine why ": "needs a pod that was restarted or evicted; tests/record ask about such pods",
-    "kubengine plan replay ": "needs records of nodes; tests/plan/test_replay.py plays one",
+    "kubengine plan replay ": "needs records of nodes; tests/plan/replay/test_replay.py plays one",
     "kubengine takeover --check": "needs a kubelet; tests/shadow runs it next to one",
     "qemu-system-x86_64 ": "needs an image with the kubelet's test suite, and hours",
     "strace -f -c -p ": "of an agent that starts pods meanwhile",

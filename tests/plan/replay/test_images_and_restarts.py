@@ -23,7 +23,7 @@ from engine.plan.replay.recorded import NodeRecording, read_recorded
 from engine.plan.replay.replay import NodeReplay
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
-from tests.plan.test_replay import replace_config
+from tests.plan.replay.test_replay import replace_config
 from tests.waiting import eventually
 
 MIB = 1024 * 1024
