@@ -43,15 +43,16 @@ class PodNetwork:
         """Choose the subnet and create the bridge unless that is done. Raise OSError."""
         from engine.runtime import links
 
-        if Path("/sys/class/net", self.bridge).exists() and self.subnet != POOL:
+        if self._exists() and self.subnet != POOL:
             return
         self.subnet = self._choose()
         keep(self._file, json.dumps({"bridge": self.bridge, "subnet": str(self.subnet)}).encode())
-        if Path("/sys/class/net", self.bridge).exists():
-            return
-        _request(links.bridge(self.bridge), f"bridge {self.bridge}")
+        # An earlier runtime may have been killed after any of these steps.
+        with contextlib.suppress(FileExistsError):
+            _request(links.bridge(self.bridge), f"bridge {self.bridge}")
         index = socket.if_nametoindex(self.bridge)
-        _request(links.address(index, self.gateway, self.subnet.prefixlen), f"address {self.gateway}")
+        with contextlib.suppress(FileExistsError):
+            _request(links.address(index, self.gateway, self.subnet.prefixlen), f"address {self.gateway}")
         _request(links.up(self.bridge), f"bridge {self.bridge}")
 
     @property
@@ -93,10 +94,14 @@ class PodNetwork:
 
     def remove(self) -> None:
         """Delete the bridge."""
-        if Path("/sys/class/net", self.bridge).exists():
+        if self._exists():
             from engine.runtime import links
 
             _request(links.deletion(self.bridge), f"bridge {self.bridge}")
+
+    def _exists(self) -> bool:
+        # /sys/class/net shows the network namespace in which it was mounted, not necessarily this process's.
+        return self.bridge in (name for _, name in socket.if_nameindex())
 
     def _choose(self) -> ipaddress.IPv4Network:
         chosen = kept(self._file, _subnet, without="choosing another subnet")

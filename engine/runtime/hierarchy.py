@@ -28,6 +28,11 @@ DEFAULT_DEVICES = (
 )  # fmt: skip
 
 
+CANNOT_ENABLE = (errno.EBUSY, errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES)
+"""Why a v2 group does not pass a controller on: it has processes of its own (EBUSY), it is threaded, or it is
+above the subtree that was delegated to this user (EACCES)."""
+
+
 class RuntimeHierarchy:
     """Access the cgroup file systems below `mount`. Raise Unavailable if there are none."""
 
@@ -221,8 +226,7 @@ def _enable(directory: Path) -> None:
             try:
                 cgroup.write(f"{directory}/cgroup.subtree_control", f"+{name}")
             except OSError as error:
-                # A group with processes of its own (EBUSY) or a threaded one cannot pass the controller on.
-                if error.errno not in (errno.EBUSY, errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP):
+                if error.errno not in CANNOT_ENABLE:
                     raise
 
 

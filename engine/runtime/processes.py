@@ -88,7 +88,8 @@ class ProcessBackend:
     ) -> None:
         if os.geteuid() != 0:
             raise Refused(
-                "containers need root (namespaces, cgroups, mounts); other users can run the hollow runtime",
+                "containers need root (namespaces, cgroups, mounts), of the host or of a user namespace "
+                "(unshare --user --map-root-user …); other users can run the hollow runtime",
                 subject="embedded runtime",
             )
         self.root = root.absolute()

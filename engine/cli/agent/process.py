@@ -225,6 +225,13 @@ def _with_its_weights(config: KubengineConfiguration) -> KubengineConfiguration:
     return msgspec.structs.replace(config, cgroups=cgroups)
 
 
+def _runtime_directory() -> Path:
+    """Return where running objects are recorded until the next boot; in a user namespace /run is not ours."""
+    if os.access("/run", os.W_OK):
+        return Path("/run/kubengine")
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp", "kubengine")
+
+
 def _own_runtime(socket: str, root_dir: Path, cgroup_driver: str, *, hollow: bool) -> _OwnRuntime:
     import hashlib
 
@@ -234,7 +241,7 @@ def _own_runtime(socket: str, root_dir: Path, cgroup_driver: str, *, hollow: boo
 
     if hollow:
         return HollowRuntime(socket, cgroup_driver=cgroup_driver)
-    state = Path("/run/kubengine") / hashlib.sha256(os.fsencode(root_dir)).hexdigest()[:12]
+    state = _runtime_directory() / hashlib.sha256(os.fsencode(root_dir)).hexdigest()[:12]
     return EmbeddedRuntime(
         socket=socket, root=root_dir / "runtime", state=state, cgroups=RuntimeCgroups(cgroup_driver)
     )

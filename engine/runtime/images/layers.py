@@ -18,13 +18,13 @@ from typing import IO
 from engine.api.errors import InvalidInput
 from engine.host.trees import remove_tree
 from engine.runtime.images import tars
+from engine.runtime.shim.linux import OPAQUE_ATTRIBUTE, OVERLAY_ATTRIBUTES, change_owner
 
 WHITEOUT = ".wh."
 METADATA = ".wh..wh."
 OPAQUE = ".wh..wh..opq"
-OPAQUE_ATTRIBUTE = "trusted.overlay.opaque"
 XATTR_PREFIX = "SCHILY.xattr."
-FORBIDDEN_XATTR = "trusted."
+FORBIDDEN_XATTRS = ("trusted.", OVERLAY_ATTRIBUTES)
 MAX_DEPTH = 256
 LIMITS = tars.Limits(entries=1_000_000, size=64 << 30)
 
@@ -102,13 +102,13 @@ def _make(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path, root: Path
             os.mkfifo(place)
         else:
             return 0
-    os.chown(place, member.uid, member.gid, follow_symlinks=False)
+    change_owner(place, member.uid, member.gid)
     if not member.issym():
         place.chmod(stat.S_IMODE(member.mode))
         os.utime(place, (member.mtime, member.mtime))
         for key, value in member.pax_headers.items():
             name = key.removeprefix(XATTR_PREFIX)
-            if name != key and not name.startswith(FORBIDDEN_XATTR):  # overlayfs has whiteouts of its own
+            if name != key and not name.startswith(FORBIDDEN_XATTRS):  # overlayfs has whiteouts of its own
                 with contextlib.suppress(OSError):
                     os.setxattr(place, name, value.encode("utf-8", "surrogateescape"))
     return size

@@ -121,7 +121,7 @@ def become_ready(who: identity.Identity, request: dict[str, Any]) -> dict[str, s
     os.umask(0o022)
     for fd in (0, 1, 2):
         if os.fstat(fd).st_rdev != os.makedev(1, 3):  # /dev/null belongs to all users
-            os.fchown(fd, who.uid, -1)  # so that it may open /dev/stdout
+            identity.give(fd, who)  # so that it may open /dev/stdout
     directory = request["cwd"] or "/"
     if not os.path.isdir(directory):
         os.makedirs(directory, mode=0o755, exist_ok=True)

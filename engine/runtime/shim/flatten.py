@@ -9,7 +9,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-OPAQUE_ATTRIBUTE = "trusted.overlay.opaque"
+from engine.runtime.shim.linux import OPAQUE_ATTRIBUTE, change_owner
 
 
 def flatten(layers: Sequence[Path], target: Path) -> None:
@@ -44,7 +44,7 @@ def flatten(layers: Sequence[Path], target: Path) -> None:
 
 def _copy_attributes(source: Path, place: Path) -> None:
     status = source.lstat()
-    os.chown(place, status.st_uid, status.st_gid, follow_symlinks=False)
+    change_owner(place, status.st_uid, status.st_gid)
     if not stat.S_ISLNK(status.st_mode):
         place.chmod(stat.S_IMODE(status.st_mode))
         os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Collection
@@ -61,6 +62,14 @@ def look_up(wanted: dict[str, Any]) -> Identity:
     return Identity(uid, gid, sorted(groups), home)
 
 
+def give(fd: int, identity: Identity) -> None:
+    """Make the user the owner of an open file. Raise OSError for a user that the user namespace lacks."""
+    try:
+        os.fchown(fd, identity.uid, -1)
+    except OSError as error:
+        raise _explained(error, identity) from None
+
+
 def become(
     identity: Identity,
     *,
@@ -91,10 +100,8 @@ def become(
         number += 1
     if system_calls and not no_new_privs:
         linux.install_filter(system_calls)
-    os.setgroups(identity.groups)
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
-    os.setresgid(identity.gid, identity.gid, identity.gid)
-    os.setresuid(identity.uid, identity.uid, identity.uid)
+    _change_user(identity)
     linux.prctl(linux.PR_SET_KEEPCAPS, 0)
     linux.hide()  # again, because a change of user may have reset it
     linux.capset(permitted=kept, inheritable=raised)
@@ -105,6 +112,27 @@ def become(
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         if system_calls:
             linux.install_filter(system_calls)
+
+
+def _change_user(identity: Identity) -> None:
+    try:
+        os.setgroups(identity.groups)
+    except PermissionError:
+        # An unprivileged user may map itself only after giving up setgroups(2) (user_namespaces(7)).
+        if not linux.IN_USER_NAMESPACE:
+            raise
+    try:
+        os.setresgid(identity.gid, identity.gid, identity.gid)
+        os.setresuid(identity.uid, identity.uid, identity.uid)
+    except OSError as error:
+        raise _explained(error, identity) from None
+
+
+def _explained(error: OSError, identity: Identity) -> OSError:
+    if error.errno != errno.EINVAL:
+        return error
+    ids = f"user {identity.uid}, group {identity.gid}"
+    return OSError(error.errno, f"{ids}: not mapped in the runtime's user namespace")
 
 
 def _lines(path: str, fields: int) -> list[list[str]]:

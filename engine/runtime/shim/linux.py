@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Iterable
 
@@ -53,6 +54,20 @@ SYS_OPEN_TREE = 428
 SYS_MOVE_MOUNT = 429
 SYS_MOUNT_SETATTR = 442
 
+
+def _is_in_user_namespace() -> bool:
+    """Say whether this process is root only in a user namespace, which maps a part of the host's ids."""
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        return file.read().split() != ["0", "0", str((1 << 32) - 1)]
+
+
+# Read once, before any container could show a /proc of its own.
+IN_USER_NAMESPACE = _is_in_user_namespace()
+
+OVERLAY_ATTRIBUTES = "user.overlay." if IN_USER_NAMESPACE else "trusted.overlay."
+"""Prefix of overlayfs's own extended attributes, with and without the mount option `userxattr`."""
+OPAQUE_ATTRIBUTE = f"{OVERLAY_ATTRIBUTES}opaque"
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -64,12 +79,30 @@ def _check(result: int, what: str) -> int:
     return result
 
 
+def change_owner(path: str | os.PathLike[str], uid: int, gid: int) -> None:
+    """Change the owner of the path, not of its target. An owner that the user namespace does not map has no
+    effect: the path stays this process's own.
+    """
+    try:
+        os.chown(path, uid, gid, follow_symlinks=False)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not IN_USER_NAMESPACE:
+            raise
+
+
 def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
 def setns(fd: int, kind: int) -> None:
-    _check(_libc.setns(fd, kind), "setns")
+    """Join the namespace; do nothing if this process is in it already."""
+    try:
+        _check(_libc.setns(fd, kind), "setns")
+    except PermissionError:
+        # Root of a user namespace may not join what belongs to the host, not even where it is already.
+        name = os.readlink(f"/proc/self/fd/{fd}")  # such as net:[4026531840]
+        if name != os.readlink(f"/proc/self/ns/{name.partition(':')[0]}"):
+            raise
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:

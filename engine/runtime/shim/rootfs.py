@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.runtime.shim import linux
 
@@ -22,6 +22,20 @@ LINKS = {
 }  # fmt: skip
 NOT_DEVICES = ("/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/fd", "/dev/console", "/dev/ptmx")
 SAFE = linux.MS_NOSUID | linux.MS_NOEXEC | linux.MS_NODEV
+OWN = frozenset({"dev", "mnt", "proc", "run", "sys", "tmp"})
+"""Directories that a container of the host's image has for itself."""
+TERMINALS = "newinstance,ptmxmode=0666,mode=0620"
+
+
+class Device(NamedTuple):
+    """Describe a node to create at `path` in the container, like `host` on the host."""
+
+    host: str
+    path: str
+    mode: int
+    number: int
+    uid: int
+    gid: int
 
 
 def enter(request: dict[str, Any], shm: int) -> None:
@@ -112,8 +126,11 @@ def _mount_root(rootfs: dict[str, Any]) -> bool:
 
 def _stack(path: str, lower: str, upper: str, work: str) -> bool:
     """Mount an overlay; return False if overlayfs refuses, for example an `upper` on another overlay."""
+    # In a user namespace overlayfs cannot write its `trusted.` attributes.
+    attributes = ",userxattr" if linux.IN_USER_NAMESPACE else ""
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}{attributes}"
     try:
-        linux.mount("overlay", path, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work}")
+        linux.mount("overlay", path, "overlay", 0, options)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EPERM, errno.ENODEV):
             raise
@@ -126,12 +143,33 @@ def _show_host(path: str) -> None:
 
     Without overlayfs, volumes can only be mounted where the host has a directory or file.
     """
+    if linux.IN_USER_NAMESPACE:
+        _show_host_directories(path)
+        return
     linux.mount("tmpfs", path, "tmpfs", 0, "size=1m,mode=755")
     os.mkdir(f"{path}/upper", 0o755)
     os.mkdir(f"{path}/work")
     if not _stack(path, "/", f"{path}/upper", f"{path}/work"):
         linux.move_mount(linux.open_tree("/", recursive=False), path)
         linux.make_readonly(path)
+
+
+def _show_host_directories(path: str) -> None:
+    """Show the directories of the host's root one by one under a small tmpfs, except those in `OWN`.
+
+    A user namespace may not show the root alone, since the mounts of the host below it would uncover what
+    they hide (mount_namespaces(7)).
+    """
+    linux.mount("tmpfs", path, "tmpfs", 0, "size=1m,mode=755")
+    for entry in os.scandir("/"):
+        place = f"{path}/{entry.name}"
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), place)
+        elif entry.is_dir():
+            os.mkdir(place)
+            if entry.name not in OWN:
+                linux.mount(entry.path, place, "", linux.MS_BIND | linux.MS_REC)
+                linux.make_readonly(place, recursive=True)
 
 
 def _mount_system(
@@ -145,11 +183,12 @@ def _mount_system(
         dev = _directory(root, "/dev")
         linux.mount("tmpfs", dev, "tmpfs", linux.MS_NOSUID | linux.MS_STRICTATIME, "mode=755,size=65536k")
         for name, (major, minor) in NODES.items():
-            _node(f"{dev}/{name}", stat.S_IFCHR | 0o666, os.makedev(major, minor))
+            host = f"/dev/{name}"
+            number = os.makedev(major, minor)
+            _make_node(Device(host, host, stat.S_IFCHR | 0o666, number, uid=0, gid=0), f"{dev}/{name}")
         for name, target in LINKS.items():
             os.symlink(target, f"{dev}/{name}")
-        linux.mount("devpts", _directory(root, "/dev/pts"), "devpts", linux.MS_NOSUID | linux.MS_NOEXEC,
-                    "newinstance,ptmxmode=0666,mode=0620,gid=5")  # fmt: skip
+        _mount_terminals(_directory(root, "/dev/pts"))
         linux.mount("mqueue", _directory(root, "/dev/mqueue"), "mqueue", SAFE)
     if "/dev/shm" not in taken:
         linux.move_mount(shm, _directory(root, "/dev/shm"))
@@ -171,6 +210,17 @@ def _mount_system(
                 linux.make_readonly(tree)
 
 
+def _mount_terminals(place: str) -> None:
+    flags = linux.MS_NOSUID | linux.MS_NOEXEC
+    try:
+        linux.mount("devpts", place, "devpts", flags, f"{TERMINALS},gid=5")
+    except OSError as error:
+        # The user namespace has no group 5 (tty).
+        if error.errno != errno.EINVAL or not linux.IN_USER_NAMESPACE:
+            raise
+        linux.mount("devpts", place, "devpts", flags, TERMINALS)
+
+
 def _attach(root: str, mount: dict[str, Any], fd: int) -> None:
     is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
     target = _directory(root, mount["target"]) if is_directory else _file(root, mount["target"])
@@ -183,9 +233,9 @@ def _attach(root: str, mount: dict[str, Any], fd: int) -> None:
         linux.make_readonly(target, recursive=mount["recursive_readonly"])
 
 
-def _host_devices(request: dict[str, Any]) -> list[tuple[str, int, int, int, int]]:
-    """Return path in the container, mode, device number, owner and group of every node to create."""
-    found: list[tuple[str, int, int, int, int]] = []
+def _host_devices(request: dict[str, Any]) -> list[Device]:
+    """Return every node to create beside `NODES`."""
+    found: list[Device] = []
     for device in request["devices"]:
         host, path = device["host"], device["container"]
         if os.path.isdir(host):
@@ -205,28 +255,33 @@ def _host_devices(request: dict[str, Any]) -> list[tuple[str, int, int, int, int
     return found
 
 
-def _add_device(found: list[tuple[str, int, int, int, int]], host: str, path: str) -> bool:
+def _add_device(found: list[Device], host: str, path: str) -> bool:
     status = os.lstat(host)
     if not (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
         return False
-    found.append((path, status.st_mode, status.st_rdev, status.st_uid, status.st_gid))
+    found.append(Device(host, path, status.st_mode, status.st_rdev, status.st_uid, status.st_gid))
     return True
 
 
-def _make_devices(root: str, devices: list[tuple[str, int, int, int, int]]) -> None:
-    for path, mode, number, uid, gid in devices:
-        place = inside(root, path)
+def _make_devices(root: str, devices: list[Device]) -> None:
+    for device in devices:
+        place = inside(root, device.path)
         os.makedirs(os.path.dirname(place), mode=0o755, exist_ok=True)
         if os.path.lexists(place):
             os.unlink(place)
-        _node(place, mode, number)
-        os.chown(place, uid, gid)
+        _make_node(device, place)
 
 
-def _node(path: str, mode: int, number: int) -> None:
-    os.mknod(path, mode, number)
+def _make_node(device: Device, place: str) -> None:
+    if linux.IN_USER_NAMESPACE:
+        # mknod(2) needs CAP_MKNOD in the initial user namespace, so the host's own node is shown.
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        linux.mount(device.host, place, "", linux.MS_BIND)
+        return
+    os.mknod(place, device.mode, device.number)
     # mknod(2) reduces the mode by the umask.
-    os.chmod(path, stat.S_IMODE(mode))
+    os.chmod(place, stat.S_IMODE(device.mode))
+    os.chown(place, device.uid, device.gid)
 
 
 def _directory(root: str, path: str) -> str:
