@@ -125,7 +125,7 @@ chaos: build
 	KUBENGINE_SATURATED_PROBES=$(SATURATED_PROBES) KUBENGINE_CONNECTIONS=$(CONNECTIONS) \
 	KUBENGINE_CLOCK_JUMPS=$(CLOCK_JUMPS) KUBENGINE_FLAPPING_SECONDS=$(FLAPPING_SECONDS) KUBENGINE_STORM_EVENTS=$(STORM_EVENTS) \
 	KUBENGINE_CONTAINERD_KILLS=$(CONTAINERD_KILLS) KUBENGINE_MEMORY_SQUEEZES=$(MEMORY_SQUEEZES) KUBENGINE_READ_ONLY_TURNS=$(READ_ONLY_TURNS) \
-	  $(PYTEST) --timeout 0 tests/node/sources/test_manifest_operations.py tests/node/test_fault_walk.py \
+	  $(PYTEST) --timeout 0 --capture=sys tests/node/sources/test_manifest_operations.py tests/node/test_fault_walk.py \
 	  tests/node/test_member_fault_walk.py tests/node/test_call_walk.py tests/node/test_request_walk.py tests/devices/test_crash_campaign.py tests/dra/test_kill_campaign.py \
 	  tests/devices/test_runtime_crash_campaign.py tests/node/test_restarts_with_devices.py \
 	  tests/project/test_kept_files.py tests/host/test_records.py tests/eviction/test_memory_hogs.py \

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 import tempfile
+import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from engine.host.mounts import unmount_below
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.image_service import ImageService
 from engine.runtime.server import CriServer
-from tests.node.faults import KINDS, FailingService, FileFault, current
+from tests.node.faults import KINDS, WHOLE, FailingService, FileFault, current
 from tests.node_rig import Rig
 from tests.waiting import eventually
 
@@ -83,19 +85,39 @@ class Life:
 
 
 async def walk(lives: Iterable[Coroutine[Any, Any, str]]) -> None:
-    """Live them all, some at once; fails saying which went wrong and how."""
-    room = asyncio.Semaphore(AT_ONCE)
+    """Live all of them, `AT_ONCE` at a time, and fail with what went wrong in each.
+
+    A walk through every fault takes an hour or more: it reports each minute how far it is.
+    """
+    places = asyncio.Semaphore(AT_ONCE)
 
     async def one(life: Coroutine[Any, Any, str]) -> str:
-        async with room:
+        async with places:
             return await life
 
     tasks = [asyncio.create_task(one(life)) for life in lives]
     before = asyncio.all_tasks() - set(tasks)
+    reporter = asyncio.create_task(_report_progress(tasks)) if WHOLE else None
     wrong = [text for text in await asyncio.gather(*tasks) if text]
+    if reporter is not None:
+        reporter.cancel()
     assert not wrong, f"{len(wrong)} of {len(tasks)}:\n" + "\n".join(wrong)
     gc.collect()
     await eventually(lambda: asyncio.all_tasks() <= before)
+
+
+async def _report_progress(tasks: Sequence[asyncio.Task[str]]) -> None:
+    """Print each minute how many of the lives are over, and what went wrong since the last line.
+
+    It writes past pytest's `--capture=sys`, which `make chaos` asks for.
+    """
+    reported: set[asyncio.Task[str]] = set()
+    while True:
+        await asyncio.sleep(60)
+        over = {task for task in tasks if task.done()}
+        wrong = [text for task in over - reported if (text := task.result())]
+        reported = over
+        print(f"{len(over)} of {len(tasks)} lives", *wrong, sep="\n  ", file=sys.__stderr__, flush=True)
 
 
 async def places_of(lives: Callable[[Path], Life]) -> list[str]:
@@ -133,7 +155,9 @@ async def _lived(lives: Callable[[Path], Life], things: Sequence[str], fault: Fi
             unnamed = [str(e) for e in life.errors if not any(thing in str(e) for thing in things)]
             text = "; ".join(f"does not name it: {error}" for error in unnamed)
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
+            frames = traceback.extract_tb(error.__traceback__)
+            last = [frame for frame in frames if f"{os.sep}tests{os.sep}" in frame.filename][-1]
+            text = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
         held = _held_open(short)
         unmount_below(Path(short))
     return "; ".join(filter(None, (text, held)))
