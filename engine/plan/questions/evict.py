@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
@@ -27,7 +27,7 @@ from engine.eviction.signals import IMAGEFS_AVAILABLE
 from engine.eviction.thresholds import Threshold, parse_thresholds, thresholds_from_config
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
-from engine.plan.answers.answer import Answer, AnswerPodRows, Rows
+from engine.plan.answers.answer import Answer, AnswerPodRows, Rows, coded
 from engine.plan.eviction.eviction_course import Courses, Evictions, NodeStore, Usage, nearest
 from engine.plan.eviction.pods_in_order import NodesPods
 from engine.plan.questions.configuration import NodeConfigurations
@@ -141,7 +141,6 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
     for node in range(snapshot.node_count):
         key = configurations.key(node), stores.layouts[node], stores.readable[node]
         alike.setdefault(key, []).append(node)
-    say: list[Callable[[], None]] = [lambda: None] * snapshot.node_count
     for (_, layout, readable), nodes in alike.items():
         mine = stores.of(np.array(nodes, np.int64), layout, readable)
         for store in mine:
@@ -150,16 +149,15 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
         rules = _rules(configurations.of(nodes[0]), layout, main, parameters)
         if not rules.thresholds or not any(main in store.signals for store in mine):
             decision, what = ("unknown", "reading of") if rules.thresholds else ("calm", "threshold for")
-            for node in nodes:
-                say[node] = partial(rows.add, node, decision, "", f"no {what} {main}", 0, kind.unit)
+            nothing = np.zeros(len(nodes), np.int64)
+            rows.block(np.array(nodes), decision, "", f"no {what} {main}", nothing, kind.unit)
             continue
         played = _Played(rows, snapshot, nodes, mine, rules, kind, parameters.max_evictions, standing)
-        for place, node in enumerate(nodes):
-            say[node] = partial(played.say, place)
+        played.add_calm()
+        for place in played.pressed:
+            played.add(place)
     # Nodes with equal rules were computed together; their rows come in the order of the nodes.
-    for say_of_node in say:
-        say_of_node()
-    return rows.answer()
+    return rows.answer(sort=True)
 
 
 class _Rules(NamedTuple):
@@ -187,7 +185,8 @@ class _Played:
         self._rows, self._nodes, self._unit, self._standing = rows, nodes, kind.unit, standing
         self._signals = [store.signals for store in stores]
         places, distances = nearest(rules.thresholds, stores)
-        self._nearest = [rules.thresholds[place] for place in places.tolist()], distances.tolist()
+        above = [f"{threshold.signal} is above {threshold.value}" for threshold in rules.thresholds]
+        self._nearest = coded(places, above), distances
         before = [(store.capacity - store.available).tolist() for store in stores]
         self._courses = Courses(
             stores,
@@ -203,14 +202,25 @@ class _Played:
             zip(before, [(store.capacity - store.available).tolist() for store in stores], strict=True)
         )
 
-    def say(self, place: int) -> None:
-        """Add the rows of one of the nodes."""
+        self._calm = np.array([course.began is None for course in self._courses], bool)
+
+    @property
+    def pressed(self) -> list[int]:
+        """Return the nodes with pressure, as positions among the nodes."""
+        places: list[int] = np.flatnonzero(~self._calm).tolist()
+        return places
+
+    def add_calm(self) -> None:
+        """Add the rows of the nodes without pressure."""
+        calm, (reasons, distances) = self._calm, self._nearest
+        nodes = np.array(self._nodes)[calm]
+        self._rows.block(nodes, "calm", "", reasons.filter(pa.array(calm)), distances[calm], self._unit)
+
+    def add(self, place: int) -> None:
+        """Add the rows of one node with pressure."""
         rows, node, unit = self._rows, self._nodes[place], self._unit
         found = self._courses[place]
-        if found.began is None:
-            threshold, distance = (values[place] for values in self._nearest)
-            rows.add(node, "calm", "", f"{threshold.signal} is above {threshold.value}", distance, unit)
-            return
+        assert found.began is not None
         evicted = 0
         for step in found.steps:
             if isinstance(step, Evictions):
