@@ -47,7 +47,7 @@ def _end_on_terminate(_number: int, _frame: FrameType | None) -> None:
     "--probes-per-second",
     type=click.FloatRange(0, min_open=True),
     metavar="RATE",
-    help="Over all pods, at most two a second each.  [default: that]",
+    help="Probes a second of all pods together; at most, and by default, two for each pod.",
 )
 @click.option(
     "--images",
@@ -64,7 +64,11 @@ def _end_on_terminate(_number: int, _frame: FrameType | None) -> None:
 @click.option("--runtime", metavar="hollow|unix:///PATH", default="hollow", show_default=True)
 @click.option("--phases", metavar="NAME,…", help="Only these phases.  [default: all]")
 @click.option(
-    "--limit", type=click.FloatRange(1), default=300.0, show_default=True, help="Longest wait, in seconds."
+    "--limit",
+    type=click.FloatRange(1),
+    default=300.0,
+    show_default=True,
+    help="Longest wait for a phase, in seconds.",
 )
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report with plots here."
@@ -180,10 +184,18 @@ def _compare(earlier: NodeBenchResult, now: NodeBenchResult, markdown: bool) -> 
 @command.command()
 @click.option("--pods", metavar="N,…", default="110,500,1000,2500", show_default=True)
 @click.option(
-    "--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="How long each is watched."
+    "--seconds",
+    type=click.FloatRange(1),
+    default=60.0,
+    show_default=True,
+    help="Seconds for which each is measured.",
 )
 @click.option(
-    "--limit", type=click.FloatRange(1), default=900.0, show_default=True, help="Longest wait, in seconds."
+    "--limit",
+    type=click.FloatRange(1),
+    default=900.0,
+    show_default=True,
+    help="Longest wait for a phase, in seconds.",
 )
 @json_option
 def scale(pods: str, seconds: float, limit: float, as_json: bool) -> None:
@@ -267,7 +279,7 @@ def _pairs(_context: click.Context, option: click.Parameter, values: tuple[str, 
 @click.option("--kubeconfig", type=_FILE, required=True, help="Administrator's kubeconfig of the cluster.")
 @click.option("--agent-pid", type=click.IntRange(1), required=True, help="Process of the agent to measure.")
 @click.option(
-    "--agent", metavar="NAME", default="kubengine", show_default=True, help="Its name in the table."
+    "--agent", metavar="NAME", default="kubengine", show_default=True, help="Name of the agent in the table."
 )
 @click.option(
     "--var",
@@ -289,7 +301,11 @@ def _pairs(_context: click.Context, option: click.Parameter, values: tuple[str, 
     "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Length of the idle phase."
 )
 @click.option(
-    "--limit", type=click.FloatRange(1), default=900.0, show_default=True, help="Longest wait, in seconds."
+    "--limit",
+    type=click.FloatRange(1),
+    default=900.0,
+    show_default=True,
+    help="Longest wait for a phase, in seconds.",
 )
 @json_option
 def density(

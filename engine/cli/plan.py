@@ -72,12 +72,16 @@ def answer_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.Choice(FORMATS),
                 metavar="[table|csv|parquet|html]",
                 default=None,
-                help="Instead of the suffix.",
+                help="Format of the answer, instead of the suffix's.",
             ),
             click.option(
-                "--limit", type=click.IntRange(1), default=20, show_default=True, help="Rows of a table."
+                "--limit",
+                type=click.IntRange(1),
+                default=20,
+                show_default=True,
+                help="Most rows of a printed table.",
             ),
-            click.option("--explain", "explained", is_flag=True, help="Say in words why, row by row."),
+            click.option("--explain", "explained", is_flag=True, help="Explain each row in a sentence."),
             click.option(
                 "--fail-on",
                 default="",

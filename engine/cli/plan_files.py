@@ -70,7 +70,7 @@ def output_options(function: Any) -> Any:
     "--anonymize",
     default="",
     metavar="TABLE",
-    help="Replace names, labels and images; write what stands for what to this JSON file, to keep.",
+    help="Replace names, labels and images, and write the original of each to this JSON file.",
 )
 @output_options
 @source_options
@@ -87,7 +87,7 @@ def snapshot(
     """Convert to a columnar snapshot, which loads many times faster than JSON.
 
     With --kubeconfig or --context, take it of a running cluster. With --anonymize, structure and numbers
-    stay, so questions answer alike, and the names stay with you.
+    stay, so the answers to questions stay the same, and the names stay with you.
     """
     if mapping:
         loaded, odd = load_mapped(Path(mapping), nodes, pods)

@@ -61,9 +61,9 @@ def _access_options(function: Any) -> Any:
     "--until",
     default="",
     metavar="TIME",
-    help="As 2026-01-31T12:00:00Z or in Unix seconds; default: now.",
+    help="End of the history: 2026-01-31T12:00:00Z or Unix seconds; default: now.",
 )
-@click.option("--step", default="5m", show_default=True, help="Distance of the kept values.")
+@click.option("--step", default="5m", show_default=True, help="Time from one kept value to the next.")
 @click.option(
     "--match",
     default="",
@@ -71,13 +71,26 @@ def _access_options(function: Any) -> Any:
     help='Added to each selector: \'cluster="prod",namespace!="test"\'.',
 )
 @click.option(
-    "--max-samples", type=click.IntRange(1000), default=2_000_000, show_default=True, help="Per query."
+    "--max-samples",
+    type=click.IntRange(1000),
+    default=2_000_000,
+    show_default=True,
+    help="Most samples of a query.",
 )
-@click.option("--max-series", type=click.IntRange(1), default=5_000_000, show_default=True, help="In all.")
 @click.option(
-    "--max-time", default="30m", show_default=True, help="After that the oldest values are left out."
+    "--max-series",
+    type=click.IntRange(1),
+    default=5_000_000,
+    show_default=True,
+    help="Most series of all queries together.",
 )
-@click.option("--timeout", default="60s", show_default=True, help="Per query.")
+@click.option(
+    "--max-time",
+    default="30m",
+    show_default=True,
+    help="Time for all queries; after it, the oldest values are left out.",
+)
+@click.option("--timeout", default="60s", show_default=True, help="Time for a query.")
 @click.option("--table", "tables", multiple=True, metavar="FILE", help="CSV or Parquet instead of a server.")
 @click.option("--strict", is_flag=True, help="Refuse a history with a fault instead of counting it.")
 @click.option("--quiet", is_flag=True, help="No progress bar and no list of faults.")

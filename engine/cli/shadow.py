@@ -33,12 +33,28 @@ PAGE_RELOAD = 10
 
 @click.command()
 @kubelet_options
-@click.option("--interval", default="10s", show_default=True, metavar="DURATION", help="From look to look.")
+@click.option(
+    "--interval",
+    default="10s",
+    show_default=True,
+    metavar="DURATION",
+    help="Time between two readings of the node.",
+)
 @click.option("--for", "span", default="", metavar="DURATION", help="End after this time, instead of Ctrl-C.")
 @click.option("--with", "following", type=_FILE, help="Let this configuration decide next to the live one.")
-@click.option("--record", default="", metavar="DIR", help="Keep what happens there, for `kubengine why`.")
-@click.option("--record-size", default="64Mi", show_default=True, metavar="SIZE", help="Its largest size.")
-@click.option("--record-age", default="168h", show_default=True, metavar="DURATION", help="Its oldest entry.")
+@click.option(
+    "--record", default="", metavar="DIR", help="Write a record to this directory, for `kubengine why`."
+)
+@click.option(
+    "--record-size", default="64Mi", show_default=True, metavar="SIZE", help="Largest size of the record."
+)
+@click.option(
+    "--record-age",
+    default="168h",
+    show_default=True,
+    metavar="DURATION",
+    help="Age at which entries of the record are removed.",
+)
 @click.option("--listen", default="", metavar="HOST:PORT", help="Serve the page, /report.json and /metrics.")
 @click.option(
     "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page at the end."

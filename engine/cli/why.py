@@ -24,7 +24,7 @@ NOTHING = 3
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Read this record, also of pods that are gone, instead of asking the agent.",
 )
-@click.option("--all", "everything", is_flag=True, help="Also what happened to the pod otherwise.")
+@click.option("--all", "everything", is_flag=True, help="Print all entries about the pod, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @agent_option
 def command(agent: AgentClient, pod: str, directory: Path | None, everything: bool, as_json: bool) -> None:
