@@ -145,7 +145,12 @@ class Quantity:
         return f"{number}{_DECIMAL_NAMES.get(exponent, '')}"
 
     def __str__(self) -> str:
-        return self._text if self._text is not None else self.canonical()
+        text = self._text
+        if text is None:
+            # The pods of a node share few amounts, whose texts their statuses and records need many times.
+            text = self.canonical()
+            object.__setattr__(self, "_text", text)
+        return text
 
     def __repr__(self) -> str:
         return f"Quantity({str(self)!r})"

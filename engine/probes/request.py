@@ -30,6 +30,8 @@ _BLOCK_AT = 39
 _OF_HTTP_1 = frozenset(
     ("connection", "host", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade")
 )
+_NOT_IN_NAMES, _NOT_IN_VALUES = frozenset(" \r\n:\0"), frozenset("\r\n\0")
+_VISIBLE = frozenset(map(chr, range(0x21, 0x7F)))
 
 
 def authority(host: str, port: int) -> str:
@@ -61,15 +63,18 @@ def http_request(
             lines.append((name, value))
     lines.append(("Connection", "close"))
     for name, value in [*lines, ("Host", name_host)]:
-        if not name or any(c in name for c in " \r\n:\0") or any(c in value for c in "\r\n\0"):
+        if not (name and _NOT_IN_NAMES.isdisjoint(name) and _NOT_IN_VALUES.isdisjoint(value)):
             raise InvalidInput("not a valid HTTP header", subject=f"httpHeaders {name!r}")
-    path = "".join(c if 0x20 < ord(c) < 0x7F else "".join(f"%{b:02X}" for b in c.encode()) for c in path)
+    if not _VISIBLE.issuperset(path):
+        path = "".join(c if c in _VISIBLE else "".join(f"%{b:02X}" for b in c.encode()) for c in path)
     rest = "".join(f"{name}: {value}\r\n" for name, value in lines) + "\r\n"
     return path.encode(), b"" if name_host == own else name_host.encode(), rest.encode()
 
 
 def url_host(host: str) -> bytes:
     """Return an address in the spelling of the user's URL; empty if that is the usual one."""
+    if ":" not in host:  # IPv4 has one spelling
+        return b""
     return b"" if host == str(ipaddress.ip_address(host)) and "%" not in host else host.encode()
 
 

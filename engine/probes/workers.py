@@ -188,7 +188,10 @@ class PodProbes:
         return self.network != NETWORK_OF_THE_NODE
 
     def container(self, name: str) -> ContainerProbes | None:
-        return next((c for c in self.containers if c.name == name), None)
+        for container in self.containers:
+            if container.name == name:
+                return container
+        return None
 
 
 def described(worker: Worker, info: ProbeInfo) -> dict[str, Any]:

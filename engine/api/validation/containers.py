@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import compress
+from operator import ne
 from typing import Final
+
+from msgspec.structs import astuple
 
 from engine.api.defaults import apply_defaults
 from engine.api.pod import (
@@ -38,7 +42,8 @@ def given_fields(values: Struct, blank: Struct) -> set[str]:
 
     Most pods give few of their many fields, so that whole groups of checks have nothing to look at.
     """
-    return {name for name in values.__struct_fields__ if getattr(values, name) != getattr(blank, name)}
+    differing = map(ne, astuple(values), astuple(blank))
+    return set(compress(values.__struct_fields__, differing))
 
 
 def uses_security(pod: Pod) -> bool:

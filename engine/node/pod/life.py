@@ -34,6 +34,8 @@ from engine.node.pod.resize import Resize
 class LifeState(Enum):
     """Name the state of a pod, which determines the work to do for it."""
 
+    __hash__ = object.__hash__  # members are single; `Enum` hashes the name with a call of Python's
+
     ADMITTING = "is in admission, or waits for others to release resources"
     REJECTED = "does not fit the node as it is"
     WORKING = "runs, or is being started"

@@ -7,6 +7,7 @@ short enough, an arbitrary-precision number otherwise. Source: `resource.Quantit
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from engine.api.quantity import BINARY_SI, DECIMAL_EXPONENT, DECIMAL_SI, Quantity
 
@@ -24,9 +25,12 @@ def printed_quantity(quantity: Quantity | None, *, milli: bool) -> str:
 
     None and a defaulted zero print as an empty structure.
     """
-    if quantity is None:
-        return _structure(0, 0, None, "", "")
-    text = quantity.written
+    return _structure(0, 0, None, "", "") if quantity is None else _printed(quantity.written, milli)
+
+
+@lru_cache(1024)
+def _printed(text: str, milli: bool) -> str:
+    # The pods of a node mostly have the same few amounts.
     if text == "0":
         return _structure(0, 0, None, "0", DECIMAL_SI)
     match = _SHAPE.fullmatch(text)
