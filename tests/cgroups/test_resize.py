@@ -310,6 +310,16 @@ def test_status_spells_amounts_as_the_kubelet_converts_them_from_the_runtime():
     assert str((status_resources(small, least).limits or {})["cpu"]) == "5m"
 
 
+def test_status_shares_the_amounts_of_a_spec_that_are_written_alike() -> None:
+    container = as_pod(document(ranged(("100m", "500m"), ("64Mi", "128Mi")))).spec.containers[0]
+    actual = ContainerResources(
+        cpu_shares=102, cpu_quota=50_000, cpu_period=100_000, memory_limit_in_bytes=128 << 20
+    )
+    amounts = status_resources(container, actual)
+    assert amounts.requests is container.requests
+    assert amounts.limits is container.limits
+
+
 def test_status_shows_the_limits_of_the_pod_where_the_container_has_one_of_its_own() -> None:
     def shown(limits: dict[str, str], quota: int, memory: int) -> dict[str, str]:
         container = as_pod(document({"resources": {"limits": limits}})).spec.containers[0]

@@ -249,11 +249,19 @@ def status_resources(allocated: Container, actual: ContainerResources) -> Resour
     if requests and actual.cpu_shares > 0:
         milli = shares_to_milli_cpu(actual.cpu_shares)
         if milli and max(milli, requests.get(CPU, ZERO).milli) > MIN_SHARES:
-            requests = {**requests, CPU: Quantity.from_milli(milli)}
+            requests = _with(requests, CPU, Quantity.from_milli(milli))
     if limits and actual.cpu_quota > 0 and actual.cpu_period > 0:
         milli = quota_to_milli_cpu(actual.cpu_quota, actual.cpu_period)
         if milli and max(milli, limits.get(CPU, ZERO).milli) > LEAST_SHOWN_MILLI_CPU:
-            limits = {**limits, CPU: Quantity.from_milli(milli)}
+            limits = _with(limits, CPU, Quantity.from_milli(milli))
     if limits and actual.memory_limit_in_bytes > 0:
-        limits = {**limits, MEMORY: Quantity.from_value(actual.memory_limit_in_bytes, "BinarySI")}
+        limits = _with(limits, MEMORY, Quantity.from_value(actual.memory_limit_in_bytes, "BinarySI"))
     return ResourceAmounts(requests=requests or None, limits=limits or None)
+
+
+def _with(amounts: dict[str, Quantity], name: str, amount: Quantity) -> dict[str, Quantity]:
+    """Return the amounts with another one, or the given ones if it is written there already.
+
+    The status of most containers then shares the amounts of their spec, which saves memory for each pod.
+    """
+    return amounts if str(amounts.get(name)) == str(amount) else {**amounts, name: amount}
