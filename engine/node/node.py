@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +104,12 @@ class NodeAgent:
             self._take_root()
             refuse_served_sockets(self.root)
 
-    async def start(self) -> None:
+    async def start(self, serve: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Return once the manifests have been read.
+
+        `serve` is awaited before that, when all parts run, so that a node with many pods already answers
+        requests while it reads them, as a kubelet does.
+        """
         self.claim()
         if self._host is not None:
             self._host.check()
@@ -137,7 +142,7 @@ class NodeAgent:
         except BaseException:
             await runtime.close()
             raise
-        await self._running.start()
+        await self._running.start(serve)
 
     async def stop(self) -> None:
         """Stop, and leave pods running. Every part is stopped even if one fails; then the failures are

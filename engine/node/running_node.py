@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -324,7 +324,7 @@ class RunningNode:
 
     # Life cycle
 
-    async def start(self) -> None:
+    async def start(self, serve: Callable[[], Awaitable[None]] | None) -> None:
         """Start all parts. If it raises, call `stop` to end the parts that have started."""
         await wait_until_available(self._open_records)
         self._records.start()
@@ -351,6 +351,8 @@ class RunningNode:
         self._conditions_changed()
         if self._shutdown is not None:
             await self._shutdown.start()
+        if serve is not None:
+            await serve()
         await self._static.start()
         self._control_plane.follow_pods(self.pods)
         await self.managers.start_beside_pods()

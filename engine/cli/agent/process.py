@@ -137,8 +137,7 @@ class AgentProcess:
         view: asyncio.Task[None] | None = None
         beating: asyncio.Task[None] | None = None
         try:
-            await self.node.start()
-            await self._server.start()
+            await self.node.start(self._server.start)
             tune_garbage_collection()
             # After garbage collection is tuned: systemd starts dependent units now, and pods begin to come.
             self._service_manager.ready()
