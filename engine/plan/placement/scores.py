@@ -374,19 +374,25 @@ def assumed_on_nodes(snapshot: Snapshot) -> Values:
     """Return int64[2, nodes]: how much more the pods of each node have with assumed requests."""
     template = snapshot.column("template")
     more = np.zeros((2, snapshot.templates.num_rows), np.int64)
+    requests = np.stack([snapshot.templates[f"request/{name}"].to_numpy() for name in ASSUMED])
+    specs = snapshot.templates["spec"].to_pylist()
     for number in np.flatnonzero(np.bincount(template)).tolist():
-        requests = [value_of(snapshot.templates, f"request/{name}", number) for name in ASSUMED]
-        more[:, number] = assumed_requests(snapshot, number) - requests
+        more[:, number] = _assumed_requests(specs[number], requests[:, number]) - requests[:, number]
     return np.stack([sum_on_nodes(snapshot, one.take(template)) for one in more])
 
 
 def assumed_requests(snapshot: Snapshot, template: int) -> Values:
     """Return int64[2]: milli-CPU and bytes of a template with assumed requests."""
-    pod = decoded_spec(value_of(snapshot.templates, "spec", template))
-    if _assume(pod):
-        found = pod_requests(pod)
-        return np.array([scaled(name, found[name]) for name in ASSUMED], np.int64)
-    return np.array([value_of(snapshot.templates, f"request/{name}", template) for name in ASSUMED], np.int64)
+    requests = [value_of(snapshot.templates, f"request/{name}", template) for name in ASSUMED]
+    return _assumed_requests(value_of(snapshot.templates, "spec", template), np.array(requests, np.int64))
+
+
+def _assumed_requests(spec: str, requests: Values) -> Values:
+    pod = decoded_spec(spec)
+    if not _assume(pod):
+        return requests
+    found = pod_requests(pod)
+    return np.array([scaled(name, found[name]) for name in ASSUMED], np.int64)
 
 
 def _assume(pod: Pod) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ Matches = Callable[[Mapping[str, str]], bool]
 
 _SET = re.compile(r"\s*([^\s!=,()]+)\s+(in|notin)\s+\(([^()]*)\)\s*")
 _EQUAL = re.compile(r"\s*([^\s!=,()]+)\s*(==|=|!=)\s*([^\s!=,()]*)\s*")
+_WILD = re.compile(r"[*?[]")
 _EXISTS = re.compile(r"\s*(!?)\s*([^\s!=,()]+)\s*")
 
 
@@ -29,8 +30,7 @@ def select_nodes(snapshot: Snapshot, patterns: list[str], selector: str = "") ->
     if patterns:
         chosen[:] = False
         for pattern in patterns:
-            matches = re.compile(fnmatch.translate(pattern)).match
-            matching = [i for i, name in enumerate(snapshot.node_names) if matches(name)]
+            matching = _named(snapshot.node_names, pattern)
             if not matching:
                 raise InvalidInput("matches no node of the snapshot", subject=pattern)
             chosen[matching] = True
@@ -41,6 +41,15 @@ def select_nodes(snapshot: Snapshot, patterns: list[str], selector: str = "") ->
         if not chosen.any():
             raise InvalidInput("matches no node of the snapshot", subject=selector)
     return np.flatnonzero(chosen)
+
+
+def _named(names: Sequence[str], pattern: str) -> list[int]:
+    """Return the positions of the names that match."""
+    if not _WILD.search(pattern):
+        # A plain name is found without a match for each of many nodes.
+        return [names.index(pattern)] if pattern in names else []
+    matches = re.compile(fnmatch.translate(pattern)).match
+    return [position for position, name in enumerate(names) if matches(name)]
 
 
 def label_selector(text: str) -> Matches:
