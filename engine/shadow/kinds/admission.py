@@ -115,8 +115,10 @@ def _preemption(
     pod: Pod, admitted: NodeAllocations, verdicts: Sequence[Verdict], gone: Sequence[Pod],
     victims: Sequence[Pod],
 ) -> Iterator[Finding]:  # fmt: skip
-    """Judge which pods ended for a critical one: a kubelet waits for its victims one after another, and
-    others may end by themselves meanwhile. Afterwards the pods are those that the kubelet left.
+    """Judge which pods ended for a critical one. Afterwards the pods are those that the kubelet left.
+
+    A victim whose containers exit with 0 has no reason, as a pod that ended by itself; and a kubelet waits
+    for its victims one after another, so that others may end meanwhile.
     """
     ended = sorted(victim.full_name for victim in victims if victim.uid in admitted)
     names = {one.uid: one.full_name for one in (*admitted.pods.values(), *victims)}
