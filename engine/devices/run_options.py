@@ -19,6 +19,8 @@ from engine.wire import cri_v1_pb2 as cri
 from engine.wire.deviceplugin_v1beta1_pb2 import ContainerAllocateResponse
 
 _Kept = TypeVar("_Kept")
+_NAMED = 5
+"""Conflicts that a log line names: two answers may have a hundred thousand."""
 log = logging.getLogger("kubengine.devices")
 
 
@@ -39,40 +41,43 @@ def run_options(entries: Iterable[CheckpointEntry]) -> DeviceRunOptions:
     mounts: dict[str, cri.Mount] = {}
     devices: dict[str, cri.Device] = {}
     cdi: dict[str, cri.CDIDevice] = {}
+    conflicts: list[str] = []
+
+    def keep(kept: dict[str, _Kept], what: str, key: str, value: _Kept) -> None:
+        if kept.setdefault(key, value) != value:
+            conflicts.append(f"{what} {key} of {entry.resource_name}")
+
     for entry in sorted(entries, key=lambda entry: entry.resource_name):
         try:
             answer = ContainerAllocateResponse.FromString(entry.alloc_resp or b"")
         except DecodeError as error:
             raise Bug(f"unreadable Allocate response: {error}", subject=entry.resource_name) from error
         for name, value in sorted(answer.envs.items()):
-            _keep(envs, name, value, entry, "environment variable")
+            keep(envs, "environment variable", name, value)
         for mount in answer.mounts:
             made = cri.Mount(
                 container_path=mount.container_path, host_path=mount.host_path, readonly=mount.read_only
             )
-            _keep(mounts, mount.container_path, made, entry, "mount")
+            keep(mounts, "mount", mount.container_path, made)
         for device in answer.devices:
             node = cri.Device(
                 container_path=device.container_path,
                 host_path=device.host_path,
                 permissions=device.permissions,
             )
-            _keep(devices, device.container_path, node, entry, "device")
+            keep(devices, "device", device.container_path, node)
         for name, value in sorted(answer.annotations.items()):
-            _keep(annotations, name, value, entry, "annotation")
+            keep(annotations, "annotation", name, value)
         for named in answer.cdi_devices:
             cdi.setdefault(named.name, cri.CDIDevice(name=named.name))
+    if conflicts:
+        log.error(
+            "%d values for container %s differ from those of another resource, which are used: %s%s",
+            len(conflicts),
+            entry.container_name,
+            ", ".join(conflicts[:_NAMED]),
+            ", …" if len(conflicts) > _NAMED else "",
+        )
     return DeviceRunOptions(
         envs, list(mounts.values()), list(devices.values()), annotations, list(cdi.values())
     )
-
-
-def _keep(kept: dict[str, _Kept], key: str, value: _Kept, entry: CheckpointEntry, what: str) -> None:
-    if kept.setdefault(key, value) != value:
-        log.error(
-            "%s %s of %s for container %s conflicts with that of another resource; the first one is used",
-            what,
-            key,
-            entry.resource_name,
-            entry.container_name,
-        )

@@ -180,8 +180,24 @@ def test_the_first_of_two_answers_stays(caplog):
     assert [m.host_path for m in options.mounts] == ["/first"]
     assert [d.host_path for d in options.devices] == ["/dev/first"]
     assert [d.name for d in options.cdi_devices] == ["v/c=1"]
-    assert len(caplog.records) == 4
-    assert "of z/z for container c conflicts" in caplog.text
+    (record,) = caplog.records
+    assert "values for container c differ" in record.getMessage()
+    assert "of z/z" in record.getMessage()
+
+
+def test_ten_thousand_conflicts_are_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
+    def entry(resource: str) -> CheckpointEntry:
+        envs = {f"V{number}": resource for number in range(10_000)}
+        answer = ContainerAllocateResponse(envs=envs).SerializeToString()
+        return CheckpointEntry(container_name="c", resource_name=resource, alloc_resp=answer)
+
+    assert set(run_options([entry("z/z"), entry("a/a")]).envs.values()) == {"a/a"}
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "10000 values for container c differ from those of another resource, which are used: "
+        + ", ".join(f"environment variable V{number} of z/z" for number in (0, 1, 10, 100, 1000))
+        + ", …"
+    )
 
 
 def test_an_unreadable_answer_is_a_bug():
