@@ -38,8 +38,8 @@ def replay(config: Path | None, pods: Path | None, record: tuple[Path, ...], **o
     for pod in more:
         apply_defaults(pod)
     with computing("replay", 1, options) as step:
-        nodes = [read_recorded(directory) for directory in record]
-        answer = replay_answer(nodes, following, more, step)
+        nodes = map(read_recorded, record)
+        answer = replay_answer(nodes, following, more, lambda: step(1 / len(record)))
     meta = {"sources": [str(directory) for directory in record]}
     given = {"config": str(config or ""), "pods": str(pods or "")}
     deliver(answer, meta, {"question": "replay", "parameters": given}, options)

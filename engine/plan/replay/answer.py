@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from typing import NamedTuple
 
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Pod
 from engine.plan.answers.answer import Answer, Rows
-from engine.plan.replay.compared import differences, not_repeated
+from engine.plan.replay.compared import Different, differences, not_repeated
 from engine.plan.replay.decided import recorded_decisions
 from engine.plan.replay.recorded import NodeRecording
 from engine.plan.replay.replay import NodeReplay
@@ -17,37 +18,57 @@ MOST_NOTES = 20
 
 
 def replay_answer(
-    nodes: Sequence[NodeRecording],
+    nodes: Iterable[NodeRecording],
     config: KubeletConfiguration | None = None,
     more: Sequence[Pod] = (),
-    step: Callable[[float], None] = lambda part: None,
+    step: Callable[[], None] = lambda: None,
 ) -> Answer:
     """Return per node `same` or `differs` (amount: decisions that were taken again) and, with a configuration
     or more pods, a row for each difference.
 
     `unlike` rows name decisions that the replay takes otherwise than the agent did, under the recorded
-    configuration; `gap` rows what the record lacks.
+    configuration; `gap` rows what the record lacks. A node is let go before the next one is taken.
     """
-    rows = Rows(_unique([node.name for node in nodes]))
-    for number, node in enumerate(nodes):
-        now = NodeReplay(node).play()
-        unlike = not_repeated(recorded_decisions(node), now)
-        found = []
-        if config is not None or more:
-            following = NodeReplay(node, config, _named(more, node))
-            found = list(differences(now, following.play(), node.began))
-        verdict = "differs" if found or unlike else "same"
-        hours = (node.ended - node.began) / 3600
-        said = f"{len(found)} of its decisions differ" if found else f"all decisions of {hours:.1f} h"
-        rows.add(number, verdict, "", said, len(now), "decisions")
-        for gap in node.gaps:
+    played = []
+    for node in nodes:
+        played.append(_played(node, config, more))
+        step()
+    rows = Rows(_unique([one.name for one in played]))
+    for number, one in enumerate(played):
+        verdict = "differs" if one.found or one.unlike else "same"
+        said = f"{len(one.found)} of its decisions differ" if one.found else one.all_said
+        rows.add(number, verdict, "", said, one.decisions, "decisions")
+        for gap in one.gaps:
             rows.add(number, "gap", "", gap, 0, "")
-        for text in unlike:
+        for text in one.unlike:
             rows.add(number, "unlike", "", text, 1, "decisions")
-        for one in found:
-            rows.add(number, one.decision, one.pod, one.why, one.amount, one.unit)
-        step(1 / len(nodes))
+        for different in one.found:
+            rows.add(
+                number, different.decision, different.pod, different.why, different.amount, different.unit
+            )
     return rows.answer()
+
+
+class _Played(NamedTuple):
+    """Hold the answer about one node."""
+
+    name: str
+    all_said: str
+    decisions: int
+    gaps: Sequence[str]
+    unlike: Sequence[str]
+    found: Sequence[Different]
+
+
+def _played(node: NodeRecording, config: KubeletConfiguration | None, more: Sequence[Pod]) -> _Played:
+    now = NodeReplay(node).play()
+    unlike = not_repeated(recorded_decisions(node), now)
+    found: list[Different] = []
+    if config is not None or more:
+        following = NodeReplay(node, config, _named(more, node))
+        found = list(differences(now, following.play(), node.began))
+    said = f"all decisions of {(node.ended - node.began) / 3600:.1f} h"
+    return _Played(node.name, said, len(now), node.gaps, unlike, found)
 
 
 def _unique(names: Sequence[str]) -> list[str]:
