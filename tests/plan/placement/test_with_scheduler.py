@@ -147,10 +147,11 @@ async def bind_claim(site: Site, name: str, *, owner: Object | None = None) -> N
     replaced.
     """
     amount, modes = {"storage": "1Gi"}, ["ReadWriteMany"]
-    meta = {"name": name, "annotations": {"pv.kubernetes.io/bind-completed": "yes"}}
+    meta: Object = {"name": name, "annotations": {"pv.kubernetes.io/bind-completed": "yes"}}
     if owner is not None:
         reference = {"apiVersion": "v1", "kind": "Pod", "controller": True, "blockOwnerDeletion": False}
-        meta["ownerReferences"] = [reference | {name: owner["metadata"][name] for name in ("name", "uid")}]
+        of = {field: owner["metadata"][field] for field in ("name", "uid")}
+        meta["ownerReferences"] = [reference | of]
     spec = {
         "volumeName": name,
         "accessModes": modes,
