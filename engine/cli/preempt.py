@@ -31,7 +31,9 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--node", type=FILE, help="Ask about this Node object instead of a running agent.")
 @click.option("--pods", "pods_file", type=FILE, help="The pods on `--node`: a file of Pods or a PodList.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Rows of a table.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Most rows of a printed table."
+)
 @click.option("--dry-run", is_flag=True, help="Accepted for clarity: this command never evicts a pod.")
 @json_option
 @agent_option

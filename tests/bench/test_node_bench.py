@@ -56,11 +56,18 @@ def bench(directory: Path, *arguments: str, **environment: str) -> subprocess.Po
     )
 
 
+def bench_groups() -> set[str]:
+    return {path.name for path in Path("/sys/fs/cgroup").glob("*/kubengine-bench-*")}
+
+
+LEFT_BEFORE = bench_groups()
+"""What a bench that was killed left on this machine."""
+
+
 def assert_nothing_left(directory: Path) -> None:
     assert list(directory.iterdir()) == []
     elsewhere = {path.name for path in Path(tempfile.gettempdir()).glob("kubengine-bench-*")}
-    groups = {path.name for path in Path("/sys/fs/cgroup").glob("*/kubengine-bench-*")}
-    assert groups - elsewhere == set()
+    assert bench_groups() - elsewhere - LEFT_BEFORE == set()
     assert [link for link in Path("/var/log/containers").glob("*.log") if leads_to(link, directory)] == []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:

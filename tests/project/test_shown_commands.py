@@ -43,6 +43,7 @@ HELD = {
     "kubengine bench scale": "measures for minutes; tests/bench runs it on few pods",
     "PATH=$PWD/shims:$PATH ginkgo ": "needs the kubelet's own test suite, and hours",
     "ginkgo --procs=4 ": "needs a cluster, Kubernetes' cluster suite, and an hour",
+    "unshare --user ": "needs a delegated subtree of cgroup v2; tests/node/rootless runs its like in one",
     "kubengine probes bench ": "a thousand probes a second, all in time; tests/probes sends it fewer",
     "kubengine shadow ": "needs a kubelet; tests/shadow runs it next to one",
     "kubengine why ": "needs a pod that was restarted or evicted; tests/record ask about such pods",
