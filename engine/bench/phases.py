@@ -250,6 +250,14 @@ def idle(session: BenchSession) -> Figures:
     return {**figures, "cpu_ms_per_pod_per_s": session.idle_cpu_per_second / session.pods * 1e3}
 
 
+def cost_of_probes(cpu: float, probes: int) -> Figures:
+    """Return the cost of a probe, for `cpu` seconds beyond those of the idle agent.
+
+    Return nothing if they are negative: then the idle agent was disturbed, and the cost is not known.
+    """
+    return {"cpu_us_per_probe": cpu / max(probes, 1) * 1e6} if cpu >= 0 else {}
+
+
 def probing(session: BenchSession) -> Figures:
     """Measure probing of other pods, as `load` specifies."""
     session.clear()
@@ -270,7 +278,7 @@ def probing(session: BenchSession) -> Figures:
         **figures,
         **{f"{kind}_per_s": count / session.seconds for kind, count in counts.items()},
         "probes_per_s": probes / session.seconds,
-        "cpu_us_per_probe": cpu / max(probes, 1) * 1e6,
+        **cost_of_probes(cpu, probes),
     }
 
 

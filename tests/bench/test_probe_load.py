@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from engine.api.errors import InvalidInput
+from engine.bench.phases import cost_of_probes
 from engine.bench.probe_load import ProbeLoad
 
 
@@ -52,3 +53,8 @@ def test_more_probes_than_pods_can_have_are_refused() -> None:
     with pytest.raises(InvalidInput, match="more than two a second on each of 10 pods"):
         ProbeLoad.parse("http", 21).check(10)
     ProbeLoad.parse("http", 20).check(10)
+
+
+def test_a_cost_below_nothing_is_not_known() -> None:
+    assert cost_of_probes(0.003, 60) == {"cpu_us_per_probe": pytest.approx(50)}
+    assert cost_of_probes(-0.001, 60) == {}
