@@ -37,7 +37,7 @@ from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, StateFile, no_fault
 from engine.topologymanager.lost_allocations import LostAllocations
 from engine.topologymanager.pod_level import manages_whole_pod
-from engine.topologymanager.policy import Hint, Hints, Numa
+from engine.topologymanager.policy import ANYWHERE, Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError, CannotResize
 
 FILE_NAME = "cpu_manager_state"
@@ -416,8 +416,7 @@ class CpuManager:
         if not fewer:
             return
         try:
-            anywhere = Hint(None, preferred=False)
-            found, why = resized_cpus(self.policy, pod, pod, lambda *_: anywhere, whole_pod=False), ""
+            found, why = resized_cpus(self.policy, pod, pod, lambda *_: ANYWHERE, whole_pod=False), ""
         except CannotResize as error:
             found, why = {}, f": {error}"
         for name, held in fewer.items():
@@ -431,7 +430,7 @@ class CpuManager:
     def _reassign_pod(self, pod: Pod, lost: LostCpus | None) -> None:
         """Choose CPUs for the pod-level resources of a running pod, and report them."""
         try:
-            self.allocate_pod(pod, Hint(None, preferred=False))
+            self.allocate_pod(pod, ANYWHERE)
             found, text = True, f"now has CPUs {cpu_sets.text(self._state.pods[pod.uid])}"
         except AllocationError as error:
             found, text = False, f"shares CPUs from now on: {error}"
@@ -559,7 +558,7 @@ class CpuManager:
         for uid in self._lost_allocations.losers:
             if uid in self._pods:
                 self._lost_allocations.adopt_again(uid)
-                self.adopted(self._pods[uid], lambda pod, container: Hint(None, preferred=False))
+                self.adopted(self._pods[uid], lambda pod, container: ANYWHERE)
         self._changed()
 
     # Questions

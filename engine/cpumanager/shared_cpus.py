@@ -18,9 +18,7 @@ from engine.api.resources import CPU, pod_requests
 from engine.cpumanager.nearest import nearest_cpus
 from engine.cpumanager.recent_use import MILLI, RecentCpuUse
 from engine.cpumanager.static_policy import StaticCpuPolicy, take
-from engine.topologymanager.policy import Hint
-
-ANYWHERE = Hint(None, preferred=False)
+from engine.topologymanager.policy import ANYWHERE
 
 
 class SharingPod(NamedTuple):

@@ -27,10 +27,9 @@ from engine.host.state_file import FaultPoint
 from engine.metrics import Metric
 from engine.topologymanager.alignment_metrics import CONTAINER, NUMA_NODE, POD, AlignmentMetrics
 from engine.topologymanager.pod_level import manages_pod_level, manages_whole_pod
-from engine.topologymanager.policy import Hint, Hints, TopologyDecision, TopologyPolicy
+from engine.topologymanager.policy import ANYWHERE, Hint, Hints, TopologyDecision, TopologyPolicy
 from engine.topologymanager.provider import HintProvider
 
-NO_HINT = Hint(None, preferred=False)
 TOPOLOGY_MESSAGE = "Resources cannot be allocated with Topology locality"
 POD_LEVEL_MESSAGES = {
     "container": (
@@ -80,7 +79,7 @@ class Attempt(msgspec.Struct):
     reusable: dict[str, set[str]] = msgspec.field(default_factory=dict)
     providers: Sequence[HintProvider] = ()
     """Those of CPUs and memory that the pod asks for."""
-    hint: Hint = NO_HINT
+    hint: Hint = ANYWHERE
     affinity: tuple[int, ...] | None = None
     locked: frozenset[str] = frozenset()
 

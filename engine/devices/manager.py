@@ -21,7 +21,7 @@ from engine.api.errors import InvalidInput, KubengineError, Unavailable
 from engine.api.lifecycle import AdmissionRejected, ReportWaiting, longest_grace, report_nothing
 from engine.api.pod import Container, Pod, ResourceRequirements
 from engine.api.quantity import Quantity
-from engine.devices.allocation import NO_HINT, Allocator, TopologyError, reason_of
+from engine.devices.allocation import Allocator, TopologyError, reason_of
 from engine.devices.checkpoint_file import CheckpointFile
 from engine.devices.description import describe_devices, explain_pod
 from engine.devices.endpoint import DevicePluginDeadlines, Endpoint
@@ -42,7 +42,7 @@ from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, no_fault
 from engine.host.stopping import stop_all
 from engine.topologymanager.alignment_metrics import TopologyAdmissionMetrics
-from engine.topologymanager.policy import Hint, Numa, TopologyPolicy
+from engine.topologymanager.policy import ANYWHERE, Hint, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError, HintProvider
 
 DEVICE_PLUGIN_DIR = Path("/var/lib/kubelet/device-plugins")
@@ -474,7 +474,7 @@ class DeviceManager:
     def _hint_beside_devices(self, pod: Pod, container: Container) -> Hint:
         """Return the hint for a running container's CPUs and memory; any node if no hint is good."""
         decision = self.policy.decide([one.container_hints(pod, container) for one in self._providers])
-        return decision.hint if decision.admit else NO_HINT
+        return decision.hint if decision.admit else ANYWHERE
 
     def collect(self) -> None:
         """Release the devices of pods that cannot run any longer, once all pods are known."""

@@ -31,7 +31,7 @@ from engine.memorymanager.static_policy import StaticMemoryPolicy
 from engine.metrics import Registry
 from engine.topologymanager.lost_allocations import LostAllocations
 from engine.topologymanager.pod_level import manages_whole_pod
-from engine.topologymanager.policy import Hint, Hints, Numa
+from engine.topologymanager.policy import ANYWHERE, Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError, CannotResize
 
 FILE_NAME = "memory_manager_state"
@@ -186,8 +186,7 @@ class MemoryManager:
                 self._requests.inc()
             self.policy.allocate(pod, container, hint)
         except AllocationError:
-            self._errors.inc()
-            self._allocation_errors.inc("memory", "node")
+            self._count_error("node")
             raise
         blocks = self.policy.state.held(pod.uid, container.name)
         if blocks is not None and held is None:
@@ -209,9 +208,12 @@ class MemoryManager:
         failed = bool(short) and self.concerns(pod)
         if failed:
             self._requests.inc()
-            self._errors.inc()
-            self._allocation_errors.inc("memory", "node")
+            self._count_error("node")
         return failed
+
+    def _count_error(self, level: str) -> None:
+        self._errors.inc()
+        self._allocation_errors.inc("memory", level)
 
     def allocate_pod(self, pod: Pod, hint: Hint) -> None:
         """Reserve the memory of the pod's pod-level resources. Raises `AllocationError`."""
@@ -222,8 +224,7 @@ class MemoryManager:
         try:
             policy.allocate_pod(pod, hint)
         except AllocationError:
-            self._errors.inc()
-            self._allocation_errors.inc("memory", "pod")
+            self._count_error("pod")
             raise
         for container in pod.all_containers:
             own = bool(policy.wanted(pod, container))
@@ -268,7 +269,7 @@ class MemoryManager:
                 pod,
                 "",
                 next(iter(lost.values()), None),
-                lambda: self.allocate_pod(pod, Hint(None, preferred=False)),
+                lambda: self.allocate_pod(pod, ANYWHERE),
             )
             return
         for container in pod.all_containers:

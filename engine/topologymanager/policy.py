@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -67,6 +67,10 @@ class Hint(msgspec.Struct, frozen=True):
     preferred: bool
 
 
+ANYWHERE: Final = Hint(None, preferred=False)
+"""The hint without a preference: any NUMA nodes will do."""
+
+
 class TopologyDecision(msgspec.Struct, frozen=True):
     """Hold the merged hint, and whether the policy admits the pod.
 
@@ -121,7 +125,7 @@ class TopologyPolicy(msgspec.Struct, frozen=True):
     def decide(self, providers: Sequence[Mapping[str, Hints] | None]) -> TopologyDecision:
         """Merge the hints of every provider (resource → hints; None or empty means no preference)."""
         if self.name == "none":
-            return TopologyDecision(Hint(None, False), True)
+            return TopologyDecision(ANYWHERE, True)
         nodes = len(self.numa.nodes)
         single = self.name == "single-numa-node"
         wanted: list[Hints] = []

@@ -18,11 +18,10 @@ from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.memorymanager.manager import FILE_NAME, MemoryManager
 from engine.memorymanager.state import NodeMemory
-from engine.topologymanager.policy import Hint, Numa
+from engine.topologymanager.policy import ANYWHERE, Numa
 from tests.contexts import node_context
 
 GIB = 1 << 30
-ANYWHERE = Hint(None, preferred=False)
 
 
 def pod_of(uid: str, gib: int, **spec: Any) -> Pod:
