@@ -28,6 +28,16 @@ from engine.api.pod import Volume
 from engine.api.references import SecretReference
 from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 
+DRIVERS: Final = {
+    "kubernetes.io/aws-ebs": "ebs.csi.aws.com",
+    "kubernetes.io/azure-disk": "disk.csi.azure.com",
+    "kubernetes.io/azure-file": "file.csi.azure.com",
+    "kubernetes.io/cinder": "cinder.csi.openstack.org",
+    "kubernetes.io/gce-pd": "pd.csi.storage.gke.io",
+    "kubernetes.io/portworx-volume": "pxd.portworx.com",
+    "kubernetes.io/vsphere-volume": "csi.vsphere.vmware.com",
+}
+"""The CSI driver that replaces each in-tree plugin."""
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 BETA_ZONE, BETA_REGION = "failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region"
 BETWEEN_ZONES: Final = "__"
@@ -120,7 +130,7 @@ def _json_names() -> Iterator[tuple[str, str]]:
 
 def _aws_ebs(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
     return CSIPersistentVolume(
-        driver="ebs.csi.aws.com",
+        driver=DRIVERS["kubernetes.io/aws-ebs"],
         volume_handle=_ebs_volume(source.volume_id),
         read_only=source.read_only,
         fs_type=source.fs_type,
@@ -148,7 +158,7 @@ def _azure_disk(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
     if source.fs_type is not None:
         attributes["fstype"] = source.fs_type
     return CSIPersistentVolume(
-        driver="disk.csi.azure.com",
+        driver=DRIVERS["kubernetes.io/azure-disk"],
         volume_handle=source.disk_uri,
         read_only=bool(source.read_only),
         fs_type=source.fs_type or "",
@@ -167,7 +177,7 @@ def _azure_file(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
         raise InvalidInput("could not find a secret namespace in PersistentVolumeSource or ClaimRef")
     group = (volume.metadata.annotations or {}).get(AZURE_RESOURCE_GROUP, "")
     return CSIPersistentVolume(
-        driver="file.csi.azure.com",
+        driver=DRIVERS["kubernetes.io/azure-file"],
         volume_handle="#".join((group, account, source.share_name, volume.metadata.name, namespace)),
         read_only=source.read_only,
         volume_attributes={"sharename": source.share_name},
@@ -181,7 +191,7 @@ def _gce_pd(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
     regional = len(zones) > 1
     place = f"regions/{_gce_region(zones)}" if regional else f"zones/{zones[0] or UNSPECIFIED}"
     return CSIPersistentVolume(
-        driver="pd.csi.storage.gke.io",
+        driver=DRIVERS["kubernetes.io/gce-pd"],
         volume_handle=f"projects/{UNSPECIFIED}/{place}/disks/{source.pd_name}",
         read_only=source.read_only,
         fs_type=source.fs_type,
@@ -215,7 +225,7 @@ def _gce_access_modes(modes: Sequence[str] | None) -> list[str] | None:
 
 def _cinder(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
     return CSIPersistentVolume(
-        driver="cinder.csi.openstack.org",
+        driver=DRIVERS["kubernetes.io/cinder"],
         volume_handle=source.volume_id,
         read_only=source.read_only,
         fs_type=source.fs_type,
@@ -226,7 +236,7 @@ def _cinder(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
 def _vsphere(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
     policy = source.storage_policy_name
     return CSIPersistentVolume(
-        driver="csi.vsphere.vmware.com",
+        driver=DRIVERS["kubernetes.io/vsphere-volume"],
         volume_handle=source.volume_path,
         fs_type=source.fs_type,
         volume_attributes={"storagepolicyname": policy} if policy else {},
@@ -240,7 +250,7 @@ def _portworx(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
     if name is not None and namespace is not None:
         secret = SecretReference(name=name, namespace=namespace)
     return CSIPersistentVolume(
-        driver="pxd.portworx.com",
+        driver=DRIVERS["kubernetes.io/portworx-volume"],
         volume_handle=source.volume_id,
         fs_type=source.fs_type,
         volume_attributes={},

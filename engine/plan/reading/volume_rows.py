@@ -11,7 +11,7 @@ from engine.api.meta import ObjectMeta
 from engine.api.objects.storage import CSIPersistentVolume, PersistentVolume, PersistentVolumeSpec
 from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from engine.api.struct import decode_hook
-from engine.csi.migration import migrated
+from engine.csi.migration import DRIVERS, migrated
 from engine.plan.reading.documents import (
     ClaimDocument,
     ClaimSpec,
@@ -31,12 +31,15 @@ ZONE_LABELS = (
 """Labels of a volume that the scheduler compares with the node's; `__` separates several values."""
 
 IN_TREE = "kubernetes.io/"
-MIGRATED = {
-    "aws-ebs": "ebs.csi.aws.com",
-    "azure-disk": "disk.csi.azure.com",
-    "cinder": "cinder.csi.openstack.org",
-    "gce-pd": "pd.csi.storage.gke.io",
-    "portworx-volume": "pxd.portworx.com",
+COUNTED = {
+    plugin: DRIVERS[plugin]
+    for plugin in (
+        "kubernetes.io/aws-ebs",
+        "kubernetes.io/azure-disk",
+        "kubernetes.io/cinder",
+        "kubernetes.io/gce-pd",
+        "kubernetes.io/portworx-volume",
+    )
 }
 """The in-tree plugins whose volumes the scheduler counts for the driver that replaces them."""
 
@@ -93,7 +96,7 @@ class VolumeRows:
             volume = spec.volume_name
             provisioner = self._provisioners.get(spec.storage_class_name or "", "")
             if provisioner.startswith(IN_TREE):
-                provisioner = MIGRATED.get(provisioner.removeprefix(IN_TREE), "")
+                provisioner = COUNTED.get(provisioner, "")
             driver, handle = self._handles.get(volume, ("", ""))
             if volume not in self._selectors and provisioner:
                 driver, handle = provisioner, f"{namespace}/{name}"
@@ -119,7 +122,7 @@ def _csi(volume: PersistentVolume) -> CSIPersistentVolume | None:
         found = migrated(volume).spec.csi
     except InvalidInput:
         return None
-    return found if found is not None and found.driver in MIGRATED.values() else None
+    return found if found is not None and found.driver in COUNTED.values() else None
 
 
 def _with_zones(required: NodeSelector | None, labels: dict[str, str]) -> NodeSelector | None:
