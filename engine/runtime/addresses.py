@@ -101,7 +101,11 @@ class PodNetwork:
 
     def _exists(self) -> bool:
         # /sys/class/net shows the network namespace in which it was mounted, not necessarily this process's.
-        return self.bridge in (name for _, name in socket.if_nameindex())
+        try:
+            socket.if_nametoindex(self.bridge)
+        except OSError:
+            return False
+        return True
 
     def _choose(self) -> ipaddress.IPv4Network:
         chosen = kept(self._file, _subnet, without="choosing another subnet")

@@ -1,4 +1,4 @@
-"""Who makes room for whom."""
+"""Which idle connections are dropped for new ones."""
 
 from __future__ import annotations
 

@@ -45,7 +45,6 @@ from engine.plan.replay.decided import (
     RESTART,
     Replayed,
     recorded_collection,
-    recorded_decisions,
 )
 from engine.plan.replay.images import ImageReplay, repeats_images
 from engine.plan.replay.pressure import Freed, PressureReplay, eviction_order
@@ -56,6 +55,7 @@ from engine.record.blocks import RecordRow
 
 Decoded = TypeVar("Decoded")
 _RANKING: Final = "ranking "
+_PREEMPTION: Final = f"preemption {PREEMPTED}"
 _FIELD_OF: Final = {MEMORY_PRESSURE: "memory", PID_PRESSURE: "processes", DISK_PRESSURE: "storage"}
 """What of a pod's use relieves each condition."""
 
@@ -77,7 +77,9 @@ class NodeReplay:
         self._judged = _judged_arrivals(node)
         self._due: tuple[Threshold, ...] = ()
         self._pending: Replayed | None = None
-        self._preempted = {one.uid for one in recorded_decisions(node) if one.outcome == PREEMPTED}
+        self._preempted = {
+            row.uid for _, row in node.rows if row.stream == "decision" and row.name == _PREEMPTION
+        }
         self._gone: set[str] = set()
         self._spared: dict[str, dict[str, int]] = {}
         self._restarts = RestartReplay(config)
@@ -351,7 +353,7 @@ class NodeReplay:
             self._settle_pending(row.uid)
             if not same:
                 self._spare(row.uid)
-        elif row.name == f"preemption {PREEMPTED}":
+        elif row.name == _PREEMPTION:
             ours = any(one.uid == row.uid and one.outcome == PREEMPTED for one in reversed(self.found))
             if not ours:
                 self._spare(row.uid)
