@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from engine.api.grpc_codes import (
     ABORTED,
     CANCELLED,
     DEADLINE_EXCEEDED,
+    INTERNAL,
     NAMES,
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
@@ -35,6 +37,8 @@ from engine.transport.grpc_channel import CallFailed
 from engine.wire import csi_v1_pb2 as wire
 
 CALL_SECONDS: Final = 120.0
+MAX_ENTRIES: Final = 64
+"""Entries that are read of a list whose useful ones are few: a message of 4 MiB may hold two million."""
 BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600)
 _UNSETTLED = frozenset({CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED, ABORTED})
 _NODE = "/csi.v1.Node/"
@@ -71,12 +75,17 @@ class CsiDriverClient:
 
     async def info(self) -> DriverNodeInfo:
         answer = await self._call("NodeGetInfo", wire.NodeGetInfoRequest(), wire.NodeGetInfoResponse)
-        topology = dict(answer.accessible_topology.segments)
-        return DriverNodeInfo(answer.node_id, answer.max_volumes_per_node, topology)
+        topology = answer.accessible_topology.segments
+        if len(topology) > MAX_ENTRIES:
+            # Each becomes a label of the Node, of which none may be left out.
+            text = f"reports {len(topology)} topology segments, more than {MAX_ENTRIES}"
+            raise CsiDriverFailed(text, code=INTERNAL, final=True)
+        return DriverNodeInfo(answer.node_id, answer.max_volumes_per_node, dict(topology))
 
     async def capabilities(self) -> DriverCapabilities:
         request, answer = wire.NodeGetCapabilitiesRequest(), wire.NodeGetCapabilitiesResponse
-        found = {c.rpc.type for c in (await self._call("NodeGetCapabilities", request, answer)).capabilities}
+        reported = (await self._call("NodeGetCapabilities", request, answer)).capabilities
+        found = {each.rpc.type for each in islice(reported, MAX_ENTRIES)}
         return DriverCapabilities(
             stages=_RPC.STAGE_UNSTAGE_VOLUME in found,
             reports_usage=_RPC.GET_VOLUME_STATS in found,
@@ -137,7 +146,8 @@ class CsiDriverClient:
     async def usage(self, handle: str, able: DriverCapabilities, target: Path) -> VolumeUsage:
         request = wire.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=str(target))
         answer = await self._call("NodeGetVolumeStats", request, wire.NodeGetVolumeStatsResponse)
-        amounts = {each.unit: Amounts(each.available, each.total, each.used) for each in answer.usage}
+        reported = islice(answer.usage, MAX_ENTRIES)
+        amounts = {each.unit: Amounts(each.available, each.total, each.used) for each in reported}
         condition = answer.volume_condition
         return VolumeUsage(
             amounts.get(wire.VolumeUsage.BYTES, Amounts()),

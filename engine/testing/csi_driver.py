@@ -55,7 +55,7 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
 
     `capabilities` are those of the node service. `faults` maps a method to the gRPC status with which it
     fails without doing anything (`HANGS`: it never answers); `half_done` methods do their work and then
-    fail. `unwell` maps a volume's handle to its problem.
+    fail. `unwell` maps a volume's handle to its problem; `usage` is reported of every volume.
     """
 
     def __init__(
@@ -82,6 +82,10 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         self.faults: dict[str, int] = {}
         self.half_done: dict[str, int] = {}
         self.unwell: dict[str, str] = {}
+        self.usage = [
+            wire.VolumeUsage(available=70, total=100, used=30, unit=wire.VolumeUsage.BYTES),
+            wire.VolumeUsage(available=7, total=10, used=3, unit=wire.VolumeUsage.INODES),
+        ]
         self.calls: list[CsiCall] = []
         self.status: list[registration.RegistrationStatus] = []
         self._servers: list[grpc.aio.Server] = []
@@ -224,10 +228,7 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         await self._begin("NodeGetVolumeStats", request, context)
         abnormal = self.unwell.get(request.volume_id)
         return wire.NodeGetVolumeStatsResponse(
-            usage=[
-                wire.VolumeUsage(available=70, total=100, used=30, unit=wire.VolumeUsage.BYTES),
-                wire.VolumeUsage(available=7, total=10, used=3, unit=wire.VolumeUsage.INODES),
-            ],
+            usage=self.usage,
             volume_condition=wire.VolumeCondition(abnormal=abnormal is not None, message=abnormal or ""),
         )
 

@@ -46,6 +46,14 @@ async def test_a_csi_node_without_drivers_may_say_null(csi: CsiRig) -> None:
     assert [each["name"] for each in csi.csi_node()["spec"]["drivers"]] == [driver.name]
 
 
+async def test_a_driver_with_too_many_topology_segments_is_refused(csi: CsiRig) -> None:
+    driver = csi.new_driver(topology={f"{ZONE}-{i}": "z" for i in range(65)})
+    await driver.start()
+    await eventually(lambda: len(driver.status) > 0)
+    assert "reports 65 topology segments, more than 64" in driver.status[0].error
+    assert csi.node_ids() == {}
+
+
 async def test_a_replaced_driver_is_reported_again(csi: CsiRig) -> None:
     driver = await csi.driver()
     await csi.joined.stop()
