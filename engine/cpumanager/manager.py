@@ -23,6 +23,7 @@ from engine.api.quantity import Quantity
 from engine.api.resources import CPU, has_pod_level_resources
 from engine.cpumanager import baselines
 from engine.cpumanager.checkpoint import CpuCheckpoint, decode, encode
+from engine.cpumanager.description import describe_machine, describe_policy
 from engine.cpumanager.division import Division
 from engine.cpumanager.metrics import CpuMetrics
 from engine.cpumanager.moving import ContainerMover, RunningContainer
@@ -235,16 +236,14 @@ class CpuManager:
     def _snapshot(self) -> bytes:
         if self.policy is None:
             return encode(CpuCheckpoint(NONE, pod_entries={} if self._pod_level else None))
-        state = self.policy.state
+        return encode(self._checkpoint(self.policy.state))
+
+    def _checkpoint(self, state: CpuState) -> CpuCheckpoint:
         entries: dict[str, dict[str, str]] = {}
         for uid, name, cpus in state.entries():
             entries.setdefault(uid, {})[name] = cpu_sets.text(cpus)
-        pods = {uid: cpu_sets.text(cpus) for uid, cpus in state.pods.items()}
-        return encode(
-            CpuCheckpoint(
-                STATIC, cpu_sets.text(state.shared), entries, pod_entries=pods if self._pod_level else None
-            )
-        )
+        pods = {uid: cpu_sets.text(cpus) for uid, cpus in state.pods.items()} if self._pod_level else None
+        return CpuCheckpoint(STATIC, cpu_sets.text(state.shared), entries, pod_entries=pods)
 
     # Pods
 
@@ -544,11 +543,7 @@ class CpuManager:
         except KubengineError as error:
             log.warning("the machine's CPUs changed, and the new set cannot be used: %s", error)
             return
-        pods = {uid: cpu_sets.text(cpus) for uid, cpus in self.policy.state.pods.items()}
-        old = CpuCheckpoint(STATIC, cpu_sets.text(self.policy.state.shared), {}, pods)
-        for uid, name, cpus in self.policy.state.entries():
-            old.entries.setdefault(uid, {})[name] = cpu_sets.text(cpus)
-        started = self._state.baselines
+        old, started = self._checkpoint(self._state), self._state.baselines
         self.policy = policy
         self._metrics.policy = policy
         self._restore(old)
@@ -565,33 +560,8 @@ class CpuManager:
 
     def describe(self) -> dict[str, Any]:
         """Describe the machine's CPUs and their containers as JSON-able values. Raises `Refused`."""
-        offline = cpu_sets.text(self._readers.offline())
-        if self.policy is None:
-            topology = self._readers.topology()
-            return {
-                "policy": NONE,
-                "reserved": "",
-                "shared": cpu_sets.text(topology.cpus),
-                "offline": offline,
-                "processors": [one._asdict() for one in topology.processors],
-                "containers": [],
-            }
-        state = self.policy.state
-        pools = [] if self._division is None else self._division.shares.describe()
-        return {
-            **({"pools": pools} if pools else {}),
-            "policy": STATIC,
-            "reserved": cpu_sets.text(self.policy.reserved),
-            "shared": cpu_sets.text(state.shared),
-            "offline": offline,
-            "processors": [one._asdict() for one in self.policy.topology.processors],
-            "containers": [
-                {
-                    "pod": self._pods[uid].full_name if uid in self._pods else "",
-                    "podUID": uid,
-                    "container": name,
-                    "cpus": cpu_sets.text(cpus),
-                }
-                for uid, name, cpus in state.entries()
-            ],
-        }
+        policy, offline = self.policy, self._readers.offline()
+        if policy is None:
+            return describe_machine(self._readers.topology(), offline)
+        pools = self._division.shares.describe() if self._division is not None else []
+        return describe_policy(policy, offline, pools, self._pods)

@@ -234,23 +234,23 @@ class NodeAgent:
 
     async def stats_summary(self) -> Iterable[bytes]:
         """Yield the kubelet's Summary as JSON, piece by piece."""
-        return await self.running.stats_summary()
+        return await self.running.summaries.current()
 
     async def cpu_and_memory_summary(self) -> Iterable[bytes]:
         """Yield the Summary with only CPU, memory and swap, without measuring anything else."""
-        return await self.running.cpu_and_memory_summary()
+        return await self.running.summaries.cpu_and_memory()
 
     async def claims_usage(self) -> list[dict[str, Any]]:
         """Return the usage of the claims that pods mount, as the kubelet's VolumeStats."""
-        return await self.running.claims_usage()
+        return await self.running.volume_figures.of_claims(self.running.pods.all())
 
     async def usage(self) -> NodeUsage:
         """Return the usage as read from cgroups and network devices."""
-        return await self.running.usage()
+        return await self.running.sampler.sample()
 
     async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
         """Return CPU and memory from the runtime for cgroups that `usage` has no numbers of."""
-        return await self.running.runtime_use(usage)
+        return await self.running.summaries.runtime_use(usage)
 
 
 async def cgroup_driver(runtime: RuntimeClient, configured: str, registry: Registry) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,6 @@ from engine.wire import cri_v1_pb2 as cri
 
 if TYPE_CHECKING:  # imported when somebody asks for statistics, or for a container
     from engine.node.logs.container_access import ContainerAccess
-    from engine.node.stats.runtime_use import RuntimeUse
     from engine.node.stats.sampler import UsageSampler
     from engine.node.stats.summary import Summaries
     from engine.node.stats.used import NodeUsage
@@ -113,7 +112,7 @@ class RunningNode:
         self._events = NodeEvents(context.recorder, context.name, context.root / "boot_id")
         self._reconciler = context.tasks.task("cgroup-reconcile")
         self._pod_cidr = PodCidr(runtime, context.tasks, context.config.pod_cidr)
-        self._decision_keepers = decision_keepers(context, self.usage)
+        self._decision_keepers = decision_keepers(context, self._usage)
         self._addresses = HostAddresses(
             context.name,
             options.node_ips,
@@ -537,24 +536,9 @@ class RunningNode:
             *tasks,
         ]
 
-    async def stats_summary(self) -> Iterable[bytes]:
-        """Yield the kubelet's Summary as JSON, piece by piece."""
-        return await self._summaries.current()
-
-    async def cpu_and_memory_summary(self) -> Iterable[bytes]:
-        """Yield the Summary with only CPU, memory and swap, without measuring anything else."""
-        return await self._summaries.cpu_and_memory()
-
-    async def usage(self) -> NodeUsage:
-        """Return the usage as read from cgroups and network devices."""
-        return await self._sampler.sample()
-
-    async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
-        """Return CPU and memory from the runtime for cgroups that `usage` has no numbers of."""
-        return await self._summaries.runtime_use(usage)
-
     @cached_property
-    def _sampler(self) -> UsageSampler:
+    def sampler(self) -> UsageSampler:
+        """Return the reader of usage from cgroups and network devices."""
         from engine.node.stats.sampler import UsageSampler
 
         return UsageSampler(
@@ -565,30 +549,31 @@ class RunningNode:
             clock=self._context.clock,
         )
 
-    async def claims_usage(self) -> list[dict[str, Any]]:
-        """Return the usage of the claims that pods mount, as the kubelet's VolumeStats."""
-        return await self._volume_figures.of_claims(list(self.pods.all()))
-
     @cached_property
-    def _volume_figures(self) -> VolumeFigures:
+    def volume_figures(self) -> VolumeFigures:
+        """Return the usage of volumes."""
         from engine.node.stats.volumes import VolumeFigures
 
         context = self._context
         return VolumeFigures(self._volume_manager.made, self._csi, context.recorder, context.clock)
 
     @cached_property
-    def _summaries(self) -> Summaries:
+    def summaries(self) -> Summaries:
+        """Return the kubelet's summaries of usage."""
         from engine.node.stats.summary import Summaries
 
         return Summaries(
             self._context,
             began=self._began,
             runtime=self._runtime,
-            sampler=self._sampler,
-            volumes=self._volume_figures,
+            sampler=self.sampler,
+            volumes=self.volume_figures,
             held=lambda: list(self.watch.pods.values()),
             known=self.pods.get,
         )
+
+    async def _usage(self) -> NodeUsage:
+        return await self.sampler.sample()
 
 
 def _host_support(config: KubeletConfiguration, runtime_health: RuntimeHealth) -> HostSupport:
