@@ -15,10 +15,11 @@ import msgspec
 
 from engine.api.config import KubeletConfiguration, keep_zeros
 from engine.api.documents import convert
-from engine.api.encoding.bounded import read_within
 from engine.api.errors import InvalidInput, Unavailable
 from engine.api.pod import Pod
 from engine.eviction.usage import ContainerUsage, Disk
+from engine.host.http.bodies import read_body
+from engine.host.http.connections import DeadlineConnection, DeadlineTlsConnection
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod
 
 TIMEOUT: Final = 30.0
@@ -127,7 +128,7 @@ class KubeletReader:
                 connection = self._connect()
                 connection.request("GET", path, headers=self._headers())
                 answer = connection.getresponse()
-                data = read_within(answer, MOST_BYTES, TIMEOUT)
+                data = read_body(answer, MOST_BYTES)
                 answer.close()  # lets the connection carry the next request
                 break
             except (OSError, http.client.HTTPException) as error:
@@ -151,11 +152,11 @@ class KubeletReader:
     def _connect(self) -> http.client.HTTPConnection:
         if self._connection is None:
             if self._context is not None:
-                self._connection = http.client.HTTPSConnection(
+                self._connection = DeadlineTlsConnection(
                     self._host, self._port, timeout=TIMEOUT, context=self._context
                 )
             else:
-                self._connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT)
+                self._connection = DeadlineConnection(self._host, self._port, timeout=TIMEOUT)
         return self._connection
 
     def _headers(self) -> dict[str, str]:

@@ -301,6 +301,7 @@ HOST_FILES = {
     "connection_limiter": "limits the number of open connections",
     "files": "replaces one file",
     "formatting": "creating, checking, mounting and growing file systems with the machine's programs",
+    "http": "reads answers of HTTP servers, in threads and commands",
     "inotify": "reports changes in directories",
     "loop_devices": "attaches files as block devices",
     "loop_share": "shares the event loop among peers",

@@ -26,6 +26,7 @@ from click.core import ParameterSource
 
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.cli.agent.paths import READ_ONLY_URL, default_socket
+from engine.host.http.connections import UnixConnection
 
 DEADLINE = 10.0
 _FAILURES: dict[int, type[KubengineError]] = {400: InvalidInput, 404: InvalidInput, 503: Unavailable}
@@ -46,17 +47,6 @@ def _live(response: http.client.HTTPResponse, taken: socket.socket) -> http.clie
     """
     taken.settimeout(None)
     return response
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 class AgentClient:
@@ -144,7 +134,7 @@ class AgentClient:
         if address.startswith("http://"):
             parts = urlsplit(address)
             return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=self.timeout)
-        return _UnixConnection(address, self.timeout)
+        return UnixConnection(address, self.timeout)
 
 
 def _failure(status: int, body: bytes, address: str) -> KubengineError:

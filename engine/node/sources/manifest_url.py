@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -21,7 +20,6 @@ from engine.node.sources.static_pods import StaticUids, static_pod
 
 ANSWER_SECONDS: Final = 10.0
 MOST_BYTES: Final = 10 * 1024 * 1024
-PIECE: Final = 64 * 1024
 STEP_SECONDS: Final = 60.0
 
 log = logging.getLogger("kubengine.sources")
@@ -35,29 +33,28 @@ def fetch(url: str, headers: Headers) -> bytes:
     import urllib.error
     import urllib.request
 
+    from engine.host.http.bodies import read_body
+    from engine.host.http.handlers import deadline_handlers
+
     if not url.startswith(("http://", "https://")):
         raise Refused("expected http:// or https://", subject=url)
     request = urllib.request.Request(  # noqa: S310 - the scheme is checked
         url, headers={name: ", ".join(values) for name, values in headers.items()}
     )
-    deadline = time.monotonic() + ANSWER_SECONDS
-    data = bytearray()
+    opener = urllib.request.build_opener(*deadline_handlers())
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
+        with opener.open(request, timeout=ANSWER_SECONDS) as answer:
             if answer.status != http.HTTPStatus.OK:
                 raise Refused(f"{answer.status} {answer.reason}", subject=url)
-            while piece := answer.read1(PIECE):
-                data += piece
-                if len(data) > MOST_BYTES:
-                    raise Refused(f"more than {MOST_BYTES} bytes", subject=url)
-                if time.monotonic() > deadline:
-                    raise Unavailable(f"no complete response within {ANSWER_SECONDS:g} s", subject=url)
+            data = read_body(answer, MOST_BYTES)
     except urllib.error.HTTPError as error:
         error.close()
         raise Refused(f"{error.code} {error.reason}", subject=url) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise Unavailable(str(getattr(error, "reason", "") or error), subject=url) from error
-    return bytes(data)
+    if len(data) > MOST_BYTES:
+        raise Refused(f"more than {MOST_BYTES} bytes", subject=url)
+    return data
 
 
 class ManifestUrl:

@@ -18,7 +18,6 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 from urllib.request import (
     HTTPRedirectHandler,
-    HTTPSHandler,
     OpenerDirector,
     ProxyHandler,
     Request,
@@ -27,8 +26,9 @@ from urllib.request import (
 
 import msgspec
 
-from engine.api.encoding.bounded import read_within
 from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.host.http.bodies import read_body
+from engine.host.http.handlers import deadline_handlers
 
 MOST_BYTES: Final = 512 << 20
 """Bytes of one response after decompression."""
@@ -145,7 +145,7 @@ class Prometheus:
         try:
             with self._opener.open(request, timeout=self._timeout) as answer:
                 self._note_clock(answer.headers.get("Date"))
-                data = read_within(answer, MOST_BYTES, self._timeout)
+                data = read_body(answer, MOST_BYTES)
                 if len(data) <= MOST_BYTES and answer.headers.get("Content-Encoding") == "gzip":
                     data = _inflated(data)
                 if len(data) > MOST_BYTES:
@@ -168,7 +168,7 @@ class Prometheus:
     def _error_body(self, error: HTTPError) -> bytes:
         """Return what there is of an error's body, which may break off; its status counts anyway."""
         try:
-            return read_within(error, MOST_ERROR_BYTES, self._timeout)
+            return read_body(error, MOST_ERROR_BYTES)
         except (HTTPException, OSError):
             return b""
 
@@ -233,7 +233,7 @@ class Prometheus:
         if access.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        return build_opener(ProxyHandler(), HTTPSHandler(context=context), _SameServer(self.address))
+        return build_opener(ProxyHandler(), *deadline_handlers(context), _SameServer(self.address))
 
 
 class _SameServer(HTTPRedirectHandler):

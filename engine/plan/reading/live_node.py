@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import stat
 from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
 
 from engine.api.errors import Unavailable
+from engine.host.http.bodies import read_body
+from engine.host.http.connections import DeadlineUnixConnection
 
 LIVE_PATHS = (
     "/pods",
@@ -24,19 +25,6 @@ port shows the configuration.
 TIMEOUT = 30.0
 MAX_BYTES = 256 * 1024 * 1024
 _NOT_SERVED = (401, 403, 404)
-
-
-class _SocketConnection(HTTPConnection):
-    """Connect to an HTTP server on a unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 def is_live(source: str) -> bool:
@@ -68,19 +56,21 @@ def live_documents(source: str) -> Iterator[tuple[str, bytes]]:
 def _get(base: str, path: str) -> tuple[int, str, bytes]:
     """Return the status, its reason, and the body."""
     from urllib.error import HTTPError
-    from urllib.request import urlopen
+    from urllib.request import build_opener
+
+    from engine.host.http.handlers import deadline_handlers
 
     if _is_socket(base):
-        connection = _SocketConnection(base)
+        connection = DeadlineUnixConnection(base, TIMEOUT)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
-            return answer.status, answer.reason, answer.read(MAX_BYTES + 1)
+            return answer.status, answer.reason, read_body(answer, MAX_BYTES)
         finally:
             connection.close()
     try:
-        with urlopen(base + path, timeout=TIMEOUT) as answer:  # noqa: S310
-            return answer.status, answer.reason, answer.read(MAX_BYTES + 1)
+        with build_opener(*deadline_handlers()).open(base + path, timeout=TIMEOUT) as answer:
+            return answer.status, answer.reason, read_body(answer, MAX_BYTES)
     except HTTPError as error:
         with error:
             return error.code, error.reason, b""

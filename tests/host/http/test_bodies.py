@@ -7,53 +7,42 @@ from http.client import IncompleteRead
 
 import pytest
 
-from engine.api.encoding.bounded import read_within
+from engine.host.http.bodies import read_body
 
 
 class Body(io.BytesIO):
-    """An answer that gives at most `step` bytes at a time, each of which takes a second."""
+    """An answer that gives at most `step` bytes at a time."""
 
     def __init__(self, data: bytes, length: int | None, step: int) -> None:
         super().__init__(data)
-        self.length, self.step, self.now = length, step, 0.0
+        self.length, self.step = length, step
 
     def read1(self, size: int | None = -1, /) -> bytes:
         assert size is not None
-        self.now += 1
         return super().read1(min(size, self.step))
-
-    def clock(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize("length", [None, 10])
 @pytest.mark.parametrize("step", [1, 3, 100])
 def test_a_body_is_read_whole(length: int | None, step: int) -> None:
     body = Body(b"0123456789", length, step)
-    assert read_within(body, 10, 60, body.clock) == b"0123456789"
+    assert read_body(body, 10) == b"0123456789"
 
 
 def test_no_more_is_read_than_the_length_says() -> None:
     """What follows on the connection is another answer, or never comes."""
     body = Body(b"0123456789next", 10, 4)
-    assert read_within(body, 100, 60, body.clock) == b"0123456789"
+    assert read_body(body, 100) == b"0123456789"
     assert body.read() == b"next"
 
 
 @pytest.mark.parametrize("length", [None, 1000])
 def test_a_body_that_is_too_long_is_cut_after_one_byte_more(length: int | None) -> None:
     body = Body(bytes(1000), length, 7)
-    assert len(read_within(body, 20, 60, body.clock)) == 21
-
-
-def test_bytes_that_trickle_do_not_extend_the_deadline() -> None:
-    body = Body(bytes(1000), None, 1)
-    with pytest.raises(TimeoutError, match="within 60 s"):
-        read_within(body, 1000, 60, body.clock)
-    assert body.now == 61
+    assert len(read_body(body, 20)) == 21
 
 
 def test_a_body_that_ends_early_is_no_answer() -> None:
     body = Body(b"01234", 10, 100)
     with pytest.raises(IncompleteRead):
-        read_within(body, 100, 60, body.clock)
+        read_body(body, 100)

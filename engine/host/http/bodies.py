@@ -1,9 +1,7 @@
-"""Reads the body of an HTTP answer within a size and a time, whatever pace its server sends at."""
+"""Reads the body of an HTTP answer within a size."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from http.client import IncompleteRead
 from typing import Protocol
 
@@ -21,14 +19,12 @@ class Body(Protocol):
     def read1(self, size: int, /) -> bytes: ...
 
 
-def read_within(body: Body, most: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> bytes:
+def read_body(body: Body, most: int) -> bytes:
     """Return the body, or one byte more than `most` of a longer one.
 
-    A socket's time-out covers one read only, and so a server that sends a byte now and then could keep its
-    reader for ever. Raise `TimeoutError` after `seconds`, `IncompleteRead` if the connection ends early, and
-    what `read1` raises.
+    Raise `IncompleteRead` if the connection ends early, and what `read1` raises.
     """
-    end, expected = clock() + seconds, body.length
+    expected = body.length
     whole = most + 1 if expected is None else min(expected, most + 1)
     data = bytearray()
     while len(data) < whole:
@@ -38,6 +34,4 @@ def read_within(body: Body, most: int, seconds: float, clock: Callable[[], float
                 break
             raise IncompleteRead(bytes(data), expected - len(data))
         data += piece
-        if clock() > end:
-            raise TimeoutError(f"the body did not end within {seconds:g} s")
     return bytes(data)

@@ -1,0 +1,1 @@
+"""Calls HTTP servers from threads and commands, within bounds of size and time."""
