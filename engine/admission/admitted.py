@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -76,6 +76,11 @@ class NodeAllocations:
     def pods(self) -> Mapping[str, Pod]:
         """Return the pods by uid, in the order of their arrival."""
         return self._pods
+
+    @property
+    def leaving(self) -> Sequence[Pod]:
+        """Return the pods that will end and no longer count."""
+        return [terminating.pod for terminating in self._terminating.values()]
 
     @property
     def used(self) -> dict[str, int]:

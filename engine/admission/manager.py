@@ -82,6 +82,7 @@ class Admission:
         self._kills = PodKills(kill_pod)
         self._recorder = recorder
         self._decisions = decisions or Decisions(time.time)
+        self._decisions.remembered["admission"] = self._remembered
         self._preemptions = registry.counter(
             "kubelet_preemptions",
             "Cumulative number of pod preemptions by preemption resource",
@@ -139,6 +140,10 @@ class Admission:
             record(Measured("node", "node", inputs={"node": self._node}))
         whose, uid = (pod.full_name, pod.uid) if pod is not None else ("", uid)
         record(Measured("pod", name, pod=whose, uid=uid, inputs=inputs()))
+
+    def _remembered(self) -> Mapping[str, Any]:
+        admitted = self.admitted
+        return {"node": self._node, "pods": list(admitted.pods.values()), "leaving": admitted.leaving}
 
     async def wait_for_resources(self, pod: Pod, report: ReportWaiting = report_nothing) -> None:
         """Return when no terminating pod holds what a reserved pod needs, so that it may start.

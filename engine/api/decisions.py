@@ -111,6 +111,8 @@ class Decisions:
     """Record the decisions of all packages and hold the last `capacity`. Recording never waits nor fails.
 
     `record_measured`, if somebody keeps measurements, takes each of them in the order of the decisions.
+    `remembered` are, by part of the agent, functions that return what its next decisions depend on besides
+    measurements, ready for JSON; None while a decision is being carried out.
     """
 
     def __init__(self, clock: Callable[[], float], capacity: int = CAPACITY) -> None:
@@ -121,6 +123,7 @@ class Decisions:
         self._number = 0
         self._news: asyncio.Event | None = None
         self.record_measured: Callable[[Measured], None] | None = None
+        self.remembered: dict[str, Callable[[], Mapping[str, Any] | None]] = {}
 
     def pod(
         self,

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from engine.api.config import KubeletConfiguration
 from engine.api.defaults import apply_defaults
 from engine.api.documents import load_config
 from engine.api.documents.reader import load_pods
+from engine.api.pod import Pod
 from engine.cli.plan import answer_options, computing, deliver
-from engine.plan.replay.answer import replay_answer
-from engine.plan.replay.recorded import read_recorded
+from engine.plan.replay.answer import PlayedNode, added_pods, all_of, answer_of, played
+from engine.plan.replay.compared import Different
+from engine.plan.replay.recorded import NoAgent, read_recorded
+from engine.record.reader import moment
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+LEAST_NODES: Final = 4
+"""Nodes for which a process of their own is worth its start."""
+CHUNK: Final = 2
+"""Nodes that a process gets at once."""
 
 
 @click.command(epilog="Example: kubengine plan replay /var/lib/kubengine/record --config next.yaml --explain")
@@ -27,22 +40,76 @@ _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 def replay(config: Path | None, pods: Path | None, record: tuple[Path, ...], **options: Any) -> None:
     """Play recorded nodes again, and say what would have gone differently and when.
 
-    RECORD is a directory that an agent writes, one for each node. Without options, every decision about
-    admission, preemption, eviction, images and restarts is taken again under the recorded configuration, and
-    compared with the agent's own. With --config or --pods, the answer says what differs: pods that are
-    evicted, preempted, refused or admitted, others that are spared, images that go or stay, evictions and
-    removals that come earlier or later, and containers that restart at other times.
+    RECORD is a directory that an agent or a shadow writes, one for each node. Without options, every decision
+    about admission, preemption, eviction, images and restarts is taken again under the recorded
+    configuration, and compared with the recorded ones: the agent's own, or those of the shadow and of its
+    kubelet. With --config or --pods, the answer says what differs: pods that are evicted, preempted, refused
+    or admitted, others that are spared, images that go or stay, evictions and removals that come earlier or
+    later, and containers that restart at other times.
     """
     following = load_config([config])[0] if config is not None else None
     more = load_pods(pods)[0] if pods is not None else []
     for pod in more:
         apply_defaults(pod)
     with computing("replay", 1, options) as step:
-        nodes = map(read_recorded, record)
-        answer = replay_answer(nodes, following, more, lambda: step(1 / len(record)))
+        answer = answer_of(list(_played(record, following, more, lambda: step(1 / len(record)))))
     meta = {"sources": [str(directory) for directory in record]}
     given = {"config": str(config or ""), "pods": str(pods or "")}
     deliver(answer, meta, {"question": "replay", "parameters": given}, options)
+
+
+def _played(
+    directories: Sequence[Path],
+    config: KubeletConfiguration | None,
+    more: Sequence[Pod],
+    step: Callable[[], None],
+) -> Iterator[PlayedNode]:
+    """Yield the nodes in order. Several are played by several processes, at most one for each CPU."""
+    play = partial(_play, config=config, more=more)
+    processes = min(len(os.sched_getaffinity(0)), len(directories) // LEAST_NODES)
+    if processes < 2:
+        for directory in directories:
+            yield play(directory)
+            step()
+        return
+    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+        for one in pool.map(play, directories, chunksize=CHUNK):
+            yield one
+            step()
+
+
+def _play(directory: Path, config: KubeletConfiguration | None, more: Sequence[Pod]) -> PlayedNode:
+    """Play the record of an agent or of a shadow."""
+    try:
+        return played(read_recorded(directory), config, more)
+    except NoAgent:
+        found = _of_shadow(directory, config, more)
+        if found is None:
+            raise
+        return found
+
+
+def _of_shadow(
+    directory: Path, config: KubeletConfiguration | None, more: Sequence[Pod]
+) -> PlayedNode | None:
+    """Play the record of a shadow; None if it is none."""
+    # Imported here, because planners need nothing of a shadow.
+    from engine.shadow.replay import is_of_shadow, replay_shadow
+
+    if not is_of_shadow(directory):
+        return None
+    found = replay_shadow(directory, config, added_pods(more))
+    changes = [
+        Different(
+            "victim" if one.decision == "preempt" else one.decision,
+            one.subject,
+            f"{moment(one.at)}: {one.next} instead of {one.now}: {one.why}",
+            round(one.at - found.began),
+        )
+        for one in found.changes
+    ]
+    said, unlike = all_of(found.began, found.ended), [*found.unlike, *found.differ]
+    return PlayedNode(found.name, said, found.decisions, found.gaps, unlike, changes)
 
 
 COMMANDS = {"replay": replay}

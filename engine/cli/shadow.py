@@ -43,7 +43,10 @@ PAGE_RELOAD = 10
 @click.option("--for", "span", default="", metavar="DURATION", help="End after this time, instead of Ctrl-C.")
 @click.option("--with", "following", type=_FILE, help="Let this configuration decide next to the live one.")
 @click.option(
-    "--record", default="", metavar="DIR", help="Write a record to this directory, for `kubengine why`."
+    "--record",
+    default="",
+    metavar="DIR",
+    help="Write a record to this directory, for `kubengine why` and `kubengine plan replay`.",
 )
 @click.option(
     "--record-size", default="64Mi", show_default=True, metavar="SIZE", help="Largest size of the record."

@@ -46,6 +46,14 @@ class Backoff:
             entry.failures += 1
             entry.last = now
 
+    def entries(self) -> dict[str, tuple[int, float]]:
+        """Return the failures by key, each with the time of the last attempt."""
+        return {key: (entry.failures, entry.last) for key, entry in self._entries.items()}
+
+    def restore(self, key: str, failures: int, last: float) -> None:
+        """Set what `entries` returned."""
+        self._entries[key] = _Entry(failures, last)
+
     def forget(self, prefix: str) -> None:
         """Forget all keys that start with `prefix`."""
         for key in [key for key in self._entries if key.startswith(prefix)]:

@@ -120,6 +120,7 @@ class EvictionManager:
         self.reader = self._create_reader(view, self._swap_allowed(pods.swap_limit), stall=bool(stall))
         self.meter = self._create_meter(view)
         self.tracker = PressureTracker(self._configured, float(config.eviction_pressure_transition_period))
+        self._decisions.remembered["pressure"] = self.tracker.remembered
         self._since: dict[str, float] = dict.fromkeys((*CONDITIONS, *names), self._clock())
         self._layout_known = False
         self._ask_layout_at = self._limits_checked = float("-inf")

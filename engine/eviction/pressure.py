@@ -7,8 +7,8 @@ Source: kubelet v1.32 eviction manager.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -107,6 +107,23 @@ class PressureTracker(msgspec.Struct):
             tuple(c for c in self.conditions if c not in before),
             tuple(c for c in before if c not in self.conditions),
         )
+
+    def remembered(self) -> dict[str, Any] | None:
+        """Return what the next rounds depend on, ready for JSON; None while thresholds are acted on."""
+        if self.acted_on:
+            return None
+        first = [(t.signal, t.grace_period, round(at, 6)) for t, at in self.first_met.items()]
+        last = {condition: round(at, 6) for condition, at in self.last_seen.items()}
+        return {"firstMet": first, "lastSeen": last, "conditions": self.conditions}
+
+    def recall(self, remembered: Mapping[str, Any]) -> None:
+        """Restore what `remembered` returned, for the thresholds that there are."""
+        first = {(signal, grace): at for signal, grace, at in remembered["firstMet"]}
+        keys = {t: (t.signal, t.grace_period) for t in self.thresholds}
+        self.first_met = {t: first[key] for t, key in keys.items() if key in first}
+        self.last_seen = dict(remembered["lastSeen"])
+        self.conditions = tuple(remembered["conditions"])
+        self.acted_on, self.last = [], {}
 
     def restart_grace(self, threshold: Threshold) -> None:
         """Restart the grace period of a threshold at the next round, because an action takes effect later."""

@@ -280,7 +280,7 @@ class RunningNode:
             allocations=Allocations(
                 self._cgroups, managers.devices, self._claims, managers.pinning, self._users
             ),
-            starts=StartControl.create(context.config),
+            starts=StartControl.create(context.config, context.decisions),
             control_plane=self._control_plane,
             metrics=PodMetrics(context.registry),
         )

@@ -2,9 +2,11 @@
 
 A record is a directory of segments, `<Unix milliseconds>.krec`. A segment that is full, or an hour old, is
 closed and written again in fewer blocks, and the oldest are removed while the directory is larger or older
-than allowed. Rows that cannot be
-written, as on a full disk, are kept for a while and then dropped; the record itself says how many, from when
-to when, and why.
+than allowed. Rows that cannot be written, as on a full disk, are kept for a while and then dropped; the
+record itself says how many, from when to when, and why.
+
+Rows say what changes. So that the rest of a record can be played without its first segments, recorders add
+a row with the whole state whenever `state_due` says so.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -34,12 +37,39 @@ SEGMENTS: Final = 8
 SEGMENT_SECONDS: Final = 3600.0
 BLOCK_ROWS: Final = 4096
 """Rows of a block of a closed segment."""
+STATE_SHARE: Final = 8
+"""A row of state is due after so many times the bytes of the last one, so that they take a small part."""
 LEAST_BYTES: Final = 64 * 1024
 _PACKED: Final = ".packed"
 """Suffix of a closed segment while it is written again; a file that is left over is removed at a start."""
 _OPEN: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 log = logging.getLogger("kubengine.record")
+
+
+@dataclass(slots=True)
+class _StateRows:
+    """Follow the rows of state: whether one is `waiting` to be written; the bytes of the last block with one,
+    when it was written, and the bytes `since`; whether a segment began after it, or rows were `lost`.
+    """
+
+    waiting: bool = False
+    size: int = 0
+    at: float = 0.0
+    since: int = 0
+    new_segment: bool = False
+    lost: bool = False
+
+    def written(self, size: int, now: float, *, lost: bool) -> None:
+        """Take a block that was written, after rows were lost or not."""
+        if self.waiting:
+            self.size, self.at, self.since = size, now, 0
+            self.waiting = self.new_segment = False
+            # The row itself may be among the lost ones.
+            self.lost = lost
+        else:
+            self.since += size
+            self.lost = self.lost or lost
 
 
 class RecordWriter:
@@ -64,6 +94,7 @@ class RecordWriter:
         self._writing = threading.Lock()
         self._segment: Path | None = None
         self._segment_began = 0.0
+        self._state = _StateRows()
         self.add(RecordRow(time=clock(), stream=STREAM, name=BEGAN, inputs={"pid": os.getpid()}))
 
     def open(self) -> None:
@@ -75,6 +106,24 @@ class RecordWriter:
         except OSError as error:
             text = f"cannot be made: {error.strerror}"
             raise Refused(text, subject=str(self.directory), errno=error.errno) from None
+
+    @property
+    def state_due(self) -> bool:
+        """Tell whether the recorder has to add its whole state: at the beginning, after rows were lost, and
+        in a new segment if enough was written, or an eighth of the record's age has passed, since the last.
+        """
+        state = self._state
+        if state.waiting:
+            return False
+        if not state.size or state.lost:
+            return True
+        old = not 0 <= self._clock() - state.at < self._most_age / SEGMENTS
+        return state.new_segment and (old or state.since >= STATE_SHARE * state.size)
+
+    def add_state(self, row: RecordRow) -> None:
+        """Take the row that holds the whole state."""
+        self.add(row)
+        self._state.waiting = True
 
     def add(self, row: RecordRow) -> None:
         """Take a row. It is on disk after the next `flush`."""
@@ -94,12 +143,14 @@ class RecordWriter:
             if self._dropped:
                 rows.append(self._gap())
             try:
-                self._append(encode_block(rows))
+                block = encode_block(rows)
+                self._append(block)
             except OSError as error:
                 self._failed(error)
                 rows = rows[:-1] if rows[-1].name == LOST and rows[-1].stream == STREAM else rows
                 self._waiting = rows + self._waiting
                 return
+            self._state.written(len(block), self._clock(), lost=bool(self._dropped))
             self._dropped, self._dropped_from = 0, 0.0
             if self._trouble:
                 log.info("%s: recording succeeds again", self.directory)
@@ -160,6 +211,7 @@ class RecordWriter:
         latest = max((began_at(path) for path in segments(self.directory)), default=0.0)
         name = max(round(now * 1000), round(latest * 1000) + 1)
         self._segment = self.directory / f"{name:015d}{SUFFIX}"
+        self._state.new_segment = True
         self._segment_began = now
         self._remove_old(now)
         return self._segment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from engine.shadow.kinds.admission import AdmissionComparer
 from engine.shadow.kinds.alignment import Alignment
@@ -17,7 +18,7 @@ from engine.shadow.kinds.cgroups import (
     wanted_levels,
 )
 from engine.shadow.kinds.choices import ChoiceComparer, GivenPart
-from engine.shadow.kinds.comparison import Finding
+from engine.shadow.kinds.comparison import Finding, ShadowKind
 from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.kinds.devices import DeviceComparer
 from engine.shadow.kinds.eviction import EvictionComparer
@@ -29,6 +30,11 @@ from engine.shadow.kinds.probes import ProbeComparer
 from engine.shadow.kinds.restarts import RestartComparer
 from engine.shadow.kinds.status import compare_status
 from engine.topologymanager.policy import TopologyPolicy
+
+REPEATABLE: Final[frozenset[ShadowKind]] = frozenset(
+    ["admission", "preemption", "restart", "back-off", "eviction", "pressure", "images", "probes", "status"]
+)
+"""The others need cgroup files, state files of the managers, or the pod-resources API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,16 @@ class Judge:
         self._rules = RulesInTime()
         self._groups: dict[str, list[Finding]] = {}
 
+    def repeatable(self, seen: Observation) -> Iterator[Finding]:
+        """Yield the findings of `REPEATABLE` kinds, for which a record of looks suffices."""
+        yield from self._admission.compare(seen)
+        yield from self._restarts.compare(seen)
+        yield from self._eviction.compare(seen)
+        yield from self._images.compare(seen)
+        yield from self._probes.compare(seen)
+        for pod in seen.pods.values():
+            yield from compare_status(pod, seen)
+
     def judge(
         self,
         seen: Observation,
@@ -68,10 +84,7 @@ class Judge:
         Without `rules`, the node has no cgroups of pods (cgroupsPerQOS false).
         """
         memory_rules = MemoryRules.of(seen.config, seen.memory)
-        yield from self._admission.compare(seen)
-        yield from self._restarts.compare(seen)
-        yield from self._eviction.compare(seen)
-        yield from self._images.compare(seen)
+        yield from self.repeatable(seen)
         yield from self._choices.compare(
             seen,
             [
@@ -83,9 +96,6 @@ class Judge:
         self._before = seen
         yield from self._devices.compare(seen)
         yield from compare_resources(seen, machine.cpus)
-        yield from self._probes.compare(seen)
-        for pod in seen.pods.values():
-            yield from compare_status(pod, seen)
         if rules is not None:
             yield from self._cgroups(seen, rules, read, doubted)
 

@@ -16,13 +16,8 @@ from typing import Final, NamedTuple, TypeVar
 from engine.api import cpu_set
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import CgroupsSection
-from engine.api.meta import ObjectMeta
-from engine.api.node import Node, NodeStatus
-from engine.api.quantity import Quantity
 from engine.api.resources import CPU
-from engine.cgroups.formulas.allocatable import PID, without_huge_pages
 from engine.cgroups.formulas.runtime_formula import choose_formula
-from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.interface_files import FileRules, kernel_form
 from engine.cgroups.manager import huge_page_sizes, swap_capacity, swap_controller
 from engine.cpumanager import checkpoint as cpu_checkpoint
@@ -39,8 +34,9 @@ from engine.host.checksummed_file import read_again
 from engine.memorymanager import checkpoint as memory_checkpoint
 from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.node.nodeinfo import machine
-from engine.shadow.kinds.cgroups import CgroupRules, GroupReading, WantedGroup
+from engine.shadow.kinds.cgroups import GroupReading, WantedGroup
 from engine.shadow.kinds.cpus import CpuRules
+from engine.shadow.machine_facts import MachineFacts
 from engine.topologymanager.policy import Numa, TopologyPolicy
 
 CPU_STATE: Final = "cpu_manager_state"
@@ -80,40 +76,21 @@ class MachineReader:
         """Return the state files of the managers."""
         return ManagerStates(self.cpus(), self.memory(), self.devices(), self.claims())
 
-    def rules(self, config: KubeletConfiguration, runtime: str, runtime_socket: Path) -> CgroupRules:
-        """Return the cgroup rules of a configuration on this machine, whose runtime serves the socket.
-
-        Raise `InvalidInput` naming a field.
-        """
-        settings = self.settings(config)
-        files = FileRules.on(self._mounts, self._formula, huge_page_sizes())
-        return CgroupRules(settings, files, runtime, _oom_score(str(peer_of(runtime_socket))))
-
-    def settings(self, config: KubeletConfiguration) -> CgroupSettings:
-        """Return the cgroup settings of a configuration on this machine. Raise `InvalidInput`."""
-        memory, version = self._mounts.holding("memory"), self._mounts.version
-        amounts: dict[str, Quantity | int] = {
-            **machine.capacity(self.root, config),
-            "pid": machine.max_pids(),
-        }
-        return CgroupSettings.resolve(
-            config,
-            amounts,
-            cgroup_v2=version == 2,
+    def facts(self, runtime: str = "", runtime_socket: Path | None = None) -> MachineFacts:
+        """Return what configurations are applied to here, with a runtime of this name at the socket."""
+        memory, version, sizes = self._mounts.holding("memory"), self._mounts.version, huge_page_sizes()
+        registered = self.devices().registered_devices or {}
+        return MachineFacts(
+            hardware=machine.hardware(self.root),
+            max_pids=machine.max_pids(),
+            files=FileRules.on(self._mounts, self._formula, sizes),
             swap_controller=memory is not None and swap_controller(memory, version),
             swap_capacity=swap_capacity(),
-            huge_page_sizes=huge_page_sizes(),
+            huge_page_sizes=sizes,
+            devices={resource: len(devices or ()) for resource, devices in registered.items()},
+            runtime=runtime,
+            oom_floor=_oom_score(str(peer_of(runtime_socket))) if runtime_socket is not None else None,
         )
-
-    def node(self, name: str, rules: CgroupRules, config: KubeletConfiguration) -> Node:
-        """Return the Node that the kubelet would register, without what others add to it."""
-        amounts = rules.settings.node.allocatable()
-        amounts.pop(PID, None)
-        allocatable = without_huge_pages(amounts, machine.capacity(self.root, config))
-        for resource, devices in (self.devices().registered_devices or {}).items():
-            allocatable[resource] = Quantity.from_value(len(devices or ()))
-        labels = machine.node_labels(name)
-        return Node(metadata=ObjectMeta(name=name, labels=labels), status=NodeStatus(allocatable=allocatable))
 
     def cpus(self) -> CpuCheckpoint:
         """Return the state of the CPU manager; without a file, nothing is pinned."""
@@ -127,7 +104,7 @@ class MachineReader:
         topology, options = read_topology(), StaticOptions.from_config(config)
         options.check(topology, config.topology_manager_policy)
         named = cpu_set.parse(config.reserved_system_cpus, "reservedSystemCPUs")
-        amount = self.settings(config).node.reservation().get(CPU)
+        amount = self.facts().settings(config).node.reservation().get(CPU)
         reserved = reserved_cpus(topology, options, amount, named)
         return CpuRules(topology, reserved, options, Numa.of_machine())
 

@@ -1,9 +1,9 @@
-"""Turn looks into rows of a record: what happened to pods, what they used, and what was decided. Pure."""
+"""Turn looks into rows of a record: what was seen, what was decided, and what happened to pods. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from engine.api.moments import rfc3339
 from engine.api.pod import Pod
@@ -13,10 +13,13 @@ from engine.node.sync.actions import policy_of
 from engine.record.blocks import RecordRow
 from engine.shadow.kinds.admission import PREEMPTED, is_refused
 from engine.shadow.kinds.comparison import Comparison, Finding
-from engine.shadow.kinds.eviction import EVICTED, observations
+from engine.shadow.kinds.eviction import EVICTED
 from engine.shadow.kinds.observation import Observation
 from engine.shadow.kinds.status import statuses
+from engine.shadow.look_rows import LookEncoder, RecordedLook
 
+JUDGED: Final = "judged"
+"""The stream of rows about decisions that were compared: the kind, and what the rules decide."""
 Compared = dict[tuple[str, str], Comparison]
 """The comparisons of a look by kind and subject."""
 
@@ -25,18 +28,37 @@ class LookRecorder:
     """Compare each look with the one before, and yield the rows that say what changed."""
 
     def __init__(self) -> None:
+        self._encoder = LookEncoder()
+        self._judged: dict[tuple[str, str], tuple[str, str]] = {}
         self._shown: dict[str, tuple[str, str, str]] = {}
         self._names: dict[str, str] = {}
         self._newest: dict[tuple[str, str], str] = {}
         self._first = True
 
-    def rows(self, seen: Observation, findings: Iterable[Finding]) -> Iterator[RecordRow]:
-        """Yield the rows of one look."""
+    def rows(
+        self, look: RecordedLook, findings: Iterable[Finding], number: int, *, state: bool = False
+    ) -> Iterator[RecordRow]:
+        """Yield the rows of one look. The last one completes it; with `state`, it holds everything."""
+        seen = look.seen
         compared: Compared = {(one.kind, one.subject): one for one in findings if isinstance(one, Comparison)}
         yield from self._pods(seen, compared)
         yield from self._restarts(seen, compared)
-        yield from _use(seen)
+        yield from self._comparisons(seen, compared)
+        yield from self._encoder.rows(look, number, state=state)
         self._first = False
+
+    def _comparisons(self, seen: Observation, compared: Compared) -> Iterator[RecordRow]:
+        """Yield what both sides decided, where either decides otherwise than at the look before."""
+        judged = {key: (one.ours, one.kubelets) for key, one in compared.items()}
+        for key, sides in judged.items():
+            if self._judged.get(key) != sides:
+                one = compared[key]
+                inputs = {"subject": one.subject, "kubelet": one.kubelets, "reason": one.our_reason}
+                inputs["kubeletsReason"] = one.kubelets_reason
+                yield RecordRow(
+                    time=seen.at, stream=JUDGED, name=one.kind, text=one.ours, pod=_pod_of(one), inputs=inputs
+                )
+        self._judged = judged
 
     def _pods(self, seen: Observation, compared: Compared) -> Iterator[RecordRow]:
         shown = {uid: _standing(pod) for uid, pod in seen.pods.items()}
@@ -132,23 +154,11 @@ def _standing(pod: Pod) -> tuple[str, str, str]:
     return status.phase, status.reason, status.message
 
 
-def _use(seen: Observation) -> Iterator[RecordRow]:
-    """Yield the signals and what pods use, in the form of the agent's record; -1 if it is not known."""
-    if seen.use is None:
-        return
-    told = observations(seen.use, seen.now)
-    at = round(seen.now * 1e6)
-    values = [at, at, *(amount for one in told.values() for amount in (one.available, one.capacity))]
-    yield RecordRow(time=seen.at, stream="pressure", name="signals", text=" ".join(told), values=values)
-    pods = seen.use.pods
-    used = [
-        -1 if amount is None else amount
-        for use in pods.values()
-        for amount in (use.memory, use.storage, use.processes)
-    ]
-    yield RecordRow(
-        time=seen.at, stream="use", name="pods memory storage processes", text=" ".join(pods), values=used
-    )
+def _pod_of(one: Comparison) -> str:
+    """Return the pod that a decision is about: subjects begin with its name, or are paths of cgroups."""
+    namespace, _, name = one.subject.partition(" ")[0].partition("/")
+    name = name.partition("/")[0]
+    return f"{namespace}/{name}" if namespace and name else ""
 
 
 def _row(

@@ -7,7 +7,7 @@ subtracted from then on; otherwise it would be evicted again with every look.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +15,9 @@ from engine.admission.readmission import ADMITTED, Readmission
 from engine.api.config import KubeletConfiguration
 from engine.api.configuration_changes import configuration_changes
 from engine.api.node import Node
+from engine.api.pod import Pod
+from engine.api.quantity import ZERO
+from engine.api.resources import MEMORY, pod_requests
 from engine.eviction import signals
 from engine.eviction.pressure import PressureTracker
 from engine.eviction.signals import CONDITION_OF, Observations
@@ -50,11 +53,12 @@ class NextChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NextNode:
-    """Hold the node under the second configuration."""
+    """Hold the node under the second configuration, and pods that are there `more`, before all others."""
 
     config: KubeletConfiguration
     rules: CgroupRules
     node: Node
+    more: Sequence[Pod] = ()
 
 
 @dataclass(slots=True)
@@ -97,12 +101,18 @@ class SecondConfiguration:
 
     def _pressure(self, seen: Observation, following: NextNode) -> Iterator[NextChange]:
         """Yield evictions and conditions, which need the course of time under either configuration."""
-        if seen.use is None:
-            return
-        told = observations(seen.use, seen.now)
-        now = self._tracker("now", seen.config).update(told, seen.now)
         self._evicted = {uid: why for uid, why in self._evicted.items() if uid in seen.pods}
-        left = _without(told, seen.use, self._evicted)
+        if seen.use is not None:
+            yield from self._conditions(seen, seen.use, following)
+        for uid, why in self._evicted.items():
+            pod = seen.pods[uid]
+            if pod.status.reason != "Evicted":
+                yield NextChange(seen.at, "evict", pod.full_name, "stays", "evicted", why)
+
+    def _conditions(self, seen: Observation, use: MeasuredNode, following: NextNode) -> Iterator[NextChange]:
+        told = observations(use, seen.now)
+        now = self._tracker("now", seen.config).update(told, seen.now)
+        left = _without(told, use, self._evicted, following.more)
         tracker = self._tracker("next", following.config)
         coming = tracker.update(left, seen.now)
         if now.conditions != coming.conditions:
@@ -117,11 +127,7 @@ class SecondConfiguration:
         # As a kubelet does, which evicts at most one pod in a pass, for its first threshold.
         for threshold in coming.act_on[:1]:
             if threshold not in now.act_on:
-                self._evict_first(seen, seen.use, threshold, left)
-        for uid, why in self._evicted.items():
-            pod = seen.pods[uid]
-            if pod.status.reason != "Evicted":
-                yield NextChange(seen.at, "evict", pod.full_name, "stays", "evicted", why)
+                self._evict_first(seen, use, threshold, left)
 
     def _evict_first(
         self, seen: Observation, use: MeasuredNode, threshold: Threshold, left: Observations
@@ -165,6 +171,10 @@ def _fields(seen: Observation, following: NextNode) -> Iterator[NextChange]:
 def _admission(seen: Observation, following: NextNode) -> Iterator[NextChange]:
     """Judge all pods in the order of their arrival, as a kubelet that starts with the configuration does."""
     now, coming = Readmission(seen.node), Readmission(following.node)
+    for pod in following.more:
+        reason, why = coming.judge(pod)
+        if reason != ADMITTED:
+            yield NextChange(seen.at, "refuse", pod.full_name, "not there", reason, why)
     refused = [pod for pod in seen.pods.values() if is_refused(pod)]
     for pod in sorted((*seen.active(), *refused), key=arrival):
         before, (after, why) = now.judge(pod)[0], coming.judge(pod)
@@ -172,9 +182,10 @@ def _admission(seen: Observation, following: NextNode) -> Iterator[NextChange]:
             continue  # what the live one refused for another reason says nothing about its configuration
         decision = "admit" if after == ADMITTED else "refuse"
         yield NextChange(seen.at, decision, pod.full_name, before, after, why)
+    names = {pod.uid: pod.full_name for pod in (*following.more, *seen.pods.values())}
     for victim, preemptor in coming.victims.items():
         if victim not in now.victims:
-            name = seen.pods[victim].full_name
+            name = names[victim]
             yield NextChange(
                 seen.at, "preempt", name, "stays", "preempted", f"for the critical pod {preemptor}"
             )
@@ -251,11 +262,14 @@ def _delays(seen: Observation, config: KubeletConfiguration) -> Iterator[NextCha
                 )  # fmt: skip
 
 
-def _without(told: Observations, use: MeasuredNode, evicted: Mapping[str, str]) -> Observations:
-    """Return the signals as if some pods no longer ran."""
+def _without(
+    told: Observations, use: MeasuredNode, evicted: Mapping[str, str], more: Sequence[Pod]
+) -> Observations:
+    """Return the signals as if some pods no longer ran, and more used the memory that they request."""
     measured = [use.pods[uid] for uid in evicted if uid in use.pods]
+    added = sum(pod_requests(pod).get(MEMORY, ZERO).value for pod in more)
     freed = {
-        signals.MEMORY_PRESSURE: sum(one.memory or 0 for one in measured),
+        signals.MEMORY_PRESSURE: sum(one.memory or 0 for one in measured) - added,
         signals.DISK_PRESSURE: sum(one.storage or 0 for one in measured),
         signals.PID_PRESSURE: sum(one.processes or 0 for one in measured),
     }

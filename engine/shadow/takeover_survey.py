@@ -139,7 +139,7 @@ def _memory(
 
 
 def _reservation(machine: MachineReader, config: KubeletConfiguration) -> dict[str, Quantity]:
-    return machine.settings(config).node.reservation()
+    return machine.facts().settings(config).node.reservation()
 
 
 def _states(root: Path) -> tuple[list[NodeFinding], dict[str, Any]]:

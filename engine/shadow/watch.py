@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-
-import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import CONTAINERD, load_config
@@ -32,6 +30,7 @@ from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.record.writer import RecordWriter, record_writer
 from engine.shadow.judge import Judge, MachineRules
 from engine.shadow.kinds.cgroups import CgroupRules
+from engine.shadow.kinds.comparison import Finding
 from engine.shadow.kinds.observation import (
     STARTED,
     FileSystem,
@@ -42,6 +41,8 @@ from engine.shadow.kinds.observation import (
 )
 from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
 from engine.shadow.ledger import AgreementLedger, Difference
+from engine.shadow.look_rows import RecordedLook, skipped
+from engine.shadow.machine_facts import MachineFacts
 from engine.shadow.machine_reader import MachineReader
 from engine.shadow.recording import LookRecorder
 from engine.shadow.second import NextNode, SecondConfiguration
@@ -88,6 +89,7 @@ class _Sources:
     """Hold what changes rarely: configuration, its rules on this machine, and the Node."""
 
     config: KubeletConfiguration
+    facts: MachineFacts
     rules: CgroupRules
     node: Node
     node_known: bool
@@ -158,6 +160,9 @@ class Shadow:
             self.skipped += 1
             self.fault(error.subject or "node", error.message)
             self.ledger.interrupt()
+            if self._writer is not None:
+                self._writer.add(skipped(self.clock(), self.looks, str(error)))
+                await asyncio.to_thread(self._writer.flush)
             # A kubelet that comes back may have another configuration.
             self._sources = None
             return []
@@ -177,11 +182,17 @@ class Shadow:
         if self._sources.following is not None:
             self.second.look(seen, rules, self._sources.following)
         if self._writer is not None:
-            for row in self._recorder.rows(seen, findings):
-                self._writer.add(row)
-            # In a thread, because a disk that is slow or full must not delay the next look.
-            await asyncio.to_thread(self._writer.flush)
+            await self._record(self._writer, RecordedLook(seen, self._sources.facts), findings)
         return new
+
+    async def _record(self, writer: RecordWriter, look: RecordedLook, findings: Sequence[Finding]) -> None:
+        state = writer.state_due
+        *rows, last = self._recorder.rows(look, findings, self.looks, state=state)
+        for row in rows:
+            writer.add(row)
+        (writer.add_state if state else writer.add)(last)
+        # In a thread, because a disk that is slow or full must not delay the next look.
+        await asyncio.to_thread(writer.flush)
 
     def fault(self, source: str, text: str) -> None:
         """Count a source that could not be read."""
@@ -287,24 +298,26 @@ class Shadow:
                     subject=self.options.kubelet.url,
                 )
             config, _ = load_config([self.options.config])
+        await self._runtime_view(config)
+        config.cgroup_driver = await self._driver(config.cgroup_driver)
         before = self._sources
         if before is not None and before.config == config:
             config = before.config  # the same object tells that nothing changed
-        await self._runtime_view(config)
-        config.cgroup_driver = await self._driver(config.cgroup_driver)
         assert self._runtime is not None
         name = (await self._runtime.version()).runtime_name
-        rules = self._machine.rules(config, name, self._runtime.socket)
+        facts = await asyncio.to_thread(self._machine.facts, name, self._runtime.socket)
         node = await self._node_object(node_name)
         sources = _Sources(
             config,
-            rules,
-            node or self._machine.node(node_name, rules, config),
+            facts,
+            facts.rules(config),
+            node or facts.node(node_name, config),
             node_known=node is not None,
             machine=await asyncio.to_thread(self._machine_rules, config),
         )
         if self.options.following is not None:
-            sources.following = self._next_node(self.options.following, sources)
+            following, _ = load_config([self.options.following])
+            sources.following = facts.next_node(following, config, sources.node)
         return sources
 
     def _machine_rules(self, config: KubeletConfiguration) -> MachineRules:
@@ -314,18 +327,6 @@ class Shadow:
         except KubengineError as error:
             self.fault(error.subject or "configuration", error.message)
             return MachineRules()
-
-    def _next_node(self, path: Path, live: _Sources) -> NextNode:
-        """Return the node as it would be under the second configuration. Raise `InvalidInput`."""
-        config, _ = load_config([path])
-        config.cgroup_driver = live.config.cgroup_driver
-        if config.container_runtime_endpoint == CONTAINERD:
-            # A kubelet's flag may name another socket; a file that names none does not change it.
-            config.container_runtime_endpoint = live.config.container_runtime_endpoint
-        rules = replace(live.rules, settings=self._machine.settings(config))
-        allocatable = self._machine.node(live.node.metadata.name, rules, config).status.allocatable
-        status = msgspec.structs.replace(live.node.status, allocatable=allocatable)
-        return NextNode(config, rules, msgspec.structs.replace(live.node, status=status))
 
     async def _node_object(self, name: str) -> Node | None:
         if self._api is None or not name:

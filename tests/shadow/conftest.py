@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.testing.containerd import Containerd
+from tests.shadow.fake_kubelet import Answers, Fake
 from tests.system.kubelet import Kubelet
 
 
@@ -34,3 +36,15 @@ def kubelet(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) ->
     kubelet.stop()
     containerd.remove_pods()
     kubelet.close()
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    server = Fake(("127.0.0.1", 0), Answers)
+    server.answers, server.asked = {}, []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()

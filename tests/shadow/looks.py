@@ -9,9 +9,18 @@ from engine.api.config import KubeletConfiguration
 from engine.api.documents import convert
 from engine.api.node import Node
 from engine.api.pod import Pod
+from engine.api.quantity import Quantity
+from engine.cgroups.interface_files import FileRules
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.shadow.kinds.observation import MeasuredNode, Observation
+from engine.shadow.machine_facts import MachineFacts
 
+FACTS = MachineFacts(
+    hardware={name: Quantity.parse(text) for name, text in
+              {"cpu": "2", "memory": "1Gi", "ephemeral-storage": "10Gi"}.items()},
+    max_pids=1000,
+    files=FileRules(2, huge_page_sizes=[], controllers=frozenset(["cpu", "memory", "pids"])),
+)  # fmt: skip
 BEGAN = "2026-01-01T00:00:0{}Z"
 
 

@@ -18,8 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
+from engine.api.documents import load_config
 from engine.host.cgroupfs.mounts import find_mounts
+from engine.record.reader import Record
+from engine.shadow.judge import REPEATABLE
 from engine.shadow.kinds.cgroups import KEPT
+from engine.shadow.replay import replay_shadow
 from engine.testing.containerd import Containerd
 from tests.ports import free_port
 from tests.system.busybox import container
@@ -103,6 +107,39 @@ def test_it_agrees_with_the_kubelet_and_writes_nothing(running: Kubelet, tmp_pat
     # One of the pods is refused; the job ended before the first look.
     assert report["kinds"]["admission"]["agreed"] == len(PODS) - 1
     assert written == []
+
+
+def recorded(directory: Path) -> set[str]:
+    """The names of the rows of a record that is being written."""
+    found = any(directory.glob("*.krec"))
+    return {row.name for row in Record(directory).rows()} if found else set()
+
+
+def test_its_record_is_played_again(running: Kubelet, tmp_path: Path) -> None:
+    document = yaml.safe_load((tmp_path / "kubelet.yaml").read_text())
+    following, directory = tmp_path / "next.yaml", tmp_path / "record"
+    following.write_text(yaml.safe_dump({**document, "podPidsLimit": 99, "maxPods": 3}))
+    line = command(running, tmp_path, "--for", "45s", "--interval", "2s", "--with", str(following))
+    with subprocess.Popen([*line, "--record", str(directory)], stdout=subprocess.PIPE) as shadow:
+        assert shadow.stdout is not None
+        # A pod goes, and the kubelet dies, while the shadow looks.
+        wait_until(lambda: "state" in recorded(directory))
+        (tmp_path / "manifests" / "plain.yaml").unlink()
+        wait_until(lambda: "plain" not in running.pods())
+        running.stop()
+        wait_until(lambda: "skipped" in recorded(directory))
+        running.start()
+        report = json.loads(shadow.stdout.read())
+    assert report["skippedLooks"]
+    found = replay_shadow(directory)
+    assert (found.unlike, found.gaps, found.name) == ([], [], "n1")
+    assert len(found.differ) == sum(one["kind"] in REPEATABLE for one in report["differences"])
+    assert found.decisions > len(PODS) * 3
+    # Another configuration decides as it did beside the kubelet.
+    config, _ = load_config([following])
+    changes = [one._asdict() for one in replay_shadow(directory, config).changes]
+    assert changes == report["next"]["changes"]
+    assert {"refuse", "resize"} <= {one["decision"] for one in changes}
 
 
 def test_the_check_of_a_takeover_writes_nothing(running: Kubelet, tmp_path: Path) -> None:

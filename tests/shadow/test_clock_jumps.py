@@ -19,8 +19,10 @@ from engine.shadow.kinds.comparison import Finding
 from engine.shadow.kinds.images import COUNTER
 from engine.shadow.kinds.observation import FileSystem, Observation, SeenImages
 from engine.shadow.ledger import AgreementLedger
+from engine.shadow.look_rows import RecordedLook
 from engine.shadow.recording import LookRecorder
-from tests.shadow.looks import look, pod, ran, record
+from engine.shadow.replay import replay_shadow
+from tests.shadow.looks import FACTS, look, pod, ran, record
 
 DAY = 86400.0
 GIB = 1 << 30
@@ -68,12 +70,14 @@ def test_the_record_keeps_the_order(tmp_path: Path) -> None:
     moved = [replace(one, at=one.at - DAY if minute >= 12 else one.at) for minute, one in enumerate(seen)]
     writer = record_writer(section, lambda: times[-1] if times else moved[0].at)
     writer.open()
-    for one in moved:
+    for number, one in enumerate(moved, 1):
         times.append(one.at)
-        for row in recorder.rows(one, ()):
+        for row in recorder.rows(RecordedLook(one, FACTS), (), number, state=number == 1):
             writer.add(row)
         writer.flush()
     writer.close()
+    # A clock that was set back does not end a replay, and changes no decision.
+    assert replay_shadow(tmp_path).ended == moved[-1].at
     rows = [row for row in Record(tmp_path).rows() if row.stream in ("pod", "decision")]
     assert [row.name for row in rows] == [
         "Pending", "Running", "restart restarted", "restart restarted"

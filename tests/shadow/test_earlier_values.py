@@ -25,7 +25,7 @@ from tests.shadow.looks import pod, record
 def rules(limit: int, directory: Path) -> CgroupRules:
     config = convert({"podPidsLimit": limit}, KubeletConfiguration, "test")
     reader = MachineReader(directory, lambda source, text: None, mounts=find_mounts())
-    return reader.rules(config, "containerd", directory / "none.sock")
+    return reader.facts("containerd", directory / "none.sock").rules(config)
 
 
 def compared(limits: list[int], has: int, directory: Path, *, created: float = 0.0) -> list[Finding]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,55 +11,9 @@ import pytest
 from engine.api.errors import InvalidInput, Unavailable
 from engine.eviction.usage import ContainerUsage, Disk
 from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
+from tests.shadow.fake_kubelet import Fake
 
 POD = {"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
-
-
-class Fake(http.server.ThreadingHTTPServer):
-    """A kubelet whose answers a test sets: path → status and body; `None` closes the connection half way."""
-
-    answers: dict[str, tuple[int, bytes] | None]
-    asked: list[tuple[str, str]]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Answers(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Fake
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        self.server.asked.append((self.command, path))
-        answer = self.server.answers.get(path, (404, b""))
-        if answer is None:
-            self.send_response(200)
-            self.send_header("Content-Length", "1000")
-            self.end_headers()
-            self.wfile.write(b'{"items": [')
-            self.close_connection = True
-            return
-        self.send_response(answer[0])
-        self.send_header("Content-Length", str(len(answer[1])))
-        self.end_headers()
-        self.wfile.write(answer[1])
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def fake() -> Iterator[Fake]:
-    server = Fake(("127.0.0.1", 0), _Answers)
-    server.answers, server.asked = {}, []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 @pytest.fixture

@@ -7,16 +7,17 @@ import re
 from engine.record.blocks import RecordRow
 from engine.record.why import causes
 from engine.shadow.kinds.comparison import Comparison
-from engine.shadow.kinds.observation import MeasuredNode, MeasuredPod
+from engine.shadow.kinds.observation import MeasuredNode, MeasuredPod, Observation
+from engine.shadow.look_rows import RecordedLook
 from engine.shadow.recording import LookRecorder
-from tests.shadow.looks import look, pod, ran, record, requesting
+from tests.shadow.looks import FACTS, look, pod, ran, record, requesting
 
 LOW = "The node was low on resource: memory. "
 
 
 def test_an_eviction_is_recorded_with_both_reasons() -> None:
     recorder = LookRecorder()
-    list(recorder.rows(look([pod("p", requesting(memory="10"))]), []))
+    rows(recorder, look([pod("p", requesting(memory="10"))]))
     compared = Comparison("eviction", "default/p", "default/p", "default/p", "p uses 500 bytes", LOW)
     ended = pod(
         "p", requesting(memory="10"), phase="Failed", reason="Evicted", message=LOW,
@@ -24,7 +25,7 @@ def test_an_eviction_is_recorded_with_both_reasons() -> None:
             {"name": "c", "ready": False, "restartCount": 0, "image": "i", "imageID": "", "state": {}}
         ],
     )  # fmt: skip
-    (cause,) = causes(recorder.rows(look([ended]), [compared]))
+    (cause,) = causes(rows(recorder, look([ended]), compared))
     assert (cause.what, cause.why) == ("was evicted", f"Evicted: {LOW}")
     assert cause.inputs["reason"] == "p uses 500 bytes"
 
@@ -32,8 +33,8 @@ def test_an_eviction_is_recorded_with_both_reasons() -> None:
 def test_a_restart_is_recorded_with_the_end_before_it() -> None:
     recorder = LookRecorder()
     one = pod("p")
-    list(recorder.rows(look([one], [record(one, ran(0, code=3))]), []))
-    (cause,) = causes(recorder.rows(look([one], [record(one, ran(1), ran(0, code=3))]), []))
+    rows(recorder, look([one], [record(one, ran(0, code=3))]))
+    (cause,) = causes(rows(recorder, look([one], [record(one, ran(1), ran(0, code=3))])))
     assert (cause.container, cause.what, cause.why) == ("c", "was restarted", "Error with exit code 3")
     assert cause.inputs["restartPolicy"] == "Always"
     assert re.fullmatch(r"[\d-]{10}T[\d:]{8}Z", cause.inputs["finishedAt"])
@@ -41,22 +42,36 @@ def test_a_restart_is_recorded_with_the_end_before_it() -> None:
 
 def test_restarts_before_the_first_look_are_not_news() -> None:
     one = pod("p")
-    rows = LookRecorder().rows(look([one], [record(one, ran(5), ran(4, code=3))]), [])
-    assert list(causes(rows)) == []
+    found = rows(LookRecorder(), look([one], [record(one, ran(5), ran(4, code=3))]))
+    assert list(causes(found)) == []
 
 
-def test_only_changes_are_recorded_and_use_with_every_look() -> None:
+def test_only_changes_are_recorded_and_amounts_with_every_look() -> None:
     recorder = LookRecorder()
     use = MeasuredNode(memory_available=5, memory_working_set=5, pods={"uid-p": MeasuredPod(memory=7)})
-    first = list(recorder.rows(look([pod("p")], use=use), []))
-    second = list(recorder.rows(look([pod("p")], use=use), []))
-    assert streams(first) == ["pod", "pressure", "use"]
-    assert streams(second) == ["pressure", "use"]
-    assert (second[0].text, second[0].values[2:]) == ("memory.available", [5, 10])
-    assert (second[1].name, second[1].text) == ("pods memory storage processes", "uid-p")
-    assert second[1].values == [7, -1, -1]
-    assert [row.name for row in recorder.rows(look([]), [])] == ["gone"]
+    compared = Comparison("status", "default/p/c", "running", "running")
+    first = rows(recorder, look([pod("p")], use=use), compared, state=True)
+    second = rows(recorder, look([pod("p")], use=use), compared)
+    third = rows(recorder, look([], use=use), compared._replace(kubelets="waiting"))
+    looks = ["look statistics", "look counters"]
+    assert named(first) == ["pod Running", "judged status", *looks, "look state"]
+    assert named(second) == [*looks, "look changed"]
+    assert named(third) == ["pod gone", "judged status", *looks, "look changed"]
+    assert (second[0].values[:3], second[0].values[-3:]) == ((5, 5, -1), (7, -1, -1))
+    assert (first[1].pod, third[1].inputs["kubelet"]) == ("default/p", "waiting")
 
 
-def streams(rows: list[RecordRow]) -> list[str]:
-    return [row.stream for row in rows]
+def test_a_decision_about_a_cgroup_is_about_no_pod() -> None:
+    compared = Comparison("cgroups", "/kubepods/burstable", "cpu.weight=1", "cpu.weight=1")
+    (row,) = (row for row in rows(LookRecorder(), look([]), compared) if row.stream == "judged")
+    assert (row.pod, row.text) == ("", "cpu.weight=1")
+
+
+def rows(
+    recorder: LookRecorder, seen: Observation, *compared: Comparison, state: bool = False
+) -> list[RecordRow]:
+    return list(recorder.rows(RecordedLook(seen, FACTS), compared, 1, state=state))
+
+
+def named(rows: list[RecordRow]) -> list[str]:
+    return [f"{row.stream} {row.name}" for row in rows]

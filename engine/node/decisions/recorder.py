@@ -2,15 +2,16 @@
 
 The record suffices to repeat the agent's decisions: it has the configuration, the node, each pod that is
 judged, the signals of each round of eviction, and what was ranked. Once a minute it gets the use of all pods
-and containers.
+and containers. From time to time it gets all that the next decisions depend on, so that it can be played from
+there when the segments before are gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -40,6 +41,7 @@ class NodeRecorder:
         self._context, self._decisions = context, context.decisions
         self._task, self._use_task = context.tasks.task("record"), context.tasks.task("record-use")
         self._seen = 0
+        self._arriving: dict[str, Any] = {}
         self._news = asyncio.Event()
         self._usage = usage
         context.recorder.listen(self._event)
@@ -48,9 +50,8 @@ class NodeRecorder:
     async def start(self) -> None:
         """Make the directory and begin. Raises `Refused` if it cannot be made."""
         self._writer.open()
-        context = self._context
-        about = {"kubelet": context.config, "kubengine": context.kubengine_config, "name": context.name}
-        self._measured(Measured("node", "configuration", inputs=about))
+        beginning = Measured("node", "configuration", inputs=self._about())
+        self._add(self._row(beginning), self._writer.add_state)
         self._task.start(self._follow)
         self._use_task.start(self._follow_use)
 
@@ -76,21 +77,42 @@ class NodeRecorder:
         self._news.set()
 
     def _measured(self, measured: Measured) -> None:
-        """Add a measurement after the decisions before it. What may change is encoded now."""
+        if measured.name == "arrives":
+            self._arriving[measured.uid] = measured.inputs["pod"]
+        elif measured.stream == "pod":
+            self._arriving.pop(measured.uid, None)
+        self._add(self._row(measured), self._writer.add)
+
+    def _add(self, row: RecordRow, add: Callable[[RecordRow], None]) -> None:
+        """Add a row after the decisions before it."""
         self._take_decisions()
-        self._writer.add(
-            RecordRow(
-                time=self._context.clock(),
-                stream=measured.stream,
-                name=measured.name,
-                text=measured.keys,
-                pod=measured.pod,
-                uid=measured.uid,
-                inputs={name: msgspec.Raw(_encode(value)) for name, value in measured.inputs.items()},
-                values=measured.values,
-            )
-        )
+        add(row)
         self._news.set()
+
+    def _row(self, measured: Measured) -> RecordRow:
+        """Return the row of a measurement. What may change is encoded now."""
+        return RecordRow(
+            time=self._context.clock(),
+            stream=measured.stream,
+            name=measured.name,
+            text=measured.keys,
+            pod=measured.pod,
+            uid=measured.uid,
+            inputs={name: msgspec.Raw(_encode(value)) for name, value in measured.inputs.items()},
+            values=measured.values,
+        )
+
+    def _add_state(self) -> None:
+        """Add all that is remembered, unless a decision is being carried out: then the next call does."""
+        remembered = {part: ask() for part, ask in self._decisions.remembered.items()}
+        if any(part is None for part in remembered.values()):
+            return
+        about = {**self._about(), **remembered, "arriving": list(self._arriving.values())}
+        self._add(self._row(Measured("node", "state", inputs=about)), self._writer.add_state)
+
+    def _about(self) -> Mapping[str, Any]:
+        context = self._context
+        return {"kubelet": context.config, "kubengine": context.kubengine_config, "name": context.name}
 
     async def _follow_use(self) -> None:
         while True:
@@ -112,6 +134,8 @@ class NodeRecorder:
             await asyncio.sleep(FLUSH_SECONDS)
             self._news.clear()
             self._take_decisions()
+            if self._writer.state_due:
+                self._add_state()
             await asyncio.to_thread(self._writer.flush)
 
     def _take_decisions(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,17 @@ def capacity(root: Path, config: KubeletConfiguration) -> dict[str, Quantity]:
 
     Without local storage isolation there is no ephemeral-storage to request.
     """
-    cores = os.cpu_count() or 1
-    most, per_core = config.max_pods, config.pods_per_core
+    return as_configured(hardware(root), config)
+
+
+def hardware(root: Path) -> dict[str, Quantity]:
+    """Return what the machine has, whatever the configuration says."""
+    disk = os.statvfs(existing_parent(root))
     amounts = {
-        CPU: Quantity.from_value(cores),
+        CPU: Quantity.from_value(os.cpu_count() or 1),
         MEMORY: Quantity.from_value(memory_total(), BINARY_SI),
-        PODS: Quantity.from_value(min(most, cores * per_core) if per_core else most),
+        EPHEMERAL_STORAGE: Quantity.from_value(disk.f_blocks * disk.f_frsize, BINARY_SI),
     }
-    if config.local_storage_capacity_isolation:
-        disk = os.statvfs(existing_parent(root))
-        amounts[EPHEMERAL_STORAGE] = Quantity.from_value(disk.f_blocks * disk.f_frsize, BINARY_SI)
     pools = Path("/sys/kernel/mm/hugepages")
     for pool in sorted(pools.glob("hugepages-*kB")) if pools.is_dir() else ():
         size = int(pool.name.removeprefix("hugepages-").removesuffix("kB")) * 1024
@@ -49,6 +51,17 @@ def capacity(root: Path, config: KubeletConfiguration) -> dict[str, Quantity]:
         name = f"hugepages-{Quantity.from_value(size, BINARY_SI)}"
         amounts[name] = Quantity.from_value(pages * size, BINARY_SI)
     return amounts
+
+
+def as_configured(amounts: Mapping[str, Quantity], config: KubeletConfiguration) -> dict[str, Quantity]:
+    """Return the capacity of a machine that has these amounts."""
+    cores = amounts[CPU].value
+    most, per_core = config.max_pods, config.pods_per_core
+    pods = Quantity.from_value(min(most, cores * per_core) if per_core else most)
+    found = {CPU: amounts[CPU], MEMORY: amounts[MEMORY], PODS: pods, **amounts}
+    if not config.local_storage_capacity_isolation:
+        found.pop(EPHEMERAL_STORAGE)
+    return found
 
 
 def existing_parent(path: Path) -> Path:

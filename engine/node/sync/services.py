@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.cgroups.formulas.containers import ContainerResources
@@ -164,10 +165,12 @@ class StartControl(msgspec.Struct, frozen=True):
     backoff: Backoff
 
     @classmethod
-    def create(cls, config: KubeletConfiguration) -> StartControl:
+    def create(cls, config: KubeletConfiguration, decisions: Decisions) -> StartControl:
         """Return the limits of a node."""
         limits = asyncio.Semaphore(STARTS_AT_ONCE), asyncio.Semaphore(FOREIGN_STARTS_AT_ONCE)
-        return cls(*limits, restart_backoff(config))
+        backoff = restart_backoff(config)
+        decisions.remembered["restarts"] = backoff.entries
+        return cls(*limits, backoff)
 
 
 class Services(msgspec.Struct, frozen=True):

@@ -108,6 +108,21 @@ SENTENCES = {
     "lint": "{node}: {reason} ({object}, {amount})",
 }
 
+IN_TIME = {
+    "evict": "on {node}, {object} is evicted after {amount}: {reason}",
+    "victim": "on {node}, {object} is preempted after {amount}: {reason}",
+    "refuse": "on {node}, {object} is refused after {amount}: {reason}",
+    "pressure": "on {node}, the conditions change after {amount}: {reason}",
+    "resize": "on {node}, values of {object} change after {amount}: {reason}",
+    "limit": "on {node}, {object} gets less memory after {amount}: {reason}",
+    "throttle": "on {node}, {object} gets less CPU time after {amount}: {reason}",
+    "collect": "on {node}, image GC frees another amount after {amount}: {reason}",
+    "back-off": "on {node}, {object} waits another time after {amount}: {reason}",
+    "restart": "on {node}, {object} restarts: {reason}",
+    "start": "the kubelet of {node} does not start ({object}): {reason}",
+}
+"""Sentences of a replay, whose amounts are seconds since its beginning."""
+
 
 def explain(answer: Answer, limit: int) -> Iterator[str]:
     """Return the headline, sentences for the first rows, then the answer's notes."""
@@ -117,9 +132,9 @@ def explain(answer: Answer, limit: int) -> Iterator[str]:
         row["amount"] = readable(row["amount"], row["unit"])
         decision = row["decision"]
         side, colon, plain = decision.partition(":")
-        words = SENTENCES.get(
-            plain if colon else decision, "{node}: {decision} of {object} is {amount} {reason}"
-        )
+        key = plain if colon else decision
+        words = IN_TIME.get(key) if row["unit"] == "s" else None
+        words = words or SENTENCES.get(key, "{node}: {decision} of {object} is {amount} {reason}")
         said = " ".join(words.format(**row).split())
         yield f"{side.replace('-', ' ')}: {said}" if colon else said
     yield from (f"note: {line}" for line in answer.note_lines)

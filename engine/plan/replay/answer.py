@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import NamedTuple
 
@@ -14,27 +14,27 @@ from engine.plan.replay.decided import recorded_decisions
 from engine.plan.replay.recorded import NodeRecording
 from engine.plan.replay.replay import NodeReplay
 
-MOST_NOTES = 20
-
 
 def replay_answer(
     nodes: Iterable[NodeRecording],
     config: KubeletConfiguration | None = None,
     more: Sequence[Pod] = (),
-    step: Callable[[], None] = lambda: None,
 ) -> Answer:
+    """Play the records of agents, and return the answer about them. A node is let go before the next one is
+    taken.
+    """
+    return answer_of([played(node, config, more) for node in nodes])
+
+
+def answer_of(nodes: Sequence[PlayedNode]) -> Answer:
     """Return per node `same` or `differs` (amount: decisions that were taken again) and, with a configuration
     or more pods, a row for each difference.
 
-    `unlike` rows name decisions that the replay takes otherwise than the agent did, under the recorded
-    configuration; `gap` rows what the record lacks. A node is let go before the next one is taken.
+    `unlike` rows name decisions that the replay takes otherwise than the recorder did, under the recorded
+    configuration; `gap` rows what the record lacks.
     """
-    played = []
-    for node in nodes:
-        played.append(_played(node, config, more))
-        step()
-    rows = Rows(_unique([one.name for one in played]))
-    for number, one in enumerate(played):
+    rows = Rows(_unique([one.name for one in nodes]))
+    for number, one in enumerate(nodes):
         verdict = "differs" if one.found or one.unlike else "same"
         said = f"{len(one.found)} of its decisions differ" if one.found else one.all_said
         rows.add(number, verdict, "", said, one.decisions, "decisions")
@@ -49,7 +49,7 @@ def replay_answer(
     return rows.answer()
 
 
-class _Played(NamedTuple):
+class PlayedNode(NamedTuple):
     """Hold the answer about one node."""
 
     name: str
@@ -60,25 +60,32 @@ class _Played(NamedTuple):
     found: Sequence[Different]
 
 
-def _played(node: NodeRecording, config: KubeletConfiguration | None, more: Sequence[Pod]) -> _Played:
+def played(
+    node: NodeRecording, config: KubeletConfiguration | None = None, more: Sequence[Pod] = ()
+) -> PlayedNode:
+    """Play the record of one agent."""
     now = NodeReplay(node).play()
     unlike = not_repeated(recorded_decisions(node), now)
     found: list[Different] = []
     if config is not None or more:
-        following = NodeReplay(node, config, _named(more, node))
+        following = NodeReplay(node, config, added_pods(more))
         found = list(differences(now, following.play(), node.began))
-    said = f"all decisions of {(node.ended - node.began) / 3600:.1f} h"
-    return _Played(node.name, said, len(now), node.gaps, unlike, found)
+    return PlayedNode(node.name, all_of(node.began, node.ended), len(now), node.gaps, unlike, found)
+
+
+def all_of(began: float, ended: float) -> str:
+    """Say which decisions were taken again."""
+    return f"all decisions of {(ended - began) / 3600:.1f} h"
+
+
+def added_pods(more: Sequence[Pod]) -> list[Pod]:
+    """Return copies of the pods with uids of their own."""
+    pods = [deepcopy(pod) for pod in more]
+    for pod in pods:
+        pod.metadata.uid = f"added {pod.full_name}"
+    return pods
 
 
 def _unique(names: Sequence[str]) -> list[str]:
     """Return the names; one that repeats gets a number."""
     return [name if names.index(name) == at else f"{name}#{at + 1}" for at, name in enumerate(names)]
-
-
-def _named(more: Sequence[Pod], node: NodeRecording) -> list[Pod]:
-    """Return copies of the pods with uids of their own on this node."""
-    pods = [deepcopy(pod) for pod in more]
-    for pod in pods:
-        pod.metadata.uid = f"added {pod.full_name}"
-    return pods

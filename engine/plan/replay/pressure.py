@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,11 @@ class PressureReplay:
     def __init__(self, config: KubeletConfiguration) -> None:
         self._configured = thresholds_from_config(config)
         self._tracker = PressureTracker(self._configured, float(config.eviction_pressure_transition_period))
+        self._recalled: Mapping[str, Any] | None = None
+
+    def recall(self, remembered: Mapping[str, Any]) -> None:
+        """Restore what the agent's own rules remembered, from the next round on."""
+        self._recalled = remembered
 
     @property
     def conditions(self) -> Sequence[str]:
@@ -41,7 +46,7 @@ class PressureReplay:
     def quiet(self) -> bool:
         """Tell whether a round in which no threshold is met would change nothing."""
         tracker = self._tracker
-        return not (tracker.first_met or tracker.acted_on or tracker.conditions)
+        return self._recalled is None and not (tracker.first_met or tracker.acted_on or tracker.conditions)
 
     def rounds_that_matter(self, run: Run) -> NDArray[np.int64]:
         """Return the rounds in which a threshold is met, or would not yet be relieved."""
@@ -57,6 +62,10 @@ class PressureReplay:
     def look(self, run: Run, at: int, freed: Freed) -> Pressure:
         """Take one round."""
         self._set_layout(run.name.partition(" ")[2])
+        if self._recalled is not None:
+            # Only now, because the thresholds depend on the layout of the disks.
+            self._tracker.recall(self._recalled)
+            self._recalled = None
         read = int(run.values[at, 1]) / 1e6
         observed: Observations = {
             key: SignalObservation(available + _of(freed, key), capacity, read)

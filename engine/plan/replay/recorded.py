@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,8 @@ from engine.record.writer import BEGAN, ENDED, LOST, STREAM, segments
 
 SIGNALS: Final = "signals"
 PODS: Final = "pods "
+BEGINNINGS: Final = ("configuration", "state")
+"""Names of the rows at which a replay can begin: an agent's start, and all that it remembered later."""
 _STREAMS: Final = ("node", "pod", "pressure", "restart", "images", "decision", STREAM)
 _DECISIONS: Final = ("admission", "preemption", "eviction", "image-gc", "restart")
 
@@ -46,6 +48,11 @@ class Run:
         """Return int64[n, keys] of signals."""
         return self.values[:, 3::2]
 
+    def since(self, place: int) -> Run:
+        """Return the measurements from a place on."""
+        at = int(self.place.searchsorted(place))
+        return Run(self.name, self.keys, self.place[at:], self.at[at:], self.values[at:])
+
     def amounts(self, at: int, field: str) -> dict[str, int]:
         """Return one field of one measurement by key; values that were not known are left out."""
         _, *fields = self.name.split()
@@ -58,7 +65,8 @@ class Run:
 @dataclass(slots=True)
 class NodeRecording:
     """Hold one record: `rows` with their places, and as runs the signals of each round of eviction (name
-    `signals` and the layout of the disks) and what pods used.
+    `signals` and the layout of the disks) and what pods used. `complete` tells that the rows since the last
+    beginning are all there.
 
     The first values of signals are the times of the round and of the reading, in monotonic microseconds.
     """
@@ -70,10 +78,17 @@ class NodeRecording:
     gaps: list[str] = field(default_factory=list)
     began: float = 0.0
     ended: float = 0.0
+    complete: bool = False
+
+
+class NoAgent(InvalidInput):
+    """Raised for a record that no agent wrote, or of which nothing is left that says where it begins."""
 
 
 def read_recorded(directory: Path) -> NodeRecording:
-    """Read a record. Raise `InvalidInput` if the directory has none, or one without a configuration."""
+    """Read a record. Raise `InvalidInput` if the directory has none, and `NoAgent` for one without an agent's
+    state.
+    """
     found = segments(directory) if directory.is_dir() else []
     if not found:
         raise InvalidInput("has no record (files named *.krec)", subject=str(directory))
@@ -86,22 +101,37 @@ def read_recorded(directory: Path) -> NodeRecording:
                 place += len(body.times)
         except OSError as error:
             node.gaps.append(f"{segment.name}: cannot be read: {error.strerror}")
+            node.complete = False
         except TornRecord as torn:
             node.gaps.append(f"{segment.name}: its last {torn.size} bytes are not a whole block")
+            node.complete = False
         except MALFORMED as error:
             node.gaps.append(f"{segment.name}: a block that no recorder wrote, and all after it: {error}")
+            node.complete = False
     node.signals, node.use = _joined(node.signals), _joined(node.use)
     node.gaps += _gaps(node.rows)
-    node.rows = [one for one in node.rows if one[1].stream != STREAM]
-    configured = [row for _, row in node.rows if (row.stream, row.name) == ("node", "configuration")]
-    if not configured:
-        raise InvalidInput(
-            "has no start of an agent: it is older than what the record keeps (record.maxAge and "
-            "record.maxSize), or a shadow wrote the record, which only `kubengine why` reads",
+    first = next((place for place, row in node.rows if _is_beginning(row)), None)
+    if first is None:
+        raise NoAgent(
+            "has no start of an agent or of a shadow that can be played: raise record.maxSize or "
+            "record.maxAge",
             subject=str(directory),
         )
+    _begin_at(node, first)
+    configured = [row for _, row in node.rows if _is_beginning(row)]
     node.name = str(configured[-1].inputs.get("name") or directory.name)
     return node
+
+
+def _is_beginning(row: RecordRow) -> bool:
+    return row.stream == "node" and row.name in BEGINNINGS
+
+
+def _begin_at(node: NodeRecording, first: int) -> None:
+    """Leave out the rows before the first beginning, and those about the recorder."""
+    node.rows = [(place, row) for place, row in node.rows if place >= first and row.stream != STREAM]
+    node.signals = [run for run in (run.since(first) for run in node.signals) if len(run)]
+    node.began = node.rows[0][1].time
 
 
 def _take(node: NodeRecording, body: BlockBody, first: int) -> None:
@@ -117,6 +147,7 @@ def _take(node: NodeRecording, body: BlockBody, first: int) -> None:
     lengths = np.array(body.lengths, np.int64)
     starts, values = np.cumsum(lengths) - lengths, np.frombuffer(body.values, "<i8")
     wanted: list[NDArray[np.int64]] = []
+    parted: dict[str, list[int]] = {"configuration": [], "state": [], LOST: []}
     for rows in np.split(order, begins[1:]):
         kind, name, text = (texts[code] for code in keys[:, rows[0]].tolist())
         if (kind == "pressure" and name.startswith(SIGNALS)) or (kind == "use" and name.startswith(PODS)):
@@ -127,11 +158,23 @@ def _take(node: NodeRecording, body: BlockBody, first: int) -> None:
             read = np.cumsum(values[starts[rows][:, None] + np.arange(width)], axis=0)
             run = Run(name, parts, first + rows, times[rows], read)
             (node.signals if kind == "pressure" else node.use).append(run)
+        elif (kind == "node" and name in BEGINNINGS) or (kind == STREAM and name == LOST):
+            parted[name] += rows.tolist()
         elif kind in _STREAMS and (kind != "decision" or name.partition(" ")[0] in _DECISIONS):
             wanted.append(rows)
-    if wanted:
-        places = np.sort(np.concatenate(wanted)).tolist()
-        node.rows.extend((first + at, row) for at, row in rows_of_body(body, places))
+    wanted.append(np.array(list(_parts(node, parted)), np.int64))
+    places = np.sort(np.concatenate(wanted)).tolist()
+    node.rows.extend((first + at, row) for at, row in rows_of_body(body, places))
+
+
+def _parts(node: NodeRecording, parted: Mapping[str, Sequence[int]]) -> Iterator[int]:
+    """Yield the rows at which a part of the record begins or ends. States that say no more than the rows
+    since the last beginning are left out, because they are long.
+    """
+    for at, name in sorted((at, name) for name, rows in parted.items() for at in rows):
+        if name != "state" or not node.complete:
+            yield at
+        node.complete = name != LOST
 
 
 def _gaps(rows: Sequence[tuple[int, RecordRow]]) -> Iterator[str]:

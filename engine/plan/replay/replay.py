@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -48,7 +48,7 @@ from engine.plan.replay.decided import (
 )
 from engine.plan.replay.images import ImageReplay, repeats_images
 from engine.plan.replay.pressure import Freed, PressureReplay, eviction_order
-from engine.plan.replay.recorded import NodeRecording, Run
+from engine.plan.replay.recorded import BEGINNINGS, NodeRecording, Run
 from engine.plan.replay.restarts import RestartReplay
 from engine.plan.rollout.amounts import allocatable, changed, settings_of
 from engine.record.blocks import RecordRow
@@ -191,7 +191,7 @@ class NodeReplay:
     # Rows
 
     def _row(self, place: int, row: RecordRow) -> None:
-        if row.stream == "node" and row.name == "configuration":
+        if row.stream == "node" and row.name in BEGINNINGS:
             self._configure(row)
         elif row.stream == "node":
             self._admission.set_node(_decoded(row.inputs["node"], Node))
@@ -207,7 +207,7 @@ class NodeReplay:
             self._decision(row)
 
     def _configure(self, row: RecordRow) -> None:
-        """Begin with the agent's start: nothing that it remembered before counts."""
+        """Begin with an agent's start, which remembers nothing, or with what it remembered later."""
         document = row.inputs["kubelet"]
         own = _decoded(document, KubeletConfiguration)
         keep_zeros(own, document)
@@ -221,7 +221,7 @@ class NodeReplay:
             for replay in (self._own, self._next)
         ]
         self._matters = [np.union1d(*both) for both in zip(*matters, strict=True)]
-        self._restarts.configure(own, row.time)
+        self._restarts.configure(own, row.time, row.inputs.get("restarts", {}))
         self._images = None
         if repeats_images(kubengine.images):
             policy = ImageGCPolicy.from_config(self._given or own, kubengine.images)
@@ -230,6 +230,26 @@ class NodeReplay:
         self._pods.clear()
         self._gone.clear()
         self._spared.clear()
+        if row.name == "state":
+            self._recall(row.inputs)
+
+    def _recall(self, remembered: Mapping[str, Any]) -> None:
+        """Restore the pods and the pressure that the agent remembered. Those that are added are there
+        already, and the other configuration has seen the same pressure.
+        """
+        admission = remembered["admission"]
+        self._admission.set_node(_decoded(admission["node"], Node))
+        pods, leaving, arriving = (
+            _decoded(documents, list[Pod])
+            for documents in (admission["pods"], admission["leaving"], remembered["arriving"])
+        )
+        for pod in (*pods, *leaving):
+            self._admission.add(pod)
+        for pod in leaving:
+            self._admission.leave(pod.uid)
+        self._pods |= {pod.uid: pod for pod in (*pods, *leaving, *arriving)}
+        for pressure in (self._own, self._next):
+            pressure.recall(remembered["pressure"])
 
     def _amounts(self, own: KubeletConfiguration, node: Node) -> Mapping[str, Quantity]:
         if self._given is None:

@@ -9,7 +9,7 @@ as long as the last.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -39,16 +39,24 @@ class _Start:
 @dataclass(slots=True)
 class _Restarts:
     """Hold the restarts of a container while one agent runs, until `until`, under its configuration; `ended`
-    is its last end.
+    is its last end, and `before` the failures and the last attempt that its back-off remembers from earlier.
     """
 
     pod: str
     uid: str
     container: str
     own: KubeletConfiguration
+    before: tuple[int, float] | None = None
     starts: list[_Start] = field(default_factory=list)
     ended: float = 0.0
     until: float = 0.0
+
+    def backoff(self, config: KubeletConfiguration) -> Backoff:
+        """Return its back-off at the beginning, under a configuration."""
+        backoff = restart_backoff(config)
+        if self.before is not None:
+            backoff.restore("", *self.before)
+        return backoff
 
     def next_run(self) -> float | None:
         """Return how long the run after the last recorded one is assumed to last; None: for good."""
@@ -68,13 +76,18 @@ class RestartReplay:
     def __init__(self, following: KubeletConfiguration | None) -> None:
         self._following = following
         self._own = KubeletConfiguration()
+        self._remembered: Mapping[str, tuple[int, float]] = {}
         self._open: dict[tuple[str, str], _Restarts] = {}
         self._closed: list[_Restarts] = []
         self._left: set[str] = set()
 
-    def configure(self, own: KubeletConfiguration, at: float) -> None:
-        """Begin with an agent's start, which knows of no earlier restart."""
-        self._own = own
+    def configure(
+        self, own: KubeletConfiguration, at: float, remembered: Mapping[str, tuple[int, float]]
+    ) -> None:
+        """Begin with an agent's start, which knows of no earlier restart, or with what it `remembered` of
+        them: `Backoff.entries`.
+        """
+        self._own, self._remembered = own, remembered
         self._close_all(at)
         self._left.clear()
 
@@ -113,7 +126,11 @@ class RestartReplay:
                 yield Replayed(at, RESTART, one.uid, one.pod, outcome, part=part)
 
     def _of(self, row: RecordRow, container: str) -> _Restarts:
-        return self._open.setdefault((row.uid, container), _Restarts(row.pod, row.uid, container, self._own))
+        known = self._open.get((row.uid, container))
+        if known is None:
+            before = self._remembered.get(f"{row.uid}/{container}")
+            known = self._open[row.uid, container] = _Restarts(row.pod, row.uid, container, self._own, before)
+        return known
 
     def _close_all(self, at: float) -> None:
         for one in self._open.values():
@@ -128,12 +145,12 @@ class RestartReplay:
         following = self._following
         if following is None or longest_restart_delay(following) == longest_restart_delay(one.own):
             return _as_recorded(one)
-        return _otherwise(one, restart_backoff(following))
+        return _otherwise(one, one.backoff(following))
 
 
 def _as_recorded(one: _Restarts) -> Iterator[tuple[float, str]]:
     """Yield the restarts at their recorded times; one that came too early waits."""
-    backoff = restart_backoff(one.own)
+    backoff = one.backoff(one.own)
     for start in one.starts:
         wait = 0.0
         if start.ended is not None:
@@ -145,7 +162,7 @@ def _as_recorded(one: _Restarts) -> Iterator[tuple[float, str]]:
 
 def _otherwise(one: _Restarts, following: Backoff) -> Iterator[tuple[float, str]]:
     """Yield the restarts with another back-off: each run lasts as long as it did."""
-    own, before, at = restart_backoff(one.own), None, 0.0
+    own, before, at = one.backoff(one.own), None, 0.0
     for start in one.starts:
         # The time since the start before, which is another one now.
         shift = at - before.at if before is not None else 0.0

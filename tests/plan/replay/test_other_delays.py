@@ -42,7 +42,7 @@ def played(
     rows: Sequence[RecordRow], following: KubeletConfiguration | None, until: float, left: float = 0.0
 ) -> list[float]:
     replay = RestartReplay(following)
-    replay.configure(KubeletConfiguration(), 0.0)
+    replay.configure(KubeletConfiguration(), 0.0, {})
     for row in rows:
         if left and row.time > left:
             replay.leave("u", left)
@@ -85,7 +85,7 @@ def test_a_restart_that_came_too_early_waits() -> None:
     rows = [measured("ended", 1.0), measured("attempt", 1.0, 1.0), decided(1.0)]
     rows += [measured("ended", 2.0), measured("attempt", 2.0, 3.0), decided(3.0)]
     replay = RestartReplay(None)
-    replay.configure(KubeletConfiguration(), 0.0)
+    replay.configure(KubeletConfiguration(), 0.0, {})
     for row in rows:
         (replay.measure if row.stream == "restart" else replay.restarted)(row)
     assert [one.outcome for one in replay.decisions(10.0)] == ["restarted, back-off 10 s", "waits 9 s"]

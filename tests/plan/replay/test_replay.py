@@ -26,10 +26,10 @@ from engine.eviction.usage import Disk, PodUsage
 from engine.plan.replay.answer import replay_answer
 from engine.plan.replay.compared import not_repeated
 from engine.plan.replay.decided import EVICTED, Replayed, recorded_decisions
-from engine.plan.replay.recorded import read_recorded
+from engine.plan.replay.recorded import NoAgent, read_recorded
 from engine.plan.replay.replay import NodeReplay
 from engine.record.blocks import RecordRow
-from engine.record.writer import RecordWriter
+from engine.record.writer import RecordWriter, segments
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
@@ -200,6 +200,29 @@ async def test_its_own_configuration_gives_the_agents_decisions(
     assert run_plan(*line, "--fail-on", "gap,unlike").returncode == 0
 
 
+async def test_any_part_that_is_left_gives_the_agents_decisions(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A segment for each block, and a state in each of them.
+    monkeypatch.setattr("engine.node.decisions.recorder.FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr("engine.record.writer.SEGMENT_SECONDS", 0.01)
+    monkeypatch.setattr("engine.record.writer.STATE_SHARE", 0)
+    await live(rig)
+    written = segments(tmp_path / "record")
+    played = []
+    for first in written[1:]:
+        segments(tmp_path / "record")[0].unlink()
+        try:
+            node = read_recorded(tmp_path / "record")
+        except NoAgent:
+            break  # the agent ended before it had to say its state again
+        found = NodeReplay(node).play()
+        assert not_repeated(recorded_decisions(node), found) == [], first.name
+        played.append({one.kind for one in found})
+    assert len(played) > 3
+    assert {"admission", "preemption", "eviction"} <= played[0]
+
+
 def recorder(directory: Path) -> RecordWriter:
     writer = RecordWriter(directory, max_bytes=1 << 20, max_age=3600, clock=time.time)
     writer.open()
@@ -224,7 +247,7 @@ def test_what_the_recorders_lost_is_a_gap(tmp_path: Path) -> None:
 
 def test_a_record_without_the_start_of_an_agent_says_why_it_cannot_be_played(tmp_path: Path) -> None:
     recorder(tmp_path).close()
-    with pytest.raises(InvalidInput, match="older than what the record keeps"):
+    with pytest.raises(InvalidInput, match=r"raise record\.maxSize"):
         read_recorded(tmp_path)
 
 

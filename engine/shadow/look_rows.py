@@ -1,0 +1,305 @@
+"""Encode looks as rows of a record, and decode them again. Pure.
+
+A look has up to three rows: the values of the statistics and of the counters, and one row for all else, which
+comes last. Rows of state hold everything, and the others only what changed; each has a number, so that a
+reader notices when one before it is lost. Keys of values are listed in the row in which they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from engine.api.config import KubeletConfiguration, keep_zeros
+from engine.api.errors import InvalidInput
+from engine.api.node import Node
+from engine.api.pod import Pod
+from engine.api.struct import decode_hook
+from engine.cri.records import PodRecord
+from engine.eviction.usage import ContainerUsage, Disk
+from engine.images.records import SeenImage
+from engine.record.blocks import RecordRow
+from engine.shadow.kinds.observation import (
+    FileSystem,
+    MeasuredNode,
+    MeasuredPod,
+    Observation,
+    SeenImages,
+)
+from engine.shadow.machine_facts import MachineFacts
+
+STREAM: Final = "look"
+STATE, CHANGED, SKIPPED = "state", "changed", "skipped"
+STATISTICS, COUNTERS = "statistics", "counters"
+_UNKNOWN: Final = -1
+_MOST: Final = 2**63 - 1
+_NO_LOOK: Final = -2
+_FILE_SYSTEMS: Final = ("nodefs", "imagefs", "containerfs")
+_AMOUNTS: Final = (
+    "memory_available", "memory_working_set", "pods_available", "pods_working_set", "max_pids", "processes",
+)  # fmt: skip
+_OF_FILE_SYSTEM: Final = tuple(one.name for one in fields(FileSystem))
+_NODE_VALUES: Final = len(_AMOUNTS) + len(_FILE_SYSTEMS) * len(_OF_FILE_SYSTEM)
+_POD_VALUES, _CONTAINER_VALUES, _VOLUME_VALUES = 3, 5, 2
+T = TypeVar("T")
+
+
+class RecordedLook(NamedTuple):
+    """Hold what a look saw, and the machine that it saw it on."""
+
+    seen: Observation
+    facts: MachineFacts
+
+
+class LookEncoder:
+    """Turn looks into rows; remembers what the rows before said."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, Any] = {}
+        self._pods: dict[str, Pod] = {}
+        self._records: dict[str, PodRecord] = {}
+
+    def rows(self, look: RecordedLook, number: int, *, state: bool) -> Iterator[RecordRow]:
+        """Yield the rows of a look; the last one is a row of state, or says what changed."""
+        if state:
+            self._said, self._pods, self._records = {}, {}, {}
+        seen = look.seen
+        counters, others = _counters(seen.series)
+        inputs: dict[str, Any] = {"number": number, "at": seen.at, "now": seen.now}
+        inputs["measured"] = seen.use is not None
+        if seen.use is not None:
+            yield _values_row(seen, STATISTICS, _statistics(seen.use))
+            inputs |= self._changed("statisticKeys", _keys(seen.use))
+        yield _values_row(seen, COUNTERS, counters.values())
+        inputs |= self._changed("counterKeys", list(counters))
+        inputs |= self._changed("series", others)
+        inputs |= self._changed("probesServed", seen.probes_served)
+        inputs |= self._changed("config", seen.config)
+        inputs |= self._changed("node", seen.node)
+        inputs |= self._changed("nodeKnown", seen.node_known)
+        inputs |= self._changed("machine", look.facts)
+        inputs |= self._changed_pods(seen)
+        if seen.images is not None:
+            inputs["filesystem"] = seen.images.filesystem
+            inputs |= self._changed("images", list(seen.images.images))
+            inputs |= self._changed("used", sorted(seen.images.used))
+        yield RecordRow(time=seen.at, stream=STREAM, name=STATE if state else CHANGED, inputs=inputs)
+
+    def _changed(self, name: str, value: Any) -> dict[str, Any]:
+        if name in self._said and self._said[name] == value:
+            return {}
+        self._said[name] = value
+        return {name: value}
+
+    def _changed_pods(self, seen: Observation) -> dict[str, Any]:
+        """Return the pods that changed and what the runtime holds of them; None for those that are gone."""
+        pods: dict[str, Pod | None] = {
+            uid: pod for uid, pod in seen.pods.items() if self._pods.get(uid) is not pod
+        }
+        pods |= dict.fromkeys(self._pods.keys() - seen.pods.keys())
+        records: dict[str, PodRecord | None] = {}
+        for uid in seen.pods:
+            held, said = seen.records.get(uid), self._records.get(uid)
+            if held is None or held == said:
+                continue
+            # A copy, because the runtime's view changes its records in place.
+            records[uid] = self._records[uid] = PodRecord(
+                held.uid, held.name, held.namespace, list(held.sandboxes), list(held.containers)
+            )
+        for uid in self._records.keys() - (seen.records.keys() & seen.pods.keys()):
+            del self._records[uid]
+            records[uid] = None
+        self._pods = dict(seen.pods)
+        found = {"pods": pods, "records": records, "order": self._order(seen)}
+        return {name: value for name, value in found.items() if value}
+
+    def _order(self, seen: Observation) -> list[str]:
+        """Return the uids in the order of the kubelet's list, if it is not the one of the pods before and
+        the new ones after them.
+        """
+        before = self._said.get("order", [])
+        uids = list(seen.pods)
+        kept = [uid for uid in before if uid in seen.pods]
+        known = set(kept)
+        self._said["order"] = uids
+        return [] if uids == [*kept, *(uid for uid in uids if uid not in known)] else uids
+
+
+def skipped(at: float, number: int, why: str) -> RecordRow:
+    """Return the row of a look at which the node did not answer."""
+    return RecordRow(time=at, stream=STREAM, name=SKIPPED, text=why, inputs={"number": number})
+
+
+@dataclass(slots=True)
+class LookDecoder:
+    """Take the rows of a record in order. Between a row that is lost and the next row of state, there are no
+    looks.
+    """
+
+    _number: int = _NO_LOOK
+    _pods: dict[str, Pod] = field(default_factory=dict)
+    _records: dict[str, PodRecord] = field(default_factory=dict)
+    _said: dict[str, Any] = field(default_factory=dict)
+    _values: dict[str, Sequence[int]] = field(default_factory=dict)
+
+    def restart(self) -> None:
+        """Expect the first look of a shadow."""
+        self._number = 0
+
+    def follows(self, row: RecordRow) -> bool:
+        """Tell whether a row completes the look after the last one."""
+        return row.inputs.get("number") == self._number + 1
+
+    def take(self, row: RecordRow) -> RecordedLook | None:
+        """Return the look that a row completes. Raise `InvalidInput` for a row of another shape."""
+        if row.name in (STATISTICS, COUNTERS):
+            self._values[row.name] = row.values
+            return None
+        try:
+            return self._complete(row)
+        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+            raise InvalidInput(f"not a recorded look: {error!r}", subject="record") from None
+
+    def _complete(self, row: RecordRow) -> RecordedLook | None:
+        inputs, values = row.inputs, self._values
+        self._values = {}
+        if row.name == STATE:
+            self._pods, self._records = {}, {}
+        elif not self.follows(row):
+            self._number = _NO_LOOK
+            return None
+        self._number = inputs["number"]
+        if row.name == SKIPPED:
+            return None
+        self._take_values(inputs)
+        self._take_pods(inputs)
+        series = dict(zip(self._said["counterKeys"], values.get(COUNTERS, ()), strict=True))
+        use = None
+        if inputs["measured"]:
+            use = _measured(self._said["statisticKeys"], values.get(STATISTICS, ()))
+        images = None
+        if "filesystem" in inputs:
+            filesystem = _decoded(inputs["filesystem"], FileSystem)
+            images = SeenImages(self._said["images"], self._said["used"], filesystem)
+        seen = Observation(
+            at=inputs["at"],
+            now=inputs["now"],
+            config=self._said["config"],
+            pods=dict(self._pods),
+            records=dict(self._records),
+            node=self._said["node"],
+            node_known=self._said["nodeKnown"],
+            use=use,
+            series={**self._said["series"], **series},
+            probes_served=self._said["probesServed"],
+            images=images,
+        )
+        return RecordedLook(seen, self._said["machine"])
+
+    def _take_values(self, inputs: Mapping[str, Any]) -> None:
+        said = self._said
+        for name in ("statisticKeys", "counterKeys", "series", "probesServed", "nodeKnown"):
+            if name in inputs:
+                said[name] = inputs[name]
+        if "config" in inputs:
+            config = _decoded(inputs["config"], KubeletConfiguration)
+            keep_zeros(config, inputs["config"])
+            # The same object tells that nothing changed.
+            said["config"] = said["config"] if said.get("config") == config else config
+        if "node" in inputs:
+            said["node"] = _decoded(inputs["node"], Node)
+        if "machine" in inputs:
+            said["machine"] = _decoded(inputs["machine"], MachineFacts)
+        if "images" in inputs:
+            said["images"] = _decoded(inputs["images"], list[SeenImage])
+        if "used" in inputs:
+            said["used"] = frozenset(inputs["used"])
+
+    def _take_pods(self, inputs: Mapping[str, Any]) -> None:
+        _update(self._pods, inputs.get("pods", {}), Pod)
+        _update(self._records, inputs.get("records", {}), PodRecord)
+        if "order" in inputs:
+            self._pods = {uid: self._pods[uid] for uid in inputs["order"]}
+
+
+def _update(known: dict[str, T], changed: Mapping[str, Any], kind: type[T]) -> None:
+    for uid, document in changed.items():
+        if document is None:
+            known.pop(uid, None)
+        else:
+            known[uid] = _decoded(document, kind)
+
+
+def _decoded(document: Any, kind: type[T]) -> T:
+    return msgspec.convert(document, kind, dec_hook=decode_hook)
+
+
+def _values_row(seen: Observation, name: str, values: Any) -> RecordRow:
+    return RecordRow(time=seen.at, stream=STREAM, name=name, values=tuple(values))
+
+
+def _counters(series: Mapping[str, float]) -> tuple[dict[str, int], dict[str, float]]:
+    """Return the series with whole values, and the others."""
+    whole = {name: int(value) for name, value in series.items() if value.is_integer() and value < _MOST}
+    return whole, {name: value for name, value in series.items() if name not in whole}
+
+
+def _keys(use: MeasuredNode) -> list[str]:
+    """Return a text for each pod: its uid, its containers and its volumes."""
+    return [f"{uid}/{','.join(pod.containers)}/{','.join(pod.volumes)}" for uid, pod in use.pods.items()]
+
+
+def _statistics(use: MeasuredNode) -> Iterator[int]:
+    for name in _AMOUNTS:
+        yield _known(getattr(use, name))
+    for name in _FILE_SYSTEMS:
+        filesystem = getattr(use, name)
+        for part in _OF_FILE_SYSTEM:
+            yield _known(getattr(filesystem, part))
+    for pod in use.pods.values():
+        yield from (_known(pod.memory), _known(pod.storage), _known(pod.processes))
+        for container in pod.containers.values():
+            yield _known(container.memory)
+            for disk in (container.rootfs, container.logs):
+                yield from map(_known, disk)
+        for volume in pod.volumes.values():
+            yield from map(_known, volume)
+
+
+def _measured(keys: Sequence[str], values: Sequence[int]) -> MeasuredNode:
+    """Return the statistics. Raise ValueError for another number of values than keys have."""
+    amounts = [None if value == _UNKNOWN else value for value in values[:_NODE_VALUES]]
+    node: dict[str, Any] = dict(zip(_AMOUNTS, amounts, strict=False))
+    rest = amounts[len(_AMOUNTS) :]
+    width = len(_OF_FILE_SYSTEM)
+    for at, name in enumerate(_FILE_SYSTEMS):
+        node[name] = FileSystem(*rest[at * width : at * width + width])
+    at, pods = _NODE_VALUES, {}
+    for key in keys:
+        uid, containers, volumes = ([*part.split(",")] if part else [] for part in key.split("/"))
+        memory, storage, processes = values[at : at + _POD_VALUES]
+        at += _POD_VALUES
+        used = {}
+        for name in containers:
+            of, *disks = values[at : at + _CONTAINER_VALUES]
+            used[name] = ContainerUsage(_or_none(of), Disk(*disks[:2]), Disk(*disks[2:]))
+            at += _CONTAINER_VALUES
+        filled = {}
+        for name in volumes:
+            filled[name] = Disk(*values[at : at + _VOLUME_VALUES])
+            at += _VOLUME_VALUES
+        pods[uid[0]] = MeasuredPod(_or_none(memory), _or_none(storage), _or_none(processes), used, filled)
+    if at != len(values):
+        raise ValueError("statistics with another number of values than keys")
+    return MeasuredNode(**node, pods=pods)
+
+
+def _known(amount: int | None) -> int:
+    return _UNKNOWN if amount is None else min(amount, _MOST)
+
+
+def _or_none(value: int) -> int | None:
+    return None if value == _UNKNOWN else value

@@ -1,0 +1,183 @@
+"""A shadow's record is played again: the looks, its decisions and those of a second configuration are the
+same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.errors import InvalidInput
+from engine.record.blocks import RecordRow, decode_blocks, encode_block
+from engine.record.reader import Record
+from engine.record.writer import RecordWriter
+from engine.shadow.judge import Judge
+from engine.shadow.kinds.comparison import Comparison
+from engine.shadow.kinds.observation import Observation
+from engine.shadow.look_rows import LookDecoder, LookEncoder, RecordedLook, skipped
+from engine.shadow.replay import ReplayedShadow, is_of_shadow, replay_shadow
+from tests.shadow.looks import FACTS, pod, requesting
+from tests.shadow.recorded import PERIOD, RecordingShadow, following, looks
+
+
+def same(found: Observation, seen: Observation) -> bool:
+    """Whether a look was decoded as it was, in the order of its pods."""
+    fields = ("at", "now", "config", "node", "node_known", "use", "series", "probes_served", "images")
+    return (
+        all(getattr(found, name) == getattr(seen, name) for name in fields)
+        and list(found.pods.items()) == list(seen.pods.items())
+        and {uid: found.record(uid) for uid in seen.pods} == {uid: seen.record(uid) for uid in seen.pods}
+    )
+
+
+@pytest.mark.parametrize("state", [lambda number: number == 1, lambda number: True], ids=["changes", "state"])
+def test_looks_are_decoded_as_they_were_seen(state: Any) -> None:
+    encoder, decoder = LookEncoder(), LookDecoder()
+    before: Observation | None = None
+    for number, seen in enumerate(looks(), 1):
+        *values, last = encoder.rows(RecordedLook(seen, FACTS), number, state=state(number))
+        assert [decoder.take(row) for row in values] == [None] * len(values)
+        found = decoder.take(plain(last))
+        assert found is not None
+        assert same(found.seen, with_bounds(seen)), number
+        assert found.facts == FACTS
+        if before is not None:
+            unchanged = before.config == found.seen.config
+            assert (before.config is found.seen.config) == unchanged
+        before = found.seen
+    # What did not change is not said again.
+    assert set(last.inputs) == {"number", "at", "now", "measured"} or state(2)
+
+
+def with_bounds(seen: Observation) -> Observation:
+    """Amounts of more than 63 bits are cut."""
+    if seen.use is None or seen.use.max_pids is None:
+        return seen
+    return replace(seen, use=replace(seen.use, max_pids=2**63 - 1))
+
+
+def plain(row: RecordRow) -> RecordRow:
+    ((back,),) = decode_blocks(encode_block([row]))
+    return back
+
+
+def test_its_own_configuration_gives_the_shadows_decisions(tmp_path: Path) -> None:
+    shadow = RecordingShadow(tmp_path)
+    for seen in looks():
+        shadow.take(seen)
+    shadow.writer.close()
+    found = replay_shadow(tmp_path)
+    judged = [row for row in Record(tmp_path).rows() if row.stream == "judged"]
+    assert {row.name for row in judged} >= {"admission", "restart", "status", "back-off", "images"}
+    assert (found.unlike, found.gaps, found.changes) == ([], [], [])
+    assert found.decisions == len({(row.time, row.name, row.inputs["subject"]) for row in judged})
+    assert is_of_shadow(tmp_path)
+
+
+def test_another_configuration_decides_as_it_would_have_beside_the_kubelet(tmp_path: Path) -> None:
+    shadow = RecordingShadow(tmp_path)
+    for seen in looks():
+        shadow.take(seen)
+    shadow.writer.close()
+    found = replay_shadow(tmp_path, following())
+    assert found.changes == shadow.changes()
+    assert {one.decision for one in found.changes} >= {"refuse", "evict", "pressure"}
+
+
+def test_more_pods_are_there_before_all_others(tmp_path: Path) -> None:
+    shadow = RecordingShadow(tmp_path)
+    for seen in looks():
+        shadow.take(seen)
+    shadow.writer.close()
+    more = [pod(f"more-{n}", requesting(cpu="1", memory="300")) for n in range(3)]
+    told = {(one.decision, one.subject) for one in replay_shadow(tmp_path, None, more).changes}
+    assert {("refuse", "default/more-2"), ("evict", "default/a")} <= told
+
+
+def test_a_decision_that_the_replay_takes_otherwise_is_unlike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shadow = RecordingShadow(tmp_path)
+    for seen in looks():
+        shadow.take(seen)
+    shadow.writer.close()
+    repeatable = Judge.repeatable
+
+    def otherwise(judge: Judge, seen: Observation) -> Iterator[Any]:
+        for one in repeatable(judge, seen):
+            if isinstance(one, Comparison) and one[:2] == ("admission", "default/b"):
+                one = one._replace(ours="OutOfcpu")
+            yield one
+
+    monkeypatch.setattr(Judge, "repeatable", otherwise)
+    found = replay_shadow(tmp_path)
+    (said,) = found.unlike
+    assert "admission of default/b: the shadow decided admitted, replayed OutOfcpu" in said
+
+
+def test_the_rest_of_a_record_is_played_from_its_first_state(tmp_path: Path) -> None:
+    shadow = RecordingShadow(tmp_path)
+    seen = list(looks())
+    for number, one in enumerate(seen):
+        if number == 3:
+            shadow.writer._segment = None  # as when it is an hour old
+        shadow.take(one, state=number == 4)
+    shadow.writer.close()
+    first, _ = sorted(tmp_path.glob("*.krec"))
+    whole = replay_shadow(tmp_path)
+    first.unlink()
+    rest = replay_shadow(tmp_path, following())
+    assert (whole.began, rest.began) == (seen[0].at, seen[4].at)
+    assert rest.unlike == []
+    assert ("pressure", "node") in {(one.decision, one.subject) for one in rest.changes}
+    for kept in tmp_path.glob("*.krec"):
+        kept.write_bytes(b"")
+    with pytest.raises(InvalidInput, match="no look of a shadow"):
+        replay_shadow(tmp_path)
+
+
+def played_without(tmp_path: Path, number: int) -> ReplayedShadow:
+    """A record in which the rows of one look are lost."""
+    shadow = RecordingShadow(tmp_path)
+    for at, seen in enumerate(looks()):
+        if at == number:
+            shadow.number += 1
+            continue
+        shadow.take(seen, state=at == 4)
+    shadow.writer.close()
+    return replay_shadow(tmp_path)
+
+
+def test_after_a_lost_look_it_waits_for_the_next_state(tmp_path: Path) -> None:
+    found = played_without(tmp_path, 2)
+    assert found.unlike == []
+    decoder, numbers = LookDecoder(), []
+    for row in Record(tmp_path).rows(lambda row: row.stream in ("look", "record")):
+        if row.name == "began":
+            decoder.restart()
+        elif row.stream == "look" and (look := decoder.take(row)) is not None:
+            numbers.append(round((look.seen.at - 1000) / PERIOD))
+    assert numbers == [0, 1, 4, 5]
+
+
+def test_skipped_looks_are_no_loss(tmp_path: Path) -> None:
+    shadow = RecordingShadow(tmp_path)
+    for seen in looks():
+        shadow.take(seen)
+        shadow.number += 1
+        shadow.writer.add(skipped(seen.at + 5, shadow.number, "kubelet: does not answer"))
+    shadow.writer.close()
+    found = replay_shadow(tmp_path, following())
+    assert (found.unlike, found.ended, found.changes) == ([], 1050.0, shadow.changes())
+
+
+def test_a_row_that_no_shadow_wrote_is_an_error(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path, max_bytes=1 << 20, max_age=3600, clock=lambda: 1.0)
+    writer.open()
+    writer.add(RecordRow(time=1.0, stream="look", name="state", inputs={"number": 1, "pods": {"u": 7}}))
+    writer.close()
+    with pytest.raises(InvalidInput, match="not a recorded look"):
+        replay_shadow(tmp_path)
