@@ -72,6 +72,43 @@ class _OwnThreads(Executor):
 _OWN_THREADS = _OwnThreads()
 
 
+class Completion:
+    """Tell any number of waiters that something has happened, which it does once.
+
+    It holds a future only while somebody waits: an event of asyncio takes 760 bytes, which count if each pod
+    has some.
+    """
+
+    __slots__ = ("_future", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._future: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """End all waits, now and later; a second call changes nothing."""
+        self.done = True
+        future, self._future = self._future, None
+        if future is not None:
+            future.set_result(None)
+
+    async def wait(self) -> None:
+        """Return when it has happened."""
+        await self.future()
+
+    def future(self) -> asyncio.Future[None]:
+        """Return a future of the caller's own, which ends when it has happened."""
+        future = self._future
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            if self.done:
+                future.set_result(None)
+            else:
+                self._future = future
+        # A caller that gives up must not cancel the wait of the others.
+        return asyncio.shield(future)
+
+
 class Tasks:
     """Run the background tasks of one agent. `monotonic` returns seconds."""
 

@@ -72,6 +72,7 @@ class PodManager:
         self._cancel_retries()
         self._returning.clear()
         await asyncio.gather(*(worker.abandon() for worker in self._workers.values()))
+        await self._operations.stopper.stop()
 
     async def remove_all(self) -> None:
         """End every pod and wait until nothing is left of any."""

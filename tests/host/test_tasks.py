@@ -9,7 +9,7 @@ import pytest
 
 from engine.api.duration import RetryDelays
 from engine.host import tasks as tasks_module
-from engine.host.tasks import BackgroundTask, Tasks
+from engine.host.tasks import BackgroundTask, Completion, Tasks
 from engine.metrics import Registry
 
 
@@ -195,3 +195,17 @@ async def test_transient_tasks_are_awaited_cancelled_and_their_failures_reported
     early = passing.start(work("waits"))
     await passing.stop()
     assert early.cancelled()
+
+
+async def test_a_completion_ends_every_wait_once():
+    completion = Completion()
+    early = [asyncio.create_task(completion.wait()) for _ in range(2)]
+    await turns()
+    early[0].cancel()
+    await turns()
+    assert early[0].cancelled()
+    assert not early[1].done()
+    completion.set()
+    completion.set()
+    await asyncio.wait_for(early[1], 1)
+    await asyncio.wait_for(completion.wait(), 1)

@@ -75,6 +75,7 @@ class PodStopper:
         self._context = context
         self._runtime = runtime
         self._hooks = hooks
+        self._stopping_sooner = context.tasks.passing("pod-shorten_grace")
 
     async def remove_container(self, record: PodRecord, container: ContainerRecord) -> None:
         """Remove a container that does not run, and the link to its log. Raises `Refused`."""
@@ -166,9 +167,16 @@ class PodStopper:
         if failures:
             raise failures[0]
 
-    async def stop_sooner(self, running: Iterable[ContainerRecord], grace: int) -> None:
+    def stop_sooner(self, pod: Pod, running: Iterable[ContainerRecord], grace: int) -> None:
         """Stop containers again with a shorter grace period, while the runtime waits with a longer one."""
+        self._stopping_sooner.start(self._stop_all(running, grace), pod.full_name)
+
+    async def _stop_all(self, running: Iterable[ContainerRecord], grace: int) -> None:
         await _together(self._runtime.client.stop_container(container.id, grace) for container in running)
+
+    async def stop(self) -> None:
+        """Stop background work, because the agent stops; pods keep running."""
+        await self._stopping_sooner.stop()
 
     async def _stop_sandbox(self, uid: str, sandbox_id: str) -> None:
         with contextlib.suppress(NotFound):

@@ -6,7 +6,6 @@ The names are those of the kubelet's `podSyncer`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from engine.api.pod import Container, Pod
 from engine.api.qos import is_static
 from engine.cri.records import CREATED, EXITED, ContainerRecord
 from engine.dra.claims import has_claims
+from engine.host.tasks import Completion
 from engine.node.images.pull import StartRefused
 from engine.node.pod.life import LifeEvent, PodState, Waiting
 from engine.node.pod.records import TerminationRecord
@@ -80,8 +80,7 @@ class PodSync:
         on_release: Callable[[], None],
     ) -> None:
         self.recorded = state.life.final
-        # A future, because an event would hold 760 bytes for each pod's life.
-        self.volumes_removed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.volumes_removed = Completion()
         self._state = state
         self._services = services
         self._operations = operations
@@ -92,16 +91,11 @@ class PodSync:
         self._cgroup_parent = ""
         self._refused: dict[str, tuple[int, float]] = {}
         self._stopping = False
-        self._shortening = services.context.tasks.passing("pod-shorten_grace")
         self._ended: dict[str, tuple[str, float]] = {}
 
     async def publish(self) -> None:
         """Publish the status of the pod."""
         await self._operations.statuses.publish(self._state)
-
-    async def stop(self) -> None:
-        """Stop background work of the sync, because the agent stops; the pod keeps running."""
-        await self._shortening.stop()
 
     async def sync_pod(self) -> SyncResult:
         """Bring the pod one step closer to its spec: resize it, start its sandbox, start or kill containers.
@@ -419,15 +413,15 @@ class PodSync:
         pod, grace = self._state.pod, self._state.life.given_grace
         if self._stopping and grace is not None:
             running = self._services.runtime.watch.pod(pod.uid).may_run
-            self._shortening.start(self._operations.stopper.stop_sooner(running, grace), pod.full_name)
+            self._operations.stopper.stop_sooner(pod, running, grace)
 
     async def remove_volumes(self) -> None:
         """Unmount and remove the volumes of an ended pod, which would occupy memory or disk. Raises
         `Refused`.
         """
-        if not self.volumes_removed.done():
+        if not self.volumes_removed.done:
             await self._services.volumes.manager.remove_volumes(self._state.pod.uid)
-            self._note_volumes_removed()
+            self.volumes_removed.set()
 
     async def clean_up(self) -> None:
         """Remove the cgroup and the volumes; dead containers can wait. Raises `Refused`."""
@@ -438,11 +432,7 @@ class PodSync:
         services.allocations.cgroups.remove_pod(uid)
         await services.volumes.manager.tear_down(uid)
         services.records.forget(uid)
-        self._note_volumes_removed()
-
-    def _note_volumes_removed(self) -> None:
-        if not self.volumes_removed.done():
-            self.volumes_removed.set_result(None)
+        self.volumes_removed.set()
 
     async def sync_terminated(self) -> None:
         """Remove everything of the pod from the node. Raises `Refused` naming what could not be removed."""

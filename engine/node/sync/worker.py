@@ -1,7 +1,8 @@
-"""Carries one pod through its life (`pod.life`): a task that sleeps until something about the pod changes.
+"""Carries one pod through its life (`pod.life`): a task works until nothing is left to do for the pod.
 
-The work of each state is one call of `sync.PodSync`. `end` (the node fails the pod: evicted, past its
-deadline) and `remove` (no source wants it) interrupt any work in progress.
+The next task begins when something about the pod changes. The work of each state is one call of
+`sync.PodSync`. `end` (the node fails the pod: evicted, past its deadline) and `remove` (no source wants it)
+interrupt any work in progress.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from types import MappingProxyType
 
 from engine.api.errors import KubengineError, Refused
@@ -20,6 +22,7 @@ from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
 from engine.api.qos import is_static
 from engine.api.status import PodStatus
+from engine.host.tasks import Completion
 from engine.node.pod.life import Action, LifeEvent, LifeState, PodLife, PodState, Waiting
 from engine.node.pod.resize import Resize
 from engine.node.sync.ephemeral_containers import with_ephemeral_containers_of
@@ -37,49 +40,11 @@ Enter = Callable[["PodWorker"], Awaitable[None]]
 """Returns when the worker's pod may start; raises `AdmissionRejected`, after which the pod holds nothing."""
 
 
-class Signal:
-    """Wake one waiter; `set`, before or during `wait`, ends the wait.
-
-    Thousands of pod workers sleep most of the time, so the object that they wait for must be cheap: an
-    event without a queue of waiters, and a time-out without a task.
-    """
-
-    __slots__ = ("_is_set", "_sleeper")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._sleeper: asyncio.Future[None] | None = None
-
-    def set(self) -> None:
-        self._is_set = True
-        self._end(self._sleeper)
-
-    def clear(self) -> None:
-        """Clear the signal."""
-        self._is_set = False
-
-    async def wait(self, seconds: float | None = None) -> None:
-        """Wait until the signal is set or the time has passed; return at once if it is already set."""
-        if self._is_set:
-            return
-        loop = asyncio.get_running_loop()
-        self._sleeper = loop.create_future()
-        timer = loop.call_later(seconds, self._end, self._sleeper) if seconds is not None else None
-        try:
-            await self._sleeper
-        finally:
-            self._sleeper = None
-            if timer is not None:
-                timer.cancel()
-
-    @staticmethod
-    def _end(sleeper: asyncio.Future[None] | None) -> None:
-        if sleeper is not None and not sleeper.done():
-            sleeper.set_result(None)
-
-
 class PodWorker:
     """Run one pod and keep `pod.status` current.
+
+    A pod at rest has no task: thousands of them rest most of the time, and a task with its coroutines holds
+    1 KiB.
 
     `life` is the state in which the agent finds the pod. `enter` is awaited for admission.
     `moved_on(worker)` is called when the pod may have freed resources: after a resize, when it holds nothing
@@ -107,17 +72,19 @@ class PodWorker:
         self._services = services
         self._enter = enter
         self._on_transition = moved_on
-        self._sync = PodSync(self._state, services, operations, on_release=lambda: self._on_transition(self))
+        self._sync = PodSync(self._state, services, operations, on_release=self._moved_on)
         self._failures, self._reported_failure = 0, ""
-        loop = asyncio.get_running_loop()
-        self._stopped: asyncio.Future[None] = loop.create_future()
-        self._gone: asyncio.Future[None] = loop.create_future()
-        self._wake = Signal()
+        self._stopped, self._gone = Completion(), Completion()
         self._busy = self._abandoned = False
         self._next_work = "create"
         self._refusals: list[asyncio.Future[None]] = []
         self._reported_rejection = ""
-        self._task = loop.create_task(self._run(), name=f"pod {pod.full_name}")
+        # The spans of all its tasks have the parent that is open here, not in whoever wakes it.
+        self._tracing_context = copy_context()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = False
+        self.notify()
 
     @property
     def pod(self) -> Pod:
@@ -132,7 +99,12 @@ class PodWorker:
 
     def notify(self) -> None:
         """Wake the worker: something about the pod may have changed."""
-        self._wake.set()
+        self._changed = True
+        if self._task is None and not self._abandoned:
+            self._stop_timer()
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"pod {self.pod.full_name}", context=self._tracing_context
+            )
 
     def update(self, pod: Pod) -> None:
         """Take a new spec with the same uid: a resize if only amounts differ; admission again if not admitted
@@ -161,7 +133,7 @@ class PodWorker:
             state.pod = pod
             self._services.admission.resized(pod)
             self._services.volumes.manager.described(pod)
-        self._wake.set()
+        self.notify()
 
     def retry(self) -> None:
         """Try admission again, because the pod may fit now."""
@@ -198,14 +170,13 @@ class PodWorker:
 
     async def wait_volumes_removed(self) -> None:
         """Return when a pod that has ended no longer has a volume."""
-        await asyncio.shield(self._sync.volumes_removed)
+        await self._sync.volumes_removed.wait()
 
     async def wait_stopped(self) -> None:
         """Wait until nothing of a terminating pod runs. Raises the first refusal."""
         refusal = asyncio.get_running_loop().create_future()
         self._refusals.append(refusal)
-        # Many callers wait for one future; a caller that gives up must not cancel it for the others.
-        stopped = asyncio.shield(self._stopped)
+        stopped = self._stopped.future()
         try:
             await asyncio.wait({stopped, refusal}, return_when=asyncio.FIRST_COMPLETED)
             if refusal.done():
@@ -227,14 +198,14 @@ class PodWorker:
         self._state.pod.metadata = metadata
         self.wanted.metadata = metadata
         self._services.volumes.manager.described(self._state.pod)
-        self._wake.set()
+        self.notify()
 
     def update_conditions(self, published: PodStatus) -> None:
         """Adopt the conditions that other clients write into the pod's status in the API."""
         status = with_others(self._state.pod.status, published)
         if self.life.holds and status != self._state.pod.status:
             self._state.pod.status = status
-            self._wake.set()
+            self.notify()
 
     def _apply_event(self, event: LifeEvent, end: PodEnd | None = None, grace: int | None = None) -> None:
         for action in self.life.handle(event, end, grace):
@@ -248,7 +219,7 @@ class PodWorker:
                 self._sync.shorten_grace()
             else:
                 self._release()
-        self._wake.set()
+        self.notify()
 
     def _release(self) -> None:
         """Release everything that the pod holds of the node."""
@@ -258,49 +229,69 @@ class PodWorker:
     def _interrupt(self) -> None:
         # The worker itself may apply the event, for example at a deadline. It must not cancel itself: its
         # loop finds the new state anyway.
-        if self._busy and asyncio.current_task() is not self._task:
+        if self._busy and self._task is not None and asyncio.current_task() is not self._task:
             self._busy = False
             self._task.cancel()
 
     async def abandon(self) -> None:
         """Stop working without touching the pod, because the agent stops."""
         self._abandoned = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        await self._sync.stop()
+        self._stop_timer()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     @property
     def gone(self) -> bool:
         """Tell whether nothing of the pod is left."""
-        return self._gone.done()
+        return self._gone.done
 
     async def wait_at_rest(self) -> None:
         """Wait until nothing of a terminating pod runs, through any number of refusals."""
-        await asyncio.shield(self._stopped)
+        await self._stopped.wait()
 
     async def wait_gone(self) -> None:
-        await asyncio.shield(self._gone)
+        await self._gone.wait()
 
     # The life of the pod
 
     async def _run(self) -> None:
+        """Work until nothing is left to do for the pod; `notify` or a timer starts the next run."""
         while (state := self.life.state) is not LifeState.REMOVED:
             interruptible = state in (LifeState.ADMITTING, LifeState.WORKING)
-            self._busy = interruptible
+            self._busy, self._changed = interruptible, False
             try:
-                await self._work_of(state)()
+                delay = await self._work_of(state)()
             except asyncio.CancelledError:
                 # `_interrupt` has ended this work, wherever it was; any other cancellation ends the worker.
-                if not interruptible or self._abandoned or self._busy or self._task.uncancel() > 0:
+                task = asyncio.current_task()
+                if not interruptible or self._abandoned or self._busy or task is None or task.uncancel() > 0:
                     raise
             except Exception as error:
                 self._busy = False
                 await asyncio.sleep(await self._failed(error))
+            else:
+                if self.life.state is state and not self._changed:
+                    self._rest_for(delay)
+                    return
             finally:
                 self._busy = False
 
-    def _work_of(self, state: LifeState) -> Callable[[], Awaitable[None]]:
-        """Return what is done for a pod in this state, until the state changes."""
+    def _rest_for(self, seconds: float | None) -> None:
+        """Let the task end; the next one begins with a change, or after so many seconds."""
+        self._task = None
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.notify)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _work_of(self, state: LifeState) -> Callable[[], Awaitable[float | None]]:
+        """Return what is done for a pod in this state. It returns after how many seconds it is due again
+        although nothing changes, None for never.
+        """
         return {
             LifeState.ADMITTING: self._admit,
             LifeState.WORKING: self._work,
@@ -330,21 +321,16 @@ class PodWorker:
         self._services.metrics.worked("terminated", self._seconds_since(began))
         self._apply_event(LifeEvent.REMOVED)
         self._services.metrics.forget(self._state.pod.uid)
-        self._gone.set_result(None)
+        self._gone.set()
         self._on_transition(self)
 
     async def _rest(self) -> None:
-        """Sleep while there is nothing to do for the pod: it was rejected, or it has ended."""
+        """Finish a pod for which nothing else is to do: it was rejected, or it has ended."""
         state = self.life.state
         if state is LifeState.FINISHED and not self._sync.recorded:
             await self._sync.record_end()
         if state in (LifeState.FINISHED, LifeState.FAILED):
             await self._sync.remove_volumes()
-        self._wake.clear()
-        # An event during the waits above has set the signal that is cleared here, but it has changed the
-        # state too.
-        if self.life.state is state:
-            await self._wake.wait()
 
     async def waits_for(self, reason: str, message: str) -> None:
         """Show in the status why the pod has to wait for admission."""
@@ -378,13 +364,14 @@ class PodWorker:
             self._state.pod, "admission", outcome, reason, services.admission.judged_by(self._state.pod)
         )
 
-    async def _work(self) -> None:
+    async def _work(self) -> float | None:
+        """Sync the pod until nothing is left to do, or its life moves on."""
         if self._next_work == "create":
             self._services.metrics.began(self._seconds_since(self._seen))
         began: float | None = None
         while self.life.state is LifeState.WORKING:
             # Cleared before the state is read, so that a change from here on causes another sync.
-            self._wake.clear()
+            self._changed = False
             # A kubelet creates the sandbox and starts all containers in one syncPod. Here one sync follows
             # another at once; together they are measured as one, so that the metrics of both agents compare.
             if began is None:
@@ -403,13 +390,19 @@ class PodWorker:
                 began = None
                 await asyncio.sleep(await self._failed(error))
                 continue
-            if not result.goes_on:
-                self._rests(began)
-                began = None
-            if result.event is None:
-                await self._wake.wait(result.delay)
+            if result.goes_on:
+                await asyncio.sleep(0)
+                continue
+            self._rests(began)
+            began = None
+            if result.event is None and not self._changed:
+                return result.delay
         if self.life.state is LifeState.FINISHED:
-            self._on_transition(self)
+            self._moved_on()
+        return None
+
+    def _moved_on(self) -> None:
+        self._on_transition(self)
 
     def _span(self, name: str) -> AbstractContextManager[object]:
         """Record a stretch of work as a span with the attributes of the kubelet's."""
@@ -440,11 +433,10 @@ class PodWorker:
             await self._persist("stopping", self._sync.sync_terminating)
         self._services.metrics.worked("kill", self._seconds_since(began))
         self._apply_event(LifeEvent.STOPPED)
-        if not self._stopped.done():
-            self._stopped.set_result(None)
+        self._stopped.set()
         await self._sync.publish()
         await self._sync.record_end()
-        self._on_transition(self)
+        self._moved_on()
 
     async def _persist(self, doing: str, attempt: Callable[[], Awaitable[None]]) -> None:
         """Repeat until it succeeds: the agent never gives up ending a pod."""

@@ -40,6 +40,19 @@ async def test_a_pod_runs_changes_and_ends(rig: Rig, hollow: HollowRuntime):
     assert not list((rig.root / "pods").iterdir())
 
 
+async def test_a_pod_at_rest_has_no_task_until_something_changes(rig: Rig):
+    def tasks() -> list[str]:
+        return [name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("pod ")]
+
+    await rig.start()
+    spec = {"containers": [container()], "restartPolicy": "Never"}
+    path = rig.write("web", spec, annotations={f"{EXIT}exit-after": "2s"})
+    await eventually(lambda: rig.phase("web") == "Running" and not tasks())
+    await eventually(lambda: rig.phase("web") == "Succeeded" and not tasks())
+    path.unlink()
+    await eventually(lambda: not rig.node.pods() and not tasks())
+
+
 async def test_init_containers_sidecars_and_containers_start_in_order(rig: Rig, hollow: HollowRuntime):
     await rig.start()
     rig.write(
