@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,6 +29,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 LEAST_NODES: Final = 4
 """Nodes for which a process of their own is worth its start."""
+RARELY: Final = 50_000
+"""New objects after which cycles are collected; a node has a few times as many."""
 CHUNK: Final = 2
 """Nodes that a process gets at once."""
 
@@ -51,31 +55,32 @@ def replay(config: Path | None, pods: Path | None, record: tuple[Path, ...], **o
     more = load_pods(pods)[0] if pods is not None else []
     for pod in more:
         apply_defaults(pod)
-    with computing("replay", 1, options) as step:
-        answer = answer_of(list(_played(record, following, more, lambda: step(1 / len(record)))))
+    with _played(record, following, more) as nodes, computing("replay", 1, options) as step:
+        found = []
+        for node in nodes:
+            found.append(node)
+            step(1 / len(record))
+        answer = answer_of(found)
     meta = {"sources": [str(directory) for directory in record]}
     given = {"config": str(config or ""), "pods": str(pods or "")}
     deliver(answer, meta, {"question": "replay", "parameters": given}, options)
 
 
+@contextmanager
 def _played(
-    directories: Sequence[Path],
-    config: KubeletConfiguration | None,
-    more: Sequence[Pod],
-    step: Callable[[], None],
-) -> Iterator[PlayedNode]:
-    """Yield the nodes in order. Several are played by several processes, at most one for each CPU."""
+    directories: Sequence[Path], config: KubeletConfiguration | None, more: Sequence[Pod]
+) -> Iterator[Iterator[PlayedNode]]:
+    """Play nodes in order; several are played by several processes, at most one for each CPU. They are forked
+    here, before a progress bar has its thread.
+    """
     play = partial(_play, config=config, more=more)
     processes = min(len(os.sched_getaffinity(0)), len(directories) // LEAST_NODES)
     if processes < 2:
-        for directory in directories:
-            yield play(directory)
-            step()
+        yield map(play, directories)
         return
-    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
-        for one in pool.map(play, directories, chunksize=CHUNK):
-            yield one
-            step()
+    # Collecting cycles as often as by default would take a tenth of the time.
+    with ProcessPoolExecutor(processes, get_context("fork"), gc.set_threshold, (RARELY,)) as pool:
+        yield pool.map(play, directories, chunksize=CHUNK)
 
 
 def _play(directory: Path, config: KubeletConfiguration | None, more: Sequence[Pod]) -> PlayedNode:

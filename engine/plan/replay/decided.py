@@ -58,14 +58,23 @@ def recorded_collection(row: RecordRow, times: Counter[str]) -> Replayed:
 
 
 def recorded_decisions(node: NodeRecording) -> Iterator[Replayed]:
-    """Yield the agent's own decisions of the kinds that a replay repeats."""
+    """Yield the agent's own decisions of the kinds that a replay repeats, without those that were taken
+    before the record begins and only reported after it.
+    """
     times: Counter[tuple[str, str]] = Counter()
     collected: Counter[str] = Counter()
+    taken: set[tuple[str, str]] = set()
     for _, row in node.rows:
+        if row.stream == "node" and row.name == "state":
+            taken = _taken_before(row)
+        elif row.stream == "pod" and row.name == "judged":
+            taken.discard(("admission", row.uid))
         if row.stream != "decision":
             continue
         kind, _, outcome = row.name.partition(" ")
-        if kind == IMAGES and outcome == COLLECTED:
+        if (kind, row.uid) in taken:
+            taken.discard((kind, row.uid))
+        elif kind == IMAGES and outcome == COLLECTED:
             yield recorded_collection(row, collected)
         elif kind == RESTART and outcome == _RESTARTED:
             times[row.uid, row.container] += 1
@@ -74,3 +83,13 @@ def recorded_decisions(node: NodeRecording) -> Iterator[Replayed]:
             yield Replayed(row.time, kind, row.uid, row.pod, said, row.text, part)
         elif outcome in (ADMITTED, REFUSED, PREEMPTED, EVICTED):
             yield Replayed(row.time, kind, row.uid, row.pod, outcome, row.text)
+
+
+def _taken_before(state: RecordRow) -> set[tuple[str, str]]:
+    """Return the kinds and uids of decisions that a state may have been written in the middle of: a pod is
+    admitted once its victims have ended.
+    """
+    admission = state.inputs["admission"]
+    there = (*admission["pods"], *admission["leaving"], *state.inputs["arriving"])
+    admitted = {("admission", pod["metadata"]["uid"]) for pod in there}
+    return admitted | {("preemption", pod["metadata"]["uid"]) for pod in admission["leaving"]}

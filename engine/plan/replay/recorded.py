@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -74,11 +75,20 @@ class NodeRecording:
     name: str
     rows: list[tuple[int, RecordRow]] = field(default_factory=list)
     signals: list[Run] = field(default_factory=list)
-    use: list[Run] = field(default_factory=list)
+    use_read: list[Callable[[], Run]] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
     began: float = 0.0
     ended: float = 0.0
     complete: bool = False
+    _use: list[Run] | None = None
+
+    @property
+    def use(self) -> list[Run]:
+        """Return what pods used. It is decoded at the first call: most replays never ask."""
+        if self._use is None:
+            self._use = _joined([read() for read in self.use_read])
+            self.use_read.clear()
+        return self._use
 
 
 class NoAgent(InvalidInput):
@@ -108,7 +118,7 @@ def read_recorded(directory: Path) -> NodeRecording:
         except MALFORMED as error:
             node.gaps.append(f"{segment.name}: a block that no recorder wrote, and all after it: {error}")
             node.complete = False
-    node.signals, node.use = _joined(node.signals), _joined(node.use)
+    node.signals = _joined(node.signals)
     node.gaps += _gaps(node.rows)
     first = next((place for place, row in node.rows if _is_beginning(row)), None)
     if first is None:
@@ -155,9 +165,11 @@ def _take(node: NodeRecording, body: BlockBody, first: int) -> None:
             width = 2 + 2 * len(parts) if kind == "pressure" else len(parts) * len(name.split()[1:])
             if not len(lengths) or (lengths[rows] != width).any():
                 raise ValueError(f"{name} with another number of values than keys")
-            read = np.cumsum(values[starts[rows][:, None] + np.arange(width)], axis=0)
-            run = Run(name, parts, first + rows, times[rows], read)
-            (node.signals if kind == "pressure" else node.use).append(run)
+            read = partial(_run, name, parts, first, rows, times, starts, values, width)
+            if kind == "pressure":
+                node.signals.append(read())
+            else:
+                node.use_read.append(read)
         elif (kind == "node" and name in BEGINNINGS) or (kind == STREAM and name == LOST):
             parted[name] += rows.tolist()
         elif kind in _STREAMS and (kind != "decision" or name.partition(" ")[0] in _DECISIONS):
@@ -165,6 +177,17 @@ def _take(node: NodeRecording, body: BlockBody, first: int) -> None:
     wanted.append(np.array(list(_parts(node, parted)), np.int64))
     places = np.sort(np.concatenate(wanted)).tolist()
     node.rows.extend((first + at, row) for at, row in rows_of_body(body, places))
+
+
+def _run(
+    name: str, keys: Sequence[str], first: int, rows: NDArray[np.int64], times: NDArray[np.float64],
+    starts: NDArray[np.int64], values: NDArray[np.int64], width: int,
+) -> Run:  # fmt: skip
+    """Return the measurements of some rows of a block, which has `values` as differences, those of a row from
+    `starts` on.
+    """
+    read = np.cumsum(values[starts[rows][:, None] + np.arange(width)], axis=0)
+    return Run(name, keys, first + rows, times[rows], read)
 
 
 def _parts(node: NodeRecording, parted: Mapping[str, Sequence[int]]) -> Iterator[int]:

@@ -8,6 +8,7 @@ it had last. Pods that are added use the memory that they request.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -73,6 +74,7 @@ class NodeReplay:
         self._node, self._given = node, config
         self._more, self._added = list(more), list(more)
         self._run, self._at = 0, 0
+        self._places: list[list[int]] = [run.place.tolist() for run in node.signals]
         self._pods: dict[str, Pod] = {}
         self._judged = _judged_arrivals(node)
         self._due: tuple[Threshold, ...] = ()
@@ -81,6 +83,7 @@ class NodeReplay:
             row.uid for _, row in node.rows if row.stream == "decision" and row.name == _PREEMPTION
         }
         self._gone: set[str] = set()
+        self._leaving: set[str] = set()
         self._spared: dict[str, dict[str, int]] = {}
         self._restarts = RestartReplay(config)
         self._images: ImageReplay | None = None
@@ -101,17 +104,17 @@ class NodeReplay:
         """Play the rounds before a row; rounds in which nothing can happen are skipped together."""
         runs = self._node.signals
         while self._run < len(runs):
-            run = runs[self._run]
-            end = len(run) if until is None else int(run.place.searchsorted(until))
+            places = self._places[self._run]
+            end = len(places) if until is None else bisect_left(places, until, self._at)
             while self._at < end:
                 if self._is_quiet():
                     matters = self._matters[self._run]
-                    following = int(matters.searchsorted(self._at))
-                    self._at = min(int(matters[following]) if following < len(matters) else end, end)
+                    following = bisect_left(matters, self._at)
+                    self._at = min(matters[following] if following < len(matters) else end, end)
                 if self._at < end:
-                    self._round(run, self._at)
+                    self._round(runs[self._run], self._at)
                     self._at += 1
-            if self._at < len(run):
+            if self._at < len(places):
                 return
             self._run, self._at = self._run + 1, 0
 
@@ -220,7 +223,7 @@ class NodeReplay:
             [replay.rounds_that_matter(run) for run in self._node.signals]
             for replay in (self._own, self._next)
         ]
-        self._matters = [np.union1d(*both) for both in zip(*matters, strict=True)]
+        self._matters: list[list[int]] = [np.union1d(*both).tolist() for both in zip(*matters, strict=True)]
         self._restarts.configure(own, row.time, row.inputs.get("restarts", {}))
         self._images = None
         if repeats_images(kubengine.images):
@@ -247,6 +250,7 @@ class NodeReplay:
             self._admission.add(pod)
         for pod in leaving:
             self._admission.leave(pod.uid)
+        self._leaving = {pod.uid for pod in leaving}
         self._pods |= {pod.uid: pod for pod in (*pods, *leaving, *arriving)}
         for pressure in (self._own, self._next):
             pressure.recall(remembered["pressure"])
@@ -375,7 +379,7 @@ class NodeReplay:
                 self._spare(row.uid)
         elif row.name == _PREEMPTION:
             ours = any(one.uid == row.uid and one.outcome == PREEMPTED for one in reversed(self.found))
-            if not ours:
+            if not ours and row.uid not in self._leaving:
                 self._spare(row.uid)
 
     def _spare(self, uid: str) -> None:

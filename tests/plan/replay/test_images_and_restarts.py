@@ -23,7 +23,7 @@ from engine.plan.replay.recorded import NodeRecording, read_recorded
 from engine.plan.replay.replay import NodeReplay
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
-from tests.plan.replay.test_replay import replace_config
+from tests.plan.replay.test_replay import replace_config, replays_of_rests, state_in_each_segment
 from tests.waiting import eventually
 
 MIB = 1024 * 1024
@@ -120,6 +120,20 @@ def outcomes(found: Sequence[Replayed], kind: str) -> list[tuple[str, str, str]]
 
 def rows_of(node: NodeRecording, config: Any) -> list[tuple[str, str]]:
     return [(row["decision"], row["object"]) for row in replay_answer([node], config).table.to_pylist()]
+
+
+async def test_any_part_that_is_left_gives_the_agents_restarts(
+    rig: Rig, runtime: HollowRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_in_each_segment(monkeypatch)
+    await live(rig, runtime)
+    waits = [
+        {one.outcome for one in found if one.kind == RESTART}
+        for found in replays_of_rests(tmp_path / "record")
+    ]
+    assert len(waits) > 3
+    # Delays that grew before are known.
+    assert any("restarted, back-off 1 s" in outcomes for outcomes in waits[1:])
 
 
 async def test_collections_and_restarts_are_repeated(

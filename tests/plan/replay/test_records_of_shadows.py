@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.shadow.looks import node, requesting
@@ -45,3 +47,25 @@ def test_another_configuration_and_more_pods_say_what_changes(
     assert "on n1, the conditions change after 30 s" in text
     done = run_plan(*line, "--pods", str(more), "--fail-on", "evict")
     assert done.returncode == 1, done.stderr
+
+
+def test_several_processes_give_the_answer_of_one(
+    run_plan: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directories = [tmp_path / f"r{number}" for number in range(9)]
+    for directory in directories:
+        recorded(directory)
+    following = tmp_path / "next.yaml"
+    following.write_text("kind: KubeletConfiguration\nmaxPods: 1\n")
+    line = ["replay", *map(str, directories), "--config", str(following), "--json"]
+    told = []
+    for cpus in ({0}, {0, 1}):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, cpus=cpus: cpus)
+        done = run_plan(*line)
+        assert done.returncode == 0, done.stderr
+        told.append(json.loads(done.stdout)["rows"])
+    assert told[0] == told[1]
+    assert len({row["node"] for row in told[0]}) == len(directories)
+    (directories[4] / "000000001000000.krec").unlink()
+    done = run_plan(*line)
+    assert (done.returncode, b"r4: has no record" in done.stderr) == (1, True), done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,24 +203,31 @@ async def test_its_own_configuration_gives_the_agents_decisions(
 async def test_any_part_that_is_left_gives_the_agents_decisions(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A segment for each block, and a state in each of them.
+    state_in_each_segment(monkeypatch)
+    await live(rig)
+    played = [{one.kind for one in found} for found in replays_of_rests(tmp_path / "record")]
+    assert len(played) > 3
+    assert {"admission", "preemption", "eviction"} <= played[0]
+
+
+def state_in_each_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a recorder begin a segment for each block, and say its whole state in each of them."""
     monkeypatch.setattr("engine.node.decisions.recorder.FLUSH_SECONDS", 0.05)
     monkeypatch.setattr("engine.record.writer.SEGMENT_SECONDS", 0.01)
     monkeypatch.setattr("engine.record.writer.STATE_SHARE", 0)
-    await live(rig)
-    written = segments(tmp_path / "record")
-    played = []
-    for first in written[1:]:
-        segments(tmp_path / "record")[0].unlink()
+
+
+def replays_of_rests(directory: Path) -> Iterator[list[Replayed]]:
+    """Remove one segment after the other; yield the decisions of what is left, which are the agent's."""
+    while len(left := segments(directory)) > 1:
+        left[0].unlink()
         try:
-            node = read_recorded(tmp_path / "record")
+            node = read_recorded(directory)
         except NoAgent:
-            break  # the agent ended before it had to say its state again
+            return  # the agent ended before it had to say its state again
         found = NodeReplay(node).play()
-        assert not_repeated(recorded_decisions(node), found) == [], first.name
-        played.append({one.kind for one in found})
-    assert len(played) > 3
-    assert {"admission", "preemption", "eviction"} <= played[0]
+        assert not_repeated(recorded_decisions(node), found) == [], left[1].name
+        yield found
 
 
 def recorder(directory: Path) -> RecordWriter:
