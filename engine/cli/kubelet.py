@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from engine.api.errors import InvalidInput
 from engine.cli.agent.paths import ROOT_DIR
 from engine.cli.agent.start_up import lean_imports
 
 if TYPE_CHECKING:
     from engine.api.config import KubeletConfiguration
     from engine.node.images.access import CredentialPrograms
-import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-
-from engine.api.errors import InvalidInput
 
 EXTERNAL = "external"
 CERT_DIR = Path("/var/lib/kubelet/pki")
@@ -40,8 +38,6 @@ KUBELET_LABELS = (
 )
 KUBELET_NAMESPACES = ("kubelet.kubernetes.io", "node.kubernetes.io")
 KUBERNETES = ("kubernetes.io", "k8s.io")
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-_PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 PROC = Path("/proc/self")
 _ARG_START, _ARG_END = 45, 46
 """Positions of arg_start and arg_end behind the command in /proc/PID/stat (proc(5))."""
@@ -83,7 +79,12 @@ _ARG_START, _ARG_END = 45, 46
     default="",
     help="external: a cloud's controller manager initializes the Node and sets its addresses.",
 )
-@click.option("--node-labels", metavar="NAME=VALUE,…", help="Labels that the node registers with.")
+@click.option(
+    "--node-labels",
+    metavar="NAME=VALUE,…",
+    multiple=True,
+    help="Labels that the node registers with; repeatable.",
+)
 @click.option(
     "-v",
     "--v",
@@ -115,7 +116,7 @@ def command(
     hostname_override: str | None,
     node_ip: str,
     cloud_provider: str,
-    node_labels: str | None,
+    node_labels: tuple[str, ...],
     verbosity: str | None,
 ) -> None:
     """Run the node agent in a kubelet's place: same flags, same configuration files.
@@ -130,11 +131,12 @@ def command(
 
         from engine.api.kubengine_config import KubengineConfiguration
         from engine.cli.agent.kubelet_config import load_kubelet_config
-        from engine.cli.agent.kubelet_flags import read_pairs
+        from engine.cli.agent.kubelet_flags import read_labels
         from engine.cli.agent.logging import begin_logging, hold_logs
         from engine.cli.agent.process import AgentOptions, AgentProcess
         from engine.node.nodeinfo.addresses import parse_node_ips
 
+    # Messages about flags and files come before the format of the log is known, which is in the files.
     hold_logs()
     flags = config_flags(context.args)
     if verbosity is not None:
@@ -143,7 +145,7 @@ def command(
     begin_logging(settings.logging)
     ours = KubengineConfiguration()
     if node_labels:
-        labels = read_pairs(node_labels, "--node-labels")
+        labels = read_labels(node_labels)
         check_node_labels(labels)
         ours = msgspec.structs.replace(ours, node_labels=labels)
     process = AgentProcess(
@@ -164,6 +166,7 @@ def command(
             as_kubelet=True,
         )
     )
+    # Without `kubengine kubelet`, so that scripts find the command line that they know of a kubelet.
     name_process("kubelet", sys.argv[2:])
     asyncio.run(process.run())
 
@@ -179,12 +182,13 @@ def _print_version(context: click.Context, value: str | None) -> None:
 
 
 def config_flags(arguments: list[str]) -> dict[str, str]:
-    """Return the last value of each flag that sets a configuration field, and warn about the flags without
+    """Return the value of each flag that sets a configuration field, and warn about the flags without
     effect.
 
     Flags are read as the kubelet reads them: `--flag=value`, `--flag value`, and `--flag` alone for true.
+    Values of a repeated list or map are joined; of any other repeated flag the last value counts.
     """
-    from engine.cli.agent.kubelet_flags import FIELDS, SWITCHES, WITHOUT_EFFECT
+    from engine.cli.agent.kubelet_flags import FIELDS, JOINED, SWITCHES, WITHOUT_EFFECT
 
     flags: dict[str, str] = {}
     left = list(arguments)
@@ -194,12 +198,14 @@ def config_flags(arguments: list[str]) -> dict[str, str]:
             log.warning("%s: not a flag, ignored", argument)
             continue
         name, given, value = argument.lstrip("-").partition("=")
+        # The kubelet's flag names are normalized by `WordSepNormalizeFunc`.
         name = name.replace("_", "-")
         if not given:
             bare = name in SWITCHES or not left or left[0].startswith("-")
             value = "true" if bare else left.pop(0)
         if name in FIELDS:
-            flags[name] = value
+            joined = name in JOINED and name in flags
+            flags[name] = f"{flags[name]}{JOINED[name]}{value}" if joined else value
         elif name in WITHOUT_EFFECT:
             log.warning("--%s has no effect here; for the kubelet it %s", name, WITHOUT_EFFECT[name])
         else:
@@ -212,8 +218,6 @@ def _is_external(cloud_provider: str) -> bool:
     be built in.
     """
     if cloud_provider not in ("", EXTERNAL):
-        from engine.api.errors import InvalidInput
-
         text = (
             f'cloud provider "{cloud_provider}" was specified, but built-in cloud providers are disabled. '
             "Please set --cloud-provider=external and migrate to an external cloud provider"
@@ -232,7 +236,6 @@ def _programs(
         return None
     import time
 
-    from engine.api.errors import InvalidInput
     from engine.node.images.providers import GATE, load_programs
 
     if config is None or directory is None:
@@ -246,6 +249,9 @@ def _programs(
 
 def check_node_labels(labels: Mapping[str, str]) -> None:
     """Raise InvalidInput naming the labels for which the API server would refuse the Node."""
+    from engine.api.resources import is_qualified_name
+    from engine.api.validation.names import is_label_value
+
     refused = sorted(name for name in labels if not _allowed(name))
     if refused:
         raise InvalidInput(
@@ -254,9 +260,7 @@ def check_node_labels(labels: Mapping[str, str]) -> None:
             subject="--node-labels",
         )
     for name, value in labels.items():
-        prefix, slash, short = name.rpartition("/")
-        good = _NAME.fullmatch(short) and (not slash or _PREFIX.fullmatch(prefix))
-        if not good or (value and not _NAME.fullmatch(value)):
+        if not is_qualified_name(name) or not is_label_value(value):
             raise InvalidInput(f"not a label: {name}={value}", subject="--node-labels")
 
 
@@ -279,10 +283,13 @@ def name_process(name: str, arguments: Sequence[str]) -> None:
     """
     with suppress(OSError, ValueError, IndexError):
         (PROC / "comm").write_text(name)
+        # The command in parentheses may itself contain blanks and parentheses.
         fields = (PROC / "stat").read_text().rpartition(")")[2].split()
         start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
         size = end - start
         shown = b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in (name, *arguments))
         with (PROC / "mem").open("r+b", buffering=0) as memory:
             memory.seek(start)
+            # The last byte stays NUL: if it is not, the kernel takes the environment, which follows, for a
+            # part of the command line (`get_mm_cmdline` in the kernel's fs/proc/base.c).
             memory.write(shown[: size - 1].ljust(size, b"\0"))

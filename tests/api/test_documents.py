@@ -118,6 +118,10 @@ def test_configurations_may_share_a_file_or_not(tmp_path: Path):
     together = tmp_path / "both.yaml"
     together.write_text(f"{one.read_text()}---\n{two.read_text()}")
     assert load_config([together]) == (kubelet, kubengine)
+    with pytest.raises(InvalidInput, match="a second KubeletConfiguration") as caught:
+        load_config([one, two, together])
+    assert str(caught.value).startswith(f"{together}: kind: ")
+    assert str(one) in str(caught.value)
     assert load_config([])[1] == KubengineConfiguration()
 
 

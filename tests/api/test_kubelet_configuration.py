@@ -66,7 +66,11 @@ def test_a_file_as_kubeadm_writes_it_means_the_defaults(caplog: pytest.LogCaptur
         ("cpuCFSQuota: null", "cpu_cfs_quota", True),
         ("nodeStatusUpdateFrequency: 5s", "node_status_report_frequency", 5),
         ("nodeStatusUpdateFrequency: 10s", "node_status_report_frequency", 10),
-        ("memoryReservationPolicy: TieredReservation", "memory_reservation_policy", "TieredReservation"),
+        (
+            "memoryReservationPolicy: TieredReservation\nfeatureGates: {MemoryQoS: true}",
+            "memory_reservation_policy",
+            "TieredReservation",
+        ),
         ("memoryReservationPolicy: ''", "memory_reservation_policy", "None"),
         ("tlsCurvePreferences: [29, 4588]", "tls_curve_preferences", [29, 4588]),
         ("containerRuntimeEndpoint: unix:///x", "container_runtime_endpoint", "unix:///x"),

@@ -77,6 +77,69 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"configMapAndSecretChangeDetectionStrategy": "Poll"},
         'configMapAndSecretChangeDetectionStrategy "Poll" must be one of Get, Cache, Watch',
     ),
+    ({"port": 70000}, "port (--port) 70000 must be between 1 and 65535, inclusive"),
+    (
+        {"cpuCFSQuotaPeriod": "2s"},
+        "cpuCFSQuotaPeriod (--cpu-cfs-quota-period) 2s must be between 1ms and 1sec, inclusive",
+    ),
+    (
+        {"imageGCHighThresholdPercent": 101},
+        "imageGCHighThresholdPercent (--image-gc-high-threshold) 101 must be between 0 and 100, inclusive",
+    ),
+    (
+        {"imageGCLowThresholdPercent": 90},
+        "imageGCLowThresholdPercent (--image-gc-low-threshold) 90 must be less than "
+        "imageGCHighThresholdPercent (--image-gc-high-threshold) 85",
+    ),
+    ({"imageMinimumGCAge": "-1m"}, "imageMinimumGCAge -1m0s must not be negative"),
+    ({"imageMaximumGCAge": "1m"}, "imageMaximumGCAge 1m0s must be greater than imageMinimumGCAge 2m0s"),
+    (
+        {"reservedSystemCPUs": "0", "kubeReservedCgroup": "/kube"},
+        "can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup "
+        "(--system-reserved-cgroup) or kubeReservedCgroup (--kube-reserved-cgroup)",
+    ),
+    (
+        {"registerWithTaints": [{"key": "a b", "effect": "NoSchedule"}]},
+        'invalid taint: registerWithTaints[0].key: "a b" is not a label\'s name',
+    ),
+    (
+        {"registerWithTaints": [{"key": "a", "value": "b c", "effect": "NoSchedule"}]},
+        'invalid taint: registerWithTaints[0].value: "b c" is not a label\'s value',
+    ),
+    (
+        {"registerWithTaints": [{"key": "a", "effect": "NoWay"}]},
+        'invalid taint: registerWithTaints[0].effect: "NoWay" must be one of '
+        "NoSchedule, PreferNoSchedule, NoExecute",
+    ),
+    (
+        {"memoryThrottlingFactor": 1.5},
+        "memoryThrottlingFactor 1.5 must be greater than 0 and less than or equal to 1.0",
+    ),
+    (
+        {"memoryReservationPolicy": "All"},
+        'option "All" specified for memoryReservationPolicy. Valid options are "None" or "TieredReservation"',
+    ),
+    (
+        {"memoryReservationPolicy": "TieredReservation"},
+        'memoryReservationPolicy "TieredReservation" requires MemoryQoS feature gate to be enabled',
+    ),
+    (
+        {"memorySwap": {"swapBehavior": "Swap"}},
+        'memorySwap.swapBehavior "Swap" must be one of: "", "LimitedSwap" or "NoSwap"',
+    ),
+    (
+        {"crashLoopBackOff": {"maxContainerRestartPeriod": "10m"}},
+        "CrashLoopBackOff.MaxContainerRestartPeriod (got: 600 seconds) must be set between 1s and 300s",
+    ),
+    (
+        {
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "10s"},
+            "featureGates": {"KubeletCrashLoopBackOffMax": False},
+        },
+        "FeatureGate KubeletCrashLoopBackOffMax not enabled, "
+        "CrashLoopBackOff.MaxContainerRestartPeriod must not be set",
+    ),
+    ({"podLogsDir": "/logs/ä"}, 'pod logs path "/logs/ä" must contain ASCII characters only'),
     ({"containerLogMaxWorkers": 0}, "containerLogMaxWorkers must be greater than or equal to 1"),
     (
         {"shutdownGracePeriod": "10s", "shutdownGracePeriodCriticalPods": "20s"},
@@ -98,7 +161,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "fault"), WRONG, ids=[next(iter(fields)) for fields, _ in WRONG])
+@pytest.mark.parametrize(("fields", "fault"), WRONG, ids=[fault[:40] for _, fault in WRONG])
 def test_a_wrong_value_is_one_error_with_file_and_field(fields: dict[str, Any], fault: str, tmp_path: Path):
     file = tmp_path / "config.yaml"
     known = {"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1"}
@@ -107,6 +170,18 @@ def test_a_wrong_value_is_one_error_with_file_and_field(fields: dict[str, Any], 
         with pytest.raises(InvalidInput) as caught:
             load()
         assert str(caught.value) == f"{file}: invalid configuration: {fault}"
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"), [("logs", "must be absolute path"), ("/var//log", "must be normalized")]
+)
+def test_the_path_of_the_logs_is_one_that_the_runtime_understands_too(path: str, fault: str, tmp_path: Path):
+    """`kubengine kubelet` makes a path absolute by the file that names it, `kubengine run` does not."""
+    file = tmp_path / "config.yaml"
+    file.write_text(f"kind: KubeletConfiguration\npodLogsDir: {path}\n")
+    with pytest.raises(InvalidInput, match=f'pod logs path "{path}" {fault}'):
+        load_config([file])
+    assert load_kubelet_config(file, None, {}).pod_logs_dir.startswith("/")
 
 
 def test_all_errors_are_reported_at_once():

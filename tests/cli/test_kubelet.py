@@ -13,7 +13,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput
 from engine.cli.agent.kubelet_config import load_kubelet_config
-from engine.cli.agent.kubelet_flags import FIELDS, SWITCHES, WITHOUT_EFFECT, apply_flags
+from engine.cli.agent.kubelet_flags import FIELDS, SWITCHES, WITHOUT_EFFECT, apply_flags, read_labels
 from engine.cli.kubelet import command, config_flags
 
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
@@ -114,11 +114,45 @@ def test_taints_and_memory_are_read_as_the_kubelet_writes_them():
 
 @pytest.mark.parametrize(
     ("flag", "text"),
-    [("max-pods", "x"), ("fail-swap-on", "maybe"), ("feature-gates", "A"), ("register-with-taints", "a=b")],
+    [("max-pods", "x"), ("fail-swap-on", "tRue"), ("feature-gates", "A"), ("register-with-taints", "a=b")],
 )
 def test_a_bad_value_names_its_flag(flag: str, text: str):
     with pytest.raises(InvalidInput, match=f"--{flag}"):
         load_kubelet_config(None, None, {flag: text})
+
+
+def test_repeated_lists_and_maps_add_up_as_for_the_kubelet():
+    line = (
+        "--feature-gates=A=true --feature-gates B=false --cluster-dns=10.0.0.1 --cluster-dns=10.0.0.2 "
+        "--reserved-memory 0:memory=1Gi,hugepages-1Gi=2Gi --reserved-memory 1:memory=2Gi "
+        "--manifest-url-header=a:hello,b:again --manifest-url-header=b:beautiful "
+        "--kube-reserved=cpu=1 --kube-reserved=memory=1Gi --max-pods=5 --max-pods=6 "
+        "--register-with-taints=a=b:NoSchedule --register-with-taints=c:NoExecute"
+    )
+    config = load_kubelet_config(None, None, config_flags(line.split()))
+    assert config.feature_gates == {"A": True, "B": False}
+    assert config.cluster_dns == ["10.0.0.1", "10.0.0.2"]
+    assert [each.numa_node for each in config.reserved_memory or ()] == [0, 1]
+    assert config.static_pod_url_header == {"a": ["hello"], "b": ["again", "beautiful"]}
+    assert config.kube_reserved == {"cpu": "1", "memory": "1Gi"}
+    assert config.max_pods == 6
+    assert [taint.key for taint in config.register_with_taints or ()] == ["c"]
+
+
+def test_repeated_node_labels_add_up_and_need_no_value():
+    assert read_labels(("a=b,c", "d=e=f", "a=z")) == {"a": "z", "c": "", "d": "e=f"}
+
+
+@pytest.mark.parametrize(("text", "number"), [("7", 7), ("0x10", 16), ("010", 8), ("1_000", 1000), ("+3", 3)])
+def test_numbers_are_those_of_the_kubelets_flags(text: str, number: int):
+    assert load_kubelet_config(None, None, {"max-pods": text}).max_pods == number
+
+
+@pytest.mark.parametrize("text", ["", "x", "08", " 7", "٣", "1.5", "2147483648", "-", "9" * 5000])
+def test_other_numbers_are_refused_with_what_was_expected(text: str):
+    with pytest.raises(InvalidInput, match="--max-pods: expected a whole number of 32 bits, got"):
+        load_kubelet_config(None, None, {"max-pods": text})
+    assert load_kubelet_config(None, None, {"max-open-files": "2147483648"}).max_open_files == 1 << 31
 
 
 def test_flags_are_split_as_the_kubelet_splits_them(caplog: pytest.LogCaptureFixture):

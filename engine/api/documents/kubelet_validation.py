@@ -7,12 +7,15 @@ Source: kubelet v1.36, `ValidateKubeletConfiguration`. Fields that another part 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
+from engine.api.resources import is_qualified_name
+from engine.api.validation.names import is_label_value
 
 HAIRPIN_MODES: Final = ("none", "hairpin-veth", "promiscuous-bridge")
 LAST_PORT: Final = 65535
@@ -21,6 +24,11 @@ LOG_FORMATS: Final = ("text", "json")
 MOST_VERBOSE: Final = 2**31 - 1
 MOST_SAMPLES: Final = 1_000_000
 DEFAULT_CPU_PERIOD: Final = 0.1  # seconds
+CPU_PERIODS: Final = (0.001, 1.0)
+RESTART_PERIODS: Final = (1.0, 300.0)
+SWAP_BEHAVIORS: Final = ("", "LimitedSwap", "NoSwap")
+MEMORY_RESERVATIONS: Final = ("None", "TieredReservation")
+TAINT_EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 _NOT_NEGATIVE: Final = {
     "eventBurst": ("event_burst", "event-burst"),
@@ -49,7 +57,10 @@ _BETWEEN: Final = {
 
 def validate(config: KubeletConfiguration, subject: str) -> None:
     """Raise InvalidInput with everything that is wrong; `subject` names where the configuration is from."""
-    checks = (_numbers, _cpu_period, _choices, _logs, _logging, _tracing, _shutdown)
+    checks = (
+        *(_numbers, _cpu_period, _image_gc, _choices, _taints, _memory, _restarts, _logs, _logging),
+        *(_tracing, _shutdown),
+    )
     faults = [fault for check in checks for fault in check(config)]
     if faults:
         raise InvalidInput("; ".join(f"invalid configuration: {fault}" for fault in faults), subject=subject)
@@ -70,6 +81,9 @@ def _numbers(config: KubeletConfiguration) -> Iterator[str]:
     ):
         if not 0 <= port <= LAST_PORT:
             yield f"{field} (--{flag}) {port} must be between 0 and {LAST_PORT}, inclusive"
+    # A port 0 in a file is the default by now; `--port 0` closes the port here, which the kubelet refuses.
+    if not 0 <= config.port <= LAST_PORT:
+        yield f"port (--port) {config.port} must be between 1 and {LAST_PORT}, inclusive"
     if config.node_status_max_images < -1:
         yield (
             f"nodeStatusMaxImages (--node-status-max-images) {config.node_status_max_images} "
@@ -84,6 +98,11 @@ def _choices(config: KubeletConfiguration) -> Iterator[str]:
         yield (
             "systemCgroups (--system-cgroups) was specified and cgroupRoot (--cgroup-root) was not specified"
         )
+    if config.reserved_system_cpus and (config.system_reserved_cgroup or config.kube_reserved_cgroup):
+        yield (
+            "can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup "
+            "(--system-reserved-cgroup) or kubeReservedCgroup (--kube-reserved-cgroup)"
+        )
     if config.run_once:
         yield "runOnce (--runOnce) true, Runonce mode has been deprecated and should not be set"
     if config.hairpin_mode not in HAIRPIN_MODES:
@@ -94,10 +113,83 @@ def _choices(config: KubeletConfiguration) -> Iterator[str]:
         )
     for field, (name, values) in _ONE_OF.items():
         if (value := getattr(config, name)) not in values:
-            yield f'{field} "{value}" must be one of {", ".join(values)}'
+            yield f"{field} {_quoted(value)} must be one of {_listed(values)}"
+
+
+def _image_gc(config: KubeletConfiguration) -> Iterator[str]:
+    high, low = config.image_gc_high_threshold_percent, config.image_gc_low_threshold_percent
+    high_name = "imageGCHighThresholdPercent (--image-gc-high-threshold)"
+    low_name = "imageGCLowThresholdPercent (--image-gc-low-threshold)"
+    for name, percent in ((high_name, high), (low_name, low)):
+        if not 0 <= percent <= 100:
+            yield f"{name} {percent} must be between 0 and 100, inclusive"
+    if low >= high:
+        yield f"{low_name} {low} must be less than {high_name} {high}"
+    least, most = config.image_minimum_gc_age, config.image_maximum_gc_age
+    for name, age in (("imageMinimumGCAge", least), ("imageMaximumGCAge", most)):
+        if age < 0:
+            yield f"{name} {age} must not be negative"
+    if 0 < most <= least:
+        yield f"imageMaximumGCAge {most} must be greater than imageMinimumGCAge {least}"
+
+
+def _taints(config: KubeletConfiguration) -> Iterator[str]:
+    """Check taints before the Node is registered: the API server would refuse it with every attempt."""
+    for index, taint in enumerate(config.register_with_taints or []):
+        field = f"registerWithTaints[{index}]"
+        if not is_qualified_name(taint.key):
+            yield f"invalid taint: {field}.key: {_quoted(taint.key)} is not a label's name"
+        if not is_label_value(taint.value):
+            yield f"invalid taint: {field}.value: {_quoted(taint.value)} is not a label's value"
+        if taint.effect not in TAINT_EFFECTS:
+            effects = _listed(TAINT_EFFECTS)
+            yield f"invalid taint: {field}.effect: {_quoted(taint.effect)} must be one of {effects}"
+
+
+def _memory(config: KubeletConfiguration) -> Iterator[str]:
+    factor, policy = config.memory_throttling_factor, config.memory_reservation_policy
+    if not 0 < factor <= 1:
+        yield f"memoryThrottlingFactor {factor:g} must be greater than 0 and less than or equal to 1.0"
+    if policy not in MEMORY_RESERVATIONS:
+        none, tiered = map(_quoted, MEMORY_RESERVATIONS)
+        yield (
+            f"option {_quoted(policy)} specified for memoryReservationPolicy. "
+            f"Valid options are {none} or {tiered}"
+        )
+    elif policy != MEMORY_RESERVATIONS[0] and not config.gate("MemoryQoS", False):
+        yield f"memoryReservationPolicy {_quoted(policy)} requires MemoryQoS feature gate to be enabled"
+    swap = config.memory_swap.swap_behavior if config.memory_swap is not None else ""
+    if swap not in SWAP_BEHAVIORS:
+        nothing, limited, none = map(_quoted, SWAP_BEHAVIORS)
+        yield f"memorySwap.swapBehavior {_quoted(swap)} must be one of: {nothing}, {limited} or {none}"
+
+
+def _restarts(config: KubeletConfiguration) -> Iterator[str]:
+    settings = config.crash_loop_back_off
+    period = settings.max_container_restart_period if settings is not None else None
+    least, most = RESTART_PERIODS
+    if period is None:
+        return
+    if not config.gate("KubeletCrashLoopBackOffMax", True):
+        yield (
+            "FeatureGate KubeletCrashLoopBackOffMax not enabled, "
+            "CrashLoopBackOff.MaxContainerRestartPeriod must not be set"
+        )
+    elif not least <= period <= most:
+        yield (
+            f"CrashLoopBackOff.MaxContainerRestartPeriod (got: {float(period):g} seconds) "
+            "must be set between 1s and 300s"
+        )
 
 
 def _logs(config: KubeletConfiguration) -> Iterator[str]:
+    # The runtime writes the logs: a path that is relative to the agent's directory leads it elsewhere.
+    if not config.pod_logs_dir.startswith("/"):
+        yield f"pod logs path {_quoted(config.pod_logs_dir)} must be absolute path"
+    elif os.path.normpath(config.pod_logs_dir) != config.pod_logs_dir:
+        yield f"pod logs path {_quoted(config.pod_logs_dir)} must be normalized"
+    if not config.pod_logs_dir.isascii():
+        yield f"pod logs path {_quoted(config.pod_logs_dir)} must contain ASCII characters only"
     if config.container_log_max_workers < 1:
         yield "containerLogMaxWorkers must be greater than or equal to 1"
     if config.enable_system_log_query and not config.enable_system_log_handler:
@@ -164,13 +256,23 @@ def _is_positive(period: str | int) -> bool:
         return False
 
 
+def _listed(values: Sequence[str]) -> str:
+    return ", ".join(values)
+
+
 def _quoted(value: str | int) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
 def _cpu_period(config: KubeletConfiguration) -> Iterator[str]:
     period = config.cpu_cfs_quota_period
-    if not config.gate("CustomCPUCFSQuotaPeriod", True) and period != DEFAULT_CPU_PERIOD:
+    least, most = CPU_PERIODS
+    if config.gate("CustomCPUCFSQuotaPeriod", True):
+        if not least <= period <= most:
+            yield (
+                f"cpuCFSQuotaPeriod (--cpu-cfs-quota-period) {period} must be between 1ms and 1sec, inclusive"
+            )
+    elif period != DEFAULT_CPU_PERIOD:
         yield (
             f"cpuCFSQuotaPeriod (--cpu-cfs-quota-period) {period} "
             "requires feature gate CustomCPUCFSQuotaPeriod"
@@ -187,6 +289,7 @@ def _shutdown(config: KubeletConfiguration) -> Iterator[str]:
                 "requires feature gate GracefulNodeShutdown"
             )
     else:
+        # The period of critical pods is a part of the whole one, and counts at its end (KEP-2000).
         if critical > whole:
             yield f"shutdownGracePeriodCriticalPods {critical} must be <= shutdownGracePeriod {whole}"
         for field, period in periods.items():

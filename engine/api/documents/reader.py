@@ -207,12 +207,21 @@ def load_config(paths: list[Path]) -> tuple[KubeletConfiguration, KubengineConfi
     """Return both configurations from the documents of one or more files; a missing one has its defaults.
 
     As for the kubelet, unknown fields of a KubeletConfiguration are warnings, and one that names no runtime
-    means containerd's socket.
+    means containerd's socket. Raises `InvalidInput`, also for a second configuration of a kind.
     """
     kubelet, kubengine = KubeletConfiguration(), KubengineConfiguration()
+    found: dict[str, Path] = {}
     for path in paths:
         for document in parse_documents(read_text(path), str(path)):
-            match document.get("kind"):
+            kind = str(document.get("kind"))
+            # One would replace the other as a whole, whose fields then silently have their defaults again.
+            if kind in found:
+                raise InvalidInput(
+                    f"kind: a second {kind}, after that of {found[kind]}; give one of each kind",
+                    subject=str(path),
+                )
+            found[kind] = path
+            match kind:
                 case "KubeletConfiguration":
                     kubelet = convert(document, KubeletConfiguration, str(path))
                     kubelet.container_runtime_endpoint = kubelet.container_runtime_endpoint or CONTAINERD
@@ -221,9 +230,10 @@ def load_config(paths: list[Path]) -> tuple[KubeletConfiguration, KubengineConfi
                     validate(kubelet, str(path))
                 case "KubengineConfiguration":
                     kubengine = convert(document, KubengineConfiguration, str(path))
-                case kind:
+                case _:
                     raise InvalidInput(
-                        f"kind: expected KubeletConfiguration or KubengineConfiguration, got {kind!r}",
+                        "kind: expected KubeletConfiguration or KubengineConfiguration, "
+                        f"got {document.get('kind')!r}",
                         subject=str(path),
                     )
     return kubelet, kubengine

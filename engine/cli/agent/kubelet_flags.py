@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
+from engine.api.encoding.go_bool import FALSE, TRUE
 from engine.api.errors import InvalidInput
 from engine.api.quantity import decimal
 
@@ -12,12 +14,32 @@ Read = Callable[[str], Any]
 
 
 def _flag(text: str) -> bool:
-    match text.lower():
-        case "true" | "t" | "1":
-            return True
-        case "false" | "f" | "0":
-            return False
-    raise ValueError("expected true or false")
+    if text not in TRUE | FALSE:
+        raise ValueError(f"expected true or false, got {text[:64]!r}")
+    return text in TRUE
+
+
+def _int32(text: str) -> int:
+    return _integer(text, 32)
+
+
+def _int64(text: str) -> int:
+    return _integer(text, 64)
+
+
+def _integer(text: str, bits: int) -> int:
+    """Parse a signed integer of so many bits as Go's flags do: decimal, or after 0x, 0o, 0 or 0b."""
+    digits = text.removeprefix("-").removeprefix("+")
+    # Go takes `010` for octal; Python refuses it, because it was octal in Python 2.
+    base = 8 if digits[:1] == "0" and digits[1:2].isdigit() else 0
+    limit = 1 << bits - 1
+    # `int` also takes blanks around a number and digits of other scripts, and refuses thousands of digits.
+    if digits[:1].isdigit() and digits.isascii() and len(digits) <= bits + 2 and digits == digits.strip():
+        with suppress(ValueError):
+            number = int(text, base)
+            if -limit <= number < limit:
+                return number
+    raise ValueError(f"expected a whole number of {bits} bits, got {text[:64]!r}")
 
 
 def _list(text: str) -> list[str]:
@@ -34,12 +56,10 @@ def pairs(text: str, sign: str = "=") -> dict[str, str]:
     return pairs
 
 
-def read_pairs(text: str, flag: str) -> dict[str, str]:
-    """Parse a flag's `NAME=VALUE,…`. Raise InvalidInput naming the flag."""
-    try:
-        return pairs(text)
-    except ValueError as error:
-        raise InvalidInput(str(error), subject=flag) from None
+def read_labels(texts: Iterable[str]) -> dict[str, str]:
+    """Parse the values of `--node-labels`, each `NAME=VALUE,…`; a name alone has an empty value."""
+    parts = (part.partition("=") for text in texts for part in _list(text))
+    return {name.strip(): value.strip() for name, _, value in parts}
 
 
 def _thresholds(text: str) -> dict[str, str]:
@@ -75,10 +95,11 @@ def _reserved_memory(text: str) -> list[dict[str, Any]]:
 
 
 def _headers(text: str) -> dict[str, list[str]]:
-    """Parse `NAME:VALUE,NAME:VALUE`."""
+    """Parse `NAME:VALUE,NAME:VALUE`; a name may come more than once, and keeps all of its values."""
     headers: dict[str, list[str]] = {}
-    for name, value in pairs(text, ":").items():
-        headers.setdefault(name, []).append(value)
+    for part in _list(text):
+        for name, value in pairs(part, ":").items():
+            headers.setdefault(name, []).append(value)
     return headers
 
 
@@ -132,7 +153,11 @@ _TEXT: Final[Mapping[str, str]] = {
     "volume-plugin-dir": "volumePluginDir",
     "volume-stats-agg-period": "volumeStatsAggPeriod",
 }
-_NUMBERS: Final[Mapping[str, str]] = {
+_INT64: Final[Mapping[str, str]] = {
+    "max-open-files": "maxOpenFiles",
+    "pod-max-pids": "podPidsLimit",
+}
+_INT32: Final[Mapping[str, str]] = {
     "container-log-max-files": "containerLogMaxFiles",
     "event-burst": "eventBurst",
     "event-qps": "eventRecordQPS",
@@ -142,11 +167,9 @@ _NUMBERS: Final[Mapping[str, str]] = {
     "image-gc-low-threshold": "imageGCLowThresholdPercent",
     "kube-api-burst": "kubeAPIBurst",
     "kube-api-qps": "kubeAPIQPS",
-    "max-open-files": "maxOpenFiles",
     "max-pods": "maxPods",
     "node-status-max-images": "nodeStatusMaxImages",
     "oom-score-adj": "oomScoreAdj",
-    "pod-max-pids": "podPidsLimit",
     "pods-per-core": "podsPerCore",
     "port": "port",
     "read-only-port": "readOnlyPort",
@@ -199,12 +222,20 @@ _OTHERS: Final[Mapping[str, tuple[str, Read]]] = {
 }
 FIELDS: Final[Mapping[str, tuple[str, Read]]] = {
     **{flag: (field, str) for flag, field in _TEXT.items()},
-    **{flag: (field, int) for flag, field in _NUMBERS.items()},
+    **{flag: (field, _int32) for flag, field in _INT32.items()},
+    **{flag: (field, _int64) for flag, field in _INT64.items()},
     **{flag: (field, _flag) for flag, field in _FLAGS.items()},
     **_OTHERS,
 }
 SWITCHES: Final = frozenset(_FLAGS)
 """Flags that need no value."""
+JOINED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(_OTHERS.keys() - {"register-with-taints"}, ","),
+    "reserved-memory": ";",
+}
+"""Flags whose values add up if a command line repeats them, and what stands between two values. Of every
+other flag the last value counts, for the kubelet also of `--register-with-taints`, which is a list.
+"""
 WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "application-metrics-count-limit": "limits the metrics that cAdvisor takes from containers",
     "boot-id-file": "sets where cAdvisor reads the boot id",
