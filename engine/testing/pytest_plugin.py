@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from engine.testing.threaded_server import ThreadedApiServer
 
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
+# Messages of crun, and what they say about it.
+CRUN_REFUSALS = {
+    "unknown version specified": "is too old for the containers of containerd 2",
+    "cgroups in hybrid mode not supported": "needs all cgroup controllers in v1 or all in v2",
+}
 
 
 @pytest.fixture
@@ -121,9 +126,10 @@ def running_containerd2(directory: Path, archive: Path, *, oci_runtime: str = "r
         try:
             running.ctr("run", "--rm", "--runc-binary", oci_runtime, BUSYBOX_TAG, "probe", "/bin/true")
         except RuntimeError as error:
-            if "unknown version specified" not in str(error):
-                raise
-            pytest.skip(f"this {oci_runtime} is too old for the containers of containerd 2")
+            for message, reason in CRUN_REFUSALS.items():
+                if message in str(error):
+                    pytest.skip(f"this {oci_runtime} {reason}")
+            raise
         yield running
 
 
