@@ -28,7 +28,8 @@ from engine.tables import PodTable, requests_of
 from engine.tables.cells import INT64
 from engine.tables.pods import PodCells
 
-_LARGEST_SUM: Final = 2**63 - 1
+UNLIMITED: Final = 2**63 - 1
+"""The largest sum, and the limit of a resource that is not counted."""
 
 
 class _Terminating(msgspec.Struct, frozen=True):
@@ -110,6 +111,7 @@ class NodeAllocations:
         """
         if pod.uid in self._pods or pod.uid in self._terminating:
             raise InvalidInput(f"uid {pod.uid} is already on the node", subject=pod.full_name)
+        # Alone, as for the kubelet: nothing else is judged of a pod for another operating system.
         os_failure = wrong_os(pod)
         if os_failure is not None:
             return [os_failure]
@@ -124,7 +126,7 @@ class NodeAllocations:
         row = self.table.add(pod)
         if not self._sums.add(row):
             used, own = self.used, self._amounts(pod.uid)
-            name = next(name for name in own if used[name] + own[name] > _LARGEST_SUM)
+            name = next(name for name in own if used[name] + own[name] > UNLIMITED)
             self.table.remove(pod.uid)
             raise InvalidInput(
                 f"adding it makes the sum of {name} requests exceed 64 bits", subject=pod.full_name
@@ -137,12 +139,17 @@ class NodeAllocations:
         before = self._pods.get(pod.uid)
         if before is None:
             raise InvalidInput("no pod with this uid on the node", subject=pod.full_name)
+        coming = pod.uid in self._coming
         self.remove(pod.uid)
         try:
             self.add(pod)
         except InvalidInput:
             self.add(before)
             raise
+        finally:
+            # A pod that is resized before it starts still holds nothing.
+            if coming:
+                self._coming.add(pod.uid)
 
     def expect(self, pod: Pod) -> None:
         """Count a pod that has not started; until `started` it holds nothing. Raises like `add`."""
@@ -181,6 +188,7 @@ class NodeAllocations:
         pod = self._pods.get(uid)
         if pod is None:
             return
+        # A pod that ends before it has started gives nothing back that others could wait for.
         terminating = _Terminating(pod, {}, holds=False)
         if uid not in self._coming:
             terminating = _Terminating(pod, self._amounts(uid), holds=True)
@@ -201,6 +209,7 @@ class NodeAllocations:
             uid
             for uid, other in self._terminating.items()
             if other.holds
+            # A slot for one more pod, and a port, are no amounts: any terminating pod gives the former back.
             and (PODS in short or short & other.amounts.keys() or _share_a_port(pod, other.pod))
         ]
 
@@ -214,6 +223,8 @@ class NodeAllocations:
         """
         wanted = self._amounts(pod.uid) if pod.uid in self._pods else {}
         held = self.used_beside(pod.uid)
+        # Other pods that have not started wait as this one does; if they counted, two could wait for each
+        # other.
         for uid in self._coming - {pod.uid}:
             for name, amount in self._amounts(uid).items():
                 held[name] -= amount
@@ -263,9 +274,6 @@ def _share_a_port(pod: Pod, other: Pod) -> bool:
     return held.conflict(pod)
 
 
-UNLIMITED: Final = 2**63 - 1
-
-
 class Sums:
     """Sum rows of a pod table, in its units: milli-CPU, and whole numbers for the rest."""
 
@@ -297,6 +305,7 @@ class Sums:
     def _ledger(self) -> Ledger:
         """Return the running sums, computed again if the table's memory was replaced or the node changed."""
         cells = self._table.cells
+        # The kernel keeps pointers into the cells, which the table replaces when it grows.
         if self._kept is None or self._kept[0] is not cells:
             self._used = array(INT64, [*self._used, *[0] * (cells.resources - len(self._used))])
             names = self._table.resources.in_order[: cells.resources]

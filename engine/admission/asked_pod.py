@@ -79,6 +79,7 @@ def pods_asked_about(
         raise InvalidInput("specify a pod with file, like or requests", subject="file")
     for pod in pods:
         _change(pod, parameters, class_priority)
+        # A copied pod names the node where it runs, and would fit no other (NodeName).
         pod.spec.node_name = ""
         apply_defaults(pod)
         _check_amounts(pod, parameters, known_resources)
@@ -113,6 +114,7 @@ def _change(pod: Pod, parameters: PodParameters, class_priority: Callable[[str],
         pod.spec.containers = convert(
             {"spec": {"containers": [{"name": "main", "resources": resources}]}}, Pod, "pod"
         ).spec.containers
+        # They would count beside the new amounts, and the recorded class is that of the old ones.
         pod.spec.init_containers = None
         pod.status.qos_class = ""
     if parameters.node_selector:
@@ -124,6 +126,7 @@ def _change(pod: Pod, parameters: PodParameters, class_priority: Callable[[str],
         pod.spec.node_selector = spec.node_selector or pod.spec.node_selector
         pod.spec.tolerations = spec.tolerations or pod.spec.tolerations
     if parameters.priority_class:
+        # The priority admission plugin writes the class's value into the pod; that of another class is stale.
         pod.spec.priority_class_name = parameters.priority_class
         pod.spec.priority = None
     if parameters.critical:

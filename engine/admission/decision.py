@@ -91,6 +91,8 @@ class Preemption(PartlyShown, frozen=True):
         """Choose within each class as if all pods of lower classes were gone."""
         qos = self.table.cells.qos
         allowed = [row for row in self.table.live_rows() if self._why_not(row) is None]
+        # Guaranteed first: whoever is chosen there is needed even without all lower classes, which the next
+        # classes then reckon with (`getPodsToPreempt`).
         for code in (2, 1, 0):
             mine = [row for row in rows if qos[row] == code]
             gone = [row for row in allowed if qos[row] < code] + [row for row in rows if qos[row] > code]
@@ -101,6 +103,8 @@ class Preemption(PartlyShown, frozen=True):
 
     def _step(self, row: int, short: dict[str, int]) -> AdmissionStep:
         frees = {name: min(self._amount(name, row), quantity) for name, quantity in short.items()}
+        # The relative distance of `admissionRequirementList.distance`: squares, so that one large gap weighs
+        # more.
         distance = 0.0
         for name, quantity in short.items():
             distance += (float(quantity - frees[name]) / float(quantity)) ** 2
@@ -180,6 +184,7 @@ def why_not_preemptable(
     flags = int(table.cells.flags[row])
     if respect_protection and flags & PROTECTED:
         return "protected by an annotation"
+    # A critical pod preempts any that is not, without comparing priorities (`types.Preemptable`).
     if critical and not flags & CRITICAL:
         return None
     if priority is None or not flags & HAS_PRIORITY:

@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 
 from engine._fast.preemption.predicates import request_sums, short_on_each_node
 from engine._fast.preemption.preemption import victims_by_node
-from engine.admission.predicates import is_counted
+from engine.admission.predicates import NATIVE, is_counted
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
-from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS, is_extended, scaled
+from engine.api.resources import PODS, is_extended, scaled
 from engine.tables import ABSENT, PODS_ID, ClusterTables, requests_of
-
-_NATIVE = (CPU, MEMORY, EPHEMERAL_STORAGE)
 
 
 class Shortages(msgspec.Struct, frozen=True):
@@ -68,10 +66,10 @@ def shortages_everywhere(
     missing entirely. Raises `InvalidInput` for bad amounts.
     """
     requests = {
-        name: amount for name, amount in requests_of(pod).items() if name in _NATIVE or is_counted(name)
+        name: amount for name, amount in requests_of(pod).items() if name in NATIVE or is_counted(name)
     }
     overhead = {name: scaled(name, quantity) for name, quantity in (pod.spec.overhead or {}).items()}
-    names = (PODS, *_NATIVE, *sorted(requests.keys() - set(_NATIVE)))
+    names = (PODS, *NATIVE, *sorted(requests.keys() - set(NATIVE)))
     count, nodes = len(cluster.allocatable), cluster.nodes
     pods = np.diff(cluster.offsets)
     ids = np.empty(len(names), np.int32)
@@ -80,10 +78,13 @@ def shortages_everywhere(
     ids[0], wanted[0], free[0] = PODS_ID, 1, cluster.pod_limit - pods
     for index, name in enumerate(names[1:], 1):
         id = cluster.resources.find(name)
+        # One past the last column stands for every resource that no node has.
         id = count if id is None else min(id, count)
         offered = cluster.allocatable[id] if id < count else np.full(nodes, ABSENT, np.int64)
         ids[index] = id
         wanted[index] = requests.get(name, 0)
+        # As `removeMissingExtendedResources`: a cluster-level resource is unknown to nodes, and what
+        # containers request of it does not count there; the overhead stays.
         if is_extended(name):
             wanted[index][offered == ABSENT] = overhead.get(name, 0)
         free[index] = np.maximum(offered, 0) - (used[id] if id < count else 0)

@@ -34,6 +34,7 @@ class InsufficientResource(msgspec.Struct, frozen=True):
     @property
     def missing(self) -> int:
         """Return how much must be freed."""
+        # Less than nothing may be free: running pods keep their place on a node that has shrunk.
         return self.requested - (self.capacity - self.used)
 
     def describe(self) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def fewest_victims(
         for candidate in candidates
         if any(freed := tuple(candidate.amounts[index] for index in active))
     ]
+    # The search cuts branches by what the candidates ahead can still give: the best first cuts most.
     useful.sort(key=lambda pair: -_use(wanted, pair[1]))
     amounts = [freed for _, freed in useful]
     start = _greedy(amounts, wanted, budget)
@@ -119,6 +120,7 @@ def _exact(
 ) -> tuple[Sequence[int], bool]:
     """Return the best set, or the best seen when the budget ran out (`start` at worst)."""
     sums = [sum(column) for column in zip(*amounts, strict=True)]
+    # The kernel adds two sums in 64 bits.
     if max(sums) >= _LARGEST_SUM or len(amounts) * len(start) > _LARGEST_TABLE:
         return start, False
     for size in range(_at_least(amounts, needs), len(start) + 1):
@@ -130,6 +132,7 @@ def _exact(
             np.array(needs, np.int64),
             np.array(goals or (), np.int64),
             size,
+            # Only a set of this size is a bound that the kernel can improve on.
             np.array(start if size == len(start) else (), np.int32),
             budget.seconds,
             budget.steps,
@@ -159,6 +162,7 @@ def _greedy(amounts: Sequence[tuple[int, ...]], needs: Sequence[int], budget: Bu
         others.remove(index)
         chosen.append(index)
         left = [need - amount for need, amount in zip(left, amounts[index], strict=True)]
+    # The last choices often cover what earlier ones were chosen for.
     for index in list(chosen):
         spare = [need + amount for need, amount in zip(left, amounts[index], strict=True)]
         if all(need <= 0 for need in spare):

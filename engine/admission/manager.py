@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from engine.admission.admitted import NodeAllocations
 from engine.admission.decision import Preemption
-from engine.admission.failures import InsufficientResource
+from engine.admission.failures import UNEXPECTED, InsufficientResource
 from engine.admission.preemption import POLICIES
 from engine.admission.verdict import Verdict, decide
 from engine.api.decisions import Decisions, Measured
@@ -138,6 +138,7 @@ class Admission:
         if not self._node_recorded:
             self._node_recorded = True
             record(Measured("node", "node", inputs={"node": self._node}))
+        # The encoded pod is large; `inputs` builds it only if somebody records.
         whose, uid = (pod.full_name, pod.uid) if pod is not None else ("", uid)
         record(Measured("pod", name, pod=whose, uid=uid, inputs=inputs()))
 
@@ -167,6 +168,7 @@ class Admission:
         self.admitted.started(pod.uid)
 
     async def _wait_until_it_fits(self, pod: Pod) -> None:
+        # Not among the admitted: a pod with a higher claim preempts it while it waits.
         while pod.uid not in self.admitted or self.admitted.in_the_way(pod):
             await self._freed.wait()
 
@@ -178,6 +180,7 @@ class Admission:
         )
 
     def _notify(self) -> None:
+        # Whoever waits holds the old event, and those who come later wait for the next change.
         self._freed.set()
         self._freed = asyncio.Event()
 
@@ -209,12 +212,14 @@ class Admission:
         try:
             verdict = self.check(pod)
         except InvalidInput as error:
-            raise AdmissionRejected("UnexpectedAdmissionError", str(error)) from error
+            raise AdmissionRejected(UNEXPECTED, str(error)) from error
+        # A plain yes explains nothing, and would push the others out of the few that are kept.
         if verdict.failures:
             self._verdicts.append(verdict.describe(self._names()))
         if not verdict.admit:
             lacking = [one.resource for one in verdict.failures if isinstance(one, InsufficientResource)]
             raise AdmissionRejected(verdict.reason, verdict.message, lacking=lacking)
+        # Before the pod is counted, and before anything is awaited: the next pod is judged against both.
         for uid in verdict.victims:
             self.admitted.terminating(uid)
         self.admitted.expect(pod)
@@ -263,11 +268,13 @@ class Admission:
         except (KubengineError, TimeoutError) as error:
             why = "it did not terminate in time" if isinstance(error, TimeoutError) else error
             log.error("pod %s could not be preempted: %s", pod.full_name, why)
+            # As the kubelet, which logs the failure and admits the pod: the victim still ends some day.
             self._decisions.pod(pod, "preemption", "failed", str(why), inputs)
             self.admitted.stay(pod.uid)
             self._measured("stays", dict, pod)
             self._notify()
             return
+        # The kubelet counts the first insufficient resource only.
         self._preemptions.inc(preemption.requirements[0][0] if preemption.requirements else "")
         self.remove(pod.uid)
 

@@ -57,6 +57,8 @@ class NodeFacts(msgspec.Struct, frozen=True):
         labels = node.labels
         return cls(
             name=node.metadata.name,
+            # `rejectPodAdmissionBasedOnOSSelector` writes the label into the node's map, which the selectors
+            # that are matched next then see; without any labels it writes into a map of its own.
             labels={**labels, OS_LABEL: OS} if labels else {},
             taints=tuple(taint for taint in node.spec.taints or () if taint.effect == NO_EXECUTE),
             pod_limit=amounts.pop(PODS, 0),
@@ -85,6 +87,7 @@ def counted_requests(requests: Mapping[str, int], pod: Pod, allocatable: Mapping
             overhead = (pod.spec.overhead or {}).get(name)
             if overhead is None:
                 continue
+            # The kubelet drops the container's request from a copy of the pod, whose overhead stays.
             amount = overhead.value
         counted[name] = amount
     return counted
@@ -102,6 +105,7 @@ def resource_failures(
     allocatable = node.allocatable
     for name in NATIVE:
         amount = wanted.get(name, 0)
+        # A pod that asks for nothing fits a node that is overcommitted.
         if amount > 0 and amount > allocatable.get(name, 0) - used.get(name, 0):
             failures.append(InsufficientResource(name, amount, used.get(name, 0), allocatable.get(name, 0)))
     if len(wanted) > len(NATIVE) or not wanted.keys() <= set(NATIVE):
@@ -136,6 +140,7 @@ def other_failures(pod: Pod, node: NodeFacts, ports: UsedPorts) -> list[Failure]
         failures.append(NODE_NAME)
     if ports.conflict(pod):
         failures.append(NODE_PORTS)
+    # Not of static pods, as `generalFilter`: no scheduler could place them elsewhere.
     if (
         node.taints
         and not is_static(pod)

@@ -59,6 +59,7 @@ def preempt(
         raise InvalidInput("the preemptor is among the node's pods", subject=preemptor.full_name)
     needs = _checked(requirements)
     critical, priority = is_critical(preemptor), preemptor.spec.priority
+    # A name that the table does not know is a resource that no pod holds, so that nothing can free it.
     ids = [table.resources.find(name) for name, _ in needs]
     absent = tuple(need for need, id in zip(needs, ids, strict=True) if id is None and need[1] > 0)
     known = [(need, id) for need, id in zip(needs, ids, strict=True) if id is not None]

@@ -27,6 +27,7 @@ class Readmission:
             verdict = decide(self._admitted, pod)
             if not verdict.admit:
                 return verdict.reason, verdict.message
+            # At once, while a running node waits until they have stopped: there is no time in this question.
             for uid in verdict.victims:
                 self.victims[uid] = pod.full_name
                 self._admitted.remove(uid)

@@ -11,10 +11,10 @@ from engine.api.pod import Pod
 from engine.api.references import LabelSelector, LabelSelectorRequirement
 from engine.api.resources import is_qualified_name
 from engine.api.scheduling import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Toleration
+from engine.api.validation.names import is_label_value
 
 NO_EXECUTE: Final = "NoExecute"
 
-_LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
@@ -57,12 +57,14 @@ def _expression(
     wanted: NodeSelectorRequirement | LabelSelectorRequirement, labels: Mapping[str, str]
 ) -> bool:
     values = wanted.values or []
-    if not is_qualified_name(wanted.key) or not all(_is_label_value(value) for value in values):
+    # `labels.NewRequirement` refuses such a requirement, and its term then matches nothing.
+    if not is_qualified_name(wanted.key) or not all(map(is_label_value, values)):
         return False
     present = labels.get(wanted.key)
     match wanted.operator:
         case "In":
             return present is not None and present in values
+        # A label that is absent has none of the values.
         case "NotIn":
             return bool(values) and (present is None or present not in values)
         case "Exists":
@@ -79,16 +81,13 @@ def _expression(
 
 def _field(wanted: NodeSelectorRequirement, name: str) -> bool:
     values = wanted.values or []
+    # Any other field is unknown, and so has the empty value (`fields.Set.Get`).
     value = name if wanted.key == "metadata.name" else ""
     if len(values) != 1:
         return False
     if wanted.operator == "In":
         return value == values[0]
     return wanted.operator == "NotIn" and value != values[0]
-
-
-def _is_label_value(value: str) -> bool:
-    return len(value) <= 63 and _LABEL_VALUE.fullmatch(value) is not None
 
 
 def _is_integer(text: str) -> bool:
@@ -100,6 +99,7 @@ def tolerates(tolerations: Sequence[Toleration], taint: Taint) -> bool:
 
 
 def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    # Lt and Gt (TaintTolerationComparisonOperators) are alpha and off in v1.36: they tolerate nothing.
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:

@@ -60,6 +60,7 @@ class SysctlAllowlist:
                     "and be a name, which may end in *"
                 )
                 raise InvalidInput(text, subject="allowedUnsafeSysctls")
+            # The prefix decides about the namespace: `net.*` is the network's, `kernel.*` would be anybody's.
             prefix, star, _ = dotted(pattern).partition("*")
             namespace = namespace_of(prefix)
             if not namespace:
@@ -83,5 +84,6 @@ class SysctlAllowlist:
             if found is None:
                 return f'"{name}" not allowlisted'
             namespace = self._prefixes[found]
+        # In a namespace of the host, the sysctl would be the node's.
         shared = pod.spec.host_ipc if namespace == "IPC" else pod.spec.host_network
         return f'"{name}" not allowed with host {namespace} enabled' if shared else ""

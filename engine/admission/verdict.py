@@ -61,6 +61,7 @@ def decide(admitted: NodeAllocations, pod: Pod, *, policy: str = KUBELET, time_l
     short = [failure for failure in failures if isinstance(failure, InsufficientResource)]
     others = [failure for failure in failures if not isinstance(failure, InsufficientResource)]
     if not critical or others:
+        # `HandleAdmissionFailure` drops the shortages that preemption could cure before it gives up.
         first = (others if critical else failures)[0]
         return Verdict(pod.full_name, False, critical, failures, None, first.reason, first.message)
     requirements = [(failure.resource, failure.missing) for failure in short]

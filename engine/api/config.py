@@ -303,10 +303,13 @@ class KubeletConfiguration(Struct):
     user_namespaces: UserNamespaces | None = None
 
     def __post_init__(self) -> None:
+        # The report follows a given update, but is rarer than the update's default: a kubelet reports an
+        # unchanged status every five minutes, since its lease shows that it lives (KEP-589).
         update, report = self.node_status_update_frequency, self.node_status_report_frequency
         self.node_status_update_frequency = update or Duration(10)
         self.node_status_report_frequency = report or update or Duration(300)
         zero_is_default(self, _ZERO_IS_DEFAULT)
+        # Any negative number means no limit, as for the kubelet.
         self.pod_pids_limit = max(self.pod_pids_limit, -1)
         if self.serialize_image_pulls is None:
             self.serialize_image_pulls = (self.max_parallel_image_pulls or 1) < 2

@@ -55,6 +55,7 @@ def configuration_changes(
     for field, old, new in _differing(before, after):
         effect, why = _EFFECTS.get(field, ("changes", ""))
         if field == "cgroupsPerQOS" and after.cgroups_per_qos:
+            # Off to on. The other way, running containers stay in the cgroups that they have.
             effect, why = "restarts", "no pod has a cgroup yet"
         elif field == "reservedSystemCPUs" and after.cpu_manager_policy == "static":
             effect, why = "refuses to start", "if a pod holds one of the newly reserved CPUs"
@@ -68,6 +69,7 @@ def _differing(before: Struct, after: Struct, path: str = "") -> Iterator[tuple[
         name = f"{path}{field.encode_name}"
         if isinstance(old, Struct) and type(old) is type(new):
             yield from _differing(old, new, f"{name}.")
+        # An empty cgroupRoot means the root, so that naming it changes nothing.
         elif old != new and not (name == "cgroupRoot" and (old or "/") == (new or "/")):
             yield name, _plain(old), _plain(new)
 

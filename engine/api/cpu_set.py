@@ -32,6 +32,7 @@ def text(cpus: int) -> str:
     while cpus:
         start = (cpus & -cpus).bit_length() - 1
         run = cpus >> start
+        # Adding one carries through the ones at the end: the bit where it stops is one past the run.
         length = (~run & run + 1).bit_length() - 1
         parts.append(str(start) if length == 1 else f"{start}-{start + length - 1}")
         cpus &= ~((1 << start + length) - (1 << start))

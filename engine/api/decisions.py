@@ -181,9 +181,11 @@ class Decisions:
     def _hold(self, entry: Decision | _Series, count: int) -> None:
         self._ring.append(entry)
         self._held += count
+        # Whole entries only: the oldest series stays until the ring is full without it.
         while self._held - _length(self._ring[0]) >= self.capacity:
             self._held -= _length(self._ring.popleft())
         if self._news is not None:
+            # Waiters keep the event that they wait for; the next one is made when somebody waits again.
             self._news.set()
             self._news = None
 
@@ -195,6 +197,7 @@ class Decisions:
         written: list[Decision] = []
         for entry in self._ring:
             written.extend(entry.decisions() if isinstance(entry, _Series) else (entry,))
+        # A series is written out once, and stays so: every follower reads the same decisions.
         written = written[-self.capacity :]
         self._ring, self._held = deque(written), len(written)
         return written[-new:]

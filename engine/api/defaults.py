@@ -45,6 +45,7 @@ def apply_defaults(pod: Pod) -> None:
     spec.scheduler_name = spec.scheduler_name or "default-scheduler"
     if spec.termination_grace_period_seconds is None:
         spec.termination_grace_period_seconds = DEFAULT_GRACE_SECONDS
+    # Of an object from before negative periods were refused (core/v1's conversion.go).
     elif spec.termination_grace_period_seconds < 0:
         spec.termination_grace_period_seconds = 1
     if spec.security_context is None:
@@ -58,6 +59,7 @@ def apply_defaults(pod: Pod) -> None:
         if spec.host_network:
             for port in container.ports or []:
                 port.host_port = port.host_port or port.container_port
+    # After the containers, whose amounts it adds up.
     if spec.resources is not None:
         _default_pod_resources(pod)
     for amounts in _amounts(pod):
@@ -74,6 +76,7 @@ def _amounts(pod: Pod) -> Iterator[ResourceList]:
 
 
 def _default_volume(volume: Volume) -> None:
+    # A volume without any source is an emptyDir (`SetDefaults_Volume`).
     if volume == Volume(name=volume.name):
         volume.empty_dir = EmptyDirVolume()
     if volume.image is not None:
@@ -182,5 +185,6 @@ def _default_pod_resources(pod: Pod) -> None:
 def _pull_policy(image: str) -> str:
     """Return Always for images without tag or digest, and for `latest`."""
     name, _, digest = image.partition("@")
+    # Only in the last part of the path is a colon followed by a tag; before, it is a registry's port.
     tag = name.rpartition("/")[2].partition(":")[2]
     return "Always" if tag == "latest" or not (tag or digest) else "IfNotPresent"

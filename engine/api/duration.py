@@ -34,6 +34,7 @@ class Duration(float):
         while part := _PART.match(body, at):
             at = part.end()
             seconds += float(part[1]) * _UNITS[part[2]]
+        # Go keeps nanoseconds in 64 bits.
         if not at or at < len(body) or seconds >= _MOST_SECONDS:
             raise wrong
         return cls(sign * seconds)

@@ -41,6 +41,7 @@ def compute_qos_class(pod: Pod) -> str:
 
     Zero amounts do not count.
     """
+    # Pod-level resources replace those of the containers in the decision; they are not added (KEP-2837).
     if pod.spec.resources is not None:
         requested = _compute_amounts([pod.spec.resources.requests or {}])
         limited = _compute_amounts([pod.spec.resources.limits or {}])

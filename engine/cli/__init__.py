@@ -72,6 +72,7 @@ class _LazyGroup(click.Group):
         try:
             module = import_module(f"engine.cli.{cmd_name.replace('-', '_')}")
         except ModuleNotFoundError as error:
+            # A module of the engine that is missing is a fault of the installation, not a missing extra.
             if error.name not in PLANNER_LIBRARIES:
                 raise
             raise click.ClickException(
@@ -96,6 +97,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name]) for name in sorted(COMMANDS)])
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        # `--help` and `--version` print while the context is made.
         try:
             return super().make_context(*arguments, **options)
         except BrokenPipeError:
@@ -111,6 +113,7 @@ class _LazyGroup(click.Group):
         except Exception as error:
             if ctx.params["debug"]:
                 raise
+            # Errors of the libraries name an option by its dashes; a wrong file is no wrong usage.
             wrong = isinstance(error, InvalidInput) and error.subject.startswith("-")
             failed = WrongUsage if wrong else click.ClickException
             raise failed(_one_line(error)) from error
@@ -182,6 +185,7 @@ def kubectl_plugin() -> None:
 def _run(command: click.Group, name: str) -> NoReturn:
     try:
         status = command.main(prog_name=name, standalone_mode=False)
+        # Here, where a closed pipe is still caught: at the interpreter's end it would print a traceback.
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()
@@ -195,5 +199,6 @@ def _run(command: click.Group, name: str) -> NoReturn:
 
 def _exit_without_reader() -> NoReturn:
     """Exit silently with the status of a command that SIGPIPE ends, because nobody reads the output."""
+    # The interpreter flushes standard output once more, which must find somewhere to go.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(128 + signal.SIGPIPE)

@@ -126,6 +126,7 @@ def node(
         ),
         lambda line: click.echo(line, err=True),
     )
+    # As Ctrl-C, whose clean-up removes the bench's cgroups and processes and shows what was measured.
     signal.signal(signal.SIGTERM, _end_on_terminate)
     try:
         bench.run()
@@ -161,6 +162,7 @@ def _show(
             path.write_text(text(result))
         except OSError as error:
             written = False
+            # Half a report would be taken for a whole one; a device or a pipe stays.
             if path.is_file():
                 path.unlink()
             click.echo(f"{path}: not written: {error.strerror}", err=True)

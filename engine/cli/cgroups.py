@@ -105,6 +105,7 @@ def _observed_node(
     pods, _ = load_pods(pod_file)
     for pod in pods:
         apply_defaults(pod)
+        # The uid is part of the cgroup's name.
         if not pod.uid:
             raise InvalidInput(f"{pod.full_name}: metadata.uid: expected a uid", subject=str(pod_file))
     amounts: dict[str, Quantity | int] = {**capacity(Path("/"), config), "pid": max_pids()}
@@ -217,6 +218,7 @@ def _print_table(rows: Iterable[Row]) -> None:
 
     from engine.cli.output.console import table_console
 
+    # By the parts of the path: `-` and `.` sort before `/`, and would put a group before its parent's others.
     listed = sorted(rows, key=lambda row: row.path.split("/"))
     columns = list(dict.fromkeys(name for row in listed for name in row.files))
     top = listed[0].path.count("/") if listed else 0

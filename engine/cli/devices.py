@@ -52,6 +52,7 @@ def _tables(resources: list[dict[str, Any]]) -> None:
         remarks = f"lists {entry['complaint']}" if entry["complaint"] else ""
         summary.add_row(entry["name"], *counts, entry["plugin"], remarks)
         for device in entry["devices"]:
+            # A device without a topology may be anywhere; one with an empty topology is at no node.
             numa = "-" if device["numa"] is None else ",".join(map(str, device["numa"])) or "none"
             owners = device["owners"] or [{"pod": "-", "podUID": "-", "container": "-"}]
             pods = ", ".join(dict.fromkeys(owner["pod"] or owner["podUID"] for owner in owners))
@@ -79,6 +80,7 @@ def _claims(claims: list[dict[str, Any]]) -> None:
     )
     nothing = {"pool": "", "device": "-", "health": "-", "numa": None, "message": ""}
     for claim in claims:
+        # A driver that has prepared its share of a claim may not have named devices for it.
         unnamed = sorted(set(claim["drivers"]) - {device["driver"] for device in claim["devices"]})
         devices = [*claim["devices"], *({"driver": driver, **nothing} for driver in unnamed)]
         for device in devices:

@@ -21,6 +21,7 @@ _COUNTED = ("inodesFree", "pid.")
 @agent_option
 def command(agent: AgentClient, as_json: bool, disk: bool) -> None:
     """Show signals, the distance to each threshold, and which pods would be evicted first and why."""
+    # The agent walks through the volumes and logs of every pod before it answers.
     if disk:
         agent.timeout = DISK_DEADLINE
     answer = agent.describe("eviction", **({"disk": "true"} if disk else {}))

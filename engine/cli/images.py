@@ -30,6 +30,7 @@ def command(context: click.Context, agent: AgentClient, as_json: bool) -> None:
 
     table = Table("Image", "Size", "Seen", "Last used", "In use by", "Stays because", box=None)
     now = answer["now"]
+    # In the order of collection by age: images that were never used go first.
     for image in sorted(answer["images"], key=lambda image: (image["lastUsed"] or 0, image["firstDetected"])):
         used = "never seen" if image["lastUsed"] is None else f"{show_age(now - image['lastUsed'])} ago"
         table.add_row(

@@ -92,6 +92,7 @@ def parameters_from(kind: type[msgspec.Struct], given: dict[str, Any]) -> msgspe
     hints = get_type_hints(kind)
     plain: dict[str, Any] = {}
     for name, value in given.items():
+        # Left out rather than passed as empty, so that the parameter's own default applies.
         if value is None or value == ():
             continue
         hint = _without_none(hints[name])
@@ -130,6 +131,7 @@ def key_values(name: str, values: tuple[str, ...]) -> dict[str, Any]:
     """Parse `KEY=VALUE` texts, several in one with commas. Raise `InvalidInput` naming the option."""
     found: dict[str, Any] = {}
     for text in values:
+        # A value in JSON has commas of its own.
         parts = [text] if "{" in text else text.split(",")
         for part in parts:
             key, equals, value = part.partition("=")

@@ -61,7 +61,7 @@ def command(
     assert isinstance(parameters, PodParameters)
     if not (parameters.file or parameters.like or parameters.requests or parameters.limits):
         raise click.UsageError("say which pod: --file, --like or --requests")
-    others = _Others(agent if node is None else None, pods_file)
+    others = _ExistingPods(agent if node is None else None, pods_file)
     pod = _asked_pod(parameters, others, static=static)
     if node is None:
         from engine.api.struct import to_builtins, to_json
@@ -78,7 +78,7 @@ def command(
         raise click.exceptions.Exit(3)
 
 
-class _Others:
+class _ExistingPods:
     """Read the existing pods on demand, from the running agent or a file."""
 
     def __init__(self, agent: AgentClient | None, file: Path | None) -> None:
@@ -108,7 +108,7 @@ class _Others:
         return next((pod.spec.priority for pod in self.pods if pod.spec.priority_class_name == name), None)
 
 
-def _asked_pod(parameters: PodParameters, others: _Others, *, static: bool) -> Pod:
+def _asked_pod(parameters: PodParameters, others: _ExistingPods, *, static: bool) -> Pod:
     pods = pods_asked_about(
         parameters,
         like=others.like,
@@ -134,10 +134,12 @@ def _from_files(pod: Pod, node_file: Path, others: Sequence[Pod], policy: str) -
     nodes = parse_documents(read_text(node_file), str(node_file))
     if len(nodes) != 1 or nodes[0].get("kind") != "Node":
         raise InvalidInput("expected one v1 Node", subject=str(node_file))
+    # Pods that have ended hold nothing, but `kubectl get pods` lists them until they are deleted.
     running = [other for other in others if other.status.phase not in ("Succeeded", "Failed")]
     for number, other in enumerate(running):
         apply_defaults(other)
         other.metadata.uid = other.uid or f"pod {number}"
+    # A file that was saved from a cluster may hold this very pod, which would be refused as known already.
     pod.metadata.uid = f"dry-run of {pod.full_name}"
     admitted = NodeAllocations(convert(nodes[0], Node, str(node_file)), running)
     verdict = decide(admitted, pod, policy=policy or "kubelet")
@@ -165,14 +167,14 @@ def _print(answer: dict[str, Any], limit: int) -> None:
     )
     if preemption["note"]:
         click.echo(preemption["note"])
-    for rows, table in ((preemption["steps"], _steps), (preemption["passedOver"], _others)):
+    for rows, table in ((preemption["steps"], _steps_table), (preemption["passedOver"], _passed_over_table)):
         if rows:
             console.print(table(rows[:limit]))
         if len(rows) > limit:
             click.echo(f"… and {len(rows) - limit} more (--limit)")
 
 
-def _steps(steps: list[dict[str, Any]]) -> Any:
+def _steps_table(steps: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
     table = Table(title="Preempted, in the order of choice", title_justify="left", box=None, pad_edge=False)
@@ -191,7 +193,7 @@ def _steps(steps: list[dict[str, Any]]) -> Any:
     return table
 
 
-def _others(others: list[dict[str, Any]]) -> Any:
+def _passed_over_table(others: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
     table = Table(title="Not preempted", title_justify="left", box=None, pad_edge=False)

@@ -165,6 +165,7 @@ def _since(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[di
     earlier = {(told["pod_uid"], told["sandbox"]): told for told in before}
     found = []
     for told in after:
+        # A new sandbox has new cgroups, whose counters begin at zero.
         old = earlier.get((told["pod_uid"], told["sandbox"]))
         if old is not None:
             grown = {name: told[name] - old[name] for name in ("runs", "seconds", "cpu_seconds")}

@@ -101,6 +101,7 @@ def command(
     config = msgspec.structs.replace(
         config, **{name: value for name, value in flags.items() if value is not None}
     )
+    # Constructed before the log begins: a wrong value ends here with one line, not with a log.
     process = AgentProcess(
         AgentOptions(
             config=config,

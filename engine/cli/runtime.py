@@ -185,6 +185,7 @@ async def _serve(make: Callable[[], _Runtime], stats_file: Path | None, clean_up
     done = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, done.set)
+    # Made inside of the running loop, which its servers belong to.
     runtime = make()
     await runtime.start()
     try:

@@ -32,6 +32,8 @@ def pod_of(pod: PodLike) -> Pod:
     """
     if not isinstance(pod, Pod):
         return convert(pod, Pod, f"pod {_name(pod)}")
+    # A typed pod usually comes from an API server; a copy of each of thousands would cost more than the
+    # answer.
     if not _lacks_requests(pod):
         return pod
     pod = deepcopy(pod)

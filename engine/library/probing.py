@@ -16,7 +16,7 @@ from engine.probes.library import run
 
 _NAMES: Final = {
     OUTCOME_SUCCESS: "success",
-    OUTCOME_WARNING: "success",
+    OUTCOME_WARNING: "success",  # a redirect to another host, as for the kubelet
     OUTCOME_FAILURE: "failure",
     OUTCOME_ERROR: "error",
 }
@@ -44,5 +44,6 @@ async def run_probe(spec: ProbeSpec, host: str = "") -> ProbeOutcome:
     target = spec.host or host
     if not target:
         raise InvalidInput("needs a host", subject=f"{spec.container} {spec.type}")
+    # By name would need the container's list of ports, which a probe alone does not have.
     outcome = await run(spec, target, spec.resolve_port())
     return ProbeOutcome(_NAMES.get(outcome.outcome, "failure"), outcome.text)

@@ -58,6 +58,7 @@ def rank(pods: Iterable[PodLike], usage: Mapping[str, Amount], resource: str = M
         if key not in uids:
             raise InvalidInput("is not among the pods; name it namespace/name", subject=f"usage of {key!r}")
         kept[uids[key]] = _usage(resource, base_units(resource, amount, f"usage of {key!r}"))
+    # An empty table: pods without a row are ranked by their specs, which is all that a caller has.
     ranking = _rank(PodTable(), typed, kept, resource, ("volumes",))
     return [_placed(place, pod, amount, resource) for place, (pod, amount) in enumerate(ranking, 1)]
 

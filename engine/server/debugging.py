@@ -25,6 +25,7 @@ def without_debugging(request: Request) -> Response | None:
     path = request.path
     if path.startswith(_DISABLED_TREES):
         return plain(405, DISABLED)
+    # `ServeMux` redirects a path to the tree that is registered with a slash.
     if f"{path}/" in _DISABLED_TREES:
         return Response(307, TEXT, b"", headers=(("location", quote(f"{path}/")),))
     if path[1:].partition("/")[0] in _MISSING:

@@ -56,6 +56,7 @@ class GroupLabels:
     def of(self, usage: NodeUsage) -> LabelledGroups:
         last = self._last
         system = (usage.root, *(each for each in usage.system.values() if each.cgroup.strip("/")))
+        # The same list is returned while no pod came or went, so that its identity tells.
         if last is None or last.of is not usage.pods or last.system != system:
             self._last = last = _shown(system, usage.pods, last)
         return last

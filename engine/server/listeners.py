@@ -155,6 +155,7 @@ class HttpServer:
         self._servers.append(
             await asyncio.start_server(partial(self._accept, listener), sock=bound, backlog=ACCEPTED_AT_ONCE)
         )
+        # asyncio accepts as many connections in one turn as its backlog, and passes that on to listen(2).
         bound.listen(BACKLOG)
 
     async def _accept(

@@ -59,6 +59,8 @@ def pod_entry(pod: Pod) -> PodEntry:
     if not pod.uid:
         raise InvalidInput("metadata.uid: expected a uid", subject=pod.full_name)
     counted = {name: scaled(name, amount) for name, amount in pod_requests(pod).items()}
+    # The kubelet's eviction compares exact quantities; the column is rounded up, and `fraction` says by how
+    # much.
     exact = {CPU: ZERO, MEMORY: ZERO, EPHEMERAL_STORAGE: ZERO, **ranking_list(pod)}
     exact.pop(PODS, None)
     ranking = {name: scaled(name, amount) for name, amount in exact.items()}
@@ -120,4 +122,5 @@ def requests_of(pod: Pod, names: ResourceNames | None = None) -> dict[str, int]:
         found = requests(pod, names.ids, names.in_order)
         if found is not None:
             return found
+    # Not an ordinary pod: it has something that the kernel leaves to the rules in Python.
     return pod_entry(pod).requests

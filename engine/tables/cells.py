@@ -26,6 +26,7 @@ def zeros(form: str, *shape: int) -> Cells:
 
 def take_over(old: Cells, bigger: Cells) -> None:
     """Copy all cells to the same positions of memory that is at least as large in each dimension."""
+    # Row by row: a wider matrix has each row at another position.
     known, cells = memoryview(old).tobytes(), bigger.cast("B")
     narrow, wide = old.shape[-1] * old.itemsize, bigger.shape[-1] * bigger.itemsize
     for row in range(len(known) // narrow):

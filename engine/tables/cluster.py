@@ -116,6 +116,8 @@ class ClusterTables:
         """
         nodes = list(nodes)
         resources = ResourceNames()
+        # Before any pod: the columns then have their width from the beginning, and are not copied for each
+        # name.
         for node, _ in nodes:
             for name in node.allocatable:
                 resources.intern(name)
@@ -128,6 +130,7 @@ class ClusterTables:
         if len(set(names)) != len(names):
             raise InvalidInput("two nodes have the same name", subject="nodes")
         allocatable = np.full((table.columns.resources, len(nodes)), ABSENT, AMOUNT)
+        # The native resources exist on every node; one that a Node does not name is none at all.
         allocatable[: EPHEMERAL_STORAGE_ID + 1] = 0
         pod_limit = np.zeros(len(nodes), AMOUNT)
         for index, (node, _) in enumerate(nodes):

@@ -53,6 +53,7 @@ def standing_of_pods(table: PodTable, rows: Sequence[int], pods: Sequence[Pod], 
     Raises `InvalidInput` for an amount in a spec that no table takes.
     """
     resource = MEMORY_ID if by == "memory" else EPHEMERAL_STORAGE_ID
+    # Pods that were never admitted here, such as those of an earlier agent, have no row in the node's table.
     others = PodTable.from_pods(pod for pod, row in zip(pods, rows, strict=True) if row < 0)
     absent = iter(others.live_rows())
     places = [(table.cells, row) if row >= 0 else (others.cells, next(absent)) for row in rows]
@@ -66,6 +67,7 @@ def standing_of_pods(table: PodTable, rows: Sequence[int], pods: Sequence[Pod], 
 
 def standing_order(pods: Standing, by: Ranked, usage: Integers, known: Integers) -> array[int]:
     """Return positions int32[n], first to be evicted first; `usage` and `known` as for `eviction_order`."""
+    # `rankPIDPressure` has no requests to compare with.
     if by == "processes":
         return order_by_count(usage, known, pods.priority)
     return order_by_excess(usage, known, pods.request, pods.fraction, pods.priority, by == "inodes")

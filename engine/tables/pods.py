@@ -193,7 +193,7 @@ class PodTable:
         self._live = None
 
     def add_all(self, pods: Sequence[Pod], node: int = 0) -> None:
-        """Add pods and return their rows, in order if none was ever removed. Raise as `add` does."""
+        """Add pods; their rows are in order if none was ever removed. Raise as `add` does."""
         listed = list(pods)
         done = 0
         try:
@@ -209,6 +209,7 @@ class PodTable:
 
     def _fill_end(self, pods: list[Pod], start: int, node: int) -> int:
         """Fill rows at the end for as many ordinary pods as fit into the columns; return the number."""
+        # The kernel fills consecutive rows; a released row in between is taken one by one first.
         if self._rows.next != self.end:
             return 0
         count = self._fill_rows(pods, start, self.end, node)
@@ -218,6 +219,7 @@ class PodTable:
         return count
 
     def _fill_rows(self, pods: list[Pod], start: int, row: int, node: int) -> int:
+        # Names without a column yet: `add` makes the columns wider, and the next pods take this way again.
         if self.cells.resources != len(self.resources):
             return 0
         return self._fill().fill(pods, start, row, node, self.resources.ids, self._row_of)

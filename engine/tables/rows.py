@@ -28,6 +28,7 @@ class RowSpace:
 
     def take(self) -> int:
         """Take a row number; `end` grows when no released one is left."""
+        # The latest, whose memory is still in the cache.
         if self._free:
             return self._free.pop()
         self.end += 1

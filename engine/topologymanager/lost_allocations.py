@@ -63,6 +63,7 @@ class LostAllocations(Generic[L]):
 
     def adopt(self, pod_uid: str) -> dict[str, L] | None:
         """Return what a running pod has lost, by container; None if it has been asked for before."""
+        # Once: each sync of a running pod asks again, and would report the same loss.
         if pod_uid in self._adopted:
             return None
         self._adopted.add(pod_uid)

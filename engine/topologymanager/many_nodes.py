@@ -52,6 +52,7 @@ def positions_that_matter(wanted: Sequence[PartialHints]) -> tuple[tuple[int, ..
 def narrowed(mask: int, positions: Sequence[int]) -> int | None:
     """Convert a mask over all nodes to one over the given positions; None if it includes other nodes."""
     found = sum(1 << i for i, position in enumerate(positions) if mask >> position & 1)
+    # A part of a hint is no hint: the left-out nodes may have what it counts on.
     return found if found.bit_count() == mask.bit_count() else None
 
 

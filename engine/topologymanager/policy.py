@@ -27,6 +27,8 @@ MAX_ALLOWABLE = "max-allowable-numa-nodes"
 OPTIONS_FIELD = "topologyManagerPolicyOptions"
 DEFAULT_MAX_ALLOWABLE = 8
 DENSE_NODES = kernels.MAX_NODES
+_MOST_DIGITS: Final = 18
+"""Digits and a sign that fit 64 bits in any case."""
 SYSTEM_NODES = Path("/sys/devices/system/node")
 
 
@@ -55,6 +57,7 @@ class Numa(msgspec.Struct, frozen=True):
                 found[int(number[1])] = tuple(map(int, file.read_text().split())) if file.exists() else ()
         nodes = tuple(sorted(found)) or (0,)
         distances = tuple(found.get(node, ()) for node in nodes)
+        # A kernel without SLIT tables, or a node that is going offline, has rows of another length.
         return cls(nodes, distances if all(len(row) == len(nodes) for row in distances) else ())
 
 
@@ -130,8 +133,10 @@ class TopologyPolicy(msgspec.Struct, frozen=True):
         single = self.name == "single-numa-node"
         wanted: list[Hints] = []
         for provider in providers:
+            # A provider without hints counts as one that takes any nodes (`filterProvidersHints`).
             wanted += provider.values() if provider else [None]
         distances = self._distances() if self.prefer_closest and not single else None
+        # Up to DENSE_NODES every set of nodes is listed, as the kubelet does; beyond, only what is needed.
         if nodes > DENSE_NODES and any(hints is not None and not _is_counted(hints) for hints in wanted):
             merged = self._merge_some(wanted, distances, single=single)
         elif nodes > DENSE_NODES:
@@ -185,10 +190,17 @@ def _options(options: Mapping[str, str]) -> tuple[bool, int]:
             except ValueError as error:
                 raise InvalidInput(f'bad value for option "{name}": {error}', subject=OPTIONS_FIELD) from None
         elif name == MAX_ALLOWABLE:
+            # Not `isdigit`, which takes digits of other scripts; `Atoi` has no blanks and underscores either.
             if not re.fullmatch(r"[+-]?[0-9]+", value):
                 raise InvalidInput(
                     f'unable to convert policy option to integer "{name}": '
                     f'strconv.Atoi: parsing "{value}": invalid syntax',
+                    subject=OPTIONS_FIELD,
+                )
+            if len(value) > _MOST_DIGITS:
+                raise InvalidInput(
+                    f'unable to convert policy option to integer "{name}": '
+                    f'strconv.Atoi: parsing "{value[:64]}": value out of range',
                     subject=OPTIONS_FIELD,
                 )
             most = int(value)
@@ -267,6 +279,7 @@ def _family(nodes: int, hints: Hints, single: bool) -> kernels.Family:
                 opinion = max(opinion, kernels.ANY_NODE if hint.preferred else kernels.NOWHERE)
             else:
                 flags[hint.mask] |= kernels.PREFERRED if hint.preferred else kernels.ORDINARY
+    # `filterSingleNumaHints`: preferred hints of one node, and preferred hints without a mask.
     if single:
         alone = np.zeros(1 << nodes, np.uint8)
         places = [1 << i for i in range(nodes)]

@@ -115,6 +115,7 @@ class DeviceCounts(msgspec.Struct, frozen=True):
 
         Returns all of the resource's nodes if no smaller mask suffices.
         """
+        # Greedy: it only bounds the search, which finds smaller ones.
         mask, undecided = 0, self.within(nodes)
         enough = self.may_suffice if counts is self.everything else self.may_be_enough
         if counts is not self.everything:
@@ -176,6 +177,7 @@ class _Search(msgspec.Struct):
         """Return the smallest size of a sufficient mask, given one with `known` nodes; `known` if the search
         ends early.
         """
+        # Only whether there is one: with distances, the search would go on after the first.
         by_distance, self.distances = self.distances, None
         size = next((n for n in range(1, known) if self.fittest(n, may, within) is not None), known)
         self.distances = by_distance
@@ -280,6 +282,7 @@ def _preferred(search: _Search, resources: Sequence[DeviceCounts], shared: int) 
         )
         for r in resources
     }
+    # The preferred hints of a resource all have its least number of nodes: with two numbers, none is common.
     if len(ideal) > 1 or search.ended:
         return None
     return search.fittest(ideal.pop(), lambda *state: all(r.may_be_enough(*state) for r in resources), shared)

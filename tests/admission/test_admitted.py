@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -108,6 +109,20 @@ def test_an_ordinary_pod_takes_the_fast_path(spec):
     assert list(admitted.pods) == ["u"]
     admitted.remove("u")
     assert admitted.expect_if_it_fits(pod("u", spec))
+
+
+@pytest.mark.parametrize("cpu", ["3", "9223372036854775807"])
+def test_a_pod_that_is_resized_before_it_starts_still_holds_nothing(cpu: str):
+    """Nobody waits for what it would hold, whether the new amount is taken or refused."""
+    asked = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]}
+    more = {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
+    admitted = NodeAllocations(node(), [pod("there", asked)])
+    admitted.expect(pod("resized", asked))
+    with suppress(InvalidInput):
+        admitted.update(pod("resized", more))
+    admitted.terminating("resized")
+    admitted.expect(pod("new", asked))
+    assert admitted.in_the_way(pod("new", asked)) == []
 
 
 def test_a_refused_pod_leaves_no_resource_names():

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 
 from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.cli.agent import client
 from engine.cli.agent.client import AgentClient
 from engine.cli.agent.paths import SOCKET_NAME
 
@@ -85,3 +86,22 @@ def test_an_agent_without_an_answer_is_unavailable(tmp_path: Path) -> None:
         mute.listen()
         with pytest.raises(Unavailable, match="timed out"):
             AgentClient(str(path), timeout=0.2).get("/pods")
+
+
+def test_a_command_names_the_socket_that_cannot_be_reached_and_asks_no_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read-only port refuses commands, which would hide the reason why the socket failed."""
+    monkeypatch.setattr(client, "default_socket", lambda *_: tmp_path / SOCKET_NAME)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setattr(client, "READ_ONLY_URL", f"http://127.0.0.1:{server.server_port}")
+        try:
+            assert AgentClient().describe("devices", resource="a/b") == {"components": 1}
+            with pytest.raises(Unavailable, match=r"tried .*kubengine\.sock .No such file") as caught:
+                AgentClient().act("devices", "release", pod="p")
+            assert "http://" not in str(caught.value)
+        finally:
+            server.shutdown()
+            thread.join()

@@ -132,9 +132,10 @@ def test_a_list_during_an_allocation_is_harmless(inventory):
             'strconv.ParseBool: parsing "maybe": invalid syntax',
         ),
         (("restricted", "pod", {"max-allowable-numa-nodes": "7"}), "should not be less than 8"),
+        (("restricted", "pod", {"max-allowable-numa-nodes": "9" * 5000}), "value out of range"),
         (("restricted", "pod", None), "unsupported on machines with more than 8 NUMA Nodes"),
     ],
-    ids=["policy", "scope", "option", "boolean", "too-low", "too-many"],
+    ids=["policy", "scope", "option", "boolean", "too-low", "too-high", "too-many"],
 )
 def test_wrong_policies_are_named(fields, words):
     with pytest.raises(InvalidInput) as wrong:

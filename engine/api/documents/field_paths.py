@@ -35,6 +35,7 @@ def described(document: Any, kind: Any, error: Exception) -> str:
 def _with_keys(document: Any, kind: Any, message: str, path: str) -> str:
     steps: list[str | int] = []
     shown = ""
+    # From the outside in, since the path to an inner mapping has the keys of the outer ones in it.
     *parts, last = path.split(_UNNAMED)
     for number, part in enumerate(parts):
         shown += part
@@ -57,6 +58,7 @@ def _faulty_key(document: Any, kind: Any, message: str, steps: Sequence[str | in
         return None
     if not isinstance(mapping, dict) or len(mapping) > MAX_KEYS:
         return None
+    # msgspec stops at the first fault, so the entry that alone gives the same message is the faulty one.
     for key, value in mapping.items():
         with suppress(InvalidInput):
             try:
@@ -71,6 +73,7 @@ def _replaced(document: Any, steps: Sequence[str | int], value: Any) -> Any:
     """Return a copy of a document with another value at a path."""
     if not steps:
         return value
+    # Only along the path: a deep copy of a large document for each key would take minutes.
     copy = document.copy()
     copy[steps[0]] = _replaced(document[steps[0]], steps[1:], value)
     return copy

@@ -14,6 +14,8 @@ def nearest_name(name: str, known: Collection[str]) -> str | None:
     tail = asked.rpartition("/")[2]
     if tail in tails:
         return tails[tail]
+    # The tail of a name is short, so that more of it has to agree.
+    # The tail of a name is short, so that more of it has to agree: `cpu` is near to too much.
     for wanted, names, least in ((asked, folded, 0.6), (tail, tails, 0.75)):
         close = difflib.get_close_matches(wanted, names, 1, least)
         if close:

@@ -54,6 +54,7 @@ def read_with_status(path: Path) -> tuple[bytes, os.stat_result]:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
+            # One byte more than allowed: a file of /proc or a pipe has no size, and any may grow meanwhile.
             data = file.read(MAX_BYTES + 1) if status.st_size <= MAX_BYTES else b""
     except OSError as error:
         raise InvalidInput(error.strerror or str(error), subject=str(path)) from error
@@ -66,6 +67,7 @@ def parse_documents(data: bytes, subject: str) -> list[dict[str, Any]]:
     """Return all objects in a YAML or JSON text; `List` and `PodList` are opened."""
     try:
         text = data.decode()
+        # By the first character, as apimachinery's `yaml.ToJSON`: a mapping in YAML's braces has to be JSON.
         documents = [msgspec.json.decode(data)] if text.lstrip()[:1] == "{" else _parse_yaml(text)
     except UnicodeDecodeError as error:
         raise InvalidInput(f"not UTF-8 text at byte {error.start}", subject=subject) from None
@@ -102,6 +104,7 @@ def _check_depth(documents: list[Any], subject: str) -> None:
 def _open_list(document: Any, subject: str) -> Iterator[dict[str, Any]]:
     if not isinstance(document, dict):
         raise InvalidInput(f"expected an object, got {type(document).__name__}", subject=subject)
+    # By its name, since lists of any kind have items; `_check_depth` bounds lists within lists.
     if str(document.get("kind", "")).endswith("List"):
         items = document.get("items")
         if not isinstance(items, list):
@@ -255,11 +258,13 @@ def _fit(value: Any, kind: Any, path: str, depth: int) -> Any:
     if isinstance(value, str):
         if "\0" in value:
             raise InvalidInput(f"{path or 'document'}: holds a NUL character")
+        # `intern` refuses subclasses of str, which PyYAML does not make, but callers of the library may.
         return intern(value) if type(value) is str else value
     if isinstance(value, bool | float) or value is None:
         return value
     if isinstance(value, int):
         if not -(2**63) <= value < 2**63:
+            # A quantity is text, and may have more digits than any integer of JSON.
             if Quantity in (kind, *get_args(kind)):
                 return str(value)
             raise InvalidInput(f"{path or 'document'}: a number exceeds 64 bits")
@@ -284,6 +289,7 @@ def _fit_fields(value: dict[Any, Any], kind: Any, path: str, depth: int) -> dict
             raise InvalidInput(f"{path or 'document'}: a key holds a NUL character or is not a string")
         field = form.fields.get(name, form.item)
         if one is None:
+            # Go leaves a struct's field at its zero, and with it to the defaults; msgspec refuses a null.
             if form.fields:
                 continue
             one = _zero(field)

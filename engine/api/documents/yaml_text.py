@@ -42,6 +42,7 @@ _SCALARS = (
 
 
 class _Loader(yaml.CSafeLoader):
+    # Empty: PyYAML's own resolvers are those of YAML 1.1, with dates and base 60.
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
 
@@ -56,6 +57,7 @@ def _boolean(loader: _Loader, node: yaml.ScalarNode) -> bool:
 def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float | str:
     """Return a 64-bit integer, else a double, else the text, if it is too large for both."""
     text = node.value.replace("_", "")
+    # `int` takes quadratic time, and refuses more than 4,300 digits.
     if len(text) > _MOST_DIGITS:
         return str(node.value)
     try:
@@ -86,12 +88,14 @@ def _float(loader: _Loader, node: yaml.ScalarNode) -> int | float | str:
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
+    # Merge keys (`<<`) first; of two equal keys the later pair counts, which a dict does by itself.
     loader.flatten_mapping(node)
     pairs = loader.construct_pairs(node, deep=True)
     return {_key(key, node): value for key, value in pairs}
 
 
 def _key(key: Any, node: yaml.MappingNode) -> str:
+    # Before integers, since a bool is one in Python: `on: x` has the key "true", as for sigs.k8s.io/yaml.
     if isinstance(key, bool):
         return "true" if key else "false"
     if isinstance(key, str | int):
@@ -147,6 +151,7 @@ def _check_bounds(text: str) -> None:
             anchor, before = open_nodes.pop()
             if anchor is not None:
                 sizes[anchor] = nodes - before
+        # An anchor that is still open is not in `sizes`: the parser refuses such a recursive alias itself.
         elif isinstance(event, yaml.AliasEvent):
             nodes += sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.ScalarEvent):

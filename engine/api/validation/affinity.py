@@ -45,6 +45,7 @@ def affinity_problems(pod: Pod) -> Iterator[str]:
     for index, constraint in enumerate(pod.spec.topology_spread_constraints or []):
         field = f"spec.topologySpreadConstraints[{index}]"
         yield from _spread(constraint, field)
+        # A hard and a soft constraint of the same topology are two kinds, and may stand together.
         kind = (constraint.topology_key, constraint.when_unsatisfiable)
         if kind in seen:
             yield f"{field}: {kind[0][:64]!r} has a constraint of {kind[1][:64]!r} already"
@@ -69,6 +70,7 @@ def _node_term(term: NodeSelectorTerm, where: str, *, strict: bool) -> Iterator[
     for index, wanted in enumerate(term.match_expressions or []):
         field = f"{where}.matchExpressions[{index}]"
         yield from _requirement(wanted.key, wanted.operator, wanted.values, field, ordered=True)
+        # `ValidatePreferredSchedulingTerms` takes any value: such a term matches no node, which is harmless.
         for value in wanted.values or [] if strict else []:
             yield from label_value(value, f"{field}.values")
     for index, wanted in enumerate(term.match_fields or []):

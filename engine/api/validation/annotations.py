@@ -62,6 +62,7 @@ def _contradictions(pod: Pod) -> Iterator[str]:
     if of_pod is not None:
         where = "spec.securityContext.seccompProfile"
         yield from _compared(pod, _SECCOMP_POD, of_pod.seccomp_profile, where)
+    # AppArmor is Linux's: fields of a Windows pod are refused by `windows`, with a better message.
     windows = pod.spec.os is not None and pod.spec.os.name == "windows"
     for where, container in containers_with_path(pod):
         context, field = container.security_context, f"{where}.securityContext"
@@ -82,6 +83,7 @@ def _compared(pod: Pod, annotation: str, profile: SecurityProfile | None, field:
         same = profile.localhost_profile is not None and value == _LOCALHOST + profile.localhost_profile
     else:
         names = _OLD_NAMES.get(profile.type, (value,))
+        # `docker/default` is an old name of the runtime's seccomp profile only, never of an AppArmor profile.
         same = value in (names if annotation.startswith((_SECCOMP, _SECCOMP_POD)) else names[:1])
     if not same:
         yield f"{field}: differs from the annotation {annotation[:128]}: {value[:64]!r}"

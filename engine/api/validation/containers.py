@@ -56,6 +56,7 @@ def uses_security(pod: Pod) -> bool:
 
 def container_problems(pod: Pod) -> Iterator[str]:
     volumes = {volume.name: volume for volume in pod.spec.volumes or []}
+    # Init and app containers share one space of names, because the kubelet finds statuses and logs by name.
     if not pod.spec.containers:
         yield "spec.containers: expected at least one container"
     names: set[str] = set()
@@ -111,6 +112,7 @@ def _ports(ports: list[ContainerPort], where: str) -> Iterator[str]:
     names: set[str] = set()
     for index, port in enumerate(ports):
         field = f"{where}[{index}]"
+        # A host port of 0 is an absent one: defaulting has set it to the container's with hostNetwork.
         if not is_port(port.container_port) or (port.host_port and not is_port(port.host_port)):
             yield f"{field}: expected ports between 1 and 65535"
         yield from one_of(port.protocol, ("TCP", "UDP", "SCTP"), f"{field}.protocol")
@@ -137,6 +139,8 @@ def _repeated_host_ports(containers: Iterable[tuple[str, Container]]) -> Iterato
     taken: set[tuple[str, str, int]] = set()
     for where, container in containers:
         for number, port in enumerate(container.ports or []):
+            # By the text of the address, as `AccumulateUniqueHostPorts`: the wildcard and a single address
+            # do not collide here.
             key = (port.protocol, port.host_ip, port.host_port)
             if port.host_port and key in taken:
                 field = f"{where}.ports[{number}].hostPort"
@@ -156,6 +160,7 @@ def _mounts(container: Container, where: str, volumes: Mapping[str, Volume]) -> 
             yield f"{field}.mountPath: {mount.mount_path!r} is mounted twice"
         paths.add(mount.mount_path)
         yield from _mount(mount, field, privileged=_privileged(container))
+    # Only a claim gives a block device, and claims need an API server.
     if container.volume_devices:
         yield f"{where}.volumeDevices: {NO_API}"
 
@@ -192,6 +197,7 @@ def restart_problems(container: Container, where: str) -> Iterator[str]:
     for index, rule in enumerate(rules):
         field = f"{where}.restartPolicyRules[{index}]"
         yield from one_of(rule.action, ("Restart", "RestartAllContainers"), f"{field}.action")
+        # The only condition that a rule may have (KEP-5307); later ones come beside it.
         if rule.exit_codes is None:
             yield f"{field}.exitCodes: must be specified"
             continue
@@ -209,6 +215,7 @@ def resize_policy_problems(pod: Pod, container: Container, where: str, *, init: 
             yield f"{field}.resourceName: {policy.resource_name[:64]!r} has a policy already"
         seen.add(policy.resource_name)
         yield from one_of(policy.restart_policy, (_KEEP, _RESTART), f"{field}.restartPolicy")
+        # A container that must not restart cannot be restarted for a resize either (KEP-1287).
         if pod.spec.restart_policy == "Never" and policy.restart_policy != _KEEP:
             yield f"{field}.restartPolicy: expected {_KEEP} in a pod with restartPolicy Never"
         if init and not container.is_sidecar and policy.restart_policy == _RESTART:

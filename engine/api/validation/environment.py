@@ -38,6 +38,7 @@ _SIZES = {"1", *(f"1{unit}" for unit in ("k", "M", "G", "T", "P", "E", "Ki", "Mi
 def environment_problems(container: Container, volumes: Mapping[str, Volume], where: str) -> Iterator[str]:
     for index, source in enumerate(container.env_from or []):
         field = f"{where}.envFrom[{index}]"
+        # RelaxedEnvironmentVariableValidation (KEP-4369): no longer only identifiers of C.
         if source.prefix and not is_environment_name(source.prefix):
             yield f"{field}.prefix: expected printable ASCII without '=', got {source.prefix[:64]!r}"
         if (source.config_map_ref is None) == (source.secret_ref is None):
@@ -103,6 +104,7 @@ def field_reference(reference: ObjectFieldSelector, known: Collection[str], wher
             yield f"{where}.fieldPath: expected one of {', '.join(known)}; got {path[:64]!r}"
         return
     kind, key = subscripted.groups()
+    # In the keys of annotations case does not matter (`ValidateAnnotations`).
     if not is_qualified_name(key.lower() if kind == "metadata.annotations" else key):
         yield f"{where}.fieldPath: {key[:64]!r} is not a name of labels or annotations"
 
@@ -118,5 +120,6 @@ def resource_reference(
         expected = "limits. or requests. and cpu, memory, ephemeral-storage or hugepages-SIZE"
         yield f"{where}.resource: expected {expected}, got {reference.resource[:64]!r}"
     divisor = reference.divisor
+    # A divisor of 0 is an unset one. The list is closed: `2Mi` is a quantity, but not a unit.
     if divisor is not None and divisor and str(divisor) not in ({"1m", "1"} if resource == "cpu" else _SIZES):
         yield f"{where}.divisor: expected a unit such as 1, 1m (cpu) or 1Mi, got {str(divisor)[:64]!r}"

@@ -34,6 +34,7 @@ def is_port(number: int) -> bool:
 
 
 def is_port_name(text: str) -> bool:
+    # IANA_SVC_NAME (RFC 6335, section 5.1): at least one letter, no two hyphens side by side.
     return len(text) <= 15 and _PORT_NAME.fullmatch(text) is not None and not text.replace("-", "").isdigit()
 
 
@@ -43,6 +44,7 @@ def is_address(text: str) -> bool:
         address = ipaddress.ip_address(text)
     except ValueError:
         return False
+    # Go parses `::ffff:1.2.3.4` to an IPv4 address, whose text form differs: the strict parser refuses it.
     return "%" not in text and (address.version == 4 or address.ipv4_mapped is None)
 
 
@@ -119,6 +121,7 @@ def file_below(path: str, field: str) -> Iterator[str]:
     """Check the path of a file in a volume, which reserves names that begin with `..`."""
     if not path:
         yield f"{field}: expected a path"
+    # Such names are those of the atomic writer: `..data` and its directories.
     elif path.startswith(".."):
         yield f"{field}: expected a path that does not begin with .., got {path[:64]!r}"
     else:

@@ -40,6 +40,7 @@ def placement_problems(pod: Pod) -> Iterator[str]:
 def toleration_problems(toleration: Toleration, where: str) -> Iterator[str]:
     if toleration.key and not is_qualified_name(toleration.key):
         yield f"{where}.key: {toleration.key[:64]!r} is not a label's name"
+    # An empty key tolerates every taint, which an operator that compares values cannot mean.
     if not toleration.key and toleration.operator != "Exists":
         yield f"{where}.operator: expected Exists where no key is given, got {toleration.operator[:64]!r}"
     yield from one_of(toleration.operator, ("", "Equal", "Exists"), f"{where}.operator")

@@ -88,6 +88,7 @@ def _dns_config(pod: Pod) -> Iterator[str]:
     if len(searches) > _MOST_SEARCHES or len(" ".join(searches)) > _LONGEST_SEARCHES:
         yield f"{where}.searches: at most {_MOST_SEARCHES} with {_LONGEST_SEARCHES} characters in total"
     for index, search in enumerate(searches):
+        # A final dot makes a domain absolute; the dot alone is the root (KEP-4427).
         name = search.removesuffix(".")
         if search != "." and (len(name) > 253 or _SEARCH.fullmatch(name) is None):
             yield f"{where}.searches[{index}]: expected a domain, got {search[:64]!r}"
@@ -135,6 +136,7 @@ def problems(pod: Pod) -> Iterator[str]:
     yield from container_problems(pod)
     if spec.runtime_class_name is not None:
         yield from dns_subdomain(spec.runtime_class_name, "spec.runtimeClassName")
+    # Validation is on the way of every pod that starts: most give few fields, and skip most checks.
     given = given_fields(spec, BLANK.spec)
     for check, fields in CHECKS:
         if not given.isdisjoint(fields):
@@ -153,6 +155,8 @@ def _of_an_api_server(pod: Pod) -> Iterator[str]:
         yield f"spec.resourceClaims: {NO_API}"
     if spec.ephemeral_containers:
         yield f"spec.ephemeralContainers: {NO_API}"
+    # A manifest with this annotation represents a pod of an API server, which has a service account.
+    # Recorded pods of an API server are read by the same checks, and have a service account.
     if pod.annotations.get(SOURCE_ANNOTATION) == "api":
         return
     if spec.service_account_name or spec.service_account:
@@ -188,6 +192,7 @@ def _completed(prefix: str) -> str:
 def _annotations(annotations: Mapping[str, str]) -> Iterator[str]:
     where = "metadata.annotations"
     for name in annotations:
+        # Unlike a label's, the case of an annotation's key does not matter (`ValidateAnnotations`).
         if not is_qualified_name(name.lower()):
             yield f"{where}: {name[:64]!r} is not an annotation's name"
     if sum(len(k.encode()) + len(v.encode()) for k, v in annotations.items()) > _LARGEST_ANNOTATIONS:
@@ -212,6 +217,7 @@ def _owner(owner: OwnerReference, field: str) -> Iterator[str]:
     for name in ("kind", "name", "uid"):
         if not getattr(owner, name):
             yield f"{field}.{name}: expected a value"
+    # `BannedOwners` of apimachinery: an Event expires by itself, and would take what it owns with it.
     if (owner.api_version.removeprefix("/"), owner.kind) == ("v1", "Event"):
         yield f"{field}: an Event cannot be an owner"
 

@@ -54,6 +54,7 @@ def probe_problems(pod: Pod, container: Container, where: str, *, may_have: bool
             field = f"{where}.lifecycle.{name}"
             yield from _handler(handler, ("exec", "http_get", "tcp_socket", "sleep"), field)
             if handler.sleep is not None:
+                # A sleep that outlasts the grace period would be cut off without a sign (KEP-3960).
                 most = 30 if grace is None else grace
                 yield from in_range(handler.sleep.seconds, 0, most, f"{field}.sleep.seconds")
     if lifecycle.stop_signal is not None:
@@ -65,6 +66,7 @@ def _probe(probe: Probe, where: str, *, readiness: bool) -> Iterator[str]:
     for name in _COUNTS:
         if getattr(probe, name) < 0:
             yield f"{where}.{json_name(name)}: expected 0 or more, got {getattr(probe, name)}"
+    # A liveness or startup probe decides with its first success; only readiness may ask for several.
     if not readiness and probe.success_threshold != 1:
         yield f"{where}.successThreshold: expected 1, got {probe.success_threshold}"
     grace = probe.termination_grace_period_seconds
@@ -105,6 +107,7 @@ def _port(port: int | str, field: str) -> Iterator[str]:
 
 
 def stop_signal_problems(pod: Pod, signal: str, field: str) -> Iterator[str]:
+    # Windows knows two signals only, so that the pod has to say where it runs (KEP-4960).
     if pod.spec.os is None:
         yield f"{field}: requires spec.os.name"
     elif signal not in (_WINDOWS if pod.spec.os.name == "windows" else _LINUX):

@@ -56,6 +56,8 @@ def pod_resources(pod: Pod) -> Iterator[str]:
     for name, sum in aggregate_requests(pod).items():
         if name in requests and sum > requests[name]:
             yield f"{where}.requests.{name}: {requests[name]} is less than the containers' {sum} together"
+    # Limits of cpu and memory may exceed the pod's together: the pod's cgroup bounds them all. Huge pages
+    # cannot be overcommitted, so that theirs must fit.
     for name, sum in aggregate_limits(pod).items():
         if is_hugepage(name) and name in limits and sum > limits[name]:
             yield f"{where}.limits.{name}: {limits[name]} is less than the containers' {sum} together"
@@ -75,6 +77,7 @@ def _requirements(resources: ResourceRequirements, where: str, *, pod_level: boo
             yield from _amount(name, quantity, field)
     yield from _requests_within(requests, limits, where)
     named = {*requests, *limits}
+    # Otherwise the pod would be BestEffort by its requests, with memory that is never reclaimed.
     if any(map(is_hugepage, named)) and not named & {CPU, MEMORY}:
         yield f"{where}: huge pages require an amount of cpu or memory as well"
 
@@ -84,6 +87,7 @@ def _requests_within(
 ) -> Iterator[str]:
     for name, request in requests.items():
         field, limit = f"{where}.requests.{name[:64]}", limits.get(name)
+        # What cannot be overcommitted has one amount: the kernel and device plugins know no request.
         if not is_native(name) or is_hugepage(name):
             if limit is None:
                 yield f"{field}: expected a limit equal to the request"

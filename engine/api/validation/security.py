@@ -16,6 +16,8 @@ def pod_security(pod: Pod) -> Iterator[str]:
     spec, context, where = pod.spec, pod.spec.security_context, "spec.securityContext"
     if spec.share_process_namespace and spec.host_pid:
         yield "spec.shareProcessNamespace: must not be set with hostPID"
+    # Ids of a user namespace mean nothing in a namespace of the host (KEP-127); the gate that allows the
+    # network's, UserNamespacesHostNetworkSupport, is alpha and off.
     if spec.host_users is False:
         for name, given in (
             ("hostNetwork", spec.host_network),
@@ -68,10 +70,13 @@ def container_security(pod: Pod, container: Container, where: str) -> Iterator[s
     yield from in_range(context.run_as_user, 0, LARGEST_INT32, f"{where}.runAsUser")
     yield from in_range(context.run_as_group, 0, LARGEST_INT32, f"{where}.runAsGroup")
     yield from one_of(context.proc_mount, ("Default", "Unmasked"), f"{where}.procMount")
+    # An unmasked /proc lets a process write kernel settings, which only a user namespace withholds
+    # (KEP-4265).
     if context.proc_mount == "Unmasked" and pod.spec.host_users is not False:
         yield f"{where}.procMount: Unmasked requires hostUsers: false"
     yield from _seccomp(context.seccomp_profile, f"{where}.seccompProfile")
     yield from _app_armor(context.app_armor_profile, f"{where}.appArmorProfile")
+    # no_new_privs is useless to a process that has every privilege already.
     if context.allow_privilege_escalation is False:
         if context.privileged:
             yield f"{where}: cannot combine allowPrivilegeEscalation: false with privileged: true"

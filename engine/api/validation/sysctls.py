@@ -27,6 +27,7 @@ def is_sysctl_name(name: str) -> bool:
 
 def dotted(name: str) -> str:
     """Return the name with dots between its parts: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`."""
+    # As sysctl(8): the first separator says which of the two separates, and the other is part of a name.
     separator = re.search(r"[./]", name)
     if separator is None or separator[0] == ".":
         return name

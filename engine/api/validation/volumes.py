@@ -38,6 +38,7 @@ _NEEDS_API_SERVER = [
 ]
 _SUPPORTED_SOURCES = ("host_path", "empty_dir", "downward_api", "projected", "image", "nfs", "iscsi", "fc")
 _NAMES = "(hostPath, emptyDir, downwardAPI, projected, image, nfs, iscsi, fc)"
+# The dots after `eui` and `naa` stand for any character, as in the kubelet's expressions.
 _ISCSI_NAMES = re.compile(
     r"iqn\.\d{4}-\d{2}\.[A-Za-z0-9.-]+(:[^,;*&$|\s]+)|eui.[A-Za-z0-9]{16}|naa.[A-Za-z0-9]{32}", re.ASCII
 )
@@ -73,6 +74,7 @@ def volume_problems(pod: Pod) -> Iterator[str]:
 
 
 def _volume(volume: Volume, where: str) -> Iterator[str]:
+    # First, because an unsupported source is the fault to name, whatever else is wrong with the volume.
     foreign = [name for name in _NEEDS_API_SERVER if getattr(volume, name) is not None]
     if foreign:
         yield f"{where}: a {foreign[0].replace('_', ' ')} volume {NO_API}"
@@ -158,6 +160,7 @@ def _paths(source: VolumeProjection, field: str, taken: set[str]) -> Iterator[st
         return
     yield from _downward(source.downward_api, f"{field}.downwardAPI")
     for item in source.downward_api.items or []:
+        # All sources of a projected volume write into one directory.
         if item.path in taken:
             yield f"{field}: {item.path[:64]!r} is the path of two files"
         taken.add(item.path)

@@ -103,6 +103,7 @@ def _options(pod: Pod) -> Iterator[str]:
 
 def _is_windows_user(text: str) -> bool:
     """Return whether the text is a user's name with an optional domain in NetBIOS or DNS form."""
+    # The limits are those of Active Directory (`validateWindowsSecurityContextOptions`).
     if _CONTROL.search(text) or text.count("\\") > 1:
         return False
     domain, slash, user = text.rpartition("\\")
@@ -127,6 +128,7 @@ def _host_process(pod: Pod) -> Iterator[str]:
         if host_process is not None and of_pod is not None and host_process != of_pod:
             yield f"{field}: expected {str(of_pod).lower()} like the pod's"
         found.append(bool(of_pod if host_process is None else host_process))
+    # A host process container has the host's namespaces, which the containers of a pod share.
     if any(found) and not all(found):
         yield "spec.containers: either all containers or none are hostProcess containers"
     if any(found) and not pod.spec.host_network:

@@ -29,6 +29,7 @@ from engine.cli.agent.paths import READ_ONLY_URL, default_socket
 from engine.host.http.connections import UnixConnection
 
 DEADLINE = 10.0
+# The statuses that the agent's server gives these errors (`engine.server.routes`).
 _FAILURES: dict[int, type[KubengineError]] = {400: InvalidInput, 404: InvalidInput, 503: Unavailable}
 
 _BROKEN = (OSError, http.client.HTTPException)
@@ -93,7 +94,7 @@ class AgentClient:
         return self.get_json(f"/kubengine/{quote(component)}", **query)
 
     def act(self, component: str, action: str, **query: str) -> Any:
-        """Send a command to a component of the agent over the unix socket."""
+        """Send a command to a component of the agent over the unix socket. Raise as `get` does."""
         return msgspec.json.decode(
             self._ask("POST", f"/kubengine/{quote(component)}/{quote(action)}", query, _whole)
         )
@@ -107,7 +108,9 @@ class AgentClient:
     ) -> _T:
         target = f"{path}?{urlencode(query)}" if query else path
         failures: list[str] = []
-        for address in self._addresses:
+        # The read-only port takes no commands: its refusal would hide why the socket cannot be reached.
+        given = self._addresses if method == "GET" or self._given else self._addresses[:1]
+        for address in given:
             connection = self._connection(address)
             try:
                 connection.connect()
@@ -147,6 +150,7 @@ def _failure(status: int, body: bytes, address: str) -> KubengineError:
 
 def _chosen(context: click.Context, option: click.Parameter, value: str | None) -> AgentClient:
     """Return the agent that the command's own option names, else the one given to its parent group."""
+    # A default or KUBENGINE_AGENT of the subcommand must not override what was typed for its group.
     above = context.parent.params.get("agent") if context.parent is not None else None
     if (
         isinstance(above, AgentClient)
@@ -157,8 +161,8 @@ def _chosen(context: click.Context, option: click.Parameter, value: str | None) 
 
 
 def agent_option(function: _F) -> _F:
-    """Add `--agent PATH|URL`, passed to the command as `agent: Agent`. Subcommands inherit a
-    group's value.
+    """Add `--agent PATH|URL`, passed to the command as `agent: AgentClient`. Subcommands inherit a group's
+    value.
     """
     return click.option(
         "--agent",

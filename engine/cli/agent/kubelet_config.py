@@ -45,6 +45,7 @@ def load_kubelet_config(
         _make_absolute(document, file.absolute().parent)
     for path in drop_ins(directory):
         document = merged(document, _read(path))
+    # Last, and again after defaulting: for a flag, a zero can be meant where a file's is the default.
     apply_flags(document, flags)
     subject = str(file or directory or "flags")
     config = convert(document, KubeletConfiguration, subject)
@@ -59,6 +60,7 @@ def drop_ins(directory: Path | None) -> list[Path]:
         return []
     if not directory.is_dir():
         raise InvalidInput("no such directory", subject=str(directory))
+    # Paths sort by their parts, as `filepath.WalkDir` visits them: all of a directory in one place.
     return sorted(path for path in directory.rglob("*.conf") if path.is_file())
 
 
@@ -69,6 +71,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     both = dict(under)
     for name, value in over.items():
         before = both.get(name)
+        # The kubelet decodes each file before it merges, and a null is absent then (KEP-3983).
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             both[name] = merged(before, value)
         elif value is not None:

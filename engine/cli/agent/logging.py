@@ -28,6 +28,7 @@ class HeldLogs(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._records.append(record)
+        # Start-up logs a few lines; a loop that logs before the format is known must not take all memory.
         if len(self._records) >= MOST_HELD:
             self.flush()
 
@@ -59,6 +60,7 @@ def begin_logging(
     if level is None:
         level = logging.DEBUG if config.verbosity >= DEBUG_VERBOSITY else logging.INFO
     handlers = _handlers(config) if view is None else [view]
+    # Messages until now were held back, because the configuration that they are about names their format.
     held = [handler for handler in logging.root.handlers if isinstance(handler, HeldLogs)]
     for handler in held:
         logging.root.removeHandler(handler)
@@ -77,6 +79,7 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
+        # component-base writes errors without a verbosity, and everything else with one.
         fields: dict[str, object] = {
             "ts": round(record.created * 1000, 4),
             "logger": record.name,

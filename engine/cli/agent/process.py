@@ -83,6 +83,7 @@ class AgentProcess:
         if endpoint is None or endpoint in (EMBEDDED, HOLLOW):
             config.image_service_endpoint = ""
             hollow = endpoint == HOLLOW
+            # Whoever asks for real containers gets an error of the runtime, not pods without processes.
             if os.geteuid() != 0 and endpoint != EMBEDDED:
                 hollow = True
                 _drop_cgroups(config)
@@ -106,6 +107,7 @@ class AgentProcess:
         )
         self._service_manager = ServiceManager()
         self._cleaning_up = False
+        # The first signal counts: a SIGTERM during a clean-up does not turn it into a plain stop.
         self._asked_to_end: asyncio.Queue[signal.Signals] = asyncio.Queue(maxsize=1)
 
     async def run(self, show: Callable[[Node], Awaitable[None]] | None = None) -> None:
@@ -119,6 +121,7 @@ class AgentProcess:
             self._server.bind()
             await self._run_with_runtime(show)
         finally:
+            # Both may be called twice: `_run_node` has stopped them, unless the start failed before it.
             await stop_all([self._server.stop, self.node.stop])
         if self._cleaning_up:
             click.echo("every pod is removed", err=True)
@@ -232,15 +235,15 @@ def _runtime_directory() -> Path:
 
 
 def _own_runtime(socket: str, root_dir: Path, cgroup_driver: str, *, hollow: bool) -> _OwnRuntime:
-    import hashlib
-
+    from engine.api.encoding.digest import sha256
     from engine.runtime.embedded import EmbeddedRuntime
     from engine.runtime.hollow import HollowRuntime
     from engine.runtime.processes import RuntimeCgroups
 
     if hollow:
         return HollowRuntime(socket, cgroup_driver=cgroup_driver)
-    state = _runtime_directory() / hashlib.sha256(os.fsencode(root_dir)).hexdigest()[:12]
+    # A directory for each root: two trials on one machine must not clean up each other's containers.
+    state = _runtime_directory() / sha256(os.fsencode(root_dir))[:12]
     return EmbeddedRuntime(
         socket=socket, root=root_dir / "runtime", state=state, cgroups=RuntimeCgroups(cgroup_driver)
     )

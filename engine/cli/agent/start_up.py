@@ -93,6 +93,7 @@ def lean_imports() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_threads() -> Iterator[None]:
     """Wrap code that may load NumPy, which starts its threads on import."""
+    # OpenBLAS reads it once, when it is loaded; children of the agent must not inherit it.
     ours = THREADS not in os.environ
     if ours:
         os.environ[THREADS] = "1"
@@ -126,4 +127,5 @@ def tune_garbage_collection() -> None:
     objects live long.
     """
     gc.freeze()
+    # Full collections walk every pod's objects, of which few ever become garbage in a cycle.
     gc.set_threshold(20_000, 50, 100)

@@ -26,6 +26,7 @@ class LiveView(logging.Handler):
     """Show pods and the last events and log lines. As a logging handler it receives what would be printed."""
 
     def __init__(self, *, leave: str) -> None:
+        # Lower levels would push the events out of the few lines that are shown.
         super().__init__(logging.INFO)
         self._leave = leave
         self._lines: deque[Text] = deque(maxlen=LINES)

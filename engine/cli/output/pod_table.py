@@ -11,6 +11,7 @@ from rich.text import Text
 
 from engine.cli.output.amounts import show_bytes
 
+# cgroup v1 shows "no limit" as the largest page-aligned number of 63 bits.
 _UNLIMITED = 1 << 60
 _PHASE_STYLE = {"Running": "green", "Succeeded": "green", "Pending": "yellow", "Failed": "red"}
 
@@ -53,6 +54,7 @@ def _row(pod: Mapping[str, Any], files: Mapping[str, Mapping[str, str | None]]) 
 def _waiting_reason(containers: Iterable[Mapping[str, Any]]) -> str:
     for container in containers:
         reason = ((container.get("state") or {}).get("waiting") or {}).get("reason", "")
+        # These two only say that the pod is starting, which the phase says already.
         if reason not in ("", "PodInitializing", "ContainerCreating"):
             return str(reason)
     return ""

@@ -153,6 +153,7 @@ class ClusterControlPlane:
 
         def wanted() -> Wanted | None:
             names = serving_names(description.current().status.addresses or ())
+            # A certificate without names is useless, and would only be replaced once the addresses are known.
             return serving_certificate(context.name, names) if names else None
 
         async def sign(wanted: Wanted) -> tuple[bytes, bytes]:
@@ -172,12 +173,13 @@ class ClusterControlPlane:
         return self._client
 
     def start(self) -> None:
+        # Not among `_tasks`, all of which wait for the identity that this one obtains.
         self._credentials.start(lambda: self._identity.run(self._client))
         for task, work in self._tasks:
             task.start(self._once_known(work))
 
     def _once_known(self, work: Work) -> Work:
-        """Return the API client once the node has an identity; until then nobody may call the server."""
+        """Return work that waits until the node has an identity; until then nobody may call the server."""
 
         async def begun() -> None:
             await self._identity.ready.wait()

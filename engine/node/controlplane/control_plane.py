@@ -101,7 +101,7 @@ class ClusterObjects(Protocol):
         """Return the VolumeAttachment. Raises `Refused` with the API server's message."""
 
     async def resource_claim(self, pod: Pod, name: str) -> ResourceClaim:
-        """Raise `Refused` in the API server's words."""
+        """Return the ResourceClaim. Raises `Refused` with the API server's message."""
 
     def services(self) -> Sequence[Service] | None:
         """Return the services, or None before they are known."""
@@ -174,6 +174,7 @@ class NoCluster:
         raise Refused(_NONE, subject=f"ResourceClaim {pod.metadata.namespace}/{name}")
 
     def services(self) -> Sequence[Service] | None:
+        # Not None, which means that they are not known yet.
         return ()
 
 
@@ -252,6 +253,7 @@ def _optional(references: Iterable[WholeObject | KeySelector | None]) -> dict[st
     found: dict[str, bool] = {}
     for reference in references:
         if reference is not None and reference.name:
+            # Required if any reference to it is.
             found[reference.name] = bool(reference.optional) and found.get(reference.name, True)
     return found
 

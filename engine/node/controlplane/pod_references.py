@@ -1,4 +1,4 @@
-"""Fetches the objects that pods refer to from the API server; implements `cluster_objects.ClusterObjects`."""
+"""Fetches the objects that pods refer to from the API server; implements `control_plane.ClusterObjects`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class PodReferences:
         self._tokens = Tokens(client, clock=clock)
         self._services = ServiceLister(client)
         self._kinds = tasks.passing("cluster-kind")
+        # RuntimeClasses change nothing in a running pod: they are read when its sandbox starts.
         self._classes = SharedWatch(client, self._kinds, _runtime_classes, lambda _: None)
         self._bundles = SharedWatch(client, self._kinds, partial(trust_bundles_of, client), self._changed)
 
@@ -119,6 +120,7 @@ class PodReferences:
         try:
             return await self._client.get(object_path(f"{_STORAGE}/csidrivers", name), CSIDriver)
         except ApiError as error:
+            # Only this one may be missing: a driver without the object has the defaults.
             if error.code == 404:
                 raise NotFound(error.message, subject=error.subject) from error
             raise

@@ -33,6 +33,7 @@ class DecisionsEndpoint:
         seen = 0
         while True:
             news = await self._decisions.news(seen)
+            # Also of decisions that the reader does not want, or it would be woken by them again.
             seen = news[-1].number
             lines = b"".join(to_json(each) + b"\n" for each in news if wanted(each))
             if lines:

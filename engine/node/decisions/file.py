@@ -23,6 +23,8 @@ from engine.api.kubengine_config import DecisionsSection
 from engine.api.struct import to_json
 from engine.host.tasks import Tasks
 
+# O_NONBLOCK: opening a FIFO would wait for its reader. O_NOFOLLOW: the agent is root, and a link may lead
+# anywhere.
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODE = 0o600
 
@@ -53,6 +55,7 @@ class DecisionFile:
 
     async def stop(self) -> None:
         """Write pending decisions, then stop."""
+        # First the task, which may be writing; `_append` leaves out what a cancelled write has still written.
         await self._task.stop()
         await self._write(self._decisions.after(self._written))
 
@@ -98,6 +101,7 @@ class DecisionFile:
         descriptor = os.open(self._path, _OPEN, _MODE)
         try:
             size = _check(descriptor)
+            # A crash may have cut the last line off; what follows must not be glued to it.
             torn = bool(size) and os.pread(descriptor, 1, size - 1) != b"\n"
             data, end = b"\n" if torn else b"", at
             while end < len(lines) and (
@@ -112,11 +116,13 @@ class DecisionFile:
             os.close(descriptor)
 
     def _rotate(self) -> None:
+        # From the oldest on, so that each renamed file replaces the one that is dropped.
         for number in range(self._most_files - 1, 0, -1):
             with suppress(FileNotFoundError):
                 (self._numbered(number - 1) if number > 1 else self._path).replace(self._numbered(number))
         if self._most_files == 1:
             self._path.unlink()
+        # Files beyond a limit that was larger once; the first gap ends them.
         with suppress(FileNotFoundError):
             for number in count(self._most_files):
                 self._numbered(number).unlink()

@@ -85,6 +85,7 @@ class NodeRecorder:
 
     def _add(self, row: RecordRow, add: Callable[[RecordRow], None]) -> None:
         """Add a row after the decisions before it."""
+        # A replay applies rows in their order: a measurement belongs to the decision that follows it.
         self._take_decisions()
         add(row)
         self._news.set()
@@ -131,6 +132,7 @@ class NodeRecorder:
             finally:
                 for waiting in (decided, told):
                     waiting.cancel()
+            # One write for all that happens in a second; what comes during the write sets the event again.
             await asyncio.sleep(FLUSH_SECONDS)
             self._news.clear()
             self._take_decisions()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import fcntl
 import ipaddress
 import logging
 import socket
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from engine.api.errors import InvalidInput
@@ -18,6 +22,12 @@ DNS_SECONDS: Final = 5.0
 LOOPBACK: Final = "127.0.0.1"
 SOMEWHERE: Final = {4: "192.0.2.1", 6: "2001:db8::1"}
 """Documentation addresses; the kernel is asked for the route to them, and nothing is sent."""
+
+_SIOCGIFCONF: Final = 0x8912
+_IFCONF: Final = struct.Struct("i4xP")
+"""`struct ifconf`: length and address of a buffer."""
+_IFREQ: Final = struct.Struct("16x4x4s16x")
+"""`struct ifreq`, of which only the IPv4 address is read; 40 bytes on machines of 64 bits."""
 
 log = logging.getLogger("kubengine.node")
 
@@ -45,6 +55,7 @@ def parse_node_ips(text: str) -> list[str]:
 def unusable(address: str) -> str:
     """Return why an address cannot be the node's, in the kubelet's words, or an empty text."""
     ip = ipaddress.ip_address(address)
+    # In the order of `validateNodeIP`, since an address may be several of these.
     for is_so, what in (
         (ip.is_loopback, "loopback address"),
         (ip.is_multicast, "a multicast address"),
@@ -65,6 +76,7 @@ async def node_ips(name: str, given: Sequence[str]) -> list[str]:
     this machine, or the source address of the default route (loopback without one).
     """
     fixed = _fixed(name, given)
+    # Only a warning: the address may appear later, as that of a VPN does.
     for each in _specified(given):
         if why := unusable(each):
             log.warning("--node-ip: %s", why)
@@ -135,6 +147,7 @@ class HostAddresses:
         self._changed()
 
     async def refresh(self) -> None:
+        # What a cloud's controller has set is its own to change.
         if self._of_the_cloud or _fixed(self._name, self._given):
             return
         found = await _found(self._name, self._given)
@@ -162,6 +175,7 @@ def pod_ips(pod: Pod, sandbox: Sequence[str], host_ips: Sequence[str]) -> tuple[
     given = sandbox
     if pod.spec.host_network or not sandbox:
         given = [known.ip for known in pod.status.pod_ips or ()]
+    # The first address of each family wins, so that a pod keeps what it has told others.
     families: dict[bool, str] = {}
     for ip in (*given, *(host_ips if pod.spec.host_network else ())):
         families.setdefault(":" in ip, ip)
@@ -209,14 +223,35 @@ async def _found(name: str, given: Sequence[str]) -> str:
 
 
 def _is_here(address: str) -> bool:
-    """Tell whether an interface has the address, because only then it can be bound."""
-    family = _family(ipaddress.ip_address(address).version)
+    """Tell whether an interface has the address."""
+    # Trying to bind it would not tell: with net.ipv4.ip_nonlocal_bind, which machines with a floating address
+    # (keepalived) have set, the kernel binds any address (Documentation/networking/ip-sysctl).
+    ip = ipaddress.ip_address(address)
+    return ip in (_ipv4_addresses() if ip.version == 4 else _ipv6_addresses())
+
+
+def _ipv4_addresses() -> set[ipaddress.IPv4Address]:
+    """Return the IPv4 addresses of all interfaces, secondary ones included (netdevice(7))."""
+    size = 64
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        while True:
+            buffer = ctypes.create_string_buffer(size * _IFREQ.size)
+            asked = _IFCONF.pack(len(buffer), ctypes.addressof(buffer))
+            length, _ = _IFCONF.unpack(fcntl.ioctl(probe, _SIOCGIFCONF, asked))
+            # A full buffer may have cut the list off.
+            if length < len(buffer):
+                break
+            size *= 2
+    return {ipaddress.IPv4Address(address) for (address,) in _IFREQ.iter_unpack(buffer.raw[:length])}
+
+
+def _ipv6_addresses() -> set[ipaddress.IPv6Address]:
+    """Return the IPv6 addresses of all interfaces; none if the kernel has no IPv6."""
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except OSError:
-        return False
-    return True
+        return set()
+    return {ipaddress.IPv6Address(int(line.split()[0], 16)) for line in lines}
 
 
 def _family(version: int) -> socket.AddressFamily:

@@ -141,6 +141,7 @@ class NodeDescription:
 
         A runtime that hangs must delay neither the node's status nor a reader of `/kubengine/node`.
         """
+        # The addresses before the Node that lists them.
         await self._addresses.refresh()
         node = self.own()
         try:
@@ -162,6 +163,7 @@ class NodeDescription:
         now = whole_second(self._clock())
         status, before = "False" if wrong else "True", self._ready_before
         same = before is not None and before.status == status
+        # The transition time changes with the status only; controllers count the time since then.
         self._ready_before = NodeCondition(
             type="Ready",
             status=status,
@@ -184,6 +186,7 @@ def node_images(images: Iterable[cri.Image], most: int) -> list[ContainerImage]:
         ContainerImage(names=[*image.repo_digests, *image.repo_tags][:NAMES_PER_IMAGE], size_bytes=image.size)
         for image in images
     ]
+    # The largest, because the scheduler's ImageLocality weighs images by their size.
     listed.sort(key=lambda image: image.size_bytes, reverse=True)
     return listed if most == -1 else listed[:most]
 

@@ -40,6 +40,7 @@ def hardware(root: Path) -> dict[str, Quantity]:
     """Return what the machine has, whatever the configuration says."""
     disk = os.statvfs(existing_parent(root))
     amounts = {
+        # All CPUs that are online, as cAdvisor counts them, also those that the agent itself may not use.
         CPU: Quantity.from_value(os.cpu_count() or 1),
         MEMORY: Quantity.from_value(memory_total(), BINARY_SI),
         EPHEMERAL_STORAGE: Quantity.from_value(disk.f_blocks * disk.f_frsize, BINARY_SI),
@@ -86,6 +87,7 @@ def memory_in_use(mounts: Mounts) -> tuple[int, int]:
     try:
         return machine_memory(root, meminfo)
     except (OSError, Refused):
+        # A machine without a memory controller still has pressure to report.
         used = memory_total() - _meminfo("MemAvailable:")
         return used, used
     finally:
@@ -113,8 +115,13 @@ def max_pids() -> int:
     return min(int(file.read_text()) for file in files)
 
 
+def architecture() -> str:
+    """Return the processor architecture by Go's name, as images, labels and metrics have it."""
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+
+
 def node_labels(name: str) -> dict[str, str]:
-    arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    arch = architecture()
     return {
         "kubernetes.io/hostname": name,
         "kubernetes.io/os": "linux",
@@ -141,7 +148,7 @@ def node_info(runtime: str) -> dict[str, Any]:
         "osImage": _os_name(),
         "containerRuntimeVersion": runtime,
         "operatingSystem": "linux",
-        "architecture": node_labels("")["kubernetes.io/arch"],
+        "architecture": architecture(),
         **({"swap": {"capacity": swap_total}} if swap_total else {}),
     }
 
@@ -150,6 +157,7 @@ def runtime_of(name: str, version: str) -> str:
     """Return `containerd://1.6.20`: a semantic version as it is, the leading numbers of any other
     (`1.6.20~ds1`).
     """
+    # Distributions put their own suffix behind the version, which the kubelet's parser refuses.
     bare = version.removeprefix("v")
     if _SEMANTIC.fullmatch(bare):
         return f"{name}://{bare}"
@@ -159,6 +167,7 @@ def runtime_of(name: str, version: str) -> str:
 
 def _system_uuid() -> str:
     """Return the UUID from the firmware, or else the machine id, as cadvisor does for the kubelet."""
+    # The first two are readable by root only, and missing in containers and on some boards.
     for file in ("/sys/class/dmi/id/product_uuid", "/proc/device-tree/vm,uuid", "/etc/machine-id"):
         with contextlib.suppress(OSError):
             return Path(file).read_text().strip("\0\n ")

@@ -53,6 +53,8 @@ class NodeEvents:
             known = kept(self._record, bytes.decode, without="it is unknown whether the machine was rebooted")
             if known == boot_id:
                 return
+            # Without a record this is the first start on the machine, or one after a loss: no reboot is
+            # known.
             if known:
                 text = f"Node {self._node} has been rebooted, boot id: {boot_id}"
                 self._recorder.node(WARNING, "Rebooted", text)
@@ -73,6 +75,7 @@ class NodeEvents:
 
     def report_schedulable(self, *, unschedulable: bool) -> None:
         """Report whether the Node is cordoned, according to the API server."""
+        # A new agent takes the Node for schedulable, and so reports a cordoned one once after its start.
         if unschedulable is self._unschedulable:
             return
         self._unschedulable = unschedulable

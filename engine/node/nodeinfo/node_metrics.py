@@ -11,7 +11,7 @@ from engine.api.pod import Pod
 from engine.api.qos import is_static
 from engine.cri.records import CREATED, EXITED, RUNNING, PodRecord
 from engine.metrics import Registry, Sample
-from engine.node.nodeinfo.machine import kubelet_version
+from engine.node.nodeinfo.machine import architecture, kubelet_version
 
 _STATES: dict[int, str] = {CREATED: "created", RUNNING: "running", EXITED: "exited"}
 
@@ -24,7 +24,7 @@ def _build() -> dict[str, str]:
         "minor": minor,
         "git_version": version,
         "compiler": platform.python_implementation(),
-        "platform": f"linux/{platform.machine()}",
+        "platform": f"linux/{architecture()}",
     }
 
 

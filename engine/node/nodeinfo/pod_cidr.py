@@ -46,10 +46,12 @@ class PodCidr:
             self._news.clear()
             if self._wanted == self._reported:
                 continue
+            # Kept: the wanted one may change while the runtime answers.
             cidr = self._wanted
             try:
                 await self._runtime.update_pod_cidr(cidr)
             except Unimplemented as error:
+                # Another attempt would not change the runtime; a CNI plugin has its own configuration then.
                 log.warning("the runtime does not accept the pod CIDR %s: %s", cidr, error)
                 self._reported = cidr
             except KubengineError as error:

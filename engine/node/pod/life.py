@@ -126,6 +126,7 @@ class PodLife:
         `end` comes with FAIL and REJECT; `grace`, in seconds, may come with REMOVE. Raises `Bug` for an event
         that cannot happen in this state.
         """
+        # Every deletion may shorten the grace period, none lengthens it (as the API server's own rule).
         shorter = grace is not None and (self.grace is None or grace < self.grace)
         shorten_grace = (Action.SHORTEN_GRACE,) if shorter and self.state in STOPPING else ()
         if shorter:

@@ -75,6 +75,7 @@ class PodRecordNames(StoredNames):
             log.error("%s: %s; %s", link, error.strerror, set_aside(link))
         word = os.urandom(8).hex()
         link.symlink_to(word)
+        # Synced before the record itself, which is worth nothing without its link.
         self._unsynced.add(directory)
         return word
 
@@ -89,6 +90,7 @@ async def take_over(pods: Path, store: RecordStore) -> None:
     for path, name in found:
         content = kept(path, bytes, without="it is unknown what was recorded there")
         if content is not None:
+            # A record is one line; JSON means the same with blanks.
             store.put_soon(name, content.replace(b"\n", b" "))
     try:
         if found:

@@ -52,8 +52,8 @@ class AcceptedSpecs:
     def _pods(self) -> msgspec.json.Decoder[Pod]:
         return msgspec.json.Decoder(Pod, dec_hook=decode_hook)
 
-    def comes_from(self, uid: str, manifest: str) -> None:
-        """Tell whether the pod with that uid came from the manifest with that digest."""
+    def set_manifest(self, uid: str, manifest: str) -> None:
+        """Note the digest of the manifest that a pod comes from; its next record contains it."""
         self._manifests[uid] = manifest
 
     def forget_manifests(self, uids: Iterable[str]) -> None:
@@ -71,6 +71,7 @@ class AcceptedSpecs:
 
     def record(self, pod: Pod) -> bytes:
         """Return the content of the record."""
+        # The status changes all the time, and the runtime knows it better after a restart.
         stripped = Pod(metadata=pod.metadata, spec=pod.spec)
         return to_json(_Accepted(self._manifests.get(pod.uid, ""), msgspec.Raw(to_json(stripped))))
 
@@ -121,6 +122,7 @@ class TerminationRecords:
         """Return the record, or None if the pod is not known to have ended."""
         without = "it is unknown whether the pod has ended"
         end = self._store.read(key(uid, END), self._decoder.decode, without=without)
+        # An empty record says nothing: it is no end.
         return end if end is not None and (end.end is not None or end.status is not None) else None
 
 

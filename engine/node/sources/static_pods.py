@@ -145,7 +145,7 @@ class StaticUids:
         """Return the uid of a pod with its final name: that of the same running pod, or `new()`."""
         record = held.get(pod.full_name)
         uid = record.uid if record is not None and self._comes_from(record, pod, digest) else new()
-        self._accepted.comes_from(uid, digest)
+        self._accepted.set_manifest(uid, digest)
         self._chosen.add(uid)
         return uid
 

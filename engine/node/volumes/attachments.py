@@ -62,5 +62,6 @@ class Attachments:
         """Return when the volume is attached and the server knows that it is in use. The caller sets the
         deadline.
         """
+        # Also until the server lists it as in use: before, the controller may detach it at any moment.
         while volume not in self._in_use or volume not in self._attached:
             await self._news.wait()

@@ -31,6 +31,7 @@ def set_up(pod_directory: Path, name: str, volume: LocalVolume) -> Path:
     Raises `InvalidInput`, `Refused` or `OSError`.
     """
     check_path(volume)
+    # Names in /dev/disk are links, which udev replaces at any time: the container gets the device itself.
     device = Path(os.path.realpath(volume.path, strict=True))
     if not stat.S_ISBLK(device.stat().st_mode):
         raise Refused("not a block device", subject=str(device))

@@ -160,6 +160,7 @@ async def bound_volume(
 
 def _check_claim(claim: PersistentVolumeClaim) -> None:
     meta = claim.metadata
+    # A claim in deletion is kept by its finalizer while pods use it; without it, it may vanish at once.
     if meta.deletion_timestamp is not None and _PROTECTED not in (meta.finalizers or []):
         raise InvalidInput("PVC is being deleted")
     if claim.status.phase != _BOUND:
@@ -173,6 +174,7 @@ def _check_volume(bound: PersistentVolume, claim: PersistentVolumeClaim) -> None
     if reference is None:
         text = "it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
         raise InvalidInput(f"{found} {text}")
+    # The name may belong to a later claim than the one that the volume was bound to.
     if reference.uid != claim.metadata.uid:
         text = f"its pv.Spec.ClaimRef.UID {reference.uid} does not point to claim.UID {claim.metadata.uid}"
         raise InvalidInput(f"{found} {text}")

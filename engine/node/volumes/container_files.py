@@ -10,6 +10,7 @@ from engine.cri.paths import hosts_path, last_words_path
 from engine.host.files import replace_file
 from engine.node.spec.dns import PodHostname
 
+NODE_HOSTS = Path("/etc/hosts")
 _LOOPBACK = """\
 127.0.0.1\tlocalhost
 ::1\tlocalhost ip6-localhost ip6-loopback
@@ -39,9 +40,11 @@ def termination_message_file(pod_directory: Path, container: Container, attempt:
     """Create an empty, world-writable termination message file."""
     path = last_words_path(pod_directory, container.name, attempt)
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    # Never an existing file: a container of the pod may have put a link to one of the host's there.
     path.unlink(missing_ok=True)
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
+        # Past the umask: the container may run as any user.
         os.fchmod(file, 0o666)
     finally:
         os.close(file)
@@ -50,7 +53,10 @@ def termination_message_file(pod_directory: Path, container: Container, attempt:
 
 def hosts_file(pod_directory: Path, pod: Pod, ips: tuple[str, ...], hostname: PodHostname) -> Path:
     """Write /etc/hosts of a pod, again for each of its containers."""
-    node_hosts = Path("/etc/hosts").read_text() if pod.spec.host_network else ""
+    # The node's file may have any bytes, in comments or names; the pod gets them as they are.
+    node_hosts = os.fsdecode(NODE_HOSTS.read_bytes()) if pod.spec.host_network else ""
     path = hosts_path(pod_directory)
-    replace_file(path, hosts_text(pod, ips, hostname, node_hosts), mode=0o644, durable=False)
+    text = os.fsencode(hosts_text(pod, ips, hostname, node_hosts))
+    # Not synced: it is written again before each start of a container.
+    replace_file(path, text, mode=0o644, durable=False)
     return path

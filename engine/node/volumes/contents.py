@@ -82,6 +82,7 @@ class ContentSource(msgspec.Struct, frozen=True):
             except KubengineError as error:
                 wrong.append(error)
                 continue
+            # Of two files with one path the later source's stays, as in the kubelet.
             files |= part.files
             renew_at = min(renew_at, part.renew_at)
         if len(wrong) == 1:
@@ -123,6 +124,7 @@ class ContentSource(msgspec.Struct, frozen=True):
                 raise
             config_map = ConfigMap()
         texts = {key: text.encode() for key, text in (config_map.data or {}).items()}
+        # The API server refuses a key that is in both.
         data = (config_map.binary_data or {}) | texts
         return chosen_files(data, items, mode, optional, "configmap references non-existent config key")
 

@@ -120,6 +120,7 @@ class CsiVolumes:
                 staged = replace(wanted, secrets=await self._secret(secret, "NodeStageSecretRef"))
                 await self._mounting.stage(pod.uid, staged, driver, able, attached=attached)
         with refusing(wanted.name, publishing):
+            # Secrets and tokens are read for each call: a driver that is called again gets current ones.
             published = await self._for_publishing(pod, volume, source, wanted, known)
             again = bool(spec_of(known).requires_republish)
             path = await self._mounting.publish(pod.uid, published, driver, able, again=again)
@@ -198,6 +199,7 @@ class CsiVolumes:
         both: set[asyncio.Future[Any]] = {leaving, wanted}
         try:
             await asyncio.wait(both, timeout=ATTACH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            # First: the attachment may have come in the same turn as the removal.
             if wanted.done():
                 return wanted.result()
             raise Refused("timed out waiting for the condition")

@@ -49,6 +49,7 @@ def set_up(
         return path
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
+    # Past the umask: containers may run as any user.
     path.chmod(0o777)
     if not mounted:
         _mount(path, volume, pod, allocatable)
@@ -61,6 +62,7 @@ def set_up(
         os.close(make_directories(top, str(ready.parent.relative_to(pod_directory)), 0o750))
     if volume.medium == "":
         projects.give(pod, path, project_record(path))
+    # Last: a volume that a crash left half made is made again.
     ready.touch(mode=0o644)
     return path
 

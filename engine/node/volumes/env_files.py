@@ -50,6 +50,7 @@ def _read(volume: Path, path: str) -> bytes:
     with opened(volume) as root:
         handle = open_in_root(root, path, HANDLE)
         try:
+            # One byte more tells a file that is too large from one that just fits.
             data = read_handle(handle, path, LARGEST + 1)
         finally:
             os.close(handle)

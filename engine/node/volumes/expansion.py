@@ -119,6 +119,7 @@ class VolumeExpander:
 
     async def _grow(self, mounted: _Mounted, known: _Known) -> None:
         """Expand the file system. Raises `Refused`."""
+        # One at a time on a node, as drivers expect: the pods of one claim share the volume.
         async with known.lock:
             wanted = size_of(mounted.bound.spec.capacity)
             if known.size >= wanted:
@@ -139,6 +140,8 @@ class VolumeExpander:
                 claim = await self._patch(mounted, claim, begun(claim))
             if await self._expanded(mounted, claim, step, known):
                 await self._finish(mounted, claim, step)
+            # FAILED_PRECONDITION: the driver expands it only while no pod uses it, so asking again is
+            # useless.
             if not known.refused:
                 known.size = max(known.size, step.size)
 

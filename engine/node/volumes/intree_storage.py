@@ -119,6 +119,7 @@ class InTreeStorage:
         with refusing(name, _waiting(bound)):
             if self._attachments is not None:
                 await self._wait_until_attached(self._attachments, pod.uid, listed, left)
+            # Before the disk is attached, so that a release of another pod does not detach it meanwhile.
             await self._reserve(pod.uid, plugin, disk, bound)
             access = await self._access(pod, volume, bound, source)
             device = await plugin.attach(disk, access)

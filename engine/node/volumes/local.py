@@ -31,6 +31,7 @@ def set_up(
     if not is_mount(target):
         shares = group is not None and "ro" not in options and not users(pod_directory.parent, name)
         _bind(directory, target, group if shares else None, policy)
+    # Also of a mount that is there: a crash may have come between the two calls.
     restrict(target, options)
     return target
 

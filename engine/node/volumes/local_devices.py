@@ -138,6 +138,7 @@ class LocalDevices:
 
     def _take_away(self, name: str) -> None:
         """Unmount, unless a pod still uses the volume since an earlier agent. Raises `OSError`."""
+        # Asked of the mounts: `_users` does not know the pods of an earlier agent.
         if local.users(self._pods, name):
             return
         with opened_parent(self._mounts / name, self._root) as (parent, entry):

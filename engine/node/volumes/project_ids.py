@@ -76,8 +76,10 @@ class ProjectIds:
 
     def _free(self, directory: Path) -> int:
         """Return an unused id. Raises `OSError` if the kernel counts no projects."""
+        # Once: reading every record and both files for each volume would slow the starts down.
         if self._next == FIRST:
             self._next = next_free(self._taken(), FIRST)
+        # Somebody else may use an id that no file names: what the kernel counts is in use.
         while project_quota.counted(directory, self._next) != (0, 0):
             self._next += 1
         project, self._next = self._next, self._next + 1
@@ -92,7 +94,7 @@ class ProjectIds:
 
 
 def next_free(taken: set[int], first: int) -> int:
-    """Return the first unused number from `first` on."""
+    """Return the number after the largest that is taken from `first` on, or `first`."""
     return max((number for number in taken if first <= number < LAST), default=first - 1) + 1
 
 

@@ -68,6 +68,7 @@ def refusing(volume: str, doing: str = SET_UP) -> Iterator[None]:
     """Raise any failure with a volume as `VolumeRefused` naming the volume and the operation."""
     try:
         yield
+    # An inner step has named the volume and itself already.
     except VolumeRefused:
         raise
     except (KubengineError, OSError) as error:

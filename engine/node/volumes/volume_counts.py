@@ -114,6 +114,7 @@ class VolumeCounts:
         try:
             yield durations
         finally:
+            # The registry is the event loop's; other threads only note.
             for seconds, plugin, operation, done in durations.noted:
                 status = _SUCCESS if done else _FAILURE
                 self._lasted.observe(seconds, plugin, operation, status, "false")

@@ -157,6 +157,7 @@ class VolumeManager:
             kept.begin_removal()
             kept.forget_time()
             try:
+                # The worker tries again: a driver's call may take minutes, and must come to its end first.
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     await kept.lock.acquire()
             except TimeoutError:
@@ -393,7 +394,7 @@ class VolumeManager:
             self._update_in(kept, RETRIES.after(kept.failures))
 
     def _schedule_update(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
-        """Return when to act next: a token expires, a driver wants another call, or a claim is to be read."""
+        """Schedule the next update: a token expires, a driver wants another call, a claim is to be read."""
         kept.forget_time()
         first = min((each.renew_at for each in contents.values()), default=float("inf"))
         if self._csi.to_publish_again(kept.pod.uid):

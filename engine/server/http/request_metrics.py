@@ -63,6 +63,7 @@ class ServerRequestMetrics:
         """Count one request for as long as it is served."""
         label = path_label(path)
         labels = (
+            # A peer chooses both: without a limit it could fill the registry with series.
             method if method in _METHODS else "other",
             label,
             self._server_type,

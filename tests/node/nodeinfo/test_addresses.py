@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -47,6 +49,31 @@ def test_addresses_that_are_no_nodes():
     assert "link-local" in unusable("169.254.1.1")
     assert "all zeros" in unusable("::")
     assert "not found" in unusable("203.0.113.77")
+    assert "not found" in unusable("2001:db8::77")
+
+
+FLOATING = """
+from pathlib import Path
+from engine.node.nodeinfo.addresses import unusable
+for version in ("ipv4", "ipv6"):
+    Path(f"/proc/sys/net/{version}/ip_nonlocal_bind").write_text("1")
+for address in ("10.9.9.1", "10.9.9.2", "fd00::9", "10.9.9.3", "fd00::8"):
+    print(address, unusable(address) == "")
+"""
+
+
+@pytest.mark.root
+def test_an_address_that_only_can_be_bound_is_not_the_nodes():
+    """With `ip_nonlocal_bind` the kernel binds the address of any other machine, too."""
+    addresses = ("10.9.9.1/24", "10.9.9.2/24", "fd00::9/64")  # the second one is secondary
+    setting_up = "; ".join(f"ip address add {each} dev lo" for each in addresses)
+    inside = f"ip link set lo up; {setting_up}; exec {sys.executable} -c '{FLOATING}'"
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", inside], capture_output=True, text=True, check=False
+    )
+    found = dict(line.split() for line in done.stdout.splitlines())
+    here = [address for address, answer in found.items() if answer == "True"]
+    assert (len(found), here) == (5, ["10.9.9.1", "10.9.9.2", "fd00::9"]), done.stderr
 
 
 @pytest.mark.parametrize(

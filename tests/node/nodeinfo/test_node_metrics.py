@@ -82,6 +82,7 @@ async def test_a_static_pod_counts_where_no_creation_time_is_required(rig: Rig) 
     info = node.node_object().status.node_info
     assert info is not None
     assert info["kubeletVersion"] in labels
+    assert f"linux/{info['architecture']}" in labels
     await eventually(lambda: values_of(node.registry)("kubelet_pleg_relist_interval_seconds_count") > 0)
     assert values_of(node.registry)("kubelet_pleg_last_seen_seconds") > 0
 

@@ -25,7 +25,8 @@ from engine.node.spec import cri_config
 from engine.node.spec.dns import pod_hostname, sandbox_hostname
 from engine.node.spec.security import MASKED_PATHS, READONLY_PATHS, container_security, sandbox_security
 from engine.node.sync.container_config import cri_resources
-from engine.node.volumes.container_files import hosts_text
+from engine.node.volumes import container_files
+from engine.node.volumes.container_files import hosts_file, hosts_text
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig, container
@@ -197,6 +198,17 @@ def test_etc_hosts_names_the_pod_with_its_domain_and_its_aliases():
     pod = pod_of({"hostNetwork": True})
     text = hosts_text(pod, ("10.0.0.2",), pod_hostname(pod, "c"), "1.2.3.4 node\n")
     assert text == "# Kubernetes-managed hosts file (host network).\n1.2.3.4 node\n"
+
+
+def test_a_hosts_file_of_the_node_that_is_not_utf_8_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    nodes = tmp_path / "hosts"
+    nodes.write_bytes(b"1.2.3.4 node # B\xfcro\n")
+    monkeypatch.setattr(container_files, "NODE_HOSTS", nodes)
+    pod = pod_of({"hostNetwork": True})
+    written = hosts_file(tmp_path, pod, ("10.0.0.2",), pod_hostname(pod, "c"))
+    assert nodes.read_bytes() in written.read_bytes()
 
 
 def test_sandboxes_receive_the_sum_of_their_containers_and_the_overhead_separately():
