@@ -18,7 +18,7 @@ import pyarrow as pa
 from engine.api.encoding.json_text import encode_json
 from engine.plan.anonymize.device_objects import device_claims, device_objects
 from engine.plan.anonymize.pseudonyms import Pseudonyms, replaced_taint, selecting
-from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, Snapshot
+from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, Snapshot, without_labels
 from engine.plan.snapshot.lazy_table import whole
 
 KEPT_PRIORITIES: Final = ("system-node-critical", "system-cluster-critical")
@@ -34,6 +34,7 @@ def anonymous(snapshot: Snapshot) -> tuple[Snapshot, dict[str, dict[str, str]]]:
     names = Pseudonyms()
     dynamic = device_objects(names, whole(snapshot.dynamic_resources))
     nodes, pods, templates = whole(snapshot.nodes), whole(snapshot.pods), whole(snapshot.templates)
+    nodes = without_labels(nodes)
     nodes = _texts(nodes, "name", lambda text: names.of("node", text))
     nodes = _texts(nodes, "document", lambda text: _node_document(names, text))
     nodes = _texts(nodes, "config", lambda text: "")

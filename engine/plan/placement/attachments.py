@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.plan.placement.node_labels import Nodes
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.snapshot.node_labels import Nodes
 
 
 class AttachedVolume(NamedTuple):

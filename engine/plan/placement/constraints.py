@@ -25,10 +25,10 @@ from engine.api.scheduling import NodeSelector
 from engine.plan.claims.known import dynamic_resources
 from engine.plan.placement.attachments import AttachedVolume, AttachLimits
 from engine.plan.placement.device_claims import DeviceClaims
-from engine.plan.placement.node_labels import Nodes, labels_of_nodes
 from engine.plan.placement.topology import Allowed, PodTopology, Undecidable
 from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, NO_NODE, Snapshot
 from engine.plan.snapshot.lazy_table import coded
+from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 from engine.plan.snapshot.objects import decoded_spec
 
 EFFECTS = ("NoSchedule", "NoExecute")

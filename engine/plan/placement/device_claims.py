@@ -24,9 +24,9 @@ from engine.plan.claims.objects import (
     PlannedClaimSpec,
 )
 from engine.plan.claims.selectors import SelectorError
-from engine.plan.placement.node_labels import Nodes, labels_of_nodes
 from engine.plan.placement.topology import Undecidable
 from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot
+from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 
 MOST_PODS = 256
 """Pods that one claim can be reserved for."""
@@ -114,7 +114,7 @@ class DeviceClaims:
             _, claim.devices, claim.reach = claim.before
         else:
             name = self._snapshot.node_names[node]
-            devices = self._inventory.of_node(name, self._nodes.labels[node])
+            devices = self._inventory.of_node(name, self._nodes.of(node))
             try:
                 picks = allocate(claim.spec, devices, self._demands) or []
             except (SelectorError, InvalidInput):
@@ -126,7 +126,7 @@ class DeviceClaims:
             self._inventory.use(one)
 
     def _fits(self, spec: PlannedClaimSpec, node: int) -> bool:
-        devices = self._inventory.of_node(self._snapshot.node_names[node], self._nodes.labels[node])
+        devices = self._inventory.of_node(self._snapshot.node_names[node], self._nodes.of(node))
         try:
             return allocate(spec, devices, self._demands) is not None
         except (SelectorError, InvalidInput) as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from engine.admission.everywhere import Shortages, shortages_everywhere, used_on_each_node
@@ -17,6 +16,7 @@ from engine.admission.predicates import NodeFacts, UsedPorts, host_ports, other_
 from engine.api.pod import Pod
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.kept import once_per_snapshot
+from engine.plan.snapshot.node_labels import labels_of_nodes
 from engine.plan.snapshot.objects import node_object, pods_of_node
 from engine.tables import ClusterTables
 
@@ -42,9 +42,9 @@ class NodeUse:
     @cached_property
     def tainted(self) -> NDArray[np.bool_]:
         """Return bool[nodes]: nodes with NoExecute taints."""
-        found: NDArray[np.bool_] = pc.match_substring(
-            self.snapshot.nodes["document"], '"NoExecute"'
-        ).to_numpy()
+        sets, codes = labels_of_nodes(self.snapshot).taint_sets
+        repels = np.array([any(taint.effect == "NoExecute" for taint in taints) for taints in sets], bool)
+        found: NDArray[np.bool_] = repels[codes]
         return found
 
     def facts(self, node: int) -> NodeFacts:

@@ -353,10 +353,8 @@ class NodeScores:
         if found is None:
             images, nodes = self._snapshot.images, self._snapshot.node_count
             codes = coded(images, "names")[1]
-            named = np.zeros(len(codes), bool)
-            for code in self._image_codes.get(name, ()):
-                named |= codes == code
-            rows = np.flatnonzero(named)
+            mine = self._image_codes.get(name, [])
+            rows = np.flatnonzero(codes == mine[0] if len(mine) == 1 else np.isin(codes, mine))
             found = np.zeros(nodes, np.int64)
             at = images["node"].to_numpy()[rows]
             found[at] = images["size"].to_numpy()[rows]

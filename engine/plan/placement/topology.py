@@ -20,9 +20,9 @@ from engine.api.encoding.json_text import encode_json
 from engine.api.pod import Pod
 from engine.api.references import LabelSelector, LabelSelectorRequirement
 from engine.api.scheduling import PodAffinity, PodAffinityTerm, TopologySpreadConstraint
-from engine.plan.placement.node_labels import Nodes, labels_of_nodes
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.lazy_table import coded
+from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 from engine.plan.snapshot.objects import decoded_spec
 
 PodRows: TypeAlias = NDArray[np.int64]

@@ -11,7 +11,8 @@ from engine.api.amounts.sizes import quantity_size
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.rightsizing.workloads import Workload, Workloads
 from engine.plan.snapshot.columns import NO_NODE, TERMINAL, Snapshot
-from engine.plan.snapshot.objects import instance_types, node_object
+from engine.plan.snapshot.node_labels import instance_types
+from engine.plan.snapshot.objects import node_object
 
 MEASURES: Final = (("cpu", "milli-CPU"), ("memory", "bytes"))
 

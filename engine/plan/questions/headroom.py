@@ -32,7 +32,7 @@ from engine.plan.reading.added import AddedPods, with_pods
 from engine.plan.reading.requested_pods import pod_like, priority_of_class
 from engine.plan.reading.workload_file import load_workloads
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
-from engine.plan.snapshot.objects import node_object
+from engine.plan.snapshot.node_labels import labels_of_nodes
 
 ZONE: Final = "topology.kubernetes.io/zone"
 NO_CONSTRAINTS: Final = (
@@ -184,14 +184,13 @@ class _Headroom:
         if fail == "node":
             return [(f"node {name}", [node]) for node, name in enumerate(names)]
         key = ZONE if fail == "zone" else fail
-        found: dict[str, list[int]] = {}
-        for node in range(self._snapshot.node_count):
-            value = node_object(self._snapshot, node).labels.get(key)
-            if value is not None:
-                found.setdefault(f"{fail} {value}", []).append(node)
-        if not found:
+        domains, values = labels_of_nodes(self._snapshot).values_of(key)
+        if not values:
             raise InvalidInput(f"no node has the label {key}", subject="fail")
-        return list(found.items())
+        return [
+            (f"{fail} {value}", np.flatnonzero(domains == domain).tolist())
+            for domain, value in enumerate(values)
+        ]
 
     def _lose(self, name: str, nodes: list[int]) -> _Loss:
         """Move the pods of failed nodes, and count what fits then."""

@@ -28,7 +28,8 @@ from engine.plan.rightsizing.reserves import (
 )
 from engine.plan.rightsizing.workloads import Workloads
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.objects import instance_types, node_object
+from engine.plan.snapshot.node_labels import instance_types
+from engine.plan.snapshot.objects import node_object
 
 UNITS: Final = {"cpu": "milli-CPU", "memory": "bytes"}
 TODAY: Final = "today's reserve is capacity less allocatable, so it includes the eviction threshold"

@@ -58,7 +58,7 @@ from engine.plan.rightsizing.workloads import Workloads
 from engine.plan.snapshot.columns import NO_NODE, Snapshot, arranged
 from engine.plan.snapshot.faults import FaultLog
 from engine.plan.snapshot.lazy_table import whole
-from engine.plan.snapshot.objects import instance_types
+from engine.plan.snapshot.node_labels import instance_types
 from engine.tables import QOS_NAMES
 
 CLOCK_SKEW: Final = 86_400

@@ -15,7 +15,7 @@ from engine.api.pod import Pod
 from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
 from engine.api.struct import to_builtins
 from engine.plan.reading.templates import Templates
-from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot, column_of
+from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot, column_of, without_labels
 from engine.plan.snapshot.kept import share_kept
 from engine.plan.snapshot.lazy_table import LazyTable, whole
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, ResourceNames
@@ -118,7 +118,7 @@ def with_nodes(snapshot: Snapshot, like: int, count: int, taken: dict[str, int])
 
     `taken` says how much of each resource daemons take, and under `pods` how many there are.
     """
-    nodes = whole(snapshot.nodes)
+    nodes = without_labels(whole(snapshot.nodes))
     new = nodes.take(pa.array(np.full(count, like)))
     names = [f"new {number + 1} like {snapshot.node_names[like]}" for number in range(count)]
     document = nodes["document"][like].as_py()

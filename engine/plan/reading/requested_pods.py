@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from engine.admission.asked_pod import PodParameters, pods_asked_about
 from engine.admission.predicates import NATIVE
@@ -13,6 +16,7 @@ from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.resources import pod_requests
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.lazy_table import value_of
 from engine.plan.snapshot.objects import pod_object
 from engine.tables import ABSENT
 
@@ -65,10 +69,11 @@ def pod_like(snapshot: Snapshot, label: str) -> tuple[Pod, str]:
     Raise `InvalidInput` if there is none.
     """
     namespace, _, name = label.rpartition("/")
-    names = snapshot.pods["name"].to_pylist()
-    for row, found in enumerate(names):
-        if found == name and snapshot.pods["namespace"][row].as_py() == (namespace or "default"):
+    pods = snapshot.pods
+    named = pc.equal(pods["name"], pa.scalar(name, pa.large_string())).to_numpy()
+    for row in np.flatnonzero(named).tolist():
+        if value_of(pods, "namespace", row) == (namespace or "default"):
             pod = pod_object(snapshot, row)
-            pod.metadata.labels = msgspec.json.decode(snapshot.pods["labels"][row].as_py() or "null")
-            return pod, snapshot.pods["owner"][row].as_py()
+            pod.metadata.labels = msgspec.json.decode(value_of(pods, "labels", row) or "null")
+            return pod, str(value_of(pods, "owner", row))
     raise InvalidInput("no such pod in the snapshot", subject=label)

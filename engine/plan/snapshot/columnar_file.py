@@ -26,6 +26,7 @@ from engine.api.errors import InvalidInput
 from engine.host.files import replacing_file
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.lazy_table import LazyTable, whole
+from engine.plan.snapshot.node_labels import label_columns
 from engine.plan.snapshot.parquet_bounds import check_bounds, plain_texts, repeated_texts
 from engine.plan.snapshot.schema import (
     check_pods,
@@ -35,7 +36,9 @@ from engine.plan.snapshot.schema import (
 )
 
 FORMAT = "kubengine-snapshot"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+OLDER_VERSIONS = (1,)
+"""Formats that are still read. The first has no columns of nodes' labels and taints."""
 SUFFIX = ".kes"
 MAGIC = b"PK\x03\x04"
 MANIFEST = "manifest.json"
@@ -76,6 +79,9 @@ def write_stream(snapshot: Snapshot, file: Any) -> None:
         for name in TABLES:
             sink = pa.BufferOutputStream()
             table = whole(getattr(snapshot, name))
+            if name == "nodes":
+                for column, values in label_columns(snapshot).items():
+                    table = table.append_column(column, values)
             pq.write_table(
                 table,
                 sink,
@@ -109,8 +115,9 @@ class SnapshotFile:
             manifest = checked_manifest(self._buffer(MANIFEST).to_pybytes())
             if manifest.format != FORMAT:
                 raise InvalidInput("not a Kubengine snapshot")
-            if manifest.format_version != FORMAT_VERSION:
-                raise InvalidInput(f"format {manifest.format_version}; this version reads {FORMAT_VERSION}")
+            if manifest.format_version not in (*OLDER_VERSIONS, FORMAT_VERSION):
+                known = " and ".join(map(str, (*OLDER_VERSIONS, FORMAT_VERSION)))
+                raise InvalidInput(f"format {manifest.format_version}; this version reads {known}")
             self.meta = manifest.meta
             there = [name for name in TABLES if f"{name}.parquet" in self._members]
             missing = [name for name in TABLES if name not in (*there, *LATER_TABLES)]

@@ -27,6 +27,8 @@ TEMPLATE_CLAIM = "template/"
 EPHEMERAL_CLAIM = "ephemeral/"
 """Precedes the name of a claim in `pods.claims` that comes and goes with the pod."""
 
+LABEL, TAINTS = "label/", "taints"
+"""The columns of nodes in which a file has the value of each label key, and the taints as JSON."""
 REPEATED_TEXT = pa.dictionary(pa.int32(), pa.string())
 POD_FIELDS = {
     "namespace": REPEATED_TEXT,
@@ -99,6 +101,11 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(kind):
         return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
     return pa.array(values, kind)
+
+
+def without_labels(nodes: pa.Table) -> pa.Table:
+    """Return a table of nodes, whose Node objects are about to change, without the columns made from them."""
+    return nodes.select([name for name in nodes.column_names if name != TAINTS and name[:6] != LABEL])
 
 
 def empty(fields: dict[str, pa.DataType]) -> pa.Table:

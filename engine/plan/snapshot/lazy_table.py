@@ -33,6 +33,7 @@ class LazyTable:
         self._rows = rows
         self._value = value
         self._made: dict[str, pa.ChunkedArray] = {}
+        self._coded: dict[str, tuple[list[str], NDArray[np.int32]]] = {}
 
     @cached_property
     def num_rows(self) -> int:
@@ -52,6 +53,12 @@ class LazyTable:
         if name not in self._made:
             self.select([name])
         return self._made[name]
+
+    def coded(self, name: str) -> tuple[list[str], NDArray[np.int32]]:
+        """Return what the function `coded` does, computed once: questions read the same columns."""
+        if name not in self._coded:
+            self._coded[name] = _texts_and_codes(self[name])
+        return self._coded[name]
 
     def value(self, name: str, row: int) -> Any:
         if self._value is not None and name not in self._made:
@@ -77,5 +84,9 @@ def whole(table: Table) -> pa.Table:
 
 def coded(table: Table, name: str) -> tuple[list[str], NDArray[np.int32]]:
     """Return the distinct texts of a dictionary column, and int32[rows] that numbers them."""
-    column = table[name].combine_chunks()
-    return column.dictionary.to_pylist(), column.indices.to_numpy()
+    return table.coded(name) if isinstance(table, LazyTable) else _texts_and_codes(table[name])
+
+
+def _texts_and_codes(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int32]]:
+    joined = column.combine_chunks()
+    return joined.dictionary.to_pylist(), joined.indices.to_numpy()

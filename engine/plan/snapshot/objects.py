@@ -21,6 +21,7 @@ from engine.api.qos import MIRROR_ANNOTATION, NODE_CRITICAL_PRIORITY, SOURCE_ANN
 from engine.api.status import PodStatus
 from engine.api.struct import decode_hook
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.lazy_table import value_of
 from engine.tables import DO_NOT_PREEMPT_ANNOTATION, HAS_PRIORITY, MIRROR, PROTECTED, QOS_NAMES, STATIC
 
 NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
@@ -46,8 +47,8 @@ def template_pod(spec: str, qos: int) -> Pod:
 
 def pod_object(snapshot: Snapshot, row: int) -> Pod:
     """Return what the snapshot knows of one pod: enough for admission, preemption, cgroups and eviction."""
-    fields = {name: snapshot.pods[name][row].as_py() for name in _FIELDS}
-    pod = decoded_spec(snapshot.templates["spec"][fields["template"]].as_py())
+    fields = {name: value_of(snapshot.pods, name, row) for name in _FIELDS}
+    pod = decoded_spec(value_of(snapshot.templates, "spec", fields["template"]))
     flags = fields["flags"]
     annotations = {SOURCE_ANNOTATION: "file"} if flags & STATIC else {}
     annotations |= {MIRROR_ANNOTATION: "mirror"} if flags & MIRROR else {}
@@ -105,12 +106,6 @@ def node_object(snapshot: Snapshot, node: int) -> Node:
     """Return labels, taints and amounts of a node; the object is shared, so do not change it."""
     text = snapshot.nodes["document"][node].as_py()
     return _decoded_node(text) if text else Node(metadata=ObjectMeta(name=snapshot.node_names[node]))
-
-
-def instance_types(snapshot: Snapshot) -> list[str]:
-    """Return the instance type of each node, from its label; an empty text if it has none."""
-    nodes = (node_object(snapshot, node) for node in range(snapshot.node_count))
-    return [node.labels.get("node.kubernetes.io/instance-type", "") for node in nodes]
 
 
 def pods_of_node(snapshot: Snapshot, node: int) -> list[Pod]:

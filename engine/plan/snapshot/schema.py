@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
+from engine.api.node import Taint
 from engine.api.scheduling import NodeSelector
 from engine.plan.snapshot.columns import (
     ATTACH_LIMIT_FIELDS,
@@ -24,10 +25,12 @@ from engine.plan.snapshot.columns import (
     DEVICE_FIELDS,
     DYNAMIC_RESOURCE_FIELDS,
     IMAGE_FIELDS,
+    LABEL,
     NO_NODE,
     POD_FIELDS,
     PRIORITY_CLASS_FIELDS,
     REPEATED_TEXT,
+    TAINTS,
     VOLUME_FIELDS,
 )
 from engine.plan.snapshot.lazy_table import Table
@@ -96,6 +99,7 @@ _TEXTS = {
     "budgets": {"min_available": BUDGET_COUNT, "max_unavailable": BUDGET_COUNT},
 }
 _labels = msgspec.json.Decoder(dict[str, str] | None)
+_taints = msgspec.json.Decoder(list[Taint] | None)
 _selector = msgspec.json.Decoder(NodeSelector | None)
 
 
@@ -176,6 +180,7 @@ def _fields(name: str, there: Sequence[str]) -> Mapping[str, pa.DataType]:
             raise InvalidInput(f"templates: more than {MAX_RESOURCES} resources")
     if name == "nodes":
         fields |= {field: pa.large_string() for field in (PROCESSORS, PINNING) if field in there}
+        fields |= {field: REPEATED_TEXT for field in there if field == TAINTS or field.startswith(LABEL)}
     if name == "pods":
         fields = {field: kind for field, kind in fields.items() if field[:6] != "usage/" or field in there}
         optional = {"deleted": pa.float64(), "claims": REPEATED_TEXT, "device_claims": REPEATED_TEXT}
@@ -186,7 +191,7 @@ def _fields(name: str, there: Sequence[str]) -> Mapping[str, pa.DataType]:
 
 
 def _may_lack(name: str, field: str) -> bool:
-    return field in _MAY_LACK.get(name, ()) or field.startswith(("reading/", "usage/"))
+    return field in _MAY_LACK.get(name, ()) or field.startswith(("reading/", "usage/", LABEL))
 
 
 def _check_values(name: str, field: str, column: pa.ChunkedArray, nodes: int) -> None:
@@ -210,7 +215,9 @@ def _check_values(name: str, field: str, column: pa.ChunkedArray, nodes: int) ->
         case ("templates", "spec"):
             _check_specs(column)
         case ("pods", "labels"):
-            _check_labels(column)
+            _check_texts("pods.labels", column, _labels, "labels")
+        case ("nodes", "taints"):
+            _check_texts("nodes.taints", column, _taints, "taints")
         case ("volumes", "node_affinity"):
             _check_selectors(column)
 
@@ -236,13 +243,16 @@ def _check_specs(column: pa.ChunkedArray) -> None:
             raise InvalidInput(f"templates.spec[{row}]: {error.message}") from None
 
 
-def _check_labels(column: pa.ChunkedArray) -> None:
+def _check_texts(where: str, column: pa.ChunkedArray, decoder: msgspec.json.Decoder[Any], kind: str) -> None:
+    """Raise `InvalidInput` unless each distinct text of a column can be decoded; an empty one stands for
+    nothing.
+    """
     for chunk in column.chunks:
         for text in chunk.dictionary.to_pylist():
             try:
-                _labels.decode(text or "null")
-            except msgspec.DecodeError:
-                raise InvalidInput(f"pods.labels: {text[:60]!r} are not labels") from None
+                decoder.decode(text or "null")
+            except (msgspec.DecodeError, RecursionError):
+                raise InvalidInput(f"{where}: {text[:60]!r} are not {kind}") from None
 
 
 def _check_selectors(column: pa.ChunkedArray) -> None:

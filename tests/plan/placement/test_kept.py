@@ -7,8 +7,8 @@ import pytest
 from engine.api.documents import as_written
 from engine.api.pod import Pod
 from engine.plan.placement.node_capacity import requests_on_nodes
-from engine.plan.placement.node_labels import labels_of_nodes
 from engine.plan.reading.added import AddedPods, with_pods
+from engine.plan.snapshot.node_labels import labels_of_nodes
 from tests.plan.placement import made_cluster
 
 
