@@ -11,7 +11,7 @@ from engine.api.status import ContainerStatus
 from engine.cri.records import EXITED, PodRecord
 from engine.node.sync.actions import policy_of
 from engine.record.blocks import RecordRow
-from engine.shadow.kinds.admission import PREEMPTED, is_refused
+from engine.shadow.kinds.admission import PREEMPTED, is_rejected
 from engine.shadow.kinds.comparison import Comparison, Finding
 from engine.shadow.kinds.eviction import EVICTED
 from engine.shadow.kinds.observation import Observation
@@ -124,7 +124,7 @@ def _restarted(
 def _decision(pod: Pod) -> str:
     """Return the decision of the kubelet that a pod's status shows."""
     reason = pod.status.reason
-    if is_refused(pod):
+    if is_rejected(pod):
         return "admission refused"
     return {EVICTED: "eviction evicted", PREEMPTED: "preemption preempted"}.get(reason, "")
 

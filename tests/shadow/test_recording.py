@@ -7,6 +7,7 @@ import re
 from engine.record.blocks import RecordRow
 from engine.record.why import causes
 from engine.shadow.kinds.comparison import Comparison
+from engine.shadow.kinds.eviction import EvictionComparer
 from engine.shadow.kinds.observation import MeasuredNode, MeasuredPod, Observation
 from engine.shadow.look_rows import RecordedLook
 from engine.shadow.recording import LookRecorder
@@ -28,6 +29,17 @@ def test_an_eviction_is_recorded_with_both_reasons() -> None:
     (cause,) = causes(rows(recorder, look([ended]), compared))
     assert (cause.what, cause.why) == ("was evicted", f"Evicted: {LOW}")
     assert cause.inputs["reason"] == "p uses 500 bytes"
+
+
+def test_a_pod_that_a_kubelet_refuses_when_it_starts_was_refused_not_evicted() -> None:
+    recorder = LookRecorder()
+    rows(recorder, look([pod("p")]))
+    message = "Pod was rejected: The node had condition: [DiskPressure]. "
+    status = {"name": "c", "ready": False, "restartCount": 0, "image": "i", "imageID": "", "state": {}}
+    refused = pod("p", phase="Failed", reason="Evicted", message=message, containerStatuses=[status])
+    (cause,) = causes(rows(recorder, look([refused])))
+    assert (cause.what, cause.why) == ("was refused", f"Evicted: {message}")
+    assert [one for one in EvictionComparer().compare(look([refused])) if one.kind == "eviction"] == []
 
 
 def test_a_restart_is_recorded_with_the_end_before_it() -> None:

@@ -21,6 +21,8 @@ from engine.shadow.kinds.observation import ENDED, Observation
 
 PREEMPTED: Final = "Preempting"
 SETTLE: Final = 60.0
+_REJECTED: Final = "Pod was rejected: "
+"""How the message of a pod begins that a kubelet does not admit."""
 _BY_LABELS: Final = (NODE_AFFINITY.reason, NODE_NAME.reason, TAINT.reason)
 
 
@@ -28,6 +30,11 @@ def is_refused(pod: Pod) -> bool:
     """Tell whether the kubelet did not admit the pod: it failed without ever having a container."""
     status = pod.status
     return status.phase == "Failed" and bool(status.reason) and not status.container_statuses
+
+
+def is_rejected(pod: Pod) -> bool:
+    """Tell whether the kubelet did not admit the pod, also one that ran under the kubelet before this one."""
+    return is_refused(pod) or pod.status.message.startswith(_REJECTED)
 
 
 def is_decided(pod: Pod) -> bool:

@@ -21,6 +21,7 @@ from engine.eviction.pressure import CONDITIONS, PressureTracker, met
 from engine.eviction.signals import CONDITION_OF, RESOURCE_OF, Observations, SignalObservation
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import PodUsage, rank
+from engine.shadow.kinds.admission import is_rejected
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod, Observation
 from engine.tables.pods import PodTable
@@ -47,7 +48,7 @@ class EvictionComparer:
         self._judged = {uid: found for uid, found in self._judged.items() if uid in seen.pods}
         evicted = [
             pod for uid, pod in seen.pods.items()
-            if pod.status.reason == EVICTED and pod.status.container_statuses and uid not in self._judged
+            if pod.status.reason == EVICTED and not is_rejected(pod) and uid not in self._judged
         ]  # fmt: skip
         for pod in evicted:
             self._judged[pod.uid] = self._judge(pod, {one.uid for one in evicted})
