@@ -28,7 +28,7 @@ from engine.shadow.kinds.observation import Observation
 from engine.shadow.kinds.pod_resources import compare_resources
 from engine.shadow.kinds.probes import ProbeComparer
 from engine.shadow.kinds.restarts import RestartComparer
-from engine.shadow.kinds.status import compare_status
+from engine.shadow.kinds.status import StatusComparer
 from engine.topologymanager.policy import TopologyPolicy
 
 REPEATABLE: Final[frozenset[ShadowKind]] = frozenset(
@@ -57,6 +57,7 @@ class Judge:
         self._before: Observation | None = None
         self._devices = DeviceComparer()
         self._probes = ProbeComparer()
+        self._status = StatusComparer()
         self._rotation = Rotation()
         self._rules = RulesInTime()
         self._groups: dict[str, list[Finding]] = {}
@@ -68,8 +69,7 @@ class Judge:
         yield from self._eviction.compare(seen)
         yield from self._images.compare(seen)
         yield from self._probes.compare(seen)
-        for pod in seen.pods.values():
-            yield from compare_status(pod, seen)
+        yield from self._status.compare(seen)
 
     def judge(
         self,

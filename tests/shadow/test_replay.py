@@ -17,6 +17,7 @@ from engine.record.writer import RecordWriter
 from engine.shadow.judge import Judge
 from engine.shadow.kinds.comparison import Comparison
 from engine.shadow.kinds.observation import Observation
+from engine.shadow.kinds.status import StatusComparer, compare_status
 from engine.shadow.look_rows import LookDecoder, LookEncoder, RecordedLook, skipped
 from engine.shadow.replay import ReplayedShadow, is_of_shadow, replay_shadow
 from tests.shadow.looks import FACTS, pod, requesting
@@ -75,6 +76,15 @@ def test_its_own_configuration_gives_the_shadows_decisions(tmp_path: Path) -> No
     assert (found.unlike, found.gaps, found.changes) == ([], [], [])
     assert found.decisions == len({(row.time, row.name, row.inputs["subject"]) for row in judged})
     assert is_of_shadow(tmp_path)
+
+
+def test_a_status_is_judged_again_when_the_pod_or_its_containers_change() -> None:
+    comparer, judged = StatusComparer(), 0
+    for seen in looks():
+        fresh = [one for pod in seen.pods.values() for one in compare_status(pod, seen)]
+        assert list(comparer.compare(seen)) == fresh
+        judged += len(fresh)
+    assert judged > 8
 
 
 def test_another_configuration_decides_as_it_would_have_beside_the_kubelet(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ the runtime does not have yet waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, Pod
 from engine.api.status import ContainerState, ContainerStatus, PodStatus
-from engine.cri.records import CREATED, EXITED, ContainerRecord, PodRecord
+from engine.cri.records import CREATED, EXITED, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.pod.life import Waiting
 from engine.node.sync.actions import should_restart
 from engine.node.sync.status import StatusInputs, pod_status
@@ -24,6 +24,36 @@ SETTLE: Final = 60.0
 """Seconds; on a busy node the kubelet shows the end of a container half a minute later."""
 CRASH_LOOP: Final = "CrashLoopBackOff"
 CONDITIONS: Final = ("PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
+
+
+class _JudgedPod(NamedTuple):
+    """Hold the findings about a pod and what they follow from."""
+
+    pod: Pod
+    held: tuple[Sequence[SandboxRecord], Sequence[ContainerRecord]]
+    findings: Sequence[Finding]
+
+
+class StatusComparer:
+    """Judge the status of every pod. As long as neither the pod nor what the runtime holds of it changes, its
+    findings stay.
+    """
+
+    def __init__(self) -> None:
+        self._judged: dict[str, _JudgedPod] = {}
+
+    def compare(self, seen: Observation) -> Iterator[Finding]:
+        """Yield the findings about all pods of a look."""
+        judged: dict[str, _JudgedPod] = {}
+        for uid, pod in seen.pods.items():
+            record, known = seen.record(uid), self._judged.get(uid)
+            # Copies, because the runtime's view changes its records in place.
+            held = tuple(record.sandboxes), tuple(record.containers)
+            if known is None or known.pod is not pod or known.held != held:
+                known = _JudgedPod(pod, held, tuple(compare_status(pod, seen)))
+            judged[uid] = known
+            yield from known.findings
+        self._judged = judged
 
 
 def compare_status(pod: Pod, seen: Observation) -> Iterator[Finding]:
