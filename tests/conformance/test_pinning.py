@@ -36,7 +36,13 @@ from engine.topologymanager.provider import AllocationError
 from engine.topologymanager.search import DeviceCounts
 from tests.contexts import NothingKept, node_context
 
-MORE = Path(__file__).parent / "data-1.36/pinning-more.jsonl.gz"
+DATA = Path(__file__).parent / "data-1.36"
+BEYOND = {
+    "pinning-more": "pod-level resources, Burstable containers, parts of a byte",
+    "pinning-wide": "NUMA nodes with gaps between their numbers, without CPUs or over two sockets, four "
+    "threads a core, uneven caches, CPUs in any order, containers without CPU or memory, odd notations",
+}
+"""Further recorded histories, and what they have that the first ones lack."""
 
 
 def pod_of(given: dict[str, Any]) -> Pod:
@@ -293,9 +299,9 @@ def test_histories(answers: Any, watched: Watched, memory_root: Path) -> None:
     assert misled * 100 < number, "too many histories in which the kubelet is thought to be misled"
 
 
-def test_histories_beyond(memory_root: Path) -> None:
-    """Hold 400 more histories: pod-level resources, Burstable containers, parts of a byte."""
-    with gzip.open(MORE) as lines:
+@pytest.mark.parametrize("name", BEYOND)
+def test_histories_beyond(name: str, memory_root: Path) -> None:
+    with gzip.open(DATA / f"{name}.jsonl.gz") as lines:
         cases = [msgspec.json.decode(line) for line in lines]
     for number, case in enumerate(cases):
         root = memory_root / str(number)
