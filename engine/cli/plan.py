@@ -26,6 +26,7 @@ from engine.cli.plan_options import options_named, parameter_options, parameters
 from engine.plan.answers.answer import Answer
 from engine.plan.answers.explain import explain
 from engine.plan.answers.output import FORMATS, WIDTH, format_for, provenance, write_answer
+from engine.plan.answers.readable import counted, printable
 from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions import QUESTIONS
 from engine.plan.reading.progress import Step, progress
@@ -162,12 +163,12 @@ def computing(label: str, questions: int, options: dict[str, Any]) -> AbstractCo
     return progress(label, questions, shown=shown, unit="questions")
 
 
-def report_faults(faults: FaultLog, what: str = "were left out of the snapshot") -> None:
+def report_faults(faults: FaultLog, what: str = "left out of the snapshot") -> None:
     for fault in faults.kept[:10]:
-        click.echo(f"fault: {fault}", err=True)
-    click.echo(f"{faults.total} faults {what}:", err=True)
+        click.echo(f"fault: {printable(str(fault))}", err=True)
+    click.echo(f"{counted(faults.total, 'fault')} {what}:", err=True)
     for line in faults.summary()[:10]:
-        click.echo(f"  {line}", err=True)
+        click.echo(f"  {printable(line)}", err=True)
 
 
 def deliver(
@@ -188,9 +189,9 @@ def deliver(
         write_answer(answer, source, format, options["output"], options["limit"], table_console(WIDTH))
     if options["explained"]:
         for line in explain(answer, options["limit"]):
-            click.echo(line)
+            click.echo(printable(line))
     if options["output"]:
-        click.echo(f"{len(answer):,} rows in {options['output']}", err=True)
+        click.echo(f"{counted(len(answer), 'row')} in {options['output']}", err=True)
     if failed := matching_rows(answer, options["fail_on"]):
         for decision, count in failed.items():
             click.echo(f"failed: {count:,} rows of {decision}", err=True)

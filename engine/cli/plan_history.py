@@ -120,7 +120,7 @@ def history(**options: Any) -> None:
     )
     write_history(read, Path(options["output"]))
     if faults.total and not options["quiet"]:
-        report_faults(faults, "were found in the history")
+        report_faults(faults, "in the history")
     times = read.times
     click.echo(
         f"{len(read):,} series, {times.count:,} moments, {times.text(0)} to {times.text(times.count - 1)}, "

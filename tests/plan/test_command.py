@@ -121,3 +121,22 @@ def test_the_schema_and_the_example_run(run_plan, tmp_path):
     done = run_plan("run", str(EXAMPLES / "critical-agent.yaml"), "-o", str(tmp_path / "r.html"))
     assert done.returncode == 1
     assert b"assertions" in done.stderr
+
+
+def test_names_cannot_write_to_the_terminal(run_plan, tmp_path):
+    """A support bundle from elsewhere may name its nodes anything."""
+    names = ("\x1b[2Jgone", "two\nlines", "\u202etxt.exe", "שלום")
+    amounts = {"cpu": "4", "memory": "8Gi", "pods": "110"}
+    status = {"allocatable": amounts, "capacity": amounts}
+    nodes = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": one}, "status": status} for one in names
+    ]
+    listed = tmp_path / "cluster.json"
+    unreadable = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "\x1b]0;title"}, "status": 7}
+    listed.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": [*nodes, unreadable]}))
+    done = run_plan("preempt", "--requests", "cpu=1", "--explain", str(listed))
+    said = (done.stdout + done.stderr).decode()
+    assert "fault: " in said
+    for name in (r"\x1b[2Jgone", r"two\nlines", r"\u202etxt.exe", "שלום", r"\x1b]0;title"):
+        assert name in said
+    assert not [one for one in said if not one.isprintable() and one != "\n"]

@@ -24,7 +24,7 @@ from engine.api.errors import InvalidInput
 from engine.api.version import engine_version
 from engine.host.files import replace_file, replacing_file
 from engine.plan.answers.answer import COLUMNS, Answer
-from engine.plan.answers.readable import readable
+from engine.plan.answers.readable import printable, readable
 
 WIDTH = 160
 """Columns of a table in a file or a pipe."""
@@ -130,10 +130,12 @@ def summary(table: pa.Table) -> pa.Table:
 def print_table(answer: Answer, console: Console, limit: int) -> None:
     """Print the counts of each decision, then the first rows, then the notes."""
     if answer.headline:
-        console.print(Text(answer.headline, style="bold"))
+        console.print(Text(printable(answer.headline), style="bold"))
     found = summary(answer.table).to_pylist()
     for scenario, kinds in groupby(found[:limit], key=itemgetter("scenario")):
-        console.print(Text(f"decisions of {scenario}" if scenario else "decisions", style="italic"))
+        console.print(
+            Text(printable(f"decisions of {scenario}") if scenario else "decisions", style="italic")
+        )
         overview = Table()
         for heading in ("decision", "reason"):
             overview.add_column(heading, overflow="fold")
@@ -141,23 +143,23 @@ def print_table(answer: Answer, console: Console, limit: int) -> None:
         overview.add_column("amount", justify="right")
         for row in kinds:
             amounts = [f"{row['amount_count']:,}", readable(row["amount_sum"], row["unit"])]
-            overview.add_row(*(Text(cell) for cell in (row["decision"], row["reason"], *amounts)))
+            overview.add_row(*(Text(printable(cell)) for cell in (row["decision"], row["reason"], *amounts)))
         console.print(overview)
     if len(found) > limit:
         console.print(Text(f"… {len(found) - limit:,} more kinds"))
-    shown = [name for name in COLUMNS if name not in ("unit", "scenario")]
+    names = [name for name in COLUMNS if name not in ("unit", "scenario")]
     first = plain(answer.table.slice(0, limit)).to_pylist()
     for scenario, listed in groupby(first, key=itemgetter("scenario")):
         title = f"rows of {scenario}" if scenario else f"rows ({len(answer):,})"
-        console.print(Text(title, style="italic"))
+        console.print(Text(printable(title), style="italic"))
         rows = Table()
-        for name in shown:
+        for name in names:
             rows.add_column(name, justify="right" if name == _NUMERIC else "left", overflow="fold")
         for row in listed:
             row["amount"] = readable(row["amount"], row["unit"])
-            rows.add_row(*(Text(str(row[name])) for name in shown))
+            rows.add_row(*(Text(printable(str(row[name]))) for name in names))
         console.print(rows)
     if len(answer) > limit:
         console.print(Text(f"… {len(answer) - limit:,} more rows: --limit, or -o FILE.csv"))
     for line in answer.note_lines:
-        console.print(Text(f"note: {line}"))
+        console.print(Text(printable(f"note: {line}")))

@@ -21,3 +21,12 @@ def readable(amount: int, unit: str) -> str:
 def counted(count: int, noun: str) -> str:
     """Format a count of things that an answer has no unit for: `1 replica`, `1,250 replicas`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def printable(text: str) -> str:
+    """Return a text from elsewhere as a terminal may show it: with escapes for control characters, which
+    would color, move or overwrite other text, and for those that reverse its direction.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -177,7 +177,7 @@ class Collector:
         self._doubled[key] += self._builder.add(key, at[usable], encode(amounts[usable]))
         labels = (*REPLICA_LABELS, *NODE_LABELS)
         copy = ", ".join(f'{name}="{series.metric[name]}"' for name in labels if series.metric.get(name))
-        self._copies.setdefault(key, set()).add(copy)
+        self._copies.setdefault(key, set()).add(copy or "one without these labels")
 
     def _report(self) -> None:
         """Report what holds for objects, or for the whole history."""

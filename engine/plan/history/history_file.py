@@ -64,6 +64,10 @@ def read_history(path: Path) -> History:
                 batch.validate(full=True)
             blocks = [_codes(batch, times.count) for batch in batches]
             index = pa.Table.from_batches([batch.select(INDEX.names) for batch in batches]).cast(INDEX)
+    except FileNotFoundError:
+        raise InvalidInput(
+            "there is no such file; `kubengine plan history` writes one", subject=str(path)
+        ) from None
     except (OSError, KeyError, ValueError, pa.ArrowException, msgspec.MsgspecError) as error:
         text = " ".join(str(error).split())[:200]
         raise InvalidInput(f"not a readable history: {text}", subject=str(path)) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -27,9 +29,10 @@ def history_from_tables(paths: list[str], step: int, faults: FaultLog) -> Histor
     """Read tables with the columns `time` (Unix seconds or timestamps), `namespace`, `pod` and `container`,
     or `node` without a pod, and `memory` (bytes) or `cpu` (cores), or both.
 
-    Values of one step are combined: the largest counts. Raise `InvalidInput` with the file and the column.
+    Values of one step are combined: the largest counts. A value that cannot be read is left out and recorded
+    in `faults`. Raise `InvalidInput` with the file and the column if a column has no other values.
     """
-    tables = [_checked(path) for path in paths]
+    tables = [_checked(path, faults) for path in paths]
     first = min(float(table["time"].to_numpy().min()) for table in tables)
     last = max(float(table["time"].to_numpy().max()) for table in tables)
     # A value belongs to the step that ends at or after it.
@@ -41,7 +44,7 @@ def history_from_tables(paths: list[str], step: int, faults: FaultLog) -> Histor
     return builder.history(meta)
 
 
-def _checked(path: str) -> pa.Table:
+def _checked(path: str, faults: FaultLog) -> pa.Table:
     table = read_table(path)
     there = table.column_names
     if "time" not in there:
@@ -52,36 +55,72 @@ def _checked(path: str) -> pa.Table:
         raise InvalidInput("has no columns 'namespace', 'pod' and 'container'", subject=path)
     if not table.num_rows:
         raise InvalidInput("has no rows", subject=path)
-    columns = {"time": _seconds(table["time"], path)}
+    seconds = _seconds(table["time"], path)
+    fine = (seconds > 0) & (seconds < 2**33)
+    if not fine.any():
+        raise InvalidInput(f"time: {_expected(table['time'], 'time', 0)}", subject=path)
+    if not fine.all():
+        wrong = np.flatnonzero(~fine)
+        said = f"{_expected(table['time'], 'time', int(wrong[0]))}; rows left out for this: {len(wrong):,}"
+        faults.add(path, f"row {int(wrong[0]) + 1}", "time", said, kind="rows without a time")
+    columns = {"time": seconds}
     for name in NAMES:
         texts = table[name].cast(pa.string()).fill_null("") if name in there else None
         columns[name] = texts if texts is not None else pa.repeat(pa.scalar("", pa.string()), table.num_rows)
     for name in AMOUNTS:
         if name in there:
             columns[name] = _numbers(table[name], name, path)
-    return pa.table(columns)
+    return pa.table(columns).filter(pa.array(fine))
 
 
-def _seconds(column: pa.ChunkedArray, path: str) -> pa.ChunkedArray:
+def _seconds(column: pa.ChunkedArray, path: str) -> NDArray[np.float64]:
+    """Return Unix seconds, NaN for a missing value and infinity for one that cannot be read."""
     if pa.types.is_timestamp(column.type):
         column = pc.divide(
             column.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64()).cast(pa.float64()), 1000.0
         )
-    found = _numbers(column, "time", path)
-    if found.null_count:
-        raise InvalidInput("time: values are missing", subject=path)
-    values = found.to_numpy()
-    if not ((values > 0) & (values < 2**33)).all():
-        raise InvalidInput("time: expected Unix seconds", subject=path)
-    return found
+    elif pa.types.is_string(column.type):
+        # One text that is no time makes a column of texts of all of them.
+        column = pa.chunked_array([[_moment(text) for text in column.to_pylist()]], pa.float64())
+    return _numbers(column, "time", path).to_numpy()
+
+
+def _moment(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return math.inf
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _numbers(column: pa.ChunkedArray, name: str, path: str) -> pa.ChunkedArray:
+    """Return a column as float64, in which infinity stands for a text that is no number. Raise `InvalidInput`
+    if none is.
+    """
     try:
         return column.cast(pa.float64())
     except pa.ArrowException:
-        unit = {"time": "Unix seconds or timestamps", "memory": "bytes", "cpu": "cores"}[name]
-        raise InvalidInput(f"{name}: expected {unit}, got {str(column[0])[:40]!r}", subject=path) from None
+        texts = column.cast(pa.string()).to_pylist()
+        numbers = [_number(text) for text in texts]
+        if not any(one is not None and math.isfinite(one) for one in numbers):
+            raise InvalidInput(f"{name}: {_expected(column, name, 0)}", subject=path) from None
+        return pa.chunked_array([numbers], pa.float64())
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return math.inf
+
+
+def _expected(column: pa.ChunkedArray, name: str, row: int) -> str:
+    unit = {"time": "Unix seconds or timestamps", "memory": "bytes", "cpu": "cores"}[name]
+    return f"expected {unit}, got {str(column[row])[:40]!r}"
 
 
 def _add(builder: HistoryBuilder, table: pa.Table, path: str, faults: FaultLog) -> None:

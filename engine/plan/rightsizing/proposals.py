@@ -79,7 +79,8 @@ def _from_use(unit: ContainerUnit, history: History, rule: SizingRule, limits: L
         place = min(max(math.ceil(len(codes) * percentile / 100) - 1, 0), len(codes) - 1)
         use = float(decode(np.partition(codes, place)[place : place + 1])[0])
         peak = "the maximum" if percentile == 100 else f"p{percentile:g}"
-        reasons[name] = f"{peak} of {len(codes):,} values of {len(unit.rows(name)):,} pods, plus {margin:g} %"
+        pods = "1 pod" if len(unit.rows(name)) == 1 else f"{len(unit.rows(name)):,} pods"
+        reasons[name] = f"{peak} of {len(codes):,} values of {pods}, plus {margin:g} %"
         needed = use * (1 + margin / 100)
         if name == "cpu":
             amounts = replace(amounts, cpu=max(math.ceil(needed / 1000), floor))

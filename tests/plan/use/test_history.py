@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -459,6 +460,32 @@ def test_a_table_of_use(tmp_path: Path) -> None:
     assert any("container shop/a/app: cpu: has values that are not amounts" in line for line in said)
 
 
+def test_single_values_of_a_table_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:
+    file = tmp_path / "use.csv"
+    stamp = datetime.fromtimestamp(END + 60, UTC).isoformat()
+    file.write_text(
+        "time,namespace,pod,container,memory,cpu\n"
+        f"{END},shop,a,app,1000,0.5\n{stamp},shop,a,app,many,0.7\nyesterday,shop,a,app,1,1\n"
+        f",shop,a,app,1,1\n{END},shop,b,app,5000,0.1\n{END + 60},shop,b,app,NaN,\n"
+    )
+    faults = FaultLog()
+    history = history_from_tables([str(file)], 60, faults)
+    np.testing.assert_allclose(read(history, "shop/a", "memory"), [1000, np.nan], rtol=3e-4)
+    np.testing.assert_allclose(read(history, "shop/a", "cpu"), [5e5, 7e5], rtol=3e-4)
+    np.testing.assert_allclose(read(history, "shop/b", "memory"), [5000, np.nan], rtol=3e-4)
+    said = [str(fault) for fault in faults.kept]
+    assert len(said) == 2
+    assert said[0].endswith(
+        "row 3: time: expected Unix seconds or timestamps, got 'yesterday'; rows left out for this: 2"
+    )
+    assert "container shop/a/app: memory: has values that are not amounts" in said[1]
+
+
+def test_a_missing_history_says_which_command_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no such file; `kubengine plan history` writes one"):
+        read_history(tmp_path / "use.arrow")
+
+
 def test_a_parquet_table_with_timestamps(tmp_path: Path) -> None:
     file = tmp_path / "use.parquet"
     stamps = pa.array([END * 10**6, (END + 60) * 10**6], pa.timestamp("us", "UTC"))
@@ -475,7 +502,7 @@ def test_a_parquet_table_with_timestamps(tmp_path: Path) -> None:
         ("time\n1\n", "has neither a column 'memory' nor a column 'cpu'"),
         ("time,cpu\n1,1\n", "has no columns 'namespace', 'pod' and 'container'"),
         ("time,node,cpu\n", "has no rows"),
-        ("time,node,cpu\n-5,a,1\n", "time: expected Unix seconds"),
+        ("time,node,cpu\n-5,a,1\n", "time: expected Unix seconds or timestamps, got '-5'"),
         (f"time,node,cpu\n{END},a,500m\n", "cpu: expected cores, got '500m'"),
     ],
 )
