@@ -110,7 +110,7 @@ def test_faults_are_reported_and_strict_refuses(run_plan, cluster, tmp_path):
     bad.write_bytes(bad.read_bytes().replace(b'"cpu": "100m"', b'"cpu": "-100m"', 1))
     lenient = run_plan("admit", "--requests", "cpu=1", str(bad))
     assert lenient.returncode == 0
-    assert b"1 faults were left out" in lenient.stderr
+    assert b"1 fault left out of the snapshot" in lenient.stderr
     strict = run_plan("admit", "--strict", "--requests", "cpu=1", str(bad))
     assert strict.returncode == 1
     assert b"is negative" in strict.stderr

@@ -27,6 +27,7 @@ from engine.plan.questions.evict import EvictParameters
 from engine.plan.questions.image_gc import ImageGCParameters
 from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.report import render, write_report
+from engine.plan.report.plots import plots
 from engine.plan.report.sentence import sentence
 from engine.plan.report.svg import dumbbells, ticks
 from tests.waiting import PATIENCE
@@ -378,6 +379,30 @@ def test_outliers_do_not_flatten_a_chart():
     assert "80 of 200, evenly chosen" in drawn
     assert "; 1 above " in drawn
     assert "1M" not in drawn
+
+
+@pytest.mark.parametrize(("largest", "drawn"), [(400.0, True), (1e6, False)])
+def test_one_of_few_nodes_is_left_out_only_if_it_is_far_beyond_them(largest, drawn):
+    few = [(f"n{number}", 100.0, 90.0) for number in range(4)]
+    chart = dumbbells([*few, ("large", largest, largest)], ("before", "after"), "", "cpu used")
+    assert ("large" in chart) is drawn
+    assert ("; 1 above 1k not shown" in chart) is not drawn
+
+
+def test_an_explanation_says_how_many_rows_it_leaves_out():
+    answer = rows_of(*((0, "evict", 5, "bytes") for _ in range(3)))
+    assert [line for line in explain(answer, 2) if "more row" in line] == [
+        "… 1 more row: --limit, or -o FILE.csv"
+    ]
+    assert not [line for line in explain(answer, 3) if "more row" in line]
+
+
+@pytest.mark.parametrize(("rows", "drawn"), [([0, 1], False), ([0, 1, 1], True)])
+def test_equal_counts_per_node_are_no_chart(rows, drawn):
+    table = rows_of(*((node, "evict", 5, "bytes") for node in rows)).table
+    found = [(plot.title, plot.drawing) for plot in plots(table)]
+    assert ("evict: how many per node" in [title for title, _ in found]) is drawn
+    assert ("1 rows" in found[0][1]) is False
 
 
 def test_a_sweep_has_a_heading_for_each_point_in_80_columns():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.plan.answers.answer import Answer
-from engine.plan.answers.readable import readable
+from engine.plan.answers.readable import counted, readable
 
 SENTENCES = {
     "fits": "{object} fits on {node} without preemption",
@@ -125,7 +125,7 @@ IN_TIME = {
 
 
 def explain(answer: Answer, limit: int) -> Iterator[str]:
-    """Return the headline, sentences for the first rows, then the answer's notes."""
+    """Return the headline, sentences for the first rows, how many more there are, and the notes."""
     if answer.headline:
         yield answer.headline
     for row in answer.table.slice(0, limit).to_pylist():
@@ -137,4 +137,6 @@ def explain(answer: Answer, limit: int) -> Iterator[str]:
         words = words or SENTENCES.get(key, "{node}: {decision} of {object} is {amount} {reason}")
         said = " ".join(words.format(**row).split())
         yield f"{side.replace('-', ' ')}: {said}" if colon else said
+    if len(answer) > limit:
+        yield f"… {counted(len(answer) - limit, 'more row')}: --limit, or -o FILE.csv"
     yield from (f"note: {line}" for line in answer.note_lines)

@@ -82,7 +82,8 @@ def _seconds(column: pa.ChunkedArray, path: str) -> NDArray[np.float64]:
     elif pa.types.is_string(column.type):
         # One text that is no time makes a column of texts of all of them.
         column = pa.chunked_array([[_moment(text) for text in column.to_pylist()]], pa.float64())
-    return _numbers(column, "time", path).to_numpy()
+    found: NDArray[np.float64] = _numbers(column, "time", path).to_numpy()
+    return found
 
 
 def _moment(text: str | None) -> float | None:

@@ -384,7 +384,8 @@ class _Study:
             fewer = after - before
             parts.append(
                 f"{counted(abs(fewer), 'node')} {'fewer' if fewer >= 0 else 'more'}: "
-                f"the new requests need {total - after} of {total} nodes, today's need {total - before}"
+                f"the new requests need {total - after} of {counted(total, 'node')}, "
+                f"today's need {total - before}"
             )
             saved = self._saved()
             if saved:

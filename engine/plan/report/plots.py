@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engine.plan.answers.answer import USED_AFTER, USED_BEFORE
 from engine.plan.answers.output import plain, summary
-from engine.plan.answers.readable import readable
+from engine.plan.answers.readable import counted, readable
 from engine.plan.report import svg
 
 TOP = 15
@@ -65,7 +65,7 @@ def _overview(kinds: list[dict[str, Any]]) -> Plot:
     totals: dict[str, int] = {}
     for row in kinds:
         totals[row["decision"]] = totals.get(row["decision"], 0) + row["amount_count"]
-    items = [(name, float(count), f"{count:,} rows") for name, count in totals.items()][:TOP]
+    items = [(name, float(count), counted(count, "row")) for name, count in totals.items()][:TOP]
     return Plot("Decisions", "rows per decision", svg.horizontal_bars(items, "rows per decision"))
 
 
@@ -121,7 +121,7 @@ def _used(levels: pa.Table, scenarios: list[str]) -> Iterator[Plot]:
         title = f"{resource}: used before and after"
         yield Plot(
             f"{scenario}: {title}" if scenario else title,
-            f"{len(both):,} nodes that change, {before} → {after} in all",
+            f"{counted(len(both), 'node')} with a change, {before} → {after} in all",
             svg.dumbbells(both, ("before", "after"), unit, f"{resource} used, {unit}"),
         )
 
@@ -134,7 +134,8 @@ def _per_node(table: pa.Table, decision: str, unit: str, color: int) -> Iterator
     )  # fmt: skip
     amounts: NDArray[np.int64] = grouped["amount_sum"].to_numpy()
     counts: NDArray[np.int64] = grouped["amount_count"].to_numpy()
-    if decision in _OF_OBJECTS:
+    # One value on all nodes is a single block, which the overview and the rows say in fewer words.
+    if decision in _OF_OBJECTS and len(counts) and counts.min() < counts.max():
         drawing = svg.histogram(counts, "", f"{decision} rows per node", "nodes", color)
         yield Plot(f"{decision}: how many per node", f"{len(counts):,} nodes have any", drawing)
     if len(amounts) < 2 or amounts.min() == amounts.max():

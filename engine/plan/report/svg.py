@@ -14,8 +14,11 @@ from engine.api.amounts.sizes import quantity_size
 WIDTH, HEIGHT = 560, 280
 LEFT, RIGHT, TOP, BOTTOM = 76, 16, 14, 30
 MAX_DUMBBELLS = 80
-USUAL, FAR = 0.95, 2.0
-"""So many times what this share of nodes has at most is far beyond the rest."""
+USUAL, FAR, FAR_OF_FEW = 0.95, 2.0, 10.0
+"""So many times what this share of nodes has at most is far beyond the rest; more for few nodes, of which the
+largest is often a multiple of the others.
+"""
+FEW = 20
 SERIES = 8
 """How many series colours the page's style has."""
 
@@ -223,8 +226,12 @@ def dumbbells(
     """
     ordered = sorted(items, key=lambda item: -item[1])
     largest = np.array([max(before, after) for _, before, after in ordered])
-    usual = float(np.quantile(largest, USUAL)) * FAR
-    kept = [item for item, most in zip(ordered, largest.tolist(), strict=True) if most <= usual] or ordered
+    few = len(ordered) <= FEW
+    # Of few values, interpolation would count the outlier itself as usual.
+    at = float(np.quantile(largest, USUAL, method="lower" if few else "linear"))
+    usual = at * (FAR_OF_FEW if few else FAR)
+    kept = [item for item, most in zip(ordered, largest.tolist(), strict=True) if most <= usual or not at]
+    kept = kept or ordered
     picked = np.unique(np.linspace(0, len(kept) - 1, min(len(kept), MAX_DUMBBELLS)).astype(int))
     shown = [kept[index] for index in picked]
     frame = _Frame(

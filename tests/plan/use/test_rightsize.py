@@ -320,7 +320,7 @@ def test_contended_cpu_is_shared_by_weight() -> None:
     ("arguments", "said"),
     [
         ([], "--history: name the recorded use, or give recommendations"),
-        (["--history", "/nowhere"], "/nowhere: not a readable history"),
+        (["--history", "/nowhere"], "/nowhere: there is no such file"),
         (["--history", "{history}", "--cpu-floor", "few"], "--cpu-floor"),
         (["--history", "{history}", "--memory-percentile", "0"], "--memory-percentile"),
         (["--history", "{history}", "--limits", "none"], "--limits"),
