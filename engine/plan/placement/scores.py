@@ -120,9 +120,9 @@ class NodeScores:
         template = int(self._template[row])
         known = self._known.get(template)
         if known is None:
-            pod, nodes = self._constraints.pod(row), np.arange(self._snapshot.node_count)
-            images = self._images(pod, nodes)
-            fixed = images + self._by_amounts(template, request, nodes)
+            pod = self._constraints.pod(row)
+            images = self._images(pod)
+            fixed = images + self._by_amounts(template, request, slice(None))
             soft, preferred = self._soft_taints(pod), self._preferred_nodes(pod)
             known = _TemplateScores(
                 request, images, fixed, soft if soft.any() else None, preferred if preferred.any() else None
@@ -132,7 +132,7 @@ class NodeScores:
             self._known[template] = known
         return known
 
-    def _by_amounts(self, template: int, request: Values, nodes: Values) -> Values:
+    def _by_amounts(self, template: int, request: Values, nodes: Values | slice) -> Values:
         """Score these nodes by least allocated and by balance."""
         return self._least_allocated(template, nodes) + self._balanced(request, nodes)
 
@@ -143,7 +143,7 @@ class NodeScores:
             found = self._assumed[template] = assumed_requests(self._snapshot, template)
         return found
 
-    def _least_allocated(self, template: int, nodes: Values) -> Values:
+    def _least_allocated(self, template: int, nodes: Values | slice) -> Values:
         total = self._allocatable[:, nodes]
         left = total - self._used[:, nodes] - self._assumed_of(template)[:, None]
         each = np.maximum(left, 0) * MOST // np.maximum(total, 1)
@@ -151,13 +151,13 @@ class NodeScores:
         found: Values = each.sum(axis=0) // np.maximum(named, 1)
         return found
 
-    def _balanced(self, request: Values, nodes: Values) -> Values:
+    def _balanced(self, request: Values, nodes: Values | slice) -> Values:
         """Score how much a pod improves the balance between CPU and memory requested."""
+        total = self._capacity.total[:2, nodes]
         # The scheduler skips this score for such pods, which would otherwise gather on few nodes (Kubernetes
         # issue 129138).
         if not request[:2].any():
-            return np.zeros(len(nodes), np.int64)
-        total = self._capacity.total[:2, nodes]
+            return np.zeros(total.shape[1], np.int64)
         before = total - self._capacity.free[:2, nodes]
         change = _balance(before + request[:2, None], total) - self._balance[nodes]
         return MOST // 2 + (MOST // 2 + change) // 2
@@ -324,15 +324,16 @@ class NodeScores:
             self._terms[template] = found
         return found
 
-    def _images(self, pod: Pod, nodes: Values) -> Values:
+    def _images(self, pod: Pod) -> Values:
+        """Return int64[nodes]: the score by the images that a node has."""
         if not self._snapshot.images.num_rows:
-            return np.zeros(len(nodes), np.int64)
+            return np.zeros(self._snapshot.node_count, np.int64)
         containers = [*pod.spec.containers, *pod.init_containers]
         sums = sum(
             (self._image(one.image) for one in containers), np.zeros(self._snapshot.node_count, np.int64)
         )
         most = LARGEST_IMAGE * len(containers)
-        clipped = np.clip(sums[nodes], SMALLEST_IMAGES, most)
+        clipped = np.clip(sums, SMALLEST_IMAGES, most)
         found: Values = MOST * (clipped - SMALLEST_IMAGES) // (most - SMALLEST_IMAGES)
         return found
 

@@ -135,6 +135,7 @@ class _Node:
             first = first or picks
             left = take(picks, left)
             times += 1
+            # Administrators take no device away, so the same claim would be allocated without end.
             if all(pick.demand.admin_access for pick in picks):
                 break
         if times:

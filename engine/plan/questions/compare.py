@@ -76,6 +76,7 @@ class _Comparison:
         counts = [Counter(one.workload for one in side.values()) for side in (before, after)]
         for workload in dict.fromkeys([*counts[0], *counts[1]]):
             had, has = counts[0][workload], counts[1][workload]
+            # A pod without a controller comes and goes as a pod.
             if workload.kind == "Pod" or had == has:
                 continue
             decision = "workload-scaled" if had and has else "workload-came" if has else "workload-went"

@@ -212,10 +212,12 @@ def _ask(rows: Rows, snapshot: Snapshot, machines: Sequence[_Machine | None], po
         possible, short = _possible(machine, pod, held)
         if possible < amount:
             amount, reason = possible, short
+        # Placing copies one by one takes longest: sums over the machine say how many are worth a try.
         bound = min(amount, wanted)
         fits, where, refusal = _Trial(machine, held).place(copies[:bound])
         most = fits
         if fits < bound:
+            # The same machine without containers: copies that fit there are lost to fragmentation alone.
             free = {kind: {mask: (n, n) for mask, (n, _) in groups.items()} for kind, groups in held.items()}
             most, _, never = _Trial(machine.without_containers(), free).place(copies[:bound])
             if most < bound:
@@ -265,10 +267,12 @@ class _Trial:
     def __init__(self, machine: _Machine, devices: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
         known, numa = machine.cpus, machine.policy.numa
         self._policy = machine.policy
+        # Without strict-cpu-reservation the shared CPUs of the state include the reserved ones.
         state = CpuState(
             known.topology.cpus & ~(machine.reserved if machine.options.strict_reservation else 0)
         )
         if known.exclusive:
+            # A new pod can take none of them, whichever container has which.
             state.assign("others", "all", known.exclusive)
         self._cpus = StaticCpuPolicy(known.topology, machine.reserved, machine.options, numa, state)
         self._memory: StaticMemoryPolicy | None = None

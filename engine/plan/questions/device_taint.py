@@ -77,6 +77,7 @@ def device_taint(snapshot: Snapshot, parameters: DeviceTaintParameters) -> Answe
             if row is None:
                 unplaced += 1
             elif fate is not None:
+                # A pod with several claims leaves with the first of its evictions.
                 fates[row] = min(fates.get(row, fate), fate)
     for row, (seconds, reason) in sorted(fates.items()):
         decision = "stays" if seconds == NEVER else "taint-evicts"

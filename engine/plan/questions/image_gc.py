@@ -119,6 +119,7 @@ def _run(
     removed = [(row, "older than the maximum age") for row in aged]
     freed = int(columns.size[aged].sum())
     wanted = policy.bytes_to_free(capacity, available + freed)
+    # The kubelet rounds the free share down, and so the usage up.
     usage = 100 - min(available, capacity) * 100 // capacity
     if wanted is None:
         if removed:
@@ -137,7 +138,7 @@ def _run(
 
 def _policy(config: KubeletConfiguration, parameters: ImageGCParameters) -> ImageGCPolicy:
     base = ImageGCPolicy.from_config(config, ImagesSection())
-
+    # A high threshold that is asked about may be below the configured low one, which no policy may have.
     high = base.high_threshold_percent if parameters.high is None else parameters.high
     return ImageGCPolicy(
         high,

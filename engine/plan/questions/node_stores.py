@@ -132,6 +132,7 @@ class NodeStores:
         if given is not None:
             signal, available = given
             for stores in KINDS[resource].stores.values():
+                # The readings of a store are kept under its first signal, and the layout says which that is.
                 first = next(store[0] for store in stores if signal in store)
                 self._given[first] = available(self._readings[first][0])
             self._given_signal = signal
@@ -183,6 +184,7 @@ class NodeStores:
 
     def _sums(self, values: Unusable) -> Unusable:
         """Sum per node. Raise `InvalidInput` if a sum exceeds the range of amounts."""
+        # The sums of floats first: those of int64 would wrap around without an error.
         beyond = np.flatnonzero(_per_node(values.astype(np.float64), self._offsets) > MAX_AMOUNT)
         if len(beyond):
             name = self._node_names[int(beyond[0])]
@@ -209,6 +211,7 @@ class NodeStores:
         if missing:
             rows.note("pods whose use of writable layers is unknown, assumed to use only nodefs", missing)
         files = np.maximum(usage[0] - layers, 0), usage[1]
+        # Growth by an amount goes to the layers alone, or both parts together would grow twice as much.
         grown_layers = np.minimum(grow(layers, known), grow(*usage)) if known.any() else layers
         self._put_use("layers", (layers, known), grown_layers)
         self._put_use("files", files, files[0] + (grow(*usage) - usage[0]) - (grown_layers - layers))

@@ -128,6 +128,7 @@ def _list_victims(
     node = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     priority = columns.priority[chosen].astype(np.int64)
     given = (columns.flags[chosen] & HAS_PRIORITY) != 0
+    # One number for each kind of victim, so that the words of a kind are written once for all its pods.
     kinds = pa.array(priority * 8 + columns.qos[chosen] * 2 + given).dictionary_encode()
     reasons = [
         f"{QOS_NAMES[kind >> 1 & 3]}, " + (f"priority {kind >> 3}" if kind & 1 else "no priority")

@@ -107,6 +107,7 @@ class _Reserve:
 
     def _type(self, kind: str, nodes: list[NodeOutside]) -> None:
         parameters, snapshot = self._parameters, self._snapshot
+        # Nodes of a type have the same amounts: the first one stands for all.
         first = nodes[0].node
         fits: dict[str, FittedReserve] = {}
         for measure in MEASURES:

@@ -70,6 +70,7 @@ def pod_like(snapshot: Snapshot, label: str) -> tuple[Pod, str]:
     """
     namespace, _, name = label.rpartition("/")
     pods = snapshot.pods
+    # Namespaces repeat and names hardly do, so the names are compared first.
     named = pc.equal(pods["name"], pa.scalar(name, pa.large_string())).to_numpy()
     for row in np.flatnonzero(named).tolist():
         if value_of(pods, "namespace", row) == (namespace or "default"):
