@@ -301,13 +301,13 @@ class DeviceManager:
             begun = time.perf_counter()
             await self._allocate(pod, report)
         except TopologyError as error:
-            self._metrics.errors.inc()
+            self._count_error()
             raise AdmissionRejected("TopologyAffinityError", str(error)) from error
         except AllocationError as error:
-            self._metrics.errors.inc()
+            self._count_error()
             raise AdmissionRejected(error.reason, error.message) from error
         except (SelectionError, KubengineError) as error:
-            self._metrics.errors.inc()
+            self._count_error()
             message = f"Allocate failed due to {reason_of(error)}, which is unexpected"
             raise AdmissionRejected("UnexpectedAdmissionError", message) from error
         finally:
@@ -316,6 +316,11 @@ class DeviceManager:
                 del self._pending[pod.uid]
             self._waiting = {key: until for key, until in self._waiting.items() if key[0] != pod.uid}
             self._metrics.milliseconds.observe((time.perf_counter() - begun) * 1000)
+
+    def _count_error(self) -> None:
+        # The policy none aligns nothing, so the kubelet counts none of its failures.
+        if self.policy.name != "none":
+            self._metrics.errors.inc()
 
     async def _allocate(self, pod: Pod, report: ReportWaiting) -> None:
         while True:

@@ -48,12 +48,20 @@ class Histogram(msgspec.Struct):
     counts: dict[Labels, list[int]] = msgspec.field(default_factory=dict)
     sums: dict[Labels, float] = msgspec.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # As in Go's client library, a histogram without labels shows zeros before the first observation.
+        if not self.labels:
+            self._begin(())
+
     def observe(self, value: float, *labels: str) -> None:
-        counts = self.counts.get(labels)
-        if counts is None:
-            counts = self.counts[labels] = [0] * (len(self.buckets) + 1)
+        counts = self.counts.get(labels) or self._begin(labels)
         counts[bisect_left(self.buckets, value)] += 1
-        self.sums[labels] = self.sums.get(labels, 0.0) + value
+        self.sums[labels] += value
+
+    def _begin(self, labels: Labels) -> list[int]:
+        self.sums[labels] = 0.0
+        counts = self.counts[labels] = [0] * (len(self.buckets) + 1)
+        return counts
 
 
 class Collected(msgspec.Struct):

@@ -447,6 +447,15 @@ async def test_a_pod_that_cannot_be_aligned_is_refused(agent):
     assert agent.registry.metrics["kubelet_topology_manager_admission_errors_total"].values == {(): 1}
 
 
+@pytest.mark.parametrize(("policy", "errors"), [("none", 0), ("best-effort", 1)])
+async def test_the_policy_none_counts_no_admission_error(agent, policy, errors):
+    await agent.restart(topology_manager_policy=policy)
+    await agent.plugin(count=1)
+    await rejection(agent, agent.make_pod("big", agent.container("app", gpu=2)))
+    assert agent.registry.metrics["kubelet_topology_manager_admission_requests_total"].values == {(): 1}
+    assert agent.registry.metrics["kubelet_topology_manager_admission_errors_total"].values == {(): errors}
+
+
 async def test_a_pod_waits_for_the_numa_room_of_one_that_ends(agent):
     """A device is free at each node; two at one node are, once a pod has gone."""
     ending: set[str] = set()
