@@ -34,25 +34,25 @@ class Descriptors:
     def __init__(self, limit: int | None = None) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.limit = limit if limit is not None else max(64, min(soft // 4, 16_384))
-        self._open: OrderedDict[str, int] = OrderedDict()
+        self._open: OrderedDict[Directory, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def get(self, path: str) -> int | None:
-        descriptor = self._open.get(path)
+    def get(self, directory: Directory) -> int | None:
+        descriptor = self._open.get(directory)
         if descriptor is not None:
-            self._open.move_to_end(path)
+            self._open.move_to_end(directory)
         return descriptor
 
-    def put(self, path: str, descriptor: int) -> None:
-        self.close(path)
-        self._open[path] = descriptor
+    def put(self, directory: Directory, descriptor: int) -> None:
+        self.close(directory)
+        self._open[directory] = descriptor
         while len(self._open) > self.limit:
             os.close(self._open.popitem(last=False)[1])
 
-    def close(self, path: str) -> None:
-        descriptor = self._open.pop(path, None)
+    def close(self, directory: Directory) -> None:
+        descriptor = self._open.pop(directory, None)
         if descriptor is not None:
             os.close(descriptor)
 
@@ -61,19 +61,25 @@ class Descriptors:
             os.close(self._open.popitem()[1])
 
 
-class Directory(msgspec.Struct):
-    """Read and write a cgroup's directory in one hierarchy.
+class Directory(msgspec.Struct, eq=False):
+    """Read and write a cgroup's directory in one hierarchy, which is mounted at `root`; `below` is the
+    cgroup's path in it.
 
-    `known` holds the last text of each file as the kernel returns it; `identity` is the device and inode
-    that it belongs to.
+    `known` holds the last text of each file as the kernel returns it, and is shared by the directories of a
+    cgroup; `identity` is the device and inode that it belongs to.
     """
 
-    path: str
-    known: dict[str, str] = msgspec.field(default_factory=dict)
+    root: str
+    below: str
+    known: dict[str, str]
     identity: tuple[int, int] | None = None
 
+    @property
+    def path(self) -> str:
+        return self.root + self.below
+
     def descriptor(self, pool: Descriptors) -> int:
-        descriptor = pool.get(self.path)
+        descriptor = pool.get(self)
         if descriptor is None:
             try:
                 descriptor = os.open(self.path, _DIRECTORY)
@@ -82,7 +88,7 @@ class Directory(msgspec.Struct):
                     self.forget(pool)
                     raise GroupGone(self.path) from None
                 raise read_refused(error, self.path) from error
-            pool.put(self.path, descriptor)
+            pool.put(self, descriptor)
             status = os.fstat(descriptor)
             identity = (status.st_dev, status.st_ino)
             # Another inode under the same path is another cgroup, with the kernel's defaults in its files.
@@ -147,7 +153,7 @@ class Directory(msgspec.Struct):
     def forget(self, pool: Descriptors) -> None:
         self.known.clear()
         self.identity = None
-        pool.close(self.path)
+        pool.close(self)
 
     def _check_alive(self, pool: Descriptors) -> None:
         """Raise `GroupGone` unless the path still leads to the open directory."""

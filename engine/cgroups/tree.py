@@ -44,13 +44,14 @@ _RETRY_DELAY = 0.005
 class CgroupNode(msgspec.Struct):
     """Hold one cgroup in all hierarchies, and its desired content (file → text).
 
-    A cgroup that `delegates` passes its controllers on to cgroups that others create in it; under v2 it can
-    then hold no processes.
+    `known` is the last text of each file as the kernel returns it. A cgroup that `delegates` passes its
+    controllers on to cgroups that others create in it; under v2 it can then hold no processes.
     """
 
     name: CgroupName
     path: str
     directories: dict[str, Directory]
+    known: dict[str, str]
     wanted: dict[str, str] = msgspec.field(default_factory=dict)
     made: bool = False
     delegates: bool = False
@@ -61,12 +62,6 @@ class CgroupNode(msgspec.Struct):
         if found is None:
             raise Refused("no mounted hierarchy has this controller", subject=f"{self.path}/{file}")
         return found
-
-    def known(self) -> dict[str, str]:
-        """Return the last known text of every file that should have one."""
-        return {
-            file: text for file in self.wanted if (text := self.directory(file).known.get(file)) is not None
-        }
 
 
 class CgroupTree:
@@ -99,12 +94,13 @@ class CgroupTree:
         if group is None:
             path = to_path(name, self.driver)
             directories: dict[str, Directory] = {}
+            known: dict[str, str] = {}
             for hierarchy in self.mounts.hierarchies:
                 # v1 may mount several controllers in one hierarchy (cpu,cpuacct): they share one directory.
                 keys = hierarchy.controllers & WRITTEN_CONTROLLERS if self.mounts.version == 1 else {""}
                 if keys:
-                    directories |= dict.fromkeys(keys, Directory(_below(hierarchy, path)))
-            group = self.groups[name] = CgroupNode(name, path, directories)
+                    directories |= dict.fromkeys(keys, Directory(hierarchy.path, path.rstrip("/"), known))
+            group = self.groups[name] = CgroupNode(name, path, directories, known)
             self._children.setdefault(name[:-1], set()).add(name)
         return group
 
@@ -159,15 +155,15 @@ class CgroupTree:
         if self.slices is not None:
             # systemd makes the cgroup of a slice that it starts; only what it leaves out is made below.
             self.slices.start(group.name)
+        for directory in group.directories.values():
+            directory.forget(self.descriptors)
         for hierarchy in self.mounts.hierarchies:
             path = _below(hierarchy, group.path)
             fresh = _mkdir(path)
-            for directory in group.directories.values():
-                if directory.path == path:
-                    directory.forget(self.descriptors)
-                    # A cgroup that was just made has the kernel's defaults, so that values equal to them need
-                    # no write. Nothing is known of one that is adopted.
-                    directory.known = self.rules.fresh(hierarchy.controllers) if fresh else {}
+            # A cgroup that was just made has the kernel's defaults, so that values equal to them need no
+            # write. Nothing is known of one that is adopted.
+            if fresh:
+                group.known.update(self.rules.fresh(hierarchy.controllers))
             if "cpuset" in hierarchy.controllers and self.mounts.version == 1:
                 self._inherit_cpuset(hierarchy, path, fresh)
         # From the root down: a cgroup can pass on only controllers that its parent passes to it (cgroup-v2,
@@ -293,9 +289,9 @@ class CgroupTree:
                 group.made = False
                 return {file: (text, None) for file, text in group.wanted.items()}
             if actual is None:
-                directory.known.pop(file, None)
+                group.known.pop(file, None)
             else:
-                directory.known[file] = actual
+                group.known[file] = actual
             if actual != text:
                 differing[file] = (text, actual)
         return differing

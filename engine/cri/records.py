@@ -6,6 +6,7 @@ Pure: built from CRI messages, compared and merged; nothing here calls the runti
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from sys import intern
 
 import msgspec
@@ -50,7 +51,7 @@ class ContainerRecord(msgspec.Struct, frozen=True):
     log_path: str = ""
     message_path: str = ""
     grace_seconds: int | None = None
-    resources: tuple[int, int, int, int] | None = None
+    resources: tuple[int, ...] | None = None
     """CPU shares, quota, period and memory limit, if the runtime reports them."""
     user: tuple[int, ...] | None = None
     """uid, gid and supplemental groups, if the runtime reports them."""
@@ -182,20 +183,20 @@ def container_record(
         attempt=_number(annotations.get(labels.RESTART_COUNT, ""), status.metadata.attempt),
         created_at=status.created_at * NANO,
         started_at=status.started_at * NANO,
-        finished_at=status.finished_at * NANO,
+        finished_at=status.finished_at * NANO if status.finished_at else 0.0,
         exit_code=status.exit_code,
         reason=status.reason,
         message=status.message,
         image=intern(status.image.user_specified_image or status.image.image),
         image_id=intern(status.image_ref),
-        hash=annotations.get(labels.HASH, ""),
+        hash=intern(annotations.get(labels.HASH, "")),
         log_path=status.log_path,
         message_path=next(
             (m.host_path for m in status.mounts if m.container_path == annotations.get(labels.MESSAGE_PATH)),
             "",
         ),
         grace_seconds=decimal(grace),
-        resources=(linux.cpu_shares, linux.cpu_quota, linux.cpu_period, linux.memory_limit_in_bytes)
+        resources=_shared((linux.cpu_shares, linux.cpu_quota, linux.cpu_period, linux.memory_limit_in_bytes))
         if linux is not None
         else None,
         user=_user(status),
@@ -206,7 +207,13 @@ def _user(status: cri.ContainerStatus) -> tuple[int, ...] | None:
     if not (status.HasField("user") and status.user.HasField("linux")):
         return None
     user = status.user.linux
-    return (user.uid, user.gid, *user.supplemental_groups)
+    return _shared((user.uid, user.gid, *user.supplemental_groups))
+
+
+@lru_cache(256)
+def _shared(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the one object for equal numbers, since many containers come from one template."""
+    return numbers
 
 
 def _start_was_cut_short(status: cri.ContainerStatus, agent_began: float) -> bool:

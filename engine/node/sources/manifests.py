@@ -81,14 +81,14 @@ class ManifestDirectory:
         self._uids = uids
         self._on_change = on_change
         self._on_fault = on_fault
-        self._files: dict[Path, _File] = {}
+        self._files: dict[str, _File] = {}
         self._reported: set[str] = set()
         self._dirty = asyncio.Event()
         self._watch: InotifyWatch | None = None
         self._task = (tasks or Tasks()).task("manifests")
         self._known = self._changed = False
-        self._unread: set[Path] = set()
-        self._removed_files: set[Path] = set()
+        self._unread: set[str] = set()
+        self._removed_files: set[str] = set()
         self._back: set[str] = set()
         self.scanned = asyncio.Event()
 
@@ -112,7 +112,7 @@ class ManifestDirectory:
             patient = loop.time() < patient_until
             # A manifest that cannot be read yet may belong to a running pod. A list without it would end the
             # pod, so the first list waits for all files, within limits.
-            if not (self._known or (self._unread if patient else self._path in self._unread)):
+            if not (self._known or (self._unread if patient else str(self._path) in self._unread)):
                 self._known = self._changed = True
             self._report_changes()
             self.scanned.set()
@@ -136,8 +136,9 @@ class ManifestDirectory:
             log.warning("%s; manifests are re-read every %g s only", error, self._period)
 
     def _file_changed(self, mask: int, directory: Path, name: str) -> None:
-        if mask & (IN_DELETE | IN_MOVED_FROM) and directory / name in self._files:
-            self._removed_files.add(directory / name)
+        path = str(directory / name)
+        if mask & (IN_DELETE | IN_MOVED_FROM) and path in self._files:
+            self._removed_files.add(path)
         self._dirty.set()
 
     def _report_changes(self) -> None:
@@ -173,13 +174,14 @@ class ManifestDirectory:
                     self._report_changes()
                     reported = 2 * count
 
-    async def _find_unread(self) -> list[Path]:
+    async def _find_unread(self) -> list[str]:
         """Forget files that are gone, and return those to read."""
         self._unread.clear()
         try:
             found, faults = await asyncio.to_thread(_stamps, self._path)
         except OSError as error:
-            self._not_read(self._path, InvalidInput(error.strerror or str(error), subject=str(self._path)))
+            path = str(self._path)
+            self._not_read(path, InvalidInput(error.strerror or str(error), subject=path))
             return []
         for path, fault in faults.items():
             self._not_read(path, fault)
@@ -189,19 +191,19 @@ class ManifestDirectory:
             self._changed = True
         return [path for path, stamp in found.items() if self._has_changed(path, stamp)]
 
-    def _has_changed(self, path: Path, stamp: Stamp) -> bool:
+    def _has_changed(self, path: str, stamp: Stamp) -> bool:
         known = self._files.get(path)
         return known is None or known.stamp != stamp or path in self._removed_files
 
-    def _not_read(self, path: Path, fault: InvalidInput) -> None:
+    def _not_read(self, path: str, fault: InvalidInput) -> None:
         self._unread.add(path)
         self._report(fault)
 
-    def _read_file(self, path: Path, held: Mapping[str, PodRecord]) -> bool:
+    def _read_file(self, path: str, held: Mapping[str, PodRecord]) -> bool:
         file = self._files.setdefault(path, _File())
         file.stamp = None
         try:
-            data, status = read_with_status(path)
+            data, status = read_with_status(Path(path))
         except InvalidInput as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 self._unread.add(path)  # the file disappeared while others were read
@@ -218,18 +220,18 @@ class ManifestDirectory:
         if digest == file.digest and path not in self._removed_files:
             return False
         try:
-            manifests, warnings = parse_pods(data, str(path))
+            manifests, warnings = parse_pods(data, path)
             pods = [self._pod(manifest, path, index, held) for index, manifest in enumerate(manifests)]
         except InvalidInput as error:
             self._report(error)
             return False
         except Unavailable as error:
             file.stamp = None
-            self._not_read(path, InvalidInput(str(error), subject=str(path)))
+            self._not_read(path, InvalidInput(str(error), subject=path))
             return False
         except Exception as error:
             log.exception("manifest %s", path)
-            self._report(InvalidInput(f"unexpected {type(error).__name__}: {error}", subject=str(path)))
+            self._report(InvalidInput(f"unexpected {type(error).__name__}: {error}", subject=path))
             return False
         for warning in warnings:
             log.warning("%s", warning)
@@ -240,8 +242,8 @@ class ManifestDirectory:
         file.pods, file.digest = pods, digest
         return True
 
-    def _pod(self, manifest: Pod, path: Path, index: int, held: Mapping[str, PodRecord]) -> Pod:
-        origin = str(path) if index == 0 else f"{path}[{index}]"
+    def _pod(self, manifest: Pod, path: str, index: int, held: Mapping[str, PodRecord]) -> Pod:
+        origin = path if index == 0 else f"{path}[{index}]"
         return static_pod(
             manifest,
             node_name=self._node_name,
@@ -252,7 +254,7 @@ class ManifestDirectory:
 
     def _desired(self) -> list[Pod]:
         """Return all pods. If two files use the same name or uid, the first file (by name) wins."""
-        owners: dict[str, Path] = {}
+        owners: dict[str, str] = {}
         pods: list[Pod] = []
         for path, file in sorted(self._files.items()):
             for pod in file.pods:
@@ -263,7 +265,7 @@ class ManifestDirectory:
                     pods.append(pod)
                 else:
                     text = f"metadata.name: pod {name} is already defined in {owner}"
-                    self._report(InvalidInput(text, subject=str(path)))
+                    self._report(InvalidInput(text, subject=path))
         self._uids.keep_only(pod.uid for pod in pods)
         return pods
 
@@ -273,24 +275,29 @@ class ManifestDirectory:
             self._on_fault(error)
 
 
-def _stamps(path: Path) -> tuple[dict[Path, Stamp], dict[Path, InvalidInput]]:
-    """Return size, time and inode of every manifest in the order of their names, and the unreadable ones.
+def _stamps(path: Path) -> tuple[dict[str, Stamp], dict[str, InvalidInput]]:
+    """Return size, time and inode of every manifest by path, in the order of their names, and the unreadable
+    ones.
 
-    Call it in a thread, because thousands of stat calls would block the event loop.
+    Call it in a thread, because thousands of stat calls would block the event loop. Paths are texts, because
+    thousands of `Path` are slow to make and to compare, and large.
     """
     if not path.exists():
         return {}, {}
-    stamps: dict[Path, Stamp] = {}
+    stamps: dict[str, Stamp] = {}
     faults = {}
-    for each in sorted(path.iterdir()) if path.is_dir() else [path]:
-        if each.name.startswith("."):
+    names = sorted(os.listdir(path)) if path.is_dir() else [path.name]  # noqa: PTH208
+    parent = path if path.is_dir() else path.parent
+    for name in names:
+        if name.startswith("."):
             continue
+        each = os.path.join(parent, name)  # noqa: PTH118
         try:
-            info = each.stat()
+            info = os.stat(each)  # noqa: PTH116
         except FileNotFoundError:
             continue
         except OSError as error:
-            faults[each] = InvalidInput(error.strerror or str(error), subject=str(each))
+            faults[each] = InvalidInput(error.strerror or str(error), subject=each)
             continue
         if stat.S_ISREG(info.st_mode):
             stamps[each] = _stamp(info)

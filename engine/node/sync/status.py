@@ -128,9 +128,14 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         extended_resource_claim_status=pod.status.extended_resource_claim_status,
     )
     _bound_messages(pod, status)
-    requests = pod_requests(pod) or None
+    requests, limits = pod_requests(pod) or None, pod_limits(pod) or None
+    if len(pod.spec.containers) == 1:
+        # The objects of the spec where they say the same, because the status is kept as long as the pod.
+        (only,) = pod.spec.containers
+        requests = only.requests if only.requests == requests else requests
+        limits = only.limits if only.limits == limits else limits
     status.allocated_resources = requests
-    status.resources = ResourceAmounts(requests=requests, limits=pod_limits(pod) or None)
+    status.resources = ResourceAmounts(requests=requests, limits=limits)
     if inputs.waiting_reason is not None:
         status.reason, status.message = inputs.waiting_reason.reason, inputs.waiting_reason.message
     well = inputs.terminated and status.phase == SUCCEEDED and not _would_restart(pod, main)
