@@ -23,7 +23,7 @@ from engine.plan.reading.load import load_shown
 from engine.plan.reading.progress import Step, silent
 from engine.plan.snapshot.columnar_file import SnapshotFile, is_snapshot_file, node_ranges
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.faults import FaultLog
+from engine.plan.snapshot.faults import NOT_LISTED, FaultLog
 from engine.plan.snapshot.selection import select_nodes
 
 SHARD_PODS = 1_000_000
@@ -151,11 +151,20 @@ def ask(
     if not asked.per_node:
         answer = joined([asked.ask(selection.of(cluster.whole), parameters)])
         step(1.0)
-        return answer
+        return replace(answer, notes={**answer.notes, **_not_listed(cluster)})
     selected = Cluster(selection.of(cluster.whole)) if selection else cluster
     notes = asked.check(selected.overview, parameters)
     answer = _ask_shards(asked, selected, parameters, shard_pods, dask, step)
-    return replace(answer, notes={**dict.fromkeys(notes, 0), **answer.notes})
+    return replace(answer, notes={**dict.fromkeys(notes, 0), **answer.notes, **_not_listed(cluster)})
+
+
+def _not_listed(cluster: Cluster) -> dict[str, int]:
+    """Return the note about kinds of objects that the API server did not list: an answer without them, such
+    as a drain without budgets, may be too good.
+    """
+    faults = msgspec.convert(cluster.meta.get("faults") or {}, dict[str, int])
+    kinds = [kind.removeprefix(NOT_LISTED) for kind in faults if kind.startswith(NOT_LISTED)]
+    return {f"could not be listed, and count as none: {', '.join(kinds)}": 0} if kinds else {}
 
 
 def compare(

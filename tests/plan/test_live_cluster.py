@@ -18,9 +18,12 @@ from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.plan import FaultLog, Snapshot
+from engine.plan.cluster import Cluster, ask
 from engine.plan.live import cluster_reader
 from engine.plan.live.cluster_reader import read_cluster
 from engine.plan.live.contexts import find_context
+from engine.plan.questions.drain import DrainParameters
+from engine.plan.questions.evict import EvictParameters
 from engine.testing.apiserver import ApiServer
 from tests.cluster.control_plane import ControlPlane, binaries
 
@@ -156,6 +159,9 @@ async def test_objects_that_may_not_be_listed_are_reported_once(server: ApiServe
     snapshot = await taken(server, faults, parallel=1)
     assert snapshot.placed == 7
     assert faults.counts["cannot list PodDisruptionBudget"] == 1
+    for name, asked in (("drain", DrainParameters(nodes=["*"])), ("evict", EvictParameters())):
+        notes = ask(Cluster(snapshot), name, asked).note_lines
+        assert "could not be listed, and count as none: PodDisruptionBudget" in notes
     assert faults.counts["not permitted to read configz of nodes"] == 1
     assert len([seen for seen in server.requests if seen.path.endswith("configz")]) == 1
     assert snapshot.nodes["reading/memory_available"].to_pylist() == [5 << 30] * 3

@@ -23,7 +23,7 @@ from engine.plan.reading.progress import Step, silent
 from engine.plan.reading.reader import SnapshotReader
 from engine.plan.reading.sources import in_memory
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.faults import FaultLog
+from engine.plan.snapshot.faults import NOT_LISTED, FaultLog
 
 PAGE = 500
 """Objects in a page; kubectl asks for as many."""
@@ -141,7 +141,7 @@ class ClusterReader:
                     raise
                 # 404: the server does not serve this version of the API, and so has no such objects.
                 if error.code != 404:
-                    self._faults.add(self._client.peer, path, "", error.message, kind=f"cannot list {kind}")
+                    self._faults.add(self._client.peer, path, "", error.message, kind=f"{NOT_LISTED}{kind}")
             return
 
     async def _read_pages(self, kind: str, path: str, known: set[tuple[str, str]]) -> None:

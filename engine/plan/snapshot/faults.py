@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from engine.api.errors import InvalidInput
 
 MAX_KEPT = 1000
+NOT_LISTED = "cannot list "
+"""Precedes the kind of objects that an API server did not list, in the kind of the fault."""
 
 
 @dataclass(frozen=True, slots=True)
