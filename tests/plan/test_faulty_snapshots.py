@@ -309,11 +309,15 @@ def whole() -> Snapshot:
     return synthesize(3, 4, seed=3)
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", [*TABLES, "nodes as a file has them"])
 def test_a_spoilt_table_is_one_error_that_names_file_and_column(
     table: str, whole: Snapshot, tmp_path: Path
 ) -> None:
     path = tmp_path / "spoilt.kes"
+    if table not in TABLES:
+        write_snapshot(whole, path)
+        whole, table = replace(whole, nodes=whole_table(SnapshotFile(path).load().nodes)), "nodes"
+        assert "taints" in whole.nodes.column_names
     content = getattr(whole, table)
     spoilt = [("cut", content.slice(0, max(content.num_rows - 1, 0)))]
     spoilt += [("doubled", pa.concat_tables([content, content]))]

@@ -207,11 +207,15 @@ def instance_types(snapshot: Snapshot) -> list[str]:
 
 def label_columns(snapshot: Snapshot) -> dict[str, pa.DictionaryArray]:
     """Return the columns of labels and taints that a file holds; none if there are more than `MOST_KEYS`
-    keys, or if the snapshot has them already.
+    keys, if a Node object cannot be read, or if the snapshot has such columns already.
     """
-    if TAINTS in snapshot.nodes.column_names:
+    if any(name == TAINTS or name.startswith(LABEL) for name in snapshot.nodes.column_names):
         return {}
-    documents = _Documents(snapshot)
+    try:
+        documents = _Documents(snapshot)
+    except InvalidInput:
+        # A question that needs the labels names the object; others can do without it.
+        return {}
     keys = documents.keys
     if len(keys) > MOST_KEYS:
         return {}
