@@ -44,18 +44,34 @@ class ApiError(Refused):
     """Raised if the API server refuses a request.
 
     `code` is the HTTP status, `reason` Kubernetes' word for it (`NotFound`, `AlreadyExists`, `Conflict`,
-    `Expired`, `Forbidden`, …), `retry_after` the seconds to wait if the server named them.
+    `Expired`, `Forbidden`, …), `retry_after` the seconds to wait if the server named them, `causes` the
+    reasons of its details (`NamespaceTerminating`, …).
     """
 
-    def __init__(self, message: str, *, subject: str, code: int, reason: str, retry_after: float) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        subject: str,
+        code: int,
+        reason: str,
+        retry_after: float,
+        causes: tuple[str, ...] = (),
+    ) -> None:
         self.code = code
         self.reason = reason
         self.retry_after = retry_after
+        self.causes = causes
         super().__init__(message, subject=subject)
+
+
+class _Cause(msgspec.Struct, frozen=True):
+    reason: str = ""
 
 
 class _Details(msgspec.Struct, frozen=True, rename="camel"):
     retry_after_seconds: float = 0.0
+    causes: tuple[_Cause, ...] | None = None
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -244,6 +260,7 @@ class ApiClient:
             code=exchange.status,
             reason=status.reason,
             retry_after=_seconds(exchange.headers.get("retry-after", ""), details.retry_after_seconds),
+            causes=tuple(cause.reason for cause in details.causes or ()),
         )
 
 

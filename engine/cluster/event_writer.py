@@ -65,6 +65,11 @@ def event_object(entry: EventToWrite, node: str) -> dict[str, Any]:
     }
 
 
+def _is_expected(error: ApiError) -> bool:
+    """Tell whether the Event's namespace is being deleted or gone, or the Event exists: nobody misses it."""
+    return "NamespaceTerminating" in error.causes or error.reason in ("AlreadyExists", "NotFound")
+
+
 class EventWriter:
     """Queue events with `take`; `run` writes them one after another, limited by `rate`."""
 
@@ -105,7 +110,8 @@ class EventWriter:
             try:
                 await self._send(entry)
             except ApiError as error:
-                log.warning("event %s of %s is lost: %s", event.reason, event.pod or "the node", error)
+                level = logging.DEBUG if _is_expected(error) else logging.WARNING
+                log.log(level, "event %s of %s is lost: %s", event.reason, event.pod or "the node", error)
                 return
             except KubengineError:
                 await self._pause(BETWEEN_TRIES)

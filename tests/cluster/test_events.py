@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from functools import partial
+
+import msgspec
 import pytest
 
 from engine.api.documents import convert
@@ -9,7 +14,10 @@ from engine.api.events import Event, EventRecorder
 from engine.api.pod import Pod
 from engine.api.token_bucket import TokenBucket, api_rate
 from engine.cluster.event_series import BURST, SIMILAR, EventSeries
-from engine.cluster.event_writer import event_object
+from engine.cluster.event_writer import EventWriter, event_object
+from tests.cluster.conftest import Connect
+from tests.cluster.control_plane import ControlPlane
+from tests.waiting import eventually
 
 
 def said(reason="Started", message="m", at=1000.0, pod="ns/p", container=""):
@@ -88,3 +96,28 @@ def test_one_passes_only_when_it_need_not_wait():
     assert not rate.take(1.1)
     assert rate.take(1.21)
     assert not rate.take(1.21)
+
+
+async def test_an_event_that_a_deleted_namespace_refuses_is_no_warning(
+    real: ControlPlane, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, stranger = connect(real.admin), connect(real.bootstrap)
+    await client.create("/api/v1/namespaces", {"metadata": {"name": "leaving"}}, msgspec.Raw)
+    await client.delete("/api/v1/namespaces/leaving", {})
+    refused = ((client, "leaving/p"), (client, "missing/p"), (stranger, "default/p"))
+
+    def lost() -> list[tuple[str, str]]:
+        written = [(record.levelname, record.getMessage()) for record in caplog.records]
+        return [(level, text.split()[3]) for level, text in written if " is lost: " in text]
+
+    def has_lost(events: int) -> bool:
+        return len(lost()) == events
+
+    with caplog.at_level(logging.DEBUG, "kubengine.cluster"):
+        for number, (writers_client, pod) in enumerate(refused, start=1):
+            writer = EventWriter(writers_client, "n1", TokenBucket(1000.0, 1000))
+            writer.take(said(pod=pod))
+            running = asyncio.create_task(writer.run())
+            await eventually(partial(has_lost, number))
+            running.cancel()
+    assert lost() == [("DEBUG", "leaving/p"), ("DEBUG", "missing/p"), ("WARNING", "default/p")]
