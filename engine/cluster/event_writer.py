@@ -16,7 +16,7 @@ import msgspec
 
 from engine.api.errors import KubengineError
 from engine.api.events import Event
-from engine.api.moments import rfc3339
+from engine.api.timestamps import rfc3339
 from engine.api.token_bucket import TokenBucket
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.event_series import EventSeries, EventToWrite

@@ -18,8 +18,8 @@ import msgspec
 from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError
 from engine.api.meta import ObjectMeta, OwnerReference
-from engine.api.moments import rfc3339_micro
 from engine.api.objects.lease import Lease, LeaseSpec
+from engine.api.timestamps import rfc3339_micro
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.resource_version import is_newer
 

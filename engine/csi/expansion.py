@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.api.moments import rfc3339
 from engine.api.objects.storage import READ_WRITE_MANY, PersistentVolumeClaim
 from engine.api.quantity import ZERO, Quantity
+from engine.api.timestamps import rfc3339
 
 _STORAGE: Final = "storage"
 _PENDING, _IN_PROGRESS, _INFEASIBLE = "NodeResizePending", "NodeResizeInProgress", "NodeResizeInfeasible"

@@ -18,8 +18,8 @@ import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import EvictionSection
-from engine.api.moments import whole_second
 from engine.api.node import NodeCondition
+from engine.api.timestamps import whole_second
 from engine.eviction.stall import is_asked_for, stalled
 from engine.host.cgroupfs.mounts import Mounts
 from engine.host.cgroupfs.usage import HeldFile

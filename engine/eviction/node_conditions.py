@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from engine.api.moments import whole_second
 from engine.api.node import NodeCondition
+from engine.api.timestamps import whole_second
 from engine.eviction import signals
 
 _WORDS: Final = {

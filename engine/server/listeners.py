@@ -121,6 +121,7 @@ class HttpServer:
         """Close the listeners and the connections; safe to call twice."""
         if self._own_port is not None:
             await self._own_port.stop()
+        # Connections that asyncio has accepted already are closed when their task starts.
         for listener in self._listeners:
             listener.closed = True
         for server in self._servers:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from engine.api.moments import rfc3339
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus
+from engine.api.timestamps import rfc3339
 from engine.cri.records import EXITED, PodRecord
 from engine.node.sync.actions import policy_of
 from engine.record.blocks import RecordRow

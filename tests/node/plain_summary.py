@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from engine.api.moments import rfc3339
+from engine.api.timestamps import rfc3339
 from engine.node.stats import shown
 from engine.node.stats.summary_pods import PodFiles
 from engine.node.stats.used import NodeUsage, UsedPod

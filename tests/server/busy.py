@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.moments import rfc3339
 from engine.api.struct import to_json
+from engine.api.timestamps import rfc3339
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.nodeinfo.node_metrics import count_node
 from engine.node.stats import shown

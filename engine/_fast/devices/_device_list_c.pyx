@@ -36,6 +36,7 @@ cdef inline bint _varint(Cursor *cursor, uint64_t *value) noexcept nogil:
     cdef int shift = 0
     cdef unsigned char byte
     value[0] = 0
+    # Nine bytes hold 63 bits, more than any size or tag. A tenth is left to the protobuf library.
     while shift < 63:
         if cursor.at == cursor.end:
             return False
@@ -118,6 +119,7 @@ cdef class DeviceIndex:
         cdef uint32_t slots = 16
         self._ids = [id.encode() for id in ids]
         self._known = <int32_t> len(self._ids)
+        # At most half full, so that a search for an unknown id soon meets an empty slot.
         while slots < 2 * len(self._ids):
             slots *= 2
         self._mask = slots - 1
@@ -181,6 +183,7 @@ cdef class DeviceIndex:
         number = self._by_encoding.get(key)
         if number is None:
             number = self.intern(read_topology(key))
+            # A plugin may encode the same nodes in any number of ways; not all of them are remembered.
             if len(self._by_encoding) < 65536:
                 self._by_encoding[key] = number
             if self._encodings[number] is None:
@@ -239,7 +242,7 @@ cdef class DeviceIndex:
         while outer.at < outer.end:
             if not _varint(&outer, &tag):
                 return None
-            if tag != 10:
+            if tag != 10:  # field 1, with a length
                 if tag >> 3 == 1 or not _skip(&outer, tag):
                     return None
                 continue
@@ -282,6 +285,7 @@ cdef class DeviceIndex:
             word = HEALTHY if health.size == 7 and memcmp(health.at, b"Healthy", 7) == 0 else UNHEALTHY
             if word == UNHEALTHY and not (health.size == 9 and memcmp(health.at, b"Unhealthy", 9) == 0):
                 odd += 1
+            # Good guesses: a device's topology hardly ever changes, and new devices often share the last one.
             if row >= 0:
                 number = self._topology(topology, self._last_topology[row]) if has_topology else 0
                 self._last_topology[row] = number

@@ -1,6 +1,6 @@
 /* Sums over the lattice of node sets: an array of 2^nodes numbers indexed by mask. */
-#ifndef KUBENGINE_LATTICE_H
-#define KUBENGINE_LATTICE_H
+#ifndef KUBENGINE_SUBSET_SUMS_H
+#define KUBENGINE_SUBSET_SUMS_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@
 #endif
 
 /* How many numbers stay in the fastest cache during a pass over all low nodes. */
-#define KB_BLOCK ((size_t)2048)
+#define KB_BLOCK ((size_t)2048) /* of 8 bytes: 16 KiB */
 
 /* Updates every pair of entries (without a node, with it), one node after the other. The low nodes go block by
    block, and the lowest three without an inner loop, which would be shorter than its own cost. */
@@ -88,7 +88,8 @@ KB_WIDE static int kb_smallest_flagged(const uint8_t *flags, int nodes) {
 /* Rank of a number of nodes by `target`: fewer than the target rank before more, larger ones of those first. */
 #define KB_RANK(members, target) ((members) <= (target) ? (target) - (members) : (members))
 
-/* The lowest reachable mask of the best rank; 0 if none is reachable. At most 24 nodes. */
+/* The lowest reachable mask of the best rank; 0 if none is reachable. At most 24 nodes, as a key of 32 bits has
+   the rank above the mask. */
 KB_WIDE static uint64_t kb_best_reached(const uint64_t *reach, int target, int nodes) {
     size_t size = (size_t)1 << nodes;
     uint32_t best = UINT32_MAX;

@@ -125,7 +125,7 @@ static inline int connection_redirect(probe_loop *l, connection *c) {
     http_location found;
     uint8_t verdict;
     if (!r->has_location) return 0;
-    switch (r->status) {
+    switch (r->status) { /* those that net/http follows with GET */
     case 301:
     case 302:
     case 303:
@@ -267,6 +267,7 @@ static inline int connection_take(probe_loop *l, connection *c, size_t n) {
 
 static inline void connection_read(probe_loop *l, connection *c) {
     int rounds;
+    /* A few reads only: a fast server with a long body must not keep the loop from other probes. */
     for (rounds = 0; rounds < 4; rounds++) {
         ssize_t n = recv(c->fd, l->buffer, sizeof l->buffer, 0);
         if (n > 0) {
@@ -294,6 +295,7 @@ static inline void connection_read(probe_loop *l, connection *c) {
 /* Proceed as far as the socket allows; then wait for it. */
 static inline void connection_progress(probe_loop *l, connection *c) {
     if (c->phase == CONNECTION_CONNECTING && c->owner->kind == KIND_TCP) {
+        /* A second connect() tells how the first one ended, in one call for "connected" and "refused". */
         if (connect(c->fd, &c->target.any, address_size(&c->target)) == 0 || errno == EISCONN) {
             if (connection_met_itself(l, c))
                 connection_end(l, c, OUTCOME_FAILURE, REASON_CONNECT, ECONNREFUSED);

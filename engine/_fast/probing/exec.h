@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define EXEC_OUTPUT_LIMIT 10240
+#define EXEC_OUTPUT_LIMIT 10240 /* the kubelet's maxReadLength, pkg/probe/exec */
 
 enum { EXEC_STDOUT = 1, EXEC_STDERR = 2, EXEC_EXIT_CODE = 3 };
 

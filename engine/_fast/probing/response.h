@@ -9,10 +9,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#define HTTP_BODY_ENOUGH 10240
-#define HTTP_HEADER_LIMIT (10u << 20)
-#define HTTP_CHUNK_LINE_LIMIT 4096
-#define HTTP_INTERIM_LIMIT 5
+#define HTTP_BODY_ENOUGH 10240        /* the kubelet's maxRespBodyLength, pkg/probe/http */
+#define HTTP_HEADER_LIMIT (10u << 20) /* net/http's default for MaxResponseHeaderBytes */
+#define HTTP_CHUNK_LINE_LIMIT 4096    /* maxLineLength of net/http's chunked reader */
+#define HTTP_INTERIM_LIMIT 5          /* max1xxResponses of net/http's Transport */
 #define HTTP_VALUE_SIZE 2048
 #define HTTP_EXCERPT_SIZE 512
 
@@ -105,7 +105,7 @@ static inline int http_end_header(http_response *r) {
     while (n > 0 && (r->value[n - 1] == ' ' || r->value[n - 1] == '\t')) n--;
     switch (header) {
     case HEADER_LENGTH:
-        if (n == 0 || n > 18) return 0;
+        if (n == 0 || n > 18) return 0; /* 18 digits never overflow 64 bits */
         for (i = 0; i < n; i++) {
             if (!http_is_digit((uint8_t)r->value[i])) return 0;
             length = length * 10 + (uint64_t)(r->value[i] - '0');
@@ -121,7 +121,7 @@ static inline int http_end_header(http_response *r) {
         r->chunked = 1;
         return 1;
     case HEADER_LOCATION:
-        if (r->has_location) return 1;
+        if (r->has_location) return 1; /* the first of several, as Header.Get returns it */
         r->has_location = n > 0;
         r->location_len = n;
         memcpy(r->location, r->value, n);
@@ -141,6 +141,7 @@ static inline uint8_t http_end_headers(http_response *r) {
         r->header_bytes = bytes;
         return HTTP_MORE;
     }
+    /* RFC 9112, section 6.3: these have no body, whatever their headers say. */
     if (r->status == 204 || r->status == 304 || r->status == 101)
         r->phase = AT_END;
     else if (r->chunked) {
@@ -273,7 +274,7 @@ static inline uint8_t http_chunk_byte(http_response *r, uint8_t c) {
     case AT_CHUNK_SIZE:
         digit = http_hex(c);
         if (digit >= 0) {
-            if (++r->digits > 15) return HTTP_BROKEN;
+            if (++r->digits > 15) return HTTP_BROKEN; /* 60 bits */
             r->remaining = r->remaining << 4 | (uint64_t)digit;
             return HTTP_MORE;
         }

@@ -19,7 +19,7 @@ enum probe_action { ACTION_WAIT = 0, ACTION_PROBE = 1, ACTION_END = 2 };
 enum container_state { CONTAINER_WAITING = 0, CONTAINER_RUNNING = 1, CONTAINER_TERMINATED = 2 };
 enum attempt_verdict { ATTEMPT_RETRY = 0, ATTEMPT_DROPPED = 1, ATTEMPT_COUNTED = 2 };
 
-#define PROBE_ATTEMPTS 3
+#define PROBE_ATTEMPTS 3 /* the kubelet's maxProbeRetries, prober.go */
 
 typedef struct {
     uint64_t container; /* the worker's container: a number that names one incarnation, 0 = none yet */

@@ -72,6 +72,7 @@ def look_up(pods, dict usage not None, dict row_of not None, str name not None):
 
 
 cdef inline uint64_t rising(int32_t priority) noexcept nogil:
+    # The flipped sign bit puts negative priorities first in an unsigned order.
     return <uint32_t>priority ^ 0x80000000U
 
 
@@ -86,6 +87,7 @@ cdef void excess_order(const int64_t *usage, const uint8_t *known, const int64_t
     cdef int64_t i, above
     cdef int32_t position
     cdef uint64_t group
+    # A radix sort is stable, so the least significant key comes first: fraction, excess, group and priority.
     for i in range(n):
         rows[i].row = <int32_t>i
         rows[i].rest = fraction[i] if fraction != NULL and known[i] else 0
@@ -98,7 +100,7 @@ cdef void excess_order(const int64_t *usage, const uint8_t *known, const int64_t
     kb_radix_sort(rows, spare, n)
     for i in range(n):
         position = rows[i].row
-        group = 0
+        group = 0  # without stats; 2 is above the request, 3 within it
         if known[position]:
             above = usage[position] if above_zero else usage[position] - request[position]
             group = 2 if above > 0 or (above == 0 and rows[i].rest > 0 and not above_zero) else 3
@@ -117,11 +119,13 @@ cdef void count_order(const int64_t *count, const uint8_t *known, const int32_t 
     kb_radix_sort(rows, spare, n)
     for i in range(n):
         position = rows[i].row
+        # The lowest bit puts pods without stats before the others of their priority.
         rows[i].key = rising(priority[position]) << 1 | (known[position] != 0)
     kb_radix_sort(rows, spare, n)
 
 
 cdef kb_keyed_row *workspace(int64_t n) except NULL:
+    # The rows and as many spare ones; one more, because malloc(0) may return NULL.
     cdef kb_keyed_row *rows = <kb_keyed_row *>malloc((2 * n + 1) * sizeof(kb_keyed_row))
     if rows == NULL:
         raise MemoryError

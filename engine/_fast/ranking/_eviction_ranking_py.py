@@ -48,6 +48,7 @@ def order_by_excess(
     """
 
     def key(position: int) -> tuple[bool, bool, int, int]:
+        # `helpers.go` puts a pod without stats before one with stats in every comparison.
         if not known[position]:
             return (False, False, int(priority[position]), 0)
         whole = int(usage[position]) - int(request[position])
@@ -64,6 +65,7 @@ def order_by_count(count: Integers, known: Integers, priority: Integers) -> arra
     Arguments and result as in `order_by_excess`.
     """
 
+    # rankPIDPressure has no step for requests: pods do not request process ids.
     def key(position: int) -> tuple[int, bool, int]:
         if not known[position]:
             return (int(priority[position]), False, 0)

@@ -103,6 +103,7 @@ cdef void heap_sort(entry *items, Py_ssize_t count) noexcept nogil:
 
 cdef inline int count_in(const entry *item, int64_t *freed) noexcept nogil:
     """Add the item's size; return 1."""
+    # CRI sizes are uint64 of the runtime's choice; their sum is not to overflow.
     freed[0] = LARGEST if item.size > LARGEST - freed[0] else freed[0] + item.size
     return 1
 
@@ -123,6 +124,7 @@ cdef Py_ssize_t take(entry *items, Py_ssize_t count, int64_t target, int64_t *fr
         return count
     cut = partition(items, count)
     taken = take(items, cut, target, freed, depth - 1)
+    # A target of zero is reached by nothing, but takes one row.
     if freed[0] >= target and taken > 0:
         return taken
     taken += count_in(&items[cut], freed)
@@ -141,6 +143,8 @@ def order_and_cut(const double[::1] primary, const double[::1] secondary, const 
     cdef entry *items = <entry *>malloc((rows + 1) * sizeof(entry))
     if items == NULL:
         raise MemoryError
+    # Twice the logarithm of the rows is quicksort's usual depth. Keys that defeat the median of three would
+    # make it quadratic; below this depth, `take` sorts with heaps.
     cdef int depth = 8
     try:
         with nogil:
@@ -192,6 +196,8 @@ def match(dict index not None, list names not None, list items not None, list kn
         row = row_of(index, <object>PyList_GET_ITEM(names, position), limit)
         if row >= 0:
             marks[row] = 1
+        # Identity is enough: a message that did not change is the same object, and a false alarm costs only
+        # time.
         if row < 0 or PyList_GET_ITEM(known, row) != PyList_GET_ITEM(items, position):
             changed.append(position)
     return changed

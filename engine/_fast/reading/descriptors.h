@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+/* PID_MAX_LIMIT is 4 Mi on 64-bit machines (proc(5), kernel.pid_max). */
 enum { D_MOST = 1 << 16, D_MOST_DESCRIPTORS = 1 << 16, D_LARGEST_PID = 1 << 22, D_PATH = 4096 };
 #define D_ABSENT INT64_MIN
 
@@ -82,6 +83,8 @@ static void d_process(int proc, int64_t pid, int64_t *counts) {
     for (struct dirent *each; counts[0] < D_MOST_DESCRIPTORS && (each = readdir(directory));) {
         if (strcmp(each->d_name, ".") == 0 || strcmp(each->d_name, "..") == 0) continue;
         counts[0]++;
+        /* Only the beginning of `socket:[INODE]` fits, and that is enough. A link that may not be read counts as a
+           descriptor all the same. */
         ssize_t length = readlinkat(at, each->d_name, to, sizeof to);
         counts[1] += length >= 7 && memcmp(to, "socket:", 7) == 0;
     }
@@ -101,7 +104,7 @@ static void d_group(int proc, int top, const char *cgroup, char *listed, char *l
     int first = 1;
     for (const char *at = listed, *end = listed + length; at < end;) {
         const char *stop = memchr(at, '\n', (size_t)(end - at));
-        if (!stop) stop = end;
+        if (!stop) break; /* cut off at D_MOST: the digits so far are another process's number */
         int64_t pid = d_digits(at, stop, 10);
         at = stop + 1;
         if (pid <= 0 || pid > D_LARGEST_PID) continue;

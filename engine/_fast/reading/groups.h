@@ -21,6 +21,7 @@ enum {
     G_PATH = 4096
 };
 #define G_ABSENT INT64_MIN
+/* v1 shows "no limit" as 2^63 rounded down to pages; the kubelet's isMemoryUnlimited draws the same line. */
 #define G_NO_LIMIT ((int64_t)1 << 62)
 #define G_TICK (-1)
 
@@ -240,6 +241,8 @@ static void g_io_v2(g_text text, g_ios *ios, size_t first, int64_t row) {
     }
 }
 
+/* One read is enough: each of these files is one record of the kernel's seq_file, whose buffer grows until the
+   record fits. Only cgroup.procs has a record per process, and comes a page at a time. */
 static ssize_t g_read(int top, const char *path, char *buffer) {
     int file = openat(top, path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return -1;
@@ -305,6 +308,8 @@ static const g_wanted g_v2_events[] = {{"max", MEMORY_FAILURES, 1}, {"oom_kill",
 /* The order of the twin's V1_CONTROLLERS; v2 has a single directory, the first. */
 enum { G_CPUACCT, G_CPU, G_MEMORY, G_PIDS, G_BLKIO };
 static const char G_SERVICE_BYTES[] = "blkio.throttle.io_service_bytes_recursive";
+/* The order matters: the pulse comes first, as it decides whether the others are read at all; quota and limit come
+   before the files that are read only if they are set; the number of threads comes before cgroup.procs. */
 static const g_file g_v1[] = {
     {G_PULSE, G_CPUACCT, "cpuacct.usage", 0, G_NUMBER, CPU, 0},
     {G_PULSE, G_MEMORY, "memory.usage_in_bytes", 0, G_NUMBER, MEMORY, 0},
@@ -354,6 +359,7 @@ static void g_take(const g_file *file, g_text text, int64_t tick, int64_t *row, 
     case G_NUMBER: g_limit(text, &row[file->column]); break;
     case G_WEIGHT:
         g_limit(text, &row[SHARES]);
+        /* The inverse of KEP-2254's conversion, weight = 1 + (shares - 2) * 9999 / 262142. */
         if (row[SHARES] != G_ABSENT) {
             __int128 scaled = ((__int128)row[SHARES] - 1) * 262142;
             scaled = scaled / 9999 - (scaled % 9999 < 0) + 2;
@@ -431,6 +437,7 @@ static int g_group(const int *tops, const char *cgroup, int v1, int64_t tick, in
     if (rests && !due) return 0;
     if (whole) g_clear(row);
     if (!rests) row[CPU] = row[MEMORY] = G_ABSENT;
+    /* The longest name of a file has 41 bytes. */
     if (length + 64 > sizeof path) return 1;
     memcpy(path, cgroup, length);
     if (length) path[length] = '/';
@@ -439,12 +446,14 @@ static int g_group(const int *tops, const char *cgroup, int v1, int64_t tick, in
         if (!whole) {
             if (!looked && file->when != G_PULSE) {
                 looked = 1;
+                /* The group was removed: its old numbers must not look current. */
                 if (row[CPU] == G_ABSENT || row[MEMORY] == G_ABSENT) {
                     g_clear(row);
                     return 1;
                 }
                 rests |= row[CPU] == cpu && row[MEMORY] == memory && g_settled(row);
                 if (rests && !due) return 0;
+                /* A limit that was taken away reads `max`, which does not overwrite the old number. */
                 if (due) g_clear_set(row);
             }
             if (!g_is_read(file, row, threads, due, rests)) continue;

@@ -111,6 +111,7 @@ static char *e_number(char *out, int64_t value, int point) {
     char *begin = e_digits(whole / powers[point], end);
     memcpy(out, begin, (size_t)(end - begin));
     out += end - begin;
+    /* Go writes 1.5 and not 1.500: no point without a fraction, and no zeros at its end. */
     if (!part) return out;
     begin = e_digits(part, end);
     *out++ = '.';

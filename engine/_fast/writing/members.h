@@ -36,6 +36,7 @@ static char *m_moment(char *out, int64_t second) {
     if (second > M_LAST_SECOND) second = M_LAST_SECOND;
     const unsigned of_day = (unsigned)(second % 86400);
     const unsigned days = (unsigned)(second / 86400) + 719468; /* since March 1st of the year 0 */
+    /* 400 years have 146,097 days, after which the calendar repeats. */
     const unsigned era = days / 146097, of_era = days % 146097;
     const unsigned year_of_era = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146096) / 365;
     const unsigned of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
@@ -78,6 +79,8 @@ static char *m_pending_out(char *out, const char *start, const m_form *form, int
 
 /* Appends the members of a form to the text that begins at `start`. */
 static char *m_members(char *out, const char *start, const m_form *form, int64_t row) {
+    /* Objects and times wait for a number to follow: an object without numbers, and a time of nothing, are left
+       out. */
     int pending[M_MOST_STEPS], count = 0, opened = 0; /* the number of pending objects */
     for (int i = 0; i < form->count; i++) {
         const m_step *step = &form->steps[i];

@@ -20,8 +20,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from engine.api.encoding.digest import sha256
-from engine.api.moments import rfc3339
 from engine.api.struct import Struct, to_json
+from engine.api.timestamps import rfc3339
 from engine.host.files import replace_file
 from engine.node.images.keyring import Credential, SecretSource
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from engine.api.errors import InvalidInput, KubengineError, NotFound, Refused
-from engine.api.moments import rfc3339
 from engine.api.pod import Pod
+from engine.api.timestamps import rfc3339
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.node.logs.container_logs import LogOptions, logged_container, spec_of

@@ -10,7 +10,6 @@ import msgspec
 
 from engine.api.errors import KubengineError
 from engine.api.meta import ObjectMeta
-from engine.api.moments import whole_second
 from engine.api.node import (
     PROVIDED_IP,
     ContainerImage,
@@ -22,6 +21,7 @@ from engine.api.node import (
 )
 from engine.api.quantity import Quantity
 from engine.api.struct import to_builtins
+from engine.api.timestamps import whole_second
 from engine.cgroups.formulas.allocatable import without_huge_pages
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.devices.manager import DeviceManager

@@ -17,7 +17,6 @@ from engine.api.encoding.digest import blake2b
 from engine.api.encoding.json_text import encode_json_sorted
 from engine.api.errors import InvalidInput
 from engine.api.meta import ObjectMeta
-from engine.api.moments import rfc3339_micro
 from engine.api.pod import Pod
 from engine.api.qos import (
     HASH_ANNOTATION,
@@ -31,6 +30,7 @@ from engine.api.qos import (
 from engine.api.resources import CPU, MEMORY
 from engine.api.scheduling import Toleration
 from engine.api.struct import forget_empty, to_builtins
+from engine.api.timestamps import rfc3339_micro
 from engine.api.validation import check_pod
 from engine.cri.records import PodRecord
 from engine.node.pod.records import AcceptedSpecs

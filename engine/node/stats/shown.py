@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from engine._fast.reading.groups import ABSENT, COLUMNS
-from engine.api.moments import rfc3339
+from engine.api.timestamps import rfc3339
 from engine.node.stats.group import GroupSample, PressureStall
 from engine.node.stats.network import Interface
 

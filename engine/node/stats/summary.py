@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import Refused, Unavailable
-from engine.api.moments import rfc3339
 from engine.api.pod import Pod
 from engine.api.struct import to_json
+from engine.api.timestamps import rfc3339
 from engine.cri import labels
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import hosts_path, pod_directory, pod_log_directory

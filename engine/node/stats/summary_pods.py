@@ -17,8 +17,8 @@ import msgspec
 from engine._fast.reading.groups import ABSENT
 from engine._fast.writing.exposition import Texts, joined
 from engine._fast.writing.members import filled
-from engine.api.moments import rfc3339
 from engine.api.struct import to_json
+from engine.api.timestamps import rfc3339
 from engine.node.stats import shown
 from engine.node.stats.network import Interface
 from engine.node.stats.runtime_numbers import LAYER, PROCESSES, USE, RuntimeStats

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.api.events import WARNING, EventRecorder
-from engine.api.moments import rfc3339
 from engine.api.objects.storage import LocalVolume
 from engine.api.pod import Pod, Volume
+from engine.api.timestamps import rfc3339
 from engine.cri.paths import project_record
 from engine.csi.usage import PATIENCE_SECONDS, VolumeMeasurement
 from engine.host.project_quota import volume_usage

@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 
 from engine.api.lifecycle import PodEnd
-from engine.api.moments import whole_second
 from engine.api.pod import Container, Pod, VolumeMount
 from engine.api.qos import is_static, qos_class
 from engine.api.resources import pod_limits, pod_requests
@@ -30,6 +29,7 @@ from engine.api.status import (
     is_own_condition,
     lost_end,
 )
+from engine.api.timestamps import whole_second
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.node.nodeinfo.addresses import pod_ips
 from engine.node.pod.life import Waiting

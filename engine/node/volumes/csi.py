@@ -22,10 +22,10 @@ from engine.api.grpc_codes import (
     OUT_OF_RANGE,
     RESOURCE_EXHAUSTED,
 )
-from engine.api.moments import rfc3339
 from engine.api.objects.storage import CSIDriver, CSIDriverSpec, CSIPersistentVolume
 from engine.api.pod import Pod, Volume
 from engine.api.references import SecretReference
+from engine.api.timestamps import rfc3339
 from engine.csi import paths
 from engine.csi.driver_calls import CsiDriver, CsiDriverFailed
 from engine.csi.drivers import CsiDrivers

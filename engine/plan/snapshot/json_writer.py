@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from engine.api.encoding.json_text import encode_json
-from engine.api.moments import rfc3339
 from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION
+from engine.api.timestamps import rfc3339
 from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, TEMPLATE_CLAIM, Snapshot
 from engine.plan.snapshot.lazy_table import whole
 from engine.tables import HAS_PRIORITY, MIRROR, QOS_NAMES, STATIC

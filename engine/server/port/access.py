@@ -8,12 +8,14 @@ from __future__ import annotations
 import msgspec
 
 _VERBS = {"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+# KEP-2862 gave these subresources of their own; `proxy`, which older roles grant, still suffices.
 _BESIDE_PROXY = (
     ("/pods", "pods"),
     ("/healthz", "healthz"),
     ("/configz", "configz"),
     ("/runningpods", "pods"),
 )
+# For these `proxy` does not suffice.
 _ALONE = (
     ("/stats", "stats"),
     ("/metrics", "metrics"),

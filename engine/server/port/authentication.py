@@ -70,6 +70,8 @@ class Authentication:
 
     async def user(self, certificate: ssl.SSLObject | None, request: Request) -> RequestUser | None:
         """Return the user, or None. Raises KubengineError if the API server could not be asked."""
+        # The order is the kubelet's (DelegatingAuthenticatorConfig): certificate, bearer token, WebSocket's
+        # token.
         named = _of_certificate(certificate) if certificate is not None else None
         if named is not None:
             return named
@@ -80,6 +82,7 @@ class Authentication:
                 user = None if token is None else await self._of_token(self._api, token)
                 if user is not None:
                     return user
+            # Whoever gives a token wants to be that user: a refused token does not fall back to anonymous.
             if given:
                 return None
         return ANONYMOUS if self._anonymous else None
@@ -133,5 +136,6 @@ def _known(user: RequestUser) -> RequestUser:
 
 
 def _bearer(authorization: str) -> str:
+    # As in Go's bearertoken, anything behind a second blank is ignored.
     scheme, _, rest = authorization.strip().partition(" ")
     return rest.split(" ")[0] if scheme.lower() == "bearer" else ""

@@ -55,6 +55,8 @@ class Authorization:
         self._node_name = node_name
         allowed = float(config.webhook.cache_authorized_ttl)
         denied = float(config.webhook.cache_unauthorized_ttl)
+        # Two lifetimes, as the kubelet has them: a role that was granted takes effect sooner than one that
+        # was taken away.
         self._reviews: AccessReviews[bool] = AccessReviews(
             lifetime=lambda may: allowed if may else denied, monotonic=monotonic
         )
@@ -96,6 +98,7 @@ class Authorization:
             return (await api.create(ACCESS_REVIEWS, question, _AccessReview)).status.allowed
 
         try:
+            # The spec is the whole question, and so the key: users with the same name may differ in groups.
             return await self._reviews.get(encode_json(spec), ask)
         except Exception as error:
             raise NoReview(subresource) from error

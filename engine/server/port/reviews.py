@@ -14,6 +14,7 @@ from engine.api.duration import RetryDelays
 from engine.api.errors import Unavailable
 
 KEPT = 4096
+# Tries and delays are those of DefaultAuthWebhookRetryBackoff, which the kubelet uses.
 TRIES = 5
 RETRIES = RetryDelays(0.5, 10.0, factor=1.5)
 DEADLINE = 20.0
@@ -39,6 +40,7 @@ class AccessReviews(Generic[T]):
         if task is None:
             task = self._asking[key] = asyncio.create_task(self._ask(key, ask))
             task.add_done_callback(_retrieve_exception)
+        # A client that hangs up must not cancel the question for others that wait for the same answer.
         return await asyncio.shield(task)
 
     def stop(self) -> None:

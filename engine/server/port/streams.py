@@ -23,6 +23,7 @@ MAX_HEAD = 16 * 1024
 MAX_REFUSAL = 64 * 1024
 READ = 4 * 1024  # of the runtime's answer in one turn of the event loop
 PIECE = 16 * 1024  # of a session, each way, in one turn of the event loop: up to 1,800 frames of SPDY
+# Hop-by-hop headers (RFC 9110, section 7.6.1), and the credentials, which are meant for this node only.
 NOT_PASSED_ON = frozenset(
     ("host", "authorization", "connection", "content-length", "transfer-encoding", "expect", "te", "trailer")
 )
@@ -113,6 +114,7 @@ class _Session:
                     asyncio.create_task(self._pass_on(self._reader, writer, patience)),
                 ]
                 try:
+                    # One closed side ends the session: SPDY and WebSockets have ends of streams of their own.
                     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     for way in ways:

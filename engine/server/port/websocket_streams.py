@@ -242,6 +242,7 @@ class Translation:
         self._taken = asyncio.Event()
         names = ["error"]
         names += [name for name in ("stdin", "stdout", "stderr") if getattr(wanted, name)]
+        # Runtimes of v1 and v2 have no stream for the terminal's size.
         if wanted.tty and version not in (V1, V2):
             names.append("resize")
         self._streams = {CHANNELS[name]: self._session.open({"streamtype": [name]}) for name in names}
@@ -276,6 +277,7 @@ class Translation:
             match event:
                 case Received(stream, piece, last):
                     self._on_data(stream, piece)
+                    # Opens the flow-control window again: a runtime that heeds it stops after 64 KiB without.
                     self._session.consumed(stream, len(piece))
                     if last:
                         self._on_end(stream)
@@ -303,6 +305,8 @@ class Translation:
                 self._taken.clear()
                 self._on_message(message)
                 self._changed.set()
+                # One message at a time: a client that sends faster than the command reads waits, not this
+                # memory.
                 await self._taken.wait()
         finally:
             self._changed.set()

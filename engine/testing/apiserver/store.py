@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.api.moments import rfc3339
+from engine.api.timestamps import rfc3339
 from engine.testing.apiserver.paths import ResourcePath
 
 HISTORY = 20_000

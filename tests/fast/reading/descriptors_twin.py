@@ -46,7 +46,8 @@ def _counted(proc: Path, group: Path) -> tuple[int, int, int]:
         return ABSENT, ABSENT, ABSENT
     descriptors = sockets = 0
     limit: int | None = None
-    for line in listed.split(b"\n"):
+    # The last line of a list that is cut off holds a part of a number; a whole list ends with a newline.
+    for line in listed.split(b"\n")[:-1]:
         if not (line.isdigit() and len(line) < 10 and 0 < int(line) <= _LARGEST_PID):
             continue
         process = proc / str(int(line))

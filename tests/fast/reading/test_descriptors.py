@@ -118,7 +118,7 @@ def test_both_forms_count_the_same_of_torn_trees(tmp_path: Path) -> None:
         (tmp_path / f"g{group}").mkdir()
         words = [chance.choice([str(chance.randrange(60)), "x", "", " 3", "1" * 12]) for _ in range(6)]
         if chance.random() < 0.9:
-            (tmp_path / f"g{group}" / "cgroup.procs").write_text("\n".join(words))
+            (tmp_path / f"g{group}" / "cgroup.procs").write_text("\n".join(words) + chance.choice(["", "\n"]))
     found, expected = (
         counted(form, tmp_path, tmp_path, names) for form in (_descriptors_c, descriptors_twin)
     )
@@ -149,6 +149,17 @@ def test_a_group_cannot_make_the_counting_long(tmp_path: Path, form: Any) -> Non
     (tmp_path / "g/cgroup.procs").write_text("1\n" * (MOST_DESCRIPTORS // count + 1))
     found, _ = counted(form, tmp_path, tmp_path, ["g"])
     assert found == [[MOST_DESCRIPTORS, MOST_DESCRIPTORS, 1024]]
+
+
+@FORMS
+def test_a_number_that_is_cut_off_is_no_process(tmp_path: Path, form: Any) -> None:
+    """The first 64 KiB of a long list end within `12\n`; process 1 is not in the group."""
+    process(tmp_path, 1, "socket:[1]")
+    process(tmp_path, 12, "/dev/null")
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g/cgroup.procs").write_text("12\n" * (1 << 15))
+    found, _ = counted(form, tmp_path, tmp_path, ["g"])
+    assert found == [[(1 << 16) // 3, 0, 1024]]
 
 
 @FORMS

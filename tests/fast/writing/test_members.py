@@ -68,7 +68,7 @@ def test_a_single_sample_is_shown(form):
 
 
 @FORMS
-def test_moments_are_those_of_the_calendar(form):
+def test_timestamps_are_those_of_the_calendar(form):
     chance = random.Random(3)
     seconds = [
         0,

@@ -7,7 +7,7 @@ from datetime import datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.moments import rfc3339, rfc3339_micro, whole_second
+from engine.api.timestamps import rfc3339, rfc3339_micro, whole_second
 
 MOMENTS = st.floats(0, 4e9)
 
