@@ -51,7 +51,7 @@ REFUSED = [
     (
         "image-gc",
         {"changes": {"imageGCHighThresholdPercent": 150}},
-        "changes: invalid HighThresholdPercent 150",
+        "changes: invalid configuration: imageGCHighThresholdPercent (--image-gc-high-threshold) 150 must be",
     ),
     (
         "image-gc",
