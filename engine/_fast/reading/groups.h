@@ -453,7 +453,7 @@ static int g_group(const int *tops, const char *cgroup, int v1, int64_t tick, in
                 }
                 rests |= row[CPU] == cpu && row[MEMORY] == memory && g_settled(row);
                 if (rests && !due) return 0;
-                /* A limit that was taken away reads `max`, which does not overwrite the old number. */
+                /* A limit that was removed reads `max`, which does not overwrite the old number. */
                 if (due) g_clear_set(row);
             }
             if (!g_is_read(file, row, threads, due, rests)) continue;

@@ -56,7 +56,7 @@ class Authorization:
         allowed = float(config.webhook.cache_authorized_ttl)
         denied = float(config.webhook.cache_unauthorized_ttl)
         # Two lifetimes, as the kubelet has them: a role that was granted takes effect sooner than one that
-        # was taken away.
+        # was removed.
         self._reviews: AccessReviews[bool] = AccessReviews(
             lifetime=lambda may: allowed if may else denied, monotonic=monotonic
         )
