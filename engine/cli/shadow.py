@@ -102,7 +102,7 @@ def command(
         from engine.cli.output.console import table_console
 
         table_console().print(picture(report))
-    if not shadow.pods and shadow.skipped == shadow.looks:
+    if not shadow.pods and shadow.skipped == shadow.observations:
         fault = next(iter(shadow.faults.items()))
         raise click.ClickException(f"the node was never seen: {fault[0]}: {fault[1].text}")
     if report["differed"]:
@@ -133,7 +133,7 @@ def _seconds(text: str, option: str) -> float:
 
 
 async def _run(shadow: Shadow, interval: float, span: float, listen: str, quiet: bool) -> None:
-    """Look until the time is over or a signal arrives."""
+    """Observe until the time is over or a signal arrives."""
     from rich.live import Live
 
     from engine.cli.output.console import table_console
@@ -152,7 +152,7 @@ async def _run(shadow: Shadow, interval: float, span: float, listen: str, quiet:
         live.start()
     try:
         while not ended.is_set():
-            for difference in await shadow.look():
+            for difference in await shadow.compare():
                 if not shown:
                     click.echo(_line(difference.as_dict()), err=True)
             if shown:
@@ -214,8 +214,9 @@ def picture(report: dict[str, Any]) -> Group:
     style = "red" if report["differed"] else "green"
     lines: list[Table | Text] = [
         Text(
-            f"{report['node'] or report['kubelet']}: {report['pods']} pods, {report['looks']} looks, "
-            f"{report['skippedLooks']} skipped, {report['kubeletRestarts']} restarts of the kubelet"
+            f"{report['node'] or report['kubelet']}: {report['pods']} pods, "
+            f"{report['observations']} observations, {report['skippedObservations']} skipped, "
+            f"{report['kubeletRestarts']} restarts of the kubelet"
         ),
         kinds,
         Text(verdict(report), style),

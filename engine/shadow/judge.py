@@ -46,7 +46,7 @@ class MachineRules:
 
 
 class Judge:
-    """Hold what the kinds remember between looks."""
+    """Hold what the kinds remember between observations."""
 
     def __init__(self) -> None:
         self._admission = AdmissionComparer()
@@ -63,7 +63,7 @@ class Judge:
         self._groups: dict[str, list[Finding]] = {}
 
     def repeatable(self, seen: Observation) -> Iterator[Finding]:
-        """Yield the findings of `REPEATABLE` kinds, for which a record of looks suffices."""
+        """Yield the findings of `REPEATABLE` kinds, for which a record of observations suffices."""
         yield from self._admission.compare(seen)
         yield from self._restarts.compare(seen)
         yield from self._eviction.compare(seen)
@@ -79,7 +79,7 @@ class Judge:
         read: ReadGroup,
         doubted: Iterable[str],
     ) -> Iterator[Finding]:
-        """Yield the findings of one look; `doubted` are subjects whose last comparison differed.
+        """Yield the findings of one observation; `doubted` are subjects whose last comparison differed.
 
         Without `rules`, the node has no cgroups of pods (cgroupsPerQOS false).
         """

@@ -69,7 +69,7 @@ class _Open:
 
 
 class AgreementLedger:
-    """Take the findings of one look after another."""
+    """Take the findings of one observation after another."""
 
     def __init__(self, most: int = MOST_DIFFERENCES) -> None:
         self.tallies: dict[ShadowKind, Tally] = {kind: Tally() for kind in KINDS}
@@ -79,8 +79,8 @@ class AgreementLedger:
         self._told: dict[tuple[str, str], str] = {}
         self._differences: OrderedDict[tuple[str, str, str, str], Difference] = OrderedDict()
 
-    def look(self, findings: Iterable[Finding], *, now: float, wall: float) -> list[Difference]:
-        """Take what one look found and return the differences that begin to count.
+    def take(self, findings: Iterable[Finding], *, now: float, wall: float) -> list[Difference]:
+        """Take what one observation found and return the differences that begin to count.
 
         `now` is in seconds of a monotonic clock, `wall` a Unix time. Decisions that are not among the
         findings have ended.

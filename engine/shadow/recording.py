@@ -1,4 +1,4 @@
-"""Turn looks into rows of a record: what was seen, what was decided, and what happened to pods. Pure."""
+"""Turn observations into rows of a record: the node, the decisions, and what happened to pods. Pure."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from engine.shadow.kinds.comparison import Comparison, Finding
 from engine.shadow.kinds.eviction import EVICTED
 from engine.shadow.kinds.observation import Observation
 from engine.shadow.kinds.status import statuses
-from engine.shadow.look_rows import LookEncoder, RecordedLook
+from engine.shadow.observation_rows import ObservationEncoder, RecordedObservation
 
 JUDGED: Final = "judged"
 """The stream of rows about decisions that were compared: the kind, and what the rules decide."""
 Compared = dict[tuple[str, str], Comparison]
-"""The comparisons of a look by kind and subject."""
+"""The comparisons of an observation by kind and subject."""
 
 
-class LookRecorder:
-    """Compare each look with the one before, and yield the rows that say what changed."""
+class ObservationRecorder:
+    """Compare each observation with the one before, and yield the rows that say what changed."""
 
     def __init__(self) -> None:
-        self._encoder = LookEncoder()
+        self._encoder = ObservationEncoder()
         self._judged: dict[tuple[str, str], tuple[str, str]] = {}
         self._shown: dict[str, tuple[str, str, str]] = {}
         self._names: dict[str, str] = {}
@@ -36,19 +36,19 @@ class LookRecorder:
         self._first = True
 
     def rows(
-        self, look: RecordedLook, findings: Iterable[Finding], number: int, *, state: bool = False
+        self, recorded: RecordedObservation, findings: Iterable[Finding], number: int, *, state: bool = False
     ) -> Iterator[RecordRow]:
-        """Yield the rows of one look. The last one completes it; with `state`, it holds everything."""
-        seen = look.seen
+        """Yield the rows of one observation. The last one completes it; with `state`, it holds everything."""
+        seen = recorded.seen
         compared: Compared = {(one.kind, one.subject): one for one in findings if isinstance(one, Comparison)}
         yield from self._pods(seen, compared)
         yield from self._restarts(seen, compared)
         yield from self._comparisons(seen, compared)
-        yield from self._encoder.rows(look, number, state=state)
+        yield from self._encoder.rows(recorded, number, state=state)
         self._first = False
 
     def _comparisons(self, seen: Observation, compared: Compared) -> Iterator[RecordRow]:
-        """Yield what both sides decided, where either decides otherwise than at the look before."""
+        """Yield what both sides decided, where either decides otherwise than at the observation before."""
         judged = {key: (one.ours, one.kubelets) for key, one in compared.items()}
         for key, sides in judged.items():
             if self._judged.get(key) != sides:

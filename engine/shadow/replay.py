@@ -1,5 +1,5 @@
-"""Play a shadow's record again: judge every recorded look once more, and let another configuration decide
-next to the live one.
+"""Play a shadow's record again: judge every recorded observation once more, and let another configuration
+decide next to the live one.
 
 Both are what a shadow does beside a kubelet, so a replay decides as that shadow did, and under another
 configuration as `kubengine shadow --with` would have done. Kinds of decisions that need more than a record
@@ -24,7 +24,7 @@ from engine.shadow.judge import REPEATABLE, Judge
 from engine.shadow.kinds.cgroups import CgroupRules
 from engine.shadow.kinds.comparison import Comparison, Finding
 from engine.shadow.ledger import AgreementLedger
-from engine.shadow.look_rows import SKIPPED, STATE, STREAM, LookDecoder, RecordedLook
+from engine.shadow.observation_rows import SKIPPED, STATE, STREAM, ObservationDecoder, RecordedObservation
 from engine.shadow.recording import JUDGED
 from engine.shadow.second import NextChange, NextNode, SecondConfiguration
 
@@ -57,18 +57,20 @@ class ShadowReplay:
         self._config, self._more = config, tuple(more)
         self._found = ReplayedShadow()
         self._second = SecondConfiguration()
-        self._nodes: tuple[RecordedLook, CgroupRules, NextNode] | None = None
-        self._decoder = LookDecoder()
+        self._nodes: tuple[RecordedObservation, CgroupRules, NextNode] | None = None
+        self._decoder = ObservationDecoder()
         self._begin(whole=False)
 
     def play(self, record: Record) -> ReplayedShadow:
-        """Return what was found. Raise `InvalidInput` if the record has no look that can be played."""
+        """Return what was found. Raise `InvalidInput` if the record has no observation that can be played."""
         for row in record.rows():
             self._take(row)
         found = self._found
         found.gaps += record.gaps
         if not found.began:
-            raise InvalidInput("has no look of a shadow that can be played", subject=str(record.directory))
+            raise InvalidInput(
+                "has no observation of a shadow that can be played", subject=str(record.directory)
+            )
         self._close_ledger()
         return found
 
@@ -90,35 +92,35 @@ class ShadowReplay:
             if row.name == STATE and not self._decoder.follows(row):
                 self._close_ledger()
                 self._begin(whole=False)
-            look = self._decoder.take(row)
+            recorded = self._decoder.take(row)
             if row.name == SKIPPED:
                 self._ledger.interrupt()
-            elif look is not None:
-                self._look(look)
+            elif recorded is not None:
+                self._judge_again(recorded)
 
-    def _look(self, look: RecordedLook) -> None:
-        seen, found = look.seen, self._found
+    def _judge_again(self, recorded: RecordedObservation) -> None:
+        seen, found = recorded.seen, self._found
         found.name = seen.node.metadata.name or found.name
         found.began, found.ended = found.began or seen.at, seen.at
         findings = list(self._judge.repeatable(seen))
         self._compare(findings, seen.at)
-        self._ledger.look(findings, now=seen.now, wall=seen.at)
+        self._ledger.take(findings, now=seen.now, wall=seen.at)
         if self._config is not None or self._more:
-            found.changes += self._second.look(seen, *self._both(look))
+            found.changes += self._second.compare(seen, *self._both(recorded))
 
-    def _both(self, look: RecordedLook) -> tuple[CgroupRules, NextNode]:
+    def _both(self, recorded: RecordedObservation) -> tuple[CgroupRules, NextNode]:
         """Return the rules of the live configuration, and the node under the other one."""
-        known, seen = self._nodes, look.seen
+        known, seen = self._nodes, recorded.seen
         if known is None or (known[0].facts, known[0].seen.config, known[0].seen.node) != (
-            look.facts, seen.config, seen.node,
+            recorded.facts, seen.config, seen.node,
         ):  # fmt: skip
-            following = look.facts.next_node(self._config or seen.config, seen.config, seen.node)
+            following = recorded.facts.next_node(self._config or seen.config, seen.config, seen.node)
             following = replace(following, more=self._more)
-            known = self._nodes = look, look.facts.rules(seen.config), following
+            known = self._nodes = recorded, recorded.facts.rules(seen.config), following
         return known[1:]
 
     def _compare(self, findings: Sequence[Finding], at: float) -> None:
-        """Compare what was decided otherwise than at the look before with what the record says of it."""
+        """Compare the decisions that differ from those of the observation before with the record."""
         decided: Decided = {
             (one.kind, one.subject): one.ours for one in findings if isinstance(one, Comparison)
         }
@@ -139,8 +141,8 @@ class ShadowReplay:
 
 
 def _unlike(recorded: Decided, decided: Decided, new: Decided, at: float) -> Iterator[str]:
-    """Yield in words where a look was judged otherwise than the shadow did; `new` are decisions that the
-    record must have.
+    """Yield in words where an observation was judged otherwise than the shadow did; `new` are decisions that
+    the record must have.
     """
     for key in recorded.keys() | new.keys():
         theirs, ours = recorded.get(key), decided.get(key)
@@ -155,7 +157,9 @@ def _unlike(recorded: Decided, decided: Decided, new: Decided, at: float) -> Ite
 def replay_shadow(
     directory: Path, config: KubeletConfiguration | None = None, more: Sequence[Pod] = ()
 ) -> ReplayedShadow:
-    """Play the record in a directory. Raise `InvalidInput` if it has none, or no look that can be played."""
+    """Play the record in a directory. Raise `InvalidInput` if it has none, or no observation that can be
+    played.
+    """
     return ShadowReplay(config, more).play(Record(directory))
 
 

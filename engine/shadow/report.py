@@ -59,8 +59,9 @@ def html(report: Mapping[str, Any], *, refresh: int = 0) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>Shadow of {name}</title><style>{_STYLE}</style></head><body><h1>Shadow of {name}</h1>"
         f'<p class="{good}"><strong>{escape(verdict(report))}</strong></p>'
-        f"<p>{report['pods']} pods; {report['looks']} looks since {when(report['began'])}, of which "
-        f"{report['skippedLooks']} were skipped; {report['kubeletRestarts']} restarts of the kubelet. "
+        f"<p>{report['pods']} pods; {report['observations']} observations since {when(report['began'])}, "
+        f"of which {report['skippedObservations']} were skipped; "
+        f"{report['kubeletRestarts']} restarts of the kubelet. "
         f"Read at {when(report['now'])} from <code>{escape(report['kubelet'])}</code>.</p>"
         + _table(("Decision", "Agreed", "Differed", "Not judged"), kind_rows(report), numbers=(1, 2))
         + "<h2>Differences</h2>"

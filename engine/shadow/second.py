@@ -1,7 +1,7 @@
 """Let a second configuration decide next to the live one: what it would have decided otherwise, when and why.
 
 It sees the same pods and statistics. A pod that it would have evicted goes on running, so its use is
-subtracted from then on; otherwise it would be evicted again with every look.
+subtracted from then on; otherwise it would be evicted again with every observation.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class SecondConfiguration:
     _trackers: dict[str, PressureTracker] = field(default_factory=dict)
     _evicted: dict[str, str] = field(default_factory=dict)
 
-    def look(self, seen: Observation, live: CgroupRules, following: NextNode) -> list[NextChange]:
-        """Compare both configurations over one look; return the changes that are new."""
+    def compare(self, seen: Observation, live: CgroupRules, following: NextNode) -> list[NextChange]:
+        """Compare both configurations over one observation; return the changes that are new."""
         found: dict[tuple[str, str], NextChange] = {}
         for change in (
             *_fields(seen, following),

@@ -1,8 +1,8 @@
-"""Look at a live node again and again, and judge what is seen. Read-only.
+"""Observe a live node again and again, and judge what is seen. Read-only.
 
-Each look reads the kubelet first and the runtime after it, so that a container that the kubelet shows is in
-the runtime's lists. A look in which either does not answer is skipped and counted as a fault; what was not
-yet settled then begins again.
+Each observation reads the kubelet first and the runtime after it, so that a container that the kubelet shows
+is in the runtime's lists. An observation in which either does not answer is skipped and counted as a fault;
+what was not yet settled then begins again.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from engine.shadow.kinds.observation import (
 )
 from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
 from engine.shadow.ledger import AgreementLedger, Difference
-from engine.shadow.look_rows import RecordedLook, skipped
 from engine.shadow.machine_facts import MachineFacts
 from engine.shadow.machine_reader import MachineReader
-from engine.shadow.recording import LookRecorder
+from engine.shadow.observation_rows import RecordedObservation, skipped
+from engine.shadow.recording import ObservationRecorder
 from engine.shadow.second import NextNode, SecondConfiguration
 from engine.shadow.socket_reader import PodResourcesReader, RuntimeImages
 from engine.wire import cri_v1_pb2 as cri
 
 IMAGES_EVERY: Final = 3
-"""Looks until the images are read again."""
+"""Observations until the images are read again."""
 CONFIG_EVERY: Final = 6
-"""Looks until the configuration and the Node are read again."""
+"""Observations until the configuration and the Node are read again."""
 RUNTIME_TIMEOUT: Final = 10.0
 MOST_FAULTS: Final = 100
 
@@ -99,21 +99,21 @@ class _Sources:
 
 @dataclass(slots=True)
 class Shadow:
-    """Judge a live node. `look` raises nothing for what a node does; call `close` when done."""
+    """Judge a live node. `compare` raises nothing for what a node does; call `close` when done."""
 
     options: ShadowOptions
     clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     ledger: AgreementLedger = field(default_factory=AgreementLedger)
     faults: dict[str, Fault] = field(default_factory=dict)
-    looks: int = 0
+    observations: int = 0
     skipped: int = 0
     restarts: int = 0
     pods: int = 0
     began: float = 0.0
     last: Observation | None = None
     second: SecondConfiguration = field(default_factory=SecondConfiguration)
-    _recorder: LookRecorder = field(default_factory=LookRecorder)
+    _recorder: ObservationRecorder = field(default_factory=ObservationRecorder)
     _writer: RecordWriter | None = None
     _judge: Judge = field(default_factory=Judge)
     _sources: _Sources | None = None
@@ -151,9 +151,9 @@ class Shadow:
         if self._api is not None:
             self._api.close()
 
-    async def look(self) -> list[Difference]:
-        """Look once; return the differences that begin to count."""
-        self.looks += 1
+    async def compare(self) -> list[Difference]:
+        """Observe the node once, and judge it; return the differences that begin to count."""
+        self.observations += 1
         try:
             seen = await self.observe()
         except KubengineError as error:
@@ -161,7 +161,7 @@ class Shadow:
             self.fault(error.subject or "node", error.message)
             self.ledger.interrupt()
             if self._writer is not None:
-                self._writer.add(skipped(self.clock(), self.looks, str(error)))
+                self._writer.add(skipped(self.clock(), self.observations, str(error)))
                 await asyncio.to_thread(self._writer.flush)
             # A kubelet that comes back may have another configuration.
             self._sources = None
@@ -178,20 +178,22 @@ class Shadow:
             )
         )
         self.last, self.pods = seen, len(seen.pods)
-        new = self.ledger.look(findings, now=seen.now, wall=seen.at)
+        new = self.ledger.take(findings, now=seen.now, wall=seen.at)
         if self._sources.following is not None:
-            self.second.look(seen, rules, self._sources.following)
+            self.second.compare(seen, rules, self._sources.following)
         if self._writer is not None:
-            await self._record(self._writer, RecordedLook(seen, self._sources.facts), findings)
+            await self._record(self._writer, RecordedObservation(seen, self._sources.facts), findings)
         return new
 
-    async def _record(self, writer: RecordWriter, look: RecordedLook, findings: Sequence[Finding]) -> None:
+    async def _record(
+        self, writer: RecordWriter, seen: RecordedObservation, findings: Sequence[Finding]
+    ) -> None:
         state = writer.state_due
-        *rows, last = self._recorder.rows(look, findings, self.looks, state=state)
+        *rows, last = self._recorder.rows(seen, findings, self.observations, state=state)
         for row in rows:
             writer.add(row)
         (writer.add_state if state else writer.add)(last)
-        # In a thread, because a disk that is slow or full must not delay the next look.
+        # In a thread, because a disk that is slow or full must not delay the next observation.
         await asyncio.to_thread(writer.flush)
 
     def fault(self, source: str, text: str) -> None:
@@ -211,8 +213,8 @@ class Shadow:
             "kubelet": self.options.kubelet.url,
             "node": self.last.node.metadata.name if self.last is not None else "",
             "pods": self.pods,
-            "looks": self.looks,
-            "skippedLooks": self.skipped,
+            "observations": self.observations,
+            "skippedObservations": self.skipped,
             "kubeletRestarts": self.restarts,
             "agreed": ledger.agreed,
             "differed": ledger.differed,
@@ -234,7 +236,7 @@ class Shadow:
         use = await asyncio.to_thread(self._statistics)
         # Without a pod, the name of the node is not known.
         unnamed = self._sources is not None and not self._sources.node.metadata.name and bool(pods)
-        if self._sources is None or unnamed or self.looks % CONFIG_EVERY == 0:
+        if self._sources is None or unnamed or self.observations % CONFIG_EVERY == 0:
             self._sources = await self._read_sources(next((p.spec.node_name for p in pods.values()), ""))
         watch = await self._runtime_view(self._sources.config)
         images = await self._read_images(pods, use)
@@ -260,8 +262,8 @@ class Shadow:
         )
 
     async def _read_images(self, pods: Mapping[str, Pod], use: MeasuredNode | None) -> SeenImages | None:
-        """Return the images with one of `IMAGES_EVERY` looks. Raise the runtime's error."""
-        if self.looks % IMAGES_EVERY != 1:
+        """Return the images with one of `IMAGES_EVERY` observations. Raise the runtime's error."""
+        if self.observations % IMAGES_EVERY != 1:
             return None
         assert self._runtime is not None
         if self._images is None:

@@ -31,6 +31,7 @@ PHRASES = {
     r"cannot be (?:told|had)": "is unknown, or is not available",
     r"belongs to no": "is not in a",
     r"in hand": "current",
+    r"(?:a|an|each|one|every|first|last|next|two) looks?": "observation, or reading",
     r"cut short": "interrupted",
     r"in vain": "without success",
     r"(?:once its|its) aliases are opened": "after expanding its aliases",

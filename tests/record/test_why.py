@@ -21,7 +21,7 @@ from engine.node.stats.used import NodeUsage
 from engine.record.blocks import RecordRow
 from engine.record.reader import Record
 from engine.record.why import causes, inputs_in_words, is_about
-from tests.shadow.looks import pod
+from tests.shadow.observations import pod
 from tests.waiting import eventually
 
 LOW = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. "

@@ -1,4 +1,4 @@
-"""Pods, records and looks, as a shadow's kinds take them; and a real kubelet of a test's own."""
+"""Pods, records and observations, as a shadow's kinds take them; and a real kubelet of a test's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at pods that come, fail, restart, are evicted and go, and a shadow that records them."""
+"""Observations of pods that come, fail, restart, are evicted and go, and a shadow that records them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from engine.images.records import SeenImage
 from engine.record.writer import RecordWriter
 from engine.shadow.judge import Judge
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod, Observation, SeenImages
-from engine.shadow.look_rows import RecordedLook
-from engine.shadow.recording import LookRecorder
+from engine.shadow.observation_rows import RecordedObservation
+from engine.shadow.recording import ObservationRecorder
 from engine.shadow.second import SecondConfiguration
-from tests.shadow.looks import FACTS, look, node, pod, ran, record, requesting
+from tests.shadow.observations import FACTS, node, observed, pod, ran, record, requesting
 
 PERIOD = 10.0
 LOW = "The node was low on resource: memory. "
@@ -45,7 +45,7 @@ def waiting(seconds: int) -> list[dict[str, Any]]:
     return [{"name": "c", "ready": False, "restartCount": 1, "image": "i", "imageID": "", "state": state}]
 
 
-def looks() -> Iterator[Observation]:
+def observations() -> Iterator[Observation]:
     """Pods that come, fail, restart, are evicted and go; images, and a configuration that changes."""
     config = KubeletConfiguration(eviction_hard={"memory.available": "100"}, max_pods=5)
     large = pod("large", requesting(cpu="3"), phase="Failed", reason="OutOfcpu", message="Node didn't have")
@@ -70,7 +70,7 @@ def make(
     series: dict[str, float] | None = None, **more: Any,
 ) -> Observation:  # fmt: skip
     return replace(
-        look(pods, records, at=1000 + number * PERIOD, **more), images=images, series=series or {},
+        observed(pods, records, at=1000 + number * PERIOD, **more), images=images, series=series or {},
         probes_served=number > 2,
     )  # fmt: skip
 
@@ -80,26 +80,28 @@ def following() -> KubeletConfiguration:
 
 
 class RecordingShadow:
-    """Does with looks what a shadow does, with a second configuration next to it."""
+    """Does with observations what a shadow does, with a second configuration next to it."""
 
     def __init__(self, directory: Path, **limits: Any) -> None:
         self.at = 1000.0
         size = {"max_bytes": 1 << 20, "max_age": 3600.0, **limits}
         self.writer = RecordWriter(directory, clock=lambda: self.at, **size)
         self.writer.open()
-        self.judge, self.recorder = Judge(), LookRecorder()
+        self.judge, self.recorder = Judge(), ObservationRecorder()
         self.second, self.number = SecondConfiguration(), 0
 
     def take(self, seen: Observation, *, state: bool = False) -> None:
         self.at, self.number = seen.at, self.number + 1
         findings = list(self.judge.repeatable(seen))
         state = state or self.writer.state_due
-        *rows, last = self.recorder.rows(RecordedLook(seen, FACTS), findings, self.number, state=state)
+        *rows, last = self.recorder.rows(RecordedObservation(seen, FACTS), findings, self.number, state=state)
         for row in rows:
             self.writer.add(row)
         (self.writer.add_state if state else self.writer.add)(last)
         self.writer.flush()
-        self.second.look(seen, FACTS.rules(seen.config), FACTS.next_node(following(), seen.config, seen.node))
+        self.second.compare(
+            seen, FACTS.rules(seen.config), FACTS.next_node(following(), seen.config, seen.node)
+        )
 
     def changes(self) -> list[Any]:
         return list(self.second.changes)

@@ -105,7 +105,7 @@ def test_it_agrees_with_the_kubelet_and_writes_nothing(running: Kubelet, tmp_pat
     assert not report["faults"]
     for kind in ("admission", "cgroups", "oom-score", "status", "restart", "probes", "pod-resources"):
         assert report["kinds"][kind]["agreed"], kind
-    # One of the pods is refused; the job ended before the first look.
+    # One of the pods is refused; the job ended before the first observation.
     assert report["kinds"]["admission"]["agreed"] == len(PODS) - 1
     assert "state" in recorded(directory)
     assert [call for call in written if f'"{directory}' not in call] == []
@@ -124,7 +124,7 @@ def test_its_record_is_played_again(running: Kubelet, tmp_path: Path) -> None:
     line = command(running, tmp_path, "--for", "45s", "--interval", "2s", "--with", str(following))
     with subprocess.Popen([*line, "--record", str(directory)], stdout=subprocess.PIPE) as shadow:
         assert shadow.stdout is not None
-        # A pod goes, and the kubelet dies, while the shadow looks.
+        # A pod goes, and the kubelet dies, while the shadow observes.
         wait_until(lambda: "state" in recorded(directory))
         (tmp_path / "manifests" / "plain.yaml").unlink()
         wait_until(lambda: "plain" not in running.pods())
@@ -132,7 +132,7 @@ def test_its_record_is_played_again(running: Kubelet, tmp_path: Path) -> None:
         wait_until(lambda: "skipped" in recorded(directory))
         running.start()
         report = json.loads(shadow.stdout.read())
-    assert report["skippedLooks"]
+    assert report["skippedObservations"]
     found = replay_shadow(directory)
     assert (found.unlike, found.gaps, found.name) == ([], [], "n1")
     assert len(found.differ) == sum(one["kind"] in REPEATABLE for one in report["differences"])
@@ -198,7 +198,7 @@ def test_it_survives_a_restart_of_the_kubelet(running: Kubelet, tmp_path: Path) 
         try:
             wait_until(lambda: report.shows(lambda r: r["kinds"]["status"]["agreed"]))
             running.stop()
-            wait_until(lambda: report.shows(lambda r: r["skippedLooks"]))
+            wait_until(lambda: report.shows(lambda r: r["skippedObservations"]))
             document = yaml.safe_load(running.config.read_text())
             running.config.write_text(yaml.safe_dump({**document, "podPidsLimit": 400}))
             running.start()
@@ -207,8 +207,8 @@ def test_it_survives_a_restart_of_the_kubelet(running: Kubelet, tmp_path: Path) 
             state.write_bytes(state.read_bytes()[:-20])
             wait_until(lambda: report.shows(lambda r: str(state) in r["faults"]))
             wait_until(lambda: report.shows(lambda r: KEPT in r["kinds"]["cgroups"]["notJudged"]))
-            looks = report.last["looks"]
-            wait_until(lambda: report.shows(lambda r: r["looks"] > looks + 5))
+            observations = report.last["observations"]
+            wait_until(lambda: report.shows(lambda r: r["observations"] > observations + 5))
         finally:
             shadow.terminate()
     assert report.last["kubeletRestarts"] == 1
@@ -228,11 +228,15 @@ def test_it_survives_a_restart_of_the_runtime(
             wait_until(lambda: report.shows(lambda r: r["kinds"]["status"]["agreed"]))
             containerd.kill()
             try:
-                wait_until(lambda: report.shows(lambda r: r["skippedLooks"]))
+                wait_until(lambda: report.shows(lambda r: r["skippedObservations"]))
             finally:
                 containerd.start()
-            looks = report.last["looks"]
-            wait_until(lambda: report.shows(lambda r: r["looks"] > looks + r["skippedLooks"] + 25))
+            observations = report.last["observations"]
+            wait_until(
+                lambda: report.shows(
+                    lambda r: r["observations"] > observations + r["skippedObservations"] + 25
+                )
+            )
         finally:
             shadow.terminate()
     assert report.last["differences"] == []

@@ -19,17 +19,17 @@ from engine.shadow.kinds.comparison import Finding
 from engine.shadow.kinds.images import COUNTER
 from engine.shadow.kinds.observation import FileSystem, Observation, SeenImages
 from engine.shadow.ledger import AgreementLedger
-from engine.shadow.look_rows import RecordedLook
-from engine.shadow.recording import LookRecorder
+from engine.shadow.observation_rows import RecordedObservation
+from engine.shadow.recording import ObservationRecorder
 from engine.shadow.replay import replay_shadow
-from tests.shadow.looks import FACTS, look, pod, ran, record
+from tests.shadow.observations import FACTS, observed, pod, ran, record
 
 DAY = 86400.0
 GIB = 1 << 30
 
 
-def looks() -> list[Observation]:
-    """A node whose pod restarts, and whose kubelet removes an image, at one look a minute."""
+def observations() -> list[Observation]:
+    """A node whose pod restarts, and whose kubelet removes an image, at one observation a minute."""
     images = [SeenImage(f"sha256:{name}", 5 * GIB, False, "", (name,)) for name in "ab"]
     found = []
     for minute in range(30):
@@ -38,7 +38,7 @@ def looks() -> list[Observation]:
         left = images if minute < 25 else images[:1]
         seen = SeenImages(left, frozenset(), FileSystem(100 * GIB, (15 if minute < 25 else 20) * GIB))
         series = {f'{COUNTER}{{reason="space"}}': float(minute >= 25)}
-        at = look([one], [record(one, newest)], at=1e9 + 60.0 * minute)
+        at = observed([one], [record(one, newest)], at=1e9 + 60.0 * minute)
         found.append(replace(at, now=60.0 * minute, images=seen, series=series))
     return found
 
@@ -48,14 +48,14 @@ def judged(seen: Sequence[Observation]) -> tuple[list[list[Finding]], AgreementL
     findings = []
     for one in seen:
         found = list(judge.judge(one, None, MachineRules(), lambda wanted: None, ()))
-        ledger.look(found, now=one.now, wall=one.at)
+        ledger.take(found, now=one.now, wall=one.at)
         findings.append(found)
     return findings, ledger
 
 
 @pytest.mark.parametrize("jump", [-DAY, DAY], ids=["back", "ahead"])
 def test_the_findings_stay_the_same(jump: float) -> None:
-    steady = looks()
+    steady = observations()
     moved = [replace(one, at=one.at + jump if minute >= 12 else one.at) for minute, one in enumerate(steady)]
     (expected, quiet), (found, ledger) = judged(steady), judged(moved)
     assert found == expected
@@ -65,14 +65,14 @@ def test_the_findings_stay_the_same(jump: float) -> None:
 
 def test_the_record_keeps_the_order(tmp_path: Path) -> None:
     section = RecordSection(str(tmp_path), Quantity.parse("1Mi"), Duration(30 * DAY))
-    recorder, times = LookRecorder(), []
-    seen = looks()
+    recorder, times = ObservationRecorder(), []
+    seen = observations()
     moved = [replace(one, at=one.at - DAY if minute >= 12 else one.at) for minute, one in enumerate(seen)]
     writer = record_writer(section, lambda: times[-1] if times else moved[0].at)
     writer.open()
     for number, one in enumerate(moved, 1):
         times.append(one.at)
-        for row in recorder.rows(RecordedLook(one, FACTS), (), number, state=number == 1):
+        for row in recorder.rows(RecordedObservation(one, FACTS), (), number, state=number == 1):
             writer.add(row)
         writer.flush()
     writer.close()

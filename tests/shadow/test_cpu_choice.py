@@ -1,4 +1,4 @@
-"""The choice of exclusive CPUs, repeated from the state of the look before, and beside a real kubelet."""
+"""The choice of exclusive CPUs, repeated from the state before it, and beside a real kubelet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.kinds.observation import Observation
 from engine.topologymanager.policy import Numa, TopologyPolicy
 from tests.ports import free_port
-from tests.shadow.looks import look, pod, ran, record
+from tests.shadow.observations import observed, pod, ran, record
 from tests.shadow.test_beside_kubelet import Report, command
 from tests.system.busybox import container
 from tests.system.kubelet import Kubelet, needs_kubelet
@@ -44,7 +44,7 @@ def pinned(name: str, order: int = 0) -> Pod:
 
 def seen(pods: list[Pod], **cpus: str) -> Observation:
     entries = {f"uid-{name}": {"c": of} for name, of in cpus.items()}
-    found = look(pods, [record(one, ran(0)) for one in pods])
+    found = observed(pods, [record(one, ran(0)) for one in pods])
     return replace(found, cpus=CpuCheckpoint("static", "0-7", entries))
 
 
@@ -82,7 +82,7 @@ def why(found: list[Finding]) -> list[str]:
 def test_what_was_free_must_be_known() -> None:
     old, new = pinned("old"), pinned("new", 1)
     first = ChoiceComparer()
-    assert why(judged(first, seen([old], old="1,5"))) == ["chosen before the first look"]
+    assert why(judged(first, seen([old], old="1,5"))) == ["chosen before the first observation"]
     assert "gave theirs back" in why(judged(first, seen([new], new="1,5")))[0]
     second = ChoiceComparer()
     judged(second, seen([]))
@@ -132,7 +132,9 @@ def test_a_real_kubelet_takes_the_same_cpu(kubelet: Kubelet, tmp_path: Path) -> 
         command(kubelet, tmp_path, "--interval", "1s", "--listen", address), stdout=subprocess.DEVNULL
     ) as shadow:
         try:
-            wait_until(lambda: report.shows(lambda found: found["looks"] > found["skippedLooks"] + 1))
+            wait_until(
+                lambda: report.shows(lambda found: found["observations"] > found["skippedObservations"] + 1)
+            )
             alone = container(resources={"limits": {"cpu": "1", "memory": "16Mi"}})
             spec = {"terminationGracePeriodSeconds": 1, "containers": [alone]}
             manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pinned"}, "spec": spec}

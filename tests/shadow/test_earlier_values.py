@@ -19,7 +19,7 @@ from engine.shadow.kinds.cgroups import (
 )
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.machine_reader import MachineReader
-from tests.shadow.looks import pod, record
+from tests.shadow.observations import pod, record
 
 
 def rules(limit: int, directory: Path) -> CgroupRules:

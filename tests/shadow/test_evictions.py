@@ -13,7 +13,7 @@ from engine.eviction.usage import ContainerUsage, Disk
 from engine.shadow.kinds.comparison import Comparison
 from engine.shadow.kinds.eviction import EvictionComparer
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod
-from tests.shadow.looks import look, node, pod
+from tests.shadow.observations import node, observed, pod
 
 WHOLE = FileSystem(capacity=1000, available=500, inodes=100, inodes_free=50)
 IMAGES = FileSystem(capacity=600, available=20, inodes=70, inodes_free=50)
@@ -42,9 +42,9 @@ def evicted(name: str, measured: MeasuredNode) -> Comparison:
     spec: dict[str, Any] = {"volumes": [{"name": "v", "emptyDir": {}}]}
     pods: dict[str, Pod] = {one: pod(one, spec) for one in ("writes", "keeps")}
     comparer = EvictionComparer()
-    list(comparer.compare(look(pods.values(), use=measured, config=CONFIG)))
+    list(comparer.compare(observed(pods.values(), use=measured, config=CONFIG)))
     pods[name] = pod(name, spec, phase="Failed", reason="Evicted", message=MESSAGE, containerStatuses=[ENDED])
-    found = list(comparer.compare(look(pods.values(), use=measured, config=CONFIG)))
+    found = list(comparer.compare(observed(pods.values(), use=measured, config=CONFIG)))
     (judged,) = [one for one in found if isinstance(one, Comparison) and one.kind == "eviction"]
     return judged
 
@@ -87,11 +87,11 @@ def test_any_of_equal_pods_may_go() -> None:
 def test_memory_of_all_pods_raises_the_condition_while_the_node_has_enough() -> None:
     config = KubeletConfiguration(eviction_hard={"memory.available": "100"})
     use = MeasuredNode(memory_available=5000, memory_working_set=1, pods_available=50, pods_working_set=950)
-    (found,) = EvictionComparer().compare(look([], use=use, config=config, node_known=True, of=node()))
+    (found,) = EvictionComparer().compare(observed([], use=use, config=config, node_known=True, of=node()))
     assert isinstance(found, Comparison)
     assert found.ours == "MemoryPressure"
     assert "allocatableMemory.available 50 of 1000" in found.our_reason
     alone = KubeletConfiguration(eviction_hard={"memory.available": "100"}, enforce_node_allocatable=[])
-    (found,) = EvictionComparer().compare(look([], use=use, config=alone, node_known=True, of=node()))
+    (found,) = EvictionComparer().compare(observed([], use=use, config=alone, node_known=True, of=node()))
     assert isinstance(found, Comparison)
     assert found.ours == "none"

@@ -30,7 +30,7 @@ from engine.shadow.kinds.pod_resources import NOTHING, compare_resources
 from engine.topologymanager.policy import Numa, TopologyPolicy
 from engine.wire import podresources_v1_pb2 as v1
 from tests.ports import free_port
-from tests.shadow.looks import look, pod, ran, record
+from tests.shadow.observations import observed, pod, ran, record
 from tests.shadow.test_beside_kubelet import Report, command
 from tests.shadow.test_cpu_choice import rules
 from tests.system.busybox import container
@@ -63,7 +63,9 @@ def gpus(count: int) -> dict[str, Any]:
 
 
 def with_devices(pods: list[Pod], *, healthy: str = "abcd", **held: str) -> Observation:
-    """A look at pods that hold devices; `p` is the container c of a pod, `p_first` its init container."""
+    """An observation of pods that hold devices; `p` is the container c of a pod, `p_first` its init
+    container.
+    """
     entries = []
     for key, ids in held.items():
         name, _, container = key.partition("_")
@@ -74,14 +76,14 @@ def with_devices(pods: list[Pod], *, healthy: str = "abcd", **held: str) -> Obse
             )
         )  # fmt: skip
     checkpoint = Checkpoint(pod_device_entries=entries, registered_devices={GPU: list(healthy)})
-    return replace(look(pods, [record(one, ran(0)) for one in pods]), devices=checkpoint)
+    return replace(observed(pods, [record(one, ran(0)) for one in pods]), devices=checkpoint)
 
 
-def devices_of(*looks: Observation) -> list[Finding]:
+def devices_of(*observations: Observation) -> list[Finding]:
     comparer = DeviceComparer()
     list(comparer.compare(with_devices([])))
     found: list[Finding] = []
-    for one in looks:
+    for one in observations:
         found = list(comparer.compare(one))
     return found
 
@@ -128,15 +130,17 @@ def test_a_refusal_for_want_of_devices_agrees_if_none_are_free() -> None:
     assert sides(devices_of(freed))[f"default/late {GPU}"] == ("admitted", "refused")
 
 
-def test_a_choice_is_judged_once_and_not_if_it_is_older_than_the_first_look() -> None:
+def test_a_choice_is_judged_once_and_not_if_it_is_older_than_the_first_observation() -> None:
     one = asking("p")
     later = with_devices([one], p="a", healthy="bcd")
     assert sides(devices_of(with_devices([one], p="a"), later)) == {f"default/p/c {GPU}": ("a", "a")}
-    assert why(list(DeviceComparer().compare(with_devices([one], p="a")))) == ["chosen before the first look"]
+    assert why(list(DeviceComparer().compare(with_devices([one], p="a")))) == [
+        "chosen before the first observation"
+    ]
 
 
 def test_without_a_plugin_nothing_is_said_about_devices() -> None:
-    found = list(DeviceComparer().compare(look([])))
+    found = list(DeviceComparer().compare(observed([])))
     assert found == [NotJudged("devices", "node", "no device plugin has registered")]
 
 
@@ -150,7 +154,7 @@ def guaranteed(name: str, memory: str, order: int = 0) -> Pod:
 
 
 def with_memory(pods: list[Pod], **held: tuple[int, int]) -> Observation:
-    """A look at a machine of two nodes with 1000 bytes each; `held` is NUMA node and bytes by pod."""
+    """An observation of a machine of two nodes with 1000 bytes each; `held` is NUMA node and bytes by pod."""
     machine = {
         node: NodeState(0, {"memory": MemoryTable(1000, 0, 1000, 0, 1000)}, (node,)) for node in (0, 1)
     }
@@ -159,15 +163,15 @@ def with_memory(pods: list[Pod], **held: tuple[int, int]) -> Observation:
         table = machine[node].memory_map["memory"]
         table.reserved, table.free = table.reserved + size, table.free - size
         machine[node].number_of_assignments += 1
-    found = look(pods, [record(one, ran(0)) for one in pods])
+    found = observed(pods, [record(one, ran(0)) for one in pods])
     return replace(found, memory=MemoryCheckpoint("Static", machine, entries))
 
 
-def memory_of(*looks: Observation, policy: str = "none", **fields: Any) -> list[Finding]:
+def memory_of(*observations: Observation, policy: str = "none", **fields: Any) -> list[Finding]:
     config = convert({"memoryManagerPolicy": "Static", **fields}, KubeletConfiguration, "test")
     comparer, before = ChoiceComparer(), None
     found: list[Finding] = []
-    for one in looks:
+    for one in observations:
         assert one.memory is not None
         alignment = Alignment(TopologyPolicy(policy, numa=Numa((0, 1))), one, before)
         parts = [GivenPart("memory", MemoryRules.of(config, one.memory), one.memory.entries)]
@@ -191,8 +195,8 @@ def test_memory_comes_from_the_first_node_that_has_enough() -> None:
 
 def test_memory_that_was_reserved_before_is_not_free() -> None:
     a, b = guaranteed("a", "600"), guaranteed("b", "600", 1)
-    looks = with_memory([]), with_memory([a], a=(0, 600)), with_memory([a, b], a=(0, 600), b=(0, 600))
-    assert sides(memory_of(*looks))["default/b/c"] == (
+    observations = with_memory([]), with_memory([a], a=(0, 600)), with_memory([a, b], a=(0, 600), b=(0, 600))
+    assert sides(memory_of(*observations))["default/b/c"] == (
         "600 bytes of memory on NUMA 1", "600 bytes of memory on NUMA 0"
     )  # fmt: skip
 
@@ -211,14 +215,16 @@ def test_what_an_init_container_leaves_is_taken_over() -> None:
 
 
 def test_memory_is_not_judged_without_the_policy() -> None:
-    looks = with_memory([]), with_memory([guaranteed("a", "600")], a=(0, 600))
-    assert why(memory_of(*looks, memoryManagerPolicy="None")) == ["the kubelet has no static policy for them"]
+    observations = with_memory([]), with_memory([guaranteed("a", "600")], a=(0, 600))
+    assert why(memory_of(*observations, memoryManagerPolicy="None")) == [
+        "the kubelet has no static policy for them"
+    ]
 
 
 def aligned(
     pods: list[Pod], *, devices: str = "", known: bool = True, **held: tuple[int, int]
 ) -> Observation:
-    """A look at memory, and at devices a and b at NUMA node 0, c and d at 1; the pods hold `devices`."""
+    """An observation of memory, and of devices: a and b at NUMA node 0, c and d at 1, some of pods."""
     entries = {f"{one.metadata.name}_c": devices for one in pods if devices}
     found = replace(with_memory(pods, **held), devices=with_devices(pods, **entries).devices)
     listed = [
@@ -260,7 +266,7 @@ def test_the_topology_policy_puts_memory_next_to_the_devices() -> None:
 
 
 def listed(seen: Observation, cpus: list[int], allocatable: list[int] | None = None) -> Observation:
-    """The look with an answer of the API about its only pod."""
+    """The observation with an answer of the API about its only pod."""
     (one,) = seen.pods.values()
     container = v1.ContainerResources(name="c", cpu_ids=cpus)
     resources = v1.PodResources(name=one.metadata.name, namespace="default", containers=[container])
@@ -272,7 +278,7 @@ def listed(seen: Observation, cpus: list[int], allocatable: list[int] | None = N
 
 def pinned(cpus: str = "1,5") -> Observation:
     one = pod("p")
-    found = look([one], [record(one, ran(0))])
+    found = observed([one], [record(one, ran(0))])
     return replace(found, cpus=CpuCheckpoint("static", "0-7", {one.uid: {"c": cpus}} if cpus else {}))
 
 
@@ -348,7 +354,9 @@ def test_a_real_kubelet_gives_the_same_memory_and_devices(
         ) as shadow,
     ):
         try:
-            wait_until(lambda: report.shows(lambda found: found["looks"] > found["skippedLooks"] + 1))
+            wait_until(
+                lambda: report.shows(lambda found: found["observations"] > found["skippedObservations"] + 1)
+            )
             wait_until(lambda: kubelet.said("Device plugin connected"))
             limits = {"cpu": "100m", "memory": "16Mi", GPU: "2"}
             first = container("first", "exit 0", resources={"limits": {**limits, GPU: "1"}})

@@ -13,7 +13,7 @@ from engine.images.records import SeenImage
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.images import COUNTER, NOTHING, PERIOD, ImageComparer
 from engine.shadow.kinds.observation import FileSystem, Observation, SeenImages
-from tests.shadow.looks import look
+from tests.shadow.observations import observed
 
 GIB = 1 << 30
 COLLECTED = f'{COUNTER}{{reason="space"}}'
@@ -45,16 +45,16 @@ class Node:
         self.now += after
         keys = frozenset(f"sha256:{name}" for name in used)
         seen = SeenImages(images, keys, FileSystem(100 * GIB, free * GIB))
-        return list(self.comparer.compare(self._look(seen)))
+        return list(self.comparer.compare(self._observed(seen)))
 
-    def _look(self, seen: SeenImages | None) -> Observation:
-        found = look([], config=self.config)
+    def _observed(self, seen: SeenImages | None) -> Observation:
+        found = observed([], config=self.config)
         series = {COLLECTED: float(self.removed), AGED: float(self.aged)}
         return replace(found, at=self.now, now=self.now, images=seen, series=series)
 
     def again(self) -> list[Finding]:
-        """A look that does not read the images."""
-        return list(self.comparer.compare(self._look(None)))
+        """An observation that does not read the images."""
+        return list(self.comparer.compare(self._observed(None)))
 
 
 def sides(found: list[Finding]) -> tuple[str, str]:
@@ -208,7 +208,7 @@ def test_what_another_client_removed_is_not_the_kubelets() -> None:
 def test_a_file_system_that_is_not_known_reassures_nobody() -> None:
     node = Node()
     seen = SeenImages([image("a")], frozenset())
-    found = list(node.comparer.compare(replace(look([]), images=seen)))
+    found = list(node.comparer.compare(replace(observed([]), images=seen)))
     assert found == [NotJudged("images", "node", "the image file system is not known")]
 
 
@@ -219,10 +219,10 @@ def test_another_kubelet_has_forgotten_what_it_knew() -> None:
     restarted = {"process_start_time_seconds": 7.0}
     list(
         node.comparer.compare(
-            replace(look([], at=node.now, config=node.config), images=seen, series=restarted)
+            replace(observed([], at=node.now, config=node.config), images=seen, series=restarted)
         )
     )
-    later = replace(look([], at=node.now + 2 * PERIOD, config=node.config), images=seen, series=restarted)
+    later = replace(observed([], at=node.now + 2 * PERIOD, config=node.config), images=seen, series=restarted)
     list(node.comparer.compare(later))
     gone = replace(seen, images=(a, b), filesystem=FileSystem(100 * GIB, 16 * GIB))
     counted = replace(later, now=later.now + 30, images=gone, series={**restarted, COLLECTED: 1.0})

@@ -8,7 +8,7 @@ from typing import Any
 from engine.cri.records import ContainerRecord
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.probes import MIXED, ProbeComparer, ProbeCounts, ProbeKey, probe_counts
-from tests.shadow.looks import look, pod, ran, record
+from tests.shadow.observations import observed, pod, ran, record
 
 PROBE: dict[str, Any] = {"exec": {"command": ["true"]}, "failureThreshold": 3, "successThreshold": 1}
 
@@ -25,7 +25,7 @@ class Container:
         self, successful: int = 0, failed: int = 0, unknown: int = 0, *, ready: bool = False,
         started: bool = True, runs: ContainerRecord | None = None,
     ) -> list[Finding]:  # fmt: skip
-        """A look after so many more outcomes; `runs` is the newest container."""
+        """An observation after so many more outcomes; `runs` is the newest container."""
         for name, more in (("successful", successful), ("failed", failed), ("unknown", unknown)):
             self.counts[name] += more
         newest = runs or ran(0)
@@ -38,7 +38,7 @@ class Container:
         one = pod(
             "p", {"containers": [{"name": "c", "image": "i", field: self.probe}]}, containerStatuses=[status]
         )
-        seen = look([one], [record(one, newest)])
+        seen = observed([one], [record(one, newest)])
         return list(self.comparer.compare(replace(seen, series=self._series(), probes_served=True)))
 
     def _series(self) -> dict[str, float]:
@@ -124,14 +124,14 @@ def test_a_kubelet_that_restarts_counts_from_zero() -> None:
     one = Container("Readiness")
     one.sees(failed=3)
     one.counts = dict.fromkeys(one.counts, 0)
-    # The first one may be older than the look before, or of another container.
+    # The first one may be older than the observation before, or of another container.
     assert sides(one.sees(failed=1)) == []
     assert sides(one.sees(failed=2)) == []
     assert sides(one.sees(failed=1)) == [("not ready", "not ready")]
 
 
 def test_without_the_series_nothing_is_compared() -> None:
-    found = list(ProbeComparer().compare(look([])))
+    found = list(ProbeComparer().compare(observed([])))
     assert found == [NotJudged("probes", "node", "the kubelet serves no /metrics/probes")]
 
 

@@ -1,4 +1,5 @@
-"""A shadow's record is played again: the looks, its decisions and those of a second configuration are the
+"""A shadow's record is played again: the observations, its decisions and those of a second configuration are
+the
 same."""
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from engine.shadow.judge import Judge
 from engine.shadow.kinds.comparison import Comparison
 from engine.shadow.kinds.observation import Observation
 from engine.shadow.kinds.status import StatusComparer, compare_status
-from engine.shadow.look_rows import LookDecoder, LookEncoder, RecordedLook, skipped
+from engine.shadow.observation_rows import (
+    ObservationDecoder,
+    ObservationEncoder,
+    RecordedObservation,
+    skipped,
+)
 from engine.shadow.replay import ReplayedShadow, is_of_shadow, replay_shadow
-from tests.shadow.looks import FACTS, pod, requesting
-from tests.shadow.recorded import PERIOD, RecordingShadow, following, looks
+from tests.shadow.observations import FACTS, pod, requesting
+from tests.shadow.recorded import PERIOD, RecordingShadow, following, observations
 
 
 def same(found: Observation, seen: Observation) -> bool:
-    """Whether a look was decoded as it was, in the order of its pods."""
+    """Whether an observation was decoded as it was, in the order of its pods."""
     fields = ("at", "now", "config", "node", "node_known", "use", "series", "probes_served", "images")
     return (
         all(getattr(found, name) == getattr(seen, name) for name in fields)
@@ -35,11 +41,11 @@ def same(found: Observation, seen: Observation) -> bool:
 
 
 @pytest.mark.parametrize("state", [lambda number: number == 1, lambda number: True], ids=["changes", "state"])
-def test_looks_are_decoded_as_they_were_seen(state: Any) -> None:
-    encoder, decoder = LookEncoder(), LookDecoder()
+def test_observations_are_decoded_as_they_were_seen(state: Any) -> None:
+    encoder, decoder = ObservationEncoder(), ObservationDecoder()
     before: Observation | None = None
-    for number, seen in enumerate(looks(), 1):
-        *values, last = encoder.rows(RecordedLook(seen, FACTS), number, state=state(number))
+    for number, seen in enumerate(observations(), 1):
+        *values, last = encoder.rows(RecordedObservation(seen, FACTS), number, state=state(number))
         assert [decoder.take(row) for row in values] == [None] * len(values)
         found = decoder.take(plain(last))
         assert found is not None
@@ -67,7 +73,7 @@ def plain(row: RecordRow) -> RecordRow:
 
 def test_its_own_configuration_gives_the_shadows_decisions(tmp_path: Path) -> None:
     shadow = RecordingShadow(tmp_path)
-    for seen in looks():
+    for seen in observations():
         shadow.take(seen)
     shadow.writer.close()
     found = replay_shadow(tmp_path)
@@ -80,7 +86,7 @@ def test_its_own_configuration_gives_the_shadows_decisions(tmp_path: Path) -> No
 
 def test_a_status_is_judged_again_when_the_pod_or_its_containers_change() -> None:
     comparer, judged = StatusComparer(), 0
-    for seen in looks():
+    for seen in observations():
         fresh = [one for pod in seen.pods.values() for one in compare_status(pod, seen)]
         assert list(comparer.compare(seen)) == fresh
         judged += len(fresh)
@@ -89,7 +95,7 @@ def test_a_status_is_judged_again_when_the_pod_or_its_containers_change() -> Non
 
 def test_another_configuration_decides_as_it_would_have_beside_the_kubelet(tmp_path: Path) -> None:
     shadow = RecordingShadow(tmp_path)
-    for seen in looks():
+    for seen in observations():
         shadow.take(seen)
     shadow.writer.close()
     found = replay_shadow(tmp_path, following())
@@ -99,7 +105,7 @@ def test_another_configuration_decides_as_it_would_have_beside_the_kubelet(tmp_p
 
 def test_more_pods_are_there_before_all_others(tmp_path: Path) -> None:
     shadow = RecordingShadow(tmp_path)
-    for seen in looks():
+    for seen in observations():
         shadow.take(seen)
     shadow.writer.close()
     more = [pod(f"more-{n}", requesting(cpu="1", memory="300")) for n in range(3)]
@@ -111,7 +117,7 @@ def test_a_decision_that_the_replay_takes_otherwise_is_unlike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shadow = RecordingShadow(tmp_path)
-    for seen in looks():
+    for seen in observations():
         shadow.take(seen)
     shadow.writer.close()
     repeatable = Judge.repeatable
@@ -130,7 +136,7 @@ def test_a_decision_that_the_replay_takes_otherwise_is_unlike(
 
 def test_the_rest_of_a_record_is_played_from_its_first_state(tmp_path: Path) -> None:
     shadow = RecordingShadow(tmp_path)
-    seen = list(looks())
+    seen = list(observations())
     for number, one in enumerate(seen):
         if number == 3:
             shadow.writer._segment = None  # as when it is an hour old
@@ -145,14 +151,14 @@ def test_the_rest_of_a_record_is_played_from_its_first_state(tmp_path: Path) -> 
     assert ("pressure", "node") in {(one.decision, one.subject) for one in rest.changes}
     for kept in tmp_path.glob("*.krec"):
         kept.write_bytes(b"")
-    with pytest.raises(InvalidInput, match="no look of a shadow"):
+    with pytest.raises(InvalidInput, match="no observation of a shadow"):
         replay_shadow(tmp_path)
 
 
 def played_without(tmp_path: Path, number: int) -> ReplayedShadow:
-    """A record in which the rows of one look are lost."""
+    """A record in which the rows of one observation are lost."""
     shadow = RecordingShadow(tmp_path)
-    for at, seen in enumerate(looks()):
+    for at, seen in enumerate(observations()):
         if at == number:
             shadow.number += 1
             continue
@@ -161,21 +167,21 @@ def played_without(tmp_path: Path, number: int) -> ReplayedShadow:
     return replay_shadow(tmp_path)
 
 
-def test_after_a_lost_look_it_waits_for_the_next_state(tmp_path: Path) -> None:
+def test_after_a_lost_observation_it_waits_for_the_next_state(tmp_path: Path) -> None:
     found = played_without(tmp_path, 2)
     assert found.unlike == []
-    decoder, numbers = LookDecoder(), []
-    for row in Record(tmp_path).rows(lambda row: row.stream in ("look", "record")):
+    decoder, numbers = ObservationDecoder(), []
+    for row in Record(tmp_path).rows(lambda row: row.stream in ("observation", "record")):
         if row.name == "began":
             decoder.restart()
-        elif row.stream == "look" and (look := decoder.take(row)) is not None:
-            numbers.append(round((look.seen.at - 1000) / PERIOD))
+        elif row.stream == "observation" and (decoded := decoder.take(row)) is not None:
+            numbers.append(round((decoded.seen.at - 1000) / PERIOD))
     assert numbers == [0, 1, 4, 5]
 
 
-def test_skipped_looks_are_no_loss(tmp_path: Path) -> None:
+def test_skipped_observations_are_no_loss(tmp_path: Path) -> None:
     shadow = RecordingShadow(tmp_path)
-    for seen in looks():
+    for seen in observations():
         shadow.take(seen)
         shadow.number += 1
         shadow.writer.add(skipped(seen.at + 5, shadow.number, "kubelet: does not answer"))
@@ -187,7 +193,9 @@ def test_skipped_looks_are_no_loss(tmp_path: Path) -> None:
 def test_a_row_that_no_shadow_wrote_is_an_error(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path, max_bytes=1 << 20, max_age=3600, clock=lambda: 1.0)
     writer.open()
-    writer.add(RecordRow(time=1.0, stream="look", name="state", inputs={"number": 1, "pods": {"u": 7}}))
+    writer.add(
+        RecordRow(time=1.0, stream="observation", name="state", inputs={"number": 1, "pods": {"u": 7}})
+    )
     writer.close()
-    with pytest.raises(InvalidInput, match="not a recorded look"):
+    with pytest.raises(InvalidInput, match="not a recorded observation"):
         replay_shadow(tmp_path)

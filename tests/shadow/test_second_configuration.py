@@ -14,7 +14,7 @@ from engine.cgroups.interface_files import FileRules
 from engine.shadow.kinds.cgroups import CgroupRules
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod, Observation
 from engine.shadow.second import NextChange, NextNode, SecondConfiguration
-from tests.shadow.looks import look, node, pod, ran, record, requesting
+from tests.shadow.observations import node, observed, pod, ran, record, requesting
 
 NODE = {"cpu": 2000, "memory": 1 << 30, "pid": 1000}
 
@@ -31,9 +31,9 @@ def changes(
     following: Any = None,
     by: SecondConfiguration | None = None,
 ) -> dict[tuple[str, str], NextChange]:
-    """What one look finds, by decision and subject."""
+    """What one observation finds, by decision and subject."""
     by = by or SecondConfiguration()
-    found = by.look(seen, rules(seen.config), NextNode(after, rules(after), following or seen.node))
+    found = by.compare(seen, rules(seen.config), NextNode(after, rules(after), following or seen.node))
     return {(change.decision, change.subject): change for change in found}
 
 
@@ -49,13 +49,13 @@ def config(available: str = "100", **more: Any) -> KubeletConfiguration:
 
 def test_the_same_configuration_changes_nothing() -> None:
     one = pod("p", requesting(cpu="100m", memory="10Mi"))
-    seen = look([one], [record(one, ran(0))], config=config(), use=short(50, p=500))
+    seen = observed([one], [record(one, ran(0))], config=config(), use=short(50, p=500))
     assert changes(seen, config()) == {}
 
 
 def test_a_lower_allocatable_refuses_the_last_pods() -> None:
     pods = [pod(f"p{n}", requesting(cpu="900m"), order=n) for n in range(2)]
-    found = changes(look(pods), KubeletConfiguration(), following=node(cpu="1"))
+    found = changes(observed(pods), KubeletConfiguration(), following=node(cpu="1"))
     (change,) = [one for key, one in found.items() if key[0] == "refuse"]
     assert (change.subject, change.now, change.next) == ("default/p1", "admitted", "OutOfcpu")
 
@@ -63,7 +63,7 @@ def test_a_lower_allocatable_refuses_the_last_pods() -> None:
 def test_a_critical_pod_preempts_where_there_is_less() -> None:
     critical = {**requesting(cpu="900m"), "priority": 2_000_000_000}
     pods = [pod("small", requesting(cpu="900m"), order=1), pod("system", critical, order=2)]
-    found = changes(look(pods), KubeletConfiguration(), following=node(cpu="1"))
+    found = changes(observed(pods), KubeletConfiguration(), following=node(cpu="1"))
     assert found["preempt", "default/small"].why == "for the critical pod default/system"
 
 
@@ -73,7 +73,7 @@ def test_a_higher_threshold_evicts_pods_until_enough_is_free() -> None:
     use = short(150, little=5, much=100, some=60)
     evicted = []
     for at in (1000.0, 1010.0, 1020.0, 1030.0):
-        seen = look(pods, config=config("100"), use=use, at=at)
+        seen = observed(pods, config=config("100"), use=use, at=at)
         found = changes(seen, config("300"), by=by)
         evicted += [subject for decision, subject in found if decision == "evict"]
     # 150 available and 100 and 60 freed are 310, which is above the threshold.
@@ -83,11 +83,11 @@ def test_a_higher_threshold_evicts_pods_until_enough_is_free() -> None:
 
 def test_a_pod_that_the_live_one_evicts_is_no_change() -> None:
     pods = [pod("much", requesting(memory="10"))]
-    assert changes(look(pods, config=config(), use=short(50, much=100)), config()) == {}
+    assert changes(observed(pods, config=config(), use=short(50, much=100)), config()) == {}
 
 
 def test_pressure_is_a_change_of_its_own() -> None:
-    found = changes(look([], config=config("100"), use=short(150)), config("300"))
+    found = changes(observed([], config=config("100"), use=short(150)), config("300"))
     change = found["pressure", "node"]
     assert (change.now, change.next) == ("none", "MemoryPressure")
     assert change.why == "memory.available below 300"
@@ -98,7 +98,7 @@ def test_values_that_throttle_or_limit_are_named_so() -> None:
         "containers": [{"name": "c", "image": "i", "resources": {"limits": {"cpu": "1", "memory": "10Mi"}}}]
     }
     one = pod("p", limited)
-    seen = look([one], [record(one, ran(0))], config=KubeletConfiguration(cpu_cfs_quota=False))
+    seen = observed([one], [record(one, ran(0))], config=KubeletConfiguration(cpu_cfs_quota=False))
     found = changes(seen, KubeletConfiguration())
     assert found["throttle", "default/p"].next == "cpu.max=100000 100000"
     pids = changes(seen, KubeletConfiguration(cpu_cfs_quota=False, pod_pids_limit=9))
@@ -108,7 +108,7 @@ def test_values_that_throttle_or_limit_are_named_so() -> None:
 def test_images_would_be_collected() -> None:
     use = MeasuredNode(imagefs=FileSystem(capacity=1000, available=200))
     after = KubeletConfiguration(image_gc_high_threshold_percent=75, image_gc_low_threshold_percent=70)
-    found = changes(look([], use=use), after)
+    found = changes(observed([], use=use), after)
     assert found["collect", "images"].next == "100 bytes"
 
 
@@ -122,7 +122,7 @@ def test_a_shorter_longest_delay_restarts_earlier() -> None:
     after = KubeletConfiguration(
         crash_loop_back_off=CrashLoopBackOffConfig(max_container_restart_period=Duration(30))
     )
-    found = changes(look([one], [record(one, ran(6, code=1))]), after)
+    found = changes(observed([one], [record(one, ran(6, code=1))]), after)
     assert (found["back-off", "default/p/c"].now, found["back-off", "default/p/c"].next) == ("300 s", "30 s")
 
 
@@ -130,7 +130,7 @@ def test_fields_that_restart_pods_or_stop_the_kubelet() -> None:
     after = KubeletConfiguration(cgroup_root="/mine", cpu_manager_policy="static", max_pods=7)
     effects = {c.field: c.effect for c in configuration_changes(KubeletConfiguration(), after)}
     assert effects == {"cgroupRoot": "restarts", "cpuManagerPolicy": "refuses to start", "maxPods": "changes"}
-    found = changes(look([]), after)
+    found = changes(observed([]), after)
     assert ("restart", "every pod (cgroupRoot)") in found
     assert ("start", "kubelet (cpuManagerPolicy)") in found
 
@@ -143,6 +143,6 @@ def test_the_root_cgroup_has_two_spellings(root: str) -> None:
 def test_changes_are_bounded() -> None:
     by = SecondConfiguration()
     for number in range(300):
-        seen = look([pod(f"p{number}-{n}", requesting(cpu="1m")) for n in range(8)])
+        seen = observed([pod(f"p{number}-{n}", requesting(cpu="1m")) for n in range(8)])
         changes(seen, KubeletConfiguration(), following=node(cpu="0"), by=by)
     assert len(by.changes) == by.changes.maxlen

@@ -17,7 +17,7 @@ from engine.shadow.kinds.eviction import EvictionComparer
 from engine.shadow.kinds.observation import STARTED, MeasuredNode, MeasuredPod
 from engine.shadow.kinds.restarts import RestartComparer, kubelets_delay
 from engine.shadow.kinds.status import compare_status
-from tests.shadow.looks import look, node, pod, ran, record, requesting
+from tests.shadow.observations import node, observed, pod, ran, record, requesting
 
 
 def by_kind(findings: list[Finding]) -> dict[str, tuple[str, str]]:
@@ -35,12 +35,12 @@ def refused(name: str, reason: str, spec: dict[str, Any], *, order: int = 0) -> 
     return pod(name, spec, order=order, phase="Failed", reason=reason, message="Pod was rejected")
 
 
-def test_pods_of_the_first_look_are_judged_in_the_order_of_their_starts() -> None:
+def test_pods_of_the_first_observation_are_judged_in_the_order_of_their_starts() -> None:
     pods = [
         pod("late", requesting(cpu="1500m"), order=2),
         pod("early", requesting(cpu="1500m"), order=1),
     ]
-    found = by_kind(list(AdmissionComparer().compare(look(pods))))
+    found = by_kind(list(AdmissionComparer().compare(observed(pods))))
     assert found["admission default/early"] == ("admitted", "admitted")
     assert found["admission default/late"] == ("OutOfcpu", "admitted")
 
@@ -48,62 +48,64 @@ def test_pods_of_the_first_look_are_judged_in_the_order_of_their_starts() -> Non
 def test_a_refusal_agrees_by_its_reason() -> None:
     comparer = AdmissionComparer()
     first = pod("first", requesting(cpu="1500m"))
-    list(comparer.compare(look([first])))
+    list(comparer.compare(observed([first])))
     second = [refused("second", "OutOfcpu", requesting(cpu="1"), order=1)]
-    found = by_kind(list(comparer.compare(look([first, *second]))))
+    found = by_kind(list(comparer.compare(observed([first, *second]))))
     assert found["admission default/second"] == ("OutOfcpu", "OutOfcpu")
 
 
 def test_a_refusal_that_only_pods_explain_that_have_gone_agrees() -> None:
     comparer = AdmissionComparer()
-    list(comparer.compare(look([pod("first", requesting(cpu="1500m"))])))
+    list(comparer.compare(observed([pod("first", requesting(cpu="1500m"))])))
     late = refused("second", "OutOfcpu", requesting(cpu="1"), order=1)
-    found = by_kind(list(comparer.compare(look([late]))))
+    found = by_kind(list(comparer.compare(observed([late]))))
     assert found["admission default/second"] == ("OutOfcpu", "OutOfcpu")
-    alone = by_kind(list(AdmissionComparer().compare(look([late]))))
+    alone = by_kind(list(AdmissionComparer().compare(observed([late]))))
     assert alone["admission default/second"] == ("admitted", "OutOfcpu")
 
 
 def test_the_victims_of_a_critical_pod_are_compared() -> None:
     comparer = AdmissionComparer()
     small, large = pod("small", requesting(cpu="500m")), pod("large", requesting(cpu="1500m"))
-    list(comparer.compare(look([small, large])))
+    list(comparer.compare(observed([small, large])))
     critical = {**requesting(cpu="1"), "priority": 2_000_000_000}
     ended = pod("large", requesting(cpu="1500m"), phase="Failed", reason="Preempting")
-    found = by_kind(list(comparer.compare(look([small, ended, pod("system", critical, order=3)]))))
+    found = by_kind(list(comparer.compare(observed([small, ended, pod("system", critical, order=3)]))))
     assert found["preemption default/system"] == ("default/large", "default/large")
 
 
 def test_a_pod_that_the_kubelet_has_not_decided_about_waits_and_holds_nothing() -> None:
     comparer = AdmissionComparer()
-    list(comparer.compare(look([])))
+    list(comparer.compare(observed([])))
     waits = pod("waits", requesting(cpu="1500m"), phase="Pending", startTime=None)
     other = pod("other", requesting(cpu="1500m"), order=1)
-    found = by_kind(list(comparer.compare(look([waits, other]))))
+    found = by_kind(list(comparer.compare(observed([waits, other]))))
     assert found == {"admission default/other": ("admitted", "admitted")}
     late = refused("waits", "OutOfcpu", requesting(cpu="1500m"), order=2)
-    found = by_kind(list(comparer.compare(look([late, other]))))
+    found = by_kind(list(comparer.compare(observed([late, other]))))
     assert found["admission default/waits"] == ("OutOfcpu", "OutOfcpu")
 
 
 def test_a_pod_that_a_kubelet_refuses_after_its_restart_is_judged_again() -> None:
     comparer = AdmissionComparer()
     first = pod("first", requesting(cpu="1500m"))
-    list(comparer.compare(look([first])))
+    list(comparer.compare(observed([first])))
     second = pod("second", requesting(cpu="1"), order=1, phase="Pending")
-    found = list(comparer.compare(look([first, second])))
+    found = list(comparer.compare(observed([first, second])))
     (one,) = [each for each in found if isinstance(each, Comparison) and not each.agrees]
     assert (one.ours, one.settle) == ("OutOfcpu", 60)
-    now = by_kind(list(comparer.compare(look([first, refused("second", "OutOfcpu", requesting(cpu="1"))]))))
+    now = by_kind(
+        list(comparer.compare(observed([first, refused("second", "OutOfcpu", requesting(cpu="1"))])))
+    )
     assert now["admission default/second"] == ("OutOfcpu", "OutOfcpu")
 
 
 def test_the_reason_of_a_preemption_says_what_each_victim_frees() -> None:
     comparer = AdmissionComparer()
     small = pod("small", requesting(cpu="1500m"))
-    list(comparer.compare(look([small])))
+    list(comparer.compare(observed([small])))
     critical = {**requesting(cpu="1"), "priority": 2_000_000_000}
-    found = list(comparer.compare(look([small, pod("system", critical, order=3)])))
+    found = list(comparer.compare(observed([small, pod("system", critical, order=3)])))
     (one,) = [each for each in found if isinstance(each, Comparison) and each.kind == "preemption"]
     assert one.our_reason == "default/small (Burstable) frees 500 of cpu"
 
@@ -111,10 +113,10 @@ def test_the_reason_of_a_preemption_says_what_each_victim_frees() -> None:
 def test_another_victim_than_the_rules_is_a_difference() -> None:
     comparer = AdmissionComparer()
     small, large = pod("small", requesting(cpu="500m")), pod("large", requesting(cpu="1500m"))
-    list(comparer.compare(look([small, large])))
+    list(comparer.compare(observed([small, large])))
     critical = {**requesting(cpu="500m"), "priority": 2_000_000_000}
     ended = pod("large", requesting(cpu="1500m"), phase="Failed", reason="Preempting")
-    found = by_kind(list(comparer.compare(look([small, ended, pod("system", critical, order=3)]))))
+    found = by_kind(list(comparer.compare(observed([small, ended, pod("system", critical, order=3)]))))
     assert found["preemption default/system"] == ("default/small", "default/large")
 
 
@@ -123,17 +125,17 @@ def test_a_status_is_not_judged_while_the_runtime_starts_a_container() -> None:
     status = {"name": "c", "ready": False, "restartCount": 0, "image": "i", "imageID": "", "state": waiting}
     one = pod("p", containerStatuses=[status])
     starting = replace(ran(0), state=CREATED, started_at=0.0)
-    found = list(compare_status(one, look([one], [record(one, starting)])))
+    found = list(compare_status(one, observed([one], [record(one, starting)])))
     assert [(type(each), each.subject) for each in found] == [(NotJudged, "default/p")]
-    assert len(list(compare_status(one, look([one], [record(one, ran(0))])))) == 2
+    assert len(list(compare_status(one, observed([one], [record(one, ran(0))])))) == 2
 
 
 def test_labels_that_are_not_known_are_not_judged() -> None:
     picky = refused("picky", "NodeAffinity", {"nodeSelector": {"disk": "ssd"}})
-    assert reasons(list(AdmissionComparer().compare(look([picky])))) == [
+    assert reasons(list(AdmissionComparer().compare(observed([picky])))) == [
         "the node's labels and taints are not known"
     ]
-    found = by_kind(list(AdmissionComparer().compare(look([picky], node_known=True))))
+    found = by_kind(list(AdmissionComparer().compare(observed([picky], node_known=True))))
     assert found["admission default/picky"] == ("NodeAffinity", "NodeAffinity")
 
 
@@ -167,14 +169,14 @@ def test_whether_a_container_restarts(
     policy: str, code: int, state: dict[str, Any], expected: tuple[str, str]
 ) -> None:
     one = pod("p", {"restartPolicy": policy}, **told(state, 1))
-    found = by_kind(list(RestartComparer().compare(look([one], [record(one, ran(1, code=code))]))))
+    found = by_kind(list(RestartComparer().compare(observed([one], [record(one, ran(1, code=code))]))))
     assert found["restart default/p/c attempt 1"] == expected
 
 
 def test_a_container_that_ran_again_was_restarted() -> None:
     one = pod("p", {"restartPolicy": "Never"}, **told({"running": {}}, 1))
     held = record(one, ran(1, at=20), ran(0, code=1))
-    found = by_kind(list(RestartComparer().compare(look([one], [held]))))
+    found = by_kind(list(RestartComparer().compare(observed([one], [held]))))
     assert found["restart default/p/c attempt 0"] == ("stays ended", "restarts")
 
 
@@ -184,21 +186,21 @@ def test_delays_grow_as_restarts_are_seen() -> None:
     for attempt, delay in ((0, ""), (1, "10s"), (2, "20s")):
         one = pod("p", **told(waiting(delay) if delay else TERMINATED, attempt))
         newest, *before = ends[attempt::-1]
-        found = by_kind(list(comparer.compare(look([one], [record(one, newest, *before[:1])]))))
+        found = by_kind(list(comparer.compare(observed([one], [record(one, newest, *before[:1])]))))
     assert found["back-off default/p/c attempt 2"] == ("20 s", "20 s")
     wrong = pod("p", **told(waiting("5m0s"), 2))
-    found = by_kind(list(comparer.compare(look([wrong], [record(wrong, ends[2], ends[1])]))))
+    found = by_kind(list(comparer.compare(observed([wrong], [record(wrong, ends[2], ends[1])]))))
     assert found["back-off default/p/c attempt 2"] == ("20 s", "300 s")
 
 
-def test_delays_before_the_first_look_are_taken_from_the_kubelet() -> None:
+def test_delays_before_the_first_observation_are_taken_from_the_kubelet() -> None:
     comparer = RestartComparer()
     one = pod("p", **told(waiting("40s"), 3))
-    found = list(comparer.compare(look([one], [record(one, ran(3, code=1, at=100))])))
+    found = list(comparer.compare(observed([one], [record(one, ran(3, code=1, at=100))])))
     assert reasons(found) == ["earlier restarts were not seen"]
     later = pod("p", **told(waiting("1m20s"), 4))
     held = record(later, ran(4, code=1, at=150), ran(3, code=1, at=100))
-    found = list(comparer.compare(look([later], [held])))
+    found = list(comparer.compare(observed([later], [held])))
     assert by_kind(found)["back-off default/p/c attempt 4"] == ("80 s", "80 s")
 
 
@@ -208,7 +210,7 @@ def test_a_kubelet_that_starts_has_forgotten_the_delays() -> None:
     def judged(delay: str, count: int, started: float) -> list[Finding]:
         one = pod("p", **told(waiting(delay), count))
         held = record(one, ran(count, code=1, at=50.0 * count), ran(count - 1, code=1, at=50.0 * (count - 1)))
-        seen = look([one], [held])
+        seen = observed([one], [held])
         return list(comparer.compare(dataclasses.replace(seen, series={STARTED: started})))
 
     judged("1m20s", 4, 1.0)
@@ -241,7 +243,7 @@ def test_a_status_that_follows_from_the_runtime_agrees() -> None:
     ]
     shown = told({"running": {}}, ready=True, started=True, containerID="containerd://c-0")
     one = pod("p", **shown, conditions=conditions)
-    found = list(compare_status(one, look([one], [record(one, ran(0))])))
+    found = list(compare_status(one, observed([one], [record(one, ran(0))])))
     assert len(found) == 2
     assert all(f.agrees for f in found)
 
@@ -249,7 +251,7 @@ def test_a_status_that_follows_from_the_runtime_agrees() -> None:
 def test_a_pod_that_is_shown_ready_while_its_container_has_ended_differs() -> None:
     shown = told({"running": {}}, ready=True, started=True, containerID="containerd://c-0")
     one = pod("p", {"restartPolicy": "Never"}, **shown)
-    found = by_kind(list(compare_status(one, look([one], [record(one, ran(0, code=2))]))))
+    found = by_kind(list(compare_status(one, observed([one], [record(one, ran(0, code=2))]))))
     assert found["status default/p"][0].startswith("Failed")
     assert found["status default/p/c"][0] == "terminated with 2 (Error), not ready, restarts 0"
 
@@ -263,7 +265,7 @@ def test_pods_that_end_by_themselves_explain_the_victims_of_a_critical_pod() -> 
     comparer = AdmissionComparer()
     small = [pod(name, requesting(cpu="200m"), order=1) for name in ("a", "b")]
     large = pod("large", {**requesting(cpu="1600m"), "priority": CRITICAL}, order=2)
-    list(comparer.compare(look([*small, large])))
+    list(comparer.compare(observed([*small, large])))
     # The kubelet ended both small ones while the large one was still there; then a user deleted that.
     ended = [
         pod(one.metadata.name, requesting(cpu="200m"), order=1, phase="Failed", reason="Preempting")
@@ -271,7 +273,7 @@ def test_pods_that_end_by_themselves_explain_the_victims_of_a_critical_pod() -> 
     ]
     critical = pod("critical", {**requesting(cpu="400m"), "priority": CRITICAL}, order=3)
     last = pod("last", requesting(cpu="1600m"), order=4)
-    found = by_kind(list(comparer.compare(look([*ended, critical, last]))))
+    found = by_kind(list(comparer.compare(observed([*ended, critical, last]))))
     assert found["preemption default/critical"] == ("default/a, default/b",) * 2
     # What the kubelet freed is free for the pods after it.
     assert found["admission default/last"] == ("admitted", "admitted")
@@ -280,11 +282,11 @@ def test_pods_that_end_by_themselves_explain_the_victims_of_a_critical_pod() -> 
 def test_a_victim_that_no_rule_chooses_is_a_difference() -> None:
     comparer = AdmissionComparer()
     pods = {name: pod(name, requesting(cpu="900m"), order=1) for name in ("a", "b")}
-    list(comparer.compare(look(pods.values())))
+    list(comparer.compare(observed(pods.values())))
     for name in pods:
         pods[name] = pod(name, requesting(cpu="900m"), phase="Failed", reason="Preempting")
     critical = pod("critical", {**requesting(cpu="400m"), "priority": CRITICAL}, order=3)
-    found = by_kind(list(comparer.compare(look([*pods.values(), critical]))))
+    found = by_kind(list(comparer.compare(observed([*pods.values(), critical]))))
     ours, theirs = found["preemption default/critical"]
     assert theirs == "default/a, default/b"
     assert ours in ("default/a", "default/b")
@@ -304,12 +306,12 @@ def evicted_after(use: dict[str, int | None], gone: str, message: str = USED) ->
     pods = {name: pod(name, requesting(memory="10")) for name in use}
     known = {f"uid-{name}": MeasuredPod(memory=one) for name, one in use.items() if one is not None}
     measured = MeasuredNode(pods=known)
-    list(comparer.compare(look(pods.values(), use=measured)))
+    list(comparer.compare(observed(pods.values(), use=measured)))
     ended = pod(
         gone, requesting(memory="10"), phase="Failed", reason="Evicted", message=message, **told(TERMINATED)
     )
     after = [ended if name == gone else one for name, one in pods.items()]
-    return list(comparer.compare(look(after, use=measured)))
+    return list(comparer.compare(observed(after, use=measured)))
 
 
 def test_the_pod_that_the_ranking_puts_first_agrees() -> None:
@@ -322,7 +324,7 @@ def test_another_pod_than_the_first_is_a_difference() -> None:
     assert found["eviction default/some"] == ("default/much", "default/some")
 
 
-def test_a_pod_without_statistics_at_the_look_may_have_had_some_later() -> None:
+def test_a_pod_without_statistics_at_the_observation_may_have_had_some_later() -> None:
     found = by_kind(evicted_after({"starts": None, "much": 500, "some": 50}, "much"))
     assert found["eviction default/much"] == ("default/much", "default/much")
     found = by_kind(evicted_after({"starts": None, "much": 500, "some": 50}, "some"))
@@ -339,6 +341,6 @@ def test_conditions_follow_from_thresholds_and_statistics() -> None:
     config = KubeletConfiguration(eviction_hard={"memory.available": "100"})
     short = MeasuredNode(memory_available=50, memory_working_set=950)
     found = by_kind(
-        list(EvictionComparer().compare(look([], use=short, config=config, node_known=True, of=node())))
+        list(EvictionComparer().compare(observed([], use=short, config=config, node_known=True, of=node())))
     )
     assert found["pressure node"] == ("MemoryPressure", "none")

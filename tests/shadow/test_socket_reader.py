@@ -18,7 +18,7 @@ from engine.metrics import Registry
 from engine.runtime.hollow import HollowRuntime
 from engine.shadow.kinds.observation import FileSystem
 from engine.shadow.socket_reader import PodResourcesReader, RuntimeImages
-from tests.shadow.looks import pod
+from tests.shadow.observations import pod
 
 GPU = "example.com/gpu"
 

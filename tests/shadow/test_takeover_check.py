@@ -44,7 +44,7 @@ from engine.shadow.takeover import (
 from engine.shadow.takeover_drivers import CSI, csi_volumes, registered_drivers
 from engine.shadow.takeover_survey import TakeoverSurvey, rejected_manifests
 from engine.testing.csi_driver import SampleCsiDriver
-from tests.shadow.looks import look, pod, ran, record
+from tests.shadow.observations import observed, pod, ran, record
 from tests.system.busybox import container
 from tests.system.kubelet import Kubelet, needs_kubelet
 from tests.waiting import wait_until
@@ -73,7 +73,7 @@ def static(name: str, **status: Any) -> Pod:
 
 
 def fate(one: Pod, found: PodRecord | None = None, holdings: Holdings | None = None) -> PodFate:
-    seen = look([one], [held(one) if found is None else found])
+    seen = observed([one], [held(one) if found is None else found])
     (only,) = pod_fates(seen, holdings or Holdings())
     return only
 
@@ -213,7 +213,7 @@ def test_a_static_pod_that_is_being_resized_restarts_on_the_way_back() -> None:
 def test_changes_come_first_and_decide_the_exit_status() -> None:
     good, bad = pod("a"), pod("z")
     broken = held(pod("z", {"containers": [{"name": "c", "image": "another"}]}))
-    fates = pod_fates(look([good, bad], [held(good), broken]), Holdings())
+    fates = pod_fates(observed([good, bad], [held(good), broken]), Holdings())
     assert [one.pod for one in fates] == ["default/z", "default/a"]
     assert {name: count for name, count in summary(fates).items() if count} == {"restarts": 1, "kept": 1}
     assert TakeoverSurvey("n1", fates, []).changes

@@ -59,17 +59,17 @@ async def shadow(fake: Fake, tmp_path: Path) -> AsyncIterator[Shadow]:
 async def test_its_record_is_played_again(shadow: Shadow, fake: Fake, tmp_path: Path) -> None:
     for names in (["a"], ["a", "b"], ["b"]):
         say(fake, *names)
-        await shadow.look()
+        await shadow.compare()
     fake.answers["/pods"] = (503, b"")
-    await shadow.look()
+    await shadow.compare()
     say(fake, "b")
-    await shadow.look()
+    await shadow.compare()
     await shadow.close()
     found = replay_shadow(tmp_path / "record")
     assert (found.unlike, found.gaps) == ([], [])
     judged = [row.name for row in Record(tmp_path / "record").rows() if row.stream == "judged"]
     assert found.decisions == sum(kind in REPEATABLE for kind in judged) > 2
-    assert (shadow.looks, shadow.skipped, found.name) == (5, 1, "n1")
+    assert (shadow.observations, shadow.skipped, found.name) == (5, 1, "n1")
 
 
 async def test_a_configuration_that_stays_is_the_same_whatever_driver_the_runtime_names(
@@ -81,10 +81,10 @@ async def test_a_configuration_that_stays_is_the_same_whatever_driver_the_runtim
     monkeypatch.setattr("engine.shadow.watch.CONFIG_EVERY", 1)
     monkeypatch.setattr(Shadow, "_driver", driver)
     say(fake, "a")
-    await shadow.look()
+    await shadow.compare()
     assert shadow.last is not None
     first = shadow.last.config
-    await shadow.look()
+    await shadow.compare()
     # The same object: what has been under pressure since when is kept with it.
     assert shadow.last.config is first
 
@@ -105,7 +105,7 @@ async def test_a_full_disk_costs_the_record_only(
     for number in range(12):
         full[:] = [True] if 2 <= number < 8 else []
         say(fake, "a", f"b{number}")
-        await shadow.look()
+        await shadow.compare()
     await asyncio.to_thread(shadow._writer.close)  # type: ignore[union-attr]
     found = replay_shadow(tmp_path / "record")
     # It is played again from the state that follows the loss.
@@ -113,4 +113,4 @@ async def test_a_full_disk_costs_the_record_only(
     assert any("rows were lost: No space left on device" in gap for gap in found.gaps)
     states = [row.time for row in Record(tmp_path / "record").rows() if row.name == "state"]
     assert len(states) == 2
-    assert (shadow.looks, shadow.skipped) == (12, 0)
+    assert (shadow.observations, shadow.skipped) == (12, 0)

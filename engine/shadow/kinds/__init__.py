@@ -1,4 +1,4 @@
 """Compares decisions: one pure module for each kind, over `observation`s, with `comparison`s as result.
 
-Some remember earlier looks.
+Some remember earlier observations.
 """

@@ -1,8 +1,8 @@
 """Compare admission and preemption: would these rules have taken the pod, and which pods would end for it?
 
-The order in which pods arrived is that of their start times. At the first look, pods are judged in this order
-against those before them. Later, a new pod is judged against the pods that were there before it; pods that
-ended between two looks count if only their use explains what the kubelet did.
+The order in which pods arrived is that of their start times. At the first observation, pods are judged in
+this order against those before them. Later, a new pod is judged against the pods that were there before it;
+pods that ended between two observations count if only their use explains what the kubelet did.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def is_decided(pod: Pod) -> bool:
 
 class AdmissionComparer:
     """Judge each pod once the kubelet has decided about it, and again if it refuses the pod later, as after a
-    restart. Remembers the findings, and the pods of the last look.
+    restart. Remembers the findings, and the pods of the last observation.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class AdmissionComparer:
         self._before: dict[str, Pod] | None = None
 
     def compare(self, seen: Observation) -> Iterator[Finding]:
-        """Yield the findings about all pods of a look."""
+        """Yield the findings about all pods of an observation."""
         refused = {uid for uid, pod in seen.pods.items() if is_refused(pod)}
         late = refused - self._refused
         self._judged = {
@@ -82,7 +82,7 @@ class AdmissionComparer:
             _add(admitted, pod)
         for pod in new:
             if pod.status.phase in ENDED and not is_refused(pod):
-                why = "ended before the first look" if first else "ended before it was seen"
+                why = "ended before the first observation" if first else "ended before it was seen"
                 self._judged[pod.uid] = [NotJudged("admission", pod.full_name, why)]
                 continue
             self._judged[pod.uid] = list(self._judged_pod(pod, admitted, gone, victims, seen))
@@ -143,7 +143,7 @@ def _preemption(
         admitted.remove(uid)
     yield Comparison(
         "preemption", pod.full_name, ", ".join(chosen) or "none", ", ".join(ended) or "none",
-        why, "pods that the kubelet ended for a critical pod since the last look",
+        why, "pods that the kubelet ended for a critical pod since the last observation",
     )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def _add(admitted: NodeAllocations, pod: Pod, *, unless: bool = False) -> None:
 
 
 def _with_more(admitted: NodeAllocations, gone: Iterable[Pod], pod: Pod, verdict: Verdict) -> Verdict:
-    """Judge again as if pods that ended since the last look had still been there."""
+    """Judge again as if pods that ended since the last observation had still been there."""
     added = [other.uid for other in gone if other.uid not in admitted]
     for other in gone:
         _add(admitted, other)

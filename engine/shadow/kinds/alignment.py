@@ -1,6 +1,7 @@
 """Merge the hints of CPUs, memory and devices for a container, as the topology manager did. Pure.
 
-The devices are as the checkpoint had them at the look before. The pod-resources API tells their NUMA nodes.
+The devices are as the checkpoint had them at the observation before. The pod-resources API tells their NUMA
+nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HEALTHY: Final = "Healthy"
 
 
 class Hinting(Protocol):
-    """Give the hints of one manager, with what earlier containers of the look were given."""
+    """Give the hints of one manager, with what earlier containers of the observation were given."""
 
     def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None: ...
 
@@ -29,7 +30,9 @@ class Hinting(Protocol):
 
 
 class Alignment:
-    """Decide the NUMA nodes of the new containers of one look; `before` is the look before, if any."""
+    """Decide the NUMA nodes of the new containers of one observation; `before` is the observation before, if
+    any.
+    """
 
     def __init__(self, policy: TopologyPolicy, seen: Observation, before: Observation | None) -> None:
         self._policy = policy

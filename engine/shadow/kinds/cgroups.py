@@ -1,7 +1,7 @@
 """Compare cgroup values: what the formulas give for every pod, and what the kernel has.
 
-A look reads the files of the QoS levels, of pods that changed, and a part of the others, because reading all
-files of a full node would cost more than everything else.
+An observation reads the files of the QoS levels, of pods that changed, and a part of the others, because
+reading all files of a full node would cost more than everything else.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.observation import Observation
 
 LEVEL_SETTLE: Final = 130.0
-"""Seconds; the kubelet updates the QoS levels once a minute, and its own values with the next look."""
+"""Seconds; the kubelet updates the QoS levels once a minute, and its own values with the next observation."""
 POD_SETTLE: Final = 20.0
 PARTS: Final = 30
-"""A look reads one of so many parts of the pods that did not change."""
+"""An observation reads one of so many parts of the pods that did not change."""
 
 _CONTAINER_FILES: Final = frozenset(
     ["cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.limit_in_bytes", "cpu.weight", "cpu.max",
@@ -170,7 +170,7 @@ class RulesInTime:
         self.changed_at = 0.0
 
     def follow(self, rules: CgroupRules, at: float) -> None:
-        """Take the rules of a look at a Unix time."""
+        """Take the rules of an observation at a Unix time."""
         if self.now is not None and self.now.settings != rules.settings:
             self.earlier, self.changed_at = self.now, at
         self.now = rules
@@ -204,7 +204,9 @@ def _agrees(finding: Finding) -> bool:
 
 
 class Rotation:
-    """Choose the pods whose cgroups a look reads: changed ones, those in doubt, and a part of the rest."""
+    """Choose the pods whose cgroups an observation reads: changed ones, those in doubt, and a part of the
+    rest.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, ...]] = {}

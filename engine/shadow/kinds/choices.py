@@ -1,7 +1,7 @@
 """Compare choices for containers that a state file shows: which would these rules take, given what was free?
 
-The state files are read once a look. A container that is new in one of them is chosen again from the state of
-the look before, after the other new ones that arrived earlier.
+The state files are read once an observation. A container that is new in one of them is chosen again from the
+state of the observation before, after the other new ones that arrived earlier.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ class ChoiceComparer:
         yield from (found for (_, uid, _), found in self._judged.items() if uid in seen.pods)
 
     def _decided(self, part: GivenPart) -> Entries:
-        """Return the entries without what a later look judges: a pod may be in a file before it is listed."""
+        """Return the entries without what a later observation judges: a pod may be in a file before it is
+        listed.
+        """
         decided = {
             uid: {name: has for name, has in of.items() if (part.kind, uid, name) in self._judged}
             for uid, of in part.entries.items()
@@ -164,9 +166,9 @@ def _hint(pod: Pod, container: Container, judging: Sequence[_Judging], alignment
 
 
 def _not_comparable(before: Entries | None, entries: Entries, seen: Observation) -> str:
-    """Return why this look's choices cannot be repeated, an empty text if they can."""
+    """Return why this observation's choices cannot be repeated, an empty text if they can."""
     if before is None:
-        return "chosen before the first look"
+        return "chosen before the first observation"
     if any(name not in entries.get(uid, {}) for uid, of in before.items() for name in of):
         return "other containers gave theirs back at the same time"
     if any(uid not in before and uid not in seen.pods for uid in entries):

@@ -72,7 +72,7 @@ class DeviceComparer:
                         *(ids for (uid, _, name), ids in held.items() if name == resource and uid != pod.uid),
                     )
                     self._judged[key] = (
-                        NotJudged("devices", subject, "chosen before the first look")
+                        NotJudged("devices", subject, "chosen before the first observation")
                         if self._first
                         else compare_choice(subject, resource, required, has or frozenset(), free, left)
                     )
@@ -99,7 +99,7 @@ class DeviceComparer:
         except SelectionError as error:
             ours, reason = REFUSED, str(error)
         self._judged[pod.uid, "", resource] = (
-            NotJudged("devices", subject, "refused before the first look")
+            NotJudged("devices", subject, "refused before the first observation")
             if self._first
             else Comparison("devices", subject, ours, REFUSED, reason, pod.status.message)
         )

@@ -1,6 +1,6 @@
 """Compare evictions: which pods would go first, and which node conditions hold.
 
-The inputs are the kubelet's own statistics, those of the look before the eviction.
+The inputs are the kubelet's own statistics, those of the observation before the eviction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOW_ON: Final = re.compile(r"^The node was low on resource: ([a-z-]+)\.")
 
 
 class EvictionComparer:
-    """Judge evicted pods against the last look's ranking, and the conditions of the node."""
+    """Judge evicted pods against the last observation's ranking, and the conditions of the node."""
 
     def __init__(self) -> None:
         self._before: Observation | None = None
@@ -66,7 +66,7 @@ class EvictionComparer:
         active, starved = before.active(), starved_signals(before, match[1])
         orders = [
             list(_first(eviction_order(there, before.use, signal), len(together)))
-            # The kubelet may have measured since that look a pod that had no statistics in it.
+            # The kubelet may have measured since that observation a pod that had no statistics in it.
             for there in (active, [one for one in active if one.uid in before.use.pods])
             for signal in starved
         ]
@@ -164,8 +164,8 @@ def eviction_order(pods: Sequence[Pod], use: MeasuredNode, signal: str) -> Itera
 
 
 def _first(order: Iterator[tuple[Pod, str]], count: int) -> Iterator[tuple[Pod, str]]:
-    """Yield the first pods of an order, as many as were evicted between two looks, and those that rank equal
-    to the last of them: the kubelet's sort puts equals in any order.
+    """Yield the first pods of an order, as many as were evicted between two observations, and those that rank
+    equal to the last of them: the kubelet's sort puts equals in any order.
     """
     last = ""
     for number, (pod, why) in enumerate(order):

@@ -1,8 +1,8 @@
 """Compare image garbage collection: would these rules have removed the images that the kubelet removed?
 
-The kubelet looks for new and used images every five minutes, and does not say when. So each time that it can
-know of an image is a span, and an image counts as used before another one only where their spans are apart.
-Of images whose spans overlap, the kubelet may remove any.
+The kubelet searches for new and used images every five minutes, and does not say when. So each time that it
+can know of an image is a span, and an image counts as used before another one only where their spans are
+apart. Of images whose spans overlap, the kubelet may remove any.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class ImageComparer:
         self._findings: list[Finding] = []
 
     def compare(self, seen: Observation) -> Iterator[Finding]:
-        """Yield the findings; a look that did not read the images repeats those of the last reading."""
+        """Yield the findings; without new images, those of the last reading again."""
         if seen.images is not None:
             started = seen.series.get(STARTED, 0.0)
             if started != self._started:

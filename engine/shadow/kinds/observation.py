@@ -1,4 +1,4 @@
-"""Hold what one look at a node saw."""
+"""Hold what one observation of a node saw."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class Observation:
     (`node_known` false), derived from configuration and machine: it lacks labels and taints that others set.
     `use` is None if the kubelet serves no statistics; `series` are its metrics by their text up to the
     value, without those of probes if `probes_served` is false. `cpus`, `memory`, `devices` and `claims` are
-    the state files of the managers. `images` is None at looks that did not read them, `resources` if the
-    pod-resources API does not answer.
+    the state files of the managers. `images` is None at observations that did not read them, `resources` if
+    the pod-resources API does not answer.
     """
 
     at: float

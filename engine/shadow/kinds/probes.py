@@ -1,8 +1,8 @@
 """Compare what follows from probes: readiness, the end of the start, and the end of a container.
 
 A probe acts on its pod, so it is not repeated. The kubelet counts each outcome by probe. Outcomes of one kind
-between two looks have one order only, so the rule of thresholds can be applied to them; from mixed outcomes
-on, a probe is judged again once enough equal ones have followed.
+between two observations have one order only, so the rule of thresholds can be applied to them; from mixed
+outcomes on, a probe is judged again once enough equal ones have followed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from engine.shadow.kinds.status import statuses
 SETTLE: Final = 30.0
 TYPES: Final = {"Liveness": LIVENESS, "Readiness": READINESS, "Startup": STARTUP}
 RUNS, ENDS = "runs on", "is ended"
-MIXED: Final = "successes and failures between two looks, in an unknown order"
+MIXED: Final = "successes and failures between two observations, in an unknown order"
 SERIES: Final = "prober_probe_total{"
 _LABEL: Final = re.compile(r'([a-z_]+)="([^"]*)"')
 
@@ -70,7 +70,7 @@ class _Followed:
 
 
 class ProbeComparer:
-    """Follow the outcomes of probes from look to look."""
+    """Follow the outcomes of probes from observation to observation."""
 
     def __init__(self) -> None:
         self._followed: dict[ProbeKey, _Followed] = {}
@@ -119,7 +119,7 @@ def probe_counts(series: Mapping[str, float]) -> dict[ProbeKey, ProbeCounts]:
 def _next(
     before: _Followed | None, newest: ContainerRecord, counts: ProbeCounts, probe: Probe, name: str
 ) -> _Followed:
-    """Return the state of a probe after a look."""
+    """Return the state of a probe after an observation."""
     one = before
     # Counts that went down are those of a kubelet that has started again.
     if one is None or one.container_id != newest.id or any(map(int.__lt__, counts, one.counts)):
@@ -131,7 +131,7 @@ def _next(
 
 
 def _feed(one: _Followed, counts: ProbeCounts, fresh: ProbeState) -> None:
-    """Let the outcomes since the last look act on the state; `fresh` is one that knows nothing."""
+    """Let the outcomes since the last observation act on the state; `fresh` is one that knows nothing."""
     new = [after - before for after, before in zip(counts, one.counts, strict=True)]
     one.counts = counts
     if new[2] or (new[0] and new[1]):

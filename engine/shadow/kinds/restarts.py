@@ -99,7 +99,7 @@ class RestartComparer:
             if previous is not None and previous.attempt == newest.attempt - 1:
                 backoff.attempt("/".join(key), previous.finished_at, newest.created_at)
             else:
-                followed.known = False  # restarts between two looks were not seen
+                followed.known = False  # restarts between two observations were not seen
         followed.last_id = newest.id
 
     def _ended(

@@ -43,7 +43,7 @@ class StatusComparer:
         self._judged: dict[str, _JudgedPod] = {}
 
     def compare(self, seen: Observation) -> Iterator[Finding]:
-        """Yield the findings about all pods of a look."""
+        """Yield the findings about all pods of an observation."""
         judged: dict[str, _JudgedPod] = {}
         for uid, pod in seen.pods.items():
             record, known = seen.record(uid), self._judged.get(uid)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.shadow.looks import node, requesting
-from tests.shadow.recorded import RecordingShadow, looks
+from tests.shadow.observations import node, requesting
+from tests.shadow.recorded import RecordingShadow, observations
 
 
 def recorded(directory: Path) -> None:
     shadow = RecordingShadow(directory)
-    for seen in looks():
+    for seen in observations():
         shadow.take(seen)
     shadow.writer.close()
 

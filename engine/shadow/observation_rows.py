@@ -1,8 +1,8 @@
-"""Encode looks as rows of a record, and decode them again. Pure.
+"""Encode observations as rows of a record, and decode them again. Pure.
 
-A look has up to three rows: the values of the statistics and of the counters, and one row for all else, which
-comes last. Rows of state hold everything, and the others only what changed; each has a number, so that a
-reader notices when one before it is lost. Keys of values are listed in the row in which they change.
+An observation has up to three rows: the values of the statistics and of the counters, and one row for all
+else, which comes last. Rows of state hold everything, and the others only what changed; each has a number, so
+that a reader notices when one before it is lost. Keys of values are listed in the row in which they change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.shadow.kinds.observation import (
 )
 from engine.shadow.machine_facts import MachineFacts
 
-STREAM: Final = "look"
+STREAM: Final = "observation"
 STATE, CHANGED, SKIPPED = "state", "changed", "skipped"
 STATISTICS, COUNTERS = "statistics", "counters"
 _UNKNOWN: Final = -1
@@ -47,26 +47,26 @@ _POD_VALUES, _CONTAINER_VALUES, _VOLUME_VALUES = 3, 5, 2
 T = TypeVar("T")
 
 
-class RecordedLook(NamedTuple):
-    """Hold what a look saw, and the machine that it saw it on."""
+class RecordedObservation(NamedTuple):
+    """Hold what an observation saw, and the machine that it saw it on."""
 
     seen: Observation
     facts: MachineFacts
 
 
-class LookEncoder:
-    """Turn looks into rows; remembers what the rows before said."""
+class ObservationEncoder:
+    """Turn observations into rows; remembers what the rows before said."""
 
     def __init__(self) -> None:
         self._said: dict[str, Any] = {}
         self._pods: dict[str, Pod] = {}
         self._records: dict[str, PodRecord] = {}
 
-    def rows(self, look: RecordedLook, number: int, *, state: bool) -> Iterator[RecordRow]:
-        """Yield the rows of a look; the last one is a row of state, or says what changed."""
+    def rows(self, recorded: RecordedObservation, number: int, *, state: bool) -> Iterator[RecordRow]:
+        """Yield the rows of an observation; the last one is a row of state, or says what changed."""
         if state:
             self._said, self._pods, self._records = {}, {}, {}
-        seen = look.seen
+        seen = recorded.seen
         counters, others = _counters(seen.series)
         inputs: dict[str, Any] = {"number": number, "at": seen.at, "now": seen.now}
         inputs["measured"] = seen.use is not None
@@ -80,7 +80,7 @@ class LookEncoder:
         inputs |= self._changed("config", seen.config)
         inputs |= self._changed("node", seen.node)
         inputs |= self._changed("nodeKnown", seen.node_known)
-        inputs |= self._changed("machine", look.facts)
+        inputs |= self._changed("machine", recorded.facts)
         inputs |= self._changed_pods(seen)
         if seen.images is not None:
             inputs["filesystem"] = seen.images.filesystem
@@ -129,14 +129,14 @@ class LookEncoder:
 
 
 def skipped(at: float, number: int, why: str) -> RecordRow:
-    """Return the row of a look at which the node did not answer."""
+    """Return the row of an observation at which the node did not answer."""
     return RecordRow(time=at, stream=STREAM, name=SKIPPED, text=why, inputs={"number": number})
 
 
 @dataclass(slots=True)
-class LookDecoder:
+class ObservationDecoder:
     """Take the rows of a record in order. Between a row that is lost and the next row of state, there are no
-    looks.
+    observations.
     """
 
     _number: int = _NO_LOOK
@@ -146,24 +146,24 @@ class LookDecoder:
     _values: dict[str, Sequence[int]] = field(default_factory=dict)
 
     def restart(self) -> None:
-        """Expect the first look of a shadow."""
+        """Expect the first observation of a shadow."""
         self._number = 0
 
     def follows(self, row: RecordRow) -> bool:
-        """Tell whether a row completes the look after the last one."""
+        """Tell whether a row completes the observation after the last one."""
         return row.inputs.get("number") == self._number + 1
 
-    def take(self, row: RecordRow) -> RecordedLook | None:
-        """Return the look that a row completes. Raise `InvalidInput` for a row of another shape."""
+    def take(self, row: RecordRow) -> RecordedObservation | None:
+        """Return the observation that a row completes. Raise `InvalidInput` for a row of another shape."""
         if row.name in (STATISTICS, COUNTERS):
             self._values[row.name] = row.values
             return None
         try:
             return self._complete(row)
         except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-            raise InvalidInput(f"not a recorded look: {error!r}", subject="record") from None
+            raise InvalidInput(f"not a recorded observation: {error!r}", subject="record") from None
 
-    def _complete(self, row: RecordRow) -> RecordedLook | None:
+    def _complete(self, row: RecordRow) -> RecordedObservation | None:
         inputs, values = row.inputs, self._values
         self._values = {}
         if row.name == STATE:
@@ -197,7 +197,7 @@ class LookDecoder:
             probes_served=self._said["probesServed"],
             images=images,
         )
-        return RecordedLook(seen, self._said["machine"])
+        return RecordedObservation(seen, self._said["machine"])
 
     def _take_values(self, inputs: Mapping[str, Any]) -> None:
         said = self._said

@@ -1,4 +1,4 @@
-"""Pods as a kubelet shows them, what a runtime holds of them, and looks at both."""
+"""Pods as a kubelet shows them, what a runtime holds of them, and observations of both."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def record(of: Pod, *containers: ContainerRecord) -> PodRecord:
     return PodRecord(of.uid, of.metadata.name, "default", [sandbox], list(containers))
 
 
-def look(
+def observed(
     pods: Iterable[Pod],
     records: Iterable[PodRecord] = (),
     *,
