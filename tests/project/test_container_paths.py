@@ -70,7 +70,7 @@ MAY_TOUCH = {
     ("node/volumes/container_files.py", "mkdir"): AGENTS_OWN,
     ("node/volumes/container_files.py", "unlink"): AGENTS_OWN,
     ("node/volumes/container_files.py", "open"): f"{AGENTS_OWN}; O_EXCL",
-    ("node/volumes/container_files.py", "read_text"): "the host's own /etc/hosts",
+    ("node/volumes/container_files.py", "read_bytes"): "the host's own /etc/hosts",
     ("node/volumes/empty_dir.py", "mkdir"): AGENTS_OWN,
     ("node/volumes/empty_dir.py", "exists"): AGENTS_OWN,
     ("node/volumes/empty_dir.py", "is_dir"): f"{AGENTS_OWN}; the volume's own name, which none can replace",
