@@ -22,7 +22,7 @@ from engine.api.errors import Refused, Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.token_bucket import TokenBucket
 from engine.bench.burner_jobs import BurnerJob, pods_of, read_jobs
-from engine.bench.followed_pods import followed
+from engine.bench.followed_pods import FollowedPods, followed
 from engine.bench.procfs import ProcessUsage, usage
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.credentials import Credentials
@@ -64,7 +64,8 @@ class DensityRow:
     cpu_s: float
     idle_cpu_percent: float
     rss_mb: float
-    deleted_s: float
+    deleted_s: float | None
+    """None if the pods were not gone within the limit."""
     deletion_cpu_s: float
     load: tuple[float, float]
     left_out: tuple[str, ...]
@@ -84,8 +85,8 @@ def run_density(options: DensityOptions, say: Callable[[str], None]) -> list[Den
     """Play the workload's jobs one after another and return a row for each.
 
     Raises `InvalidInput` for a workload that cannot be played, `Refused` if the agent's process is missing,
-    `ApiError` and `Unavailable` if the cluster refuses or a wait is too long; namespaces that it created
-    are deleted in every case.
+    `ApiError` and `Unavailable` if the cluster refuses or pods are not Ready in time; namespaces that it
+    created are deleted in every case.
     """
     jobs = read_jobs(options.workload, options.variables)
     _usage_of(options.agent)
@@ -101,9 +102,10 @@ def density_table(rows: Iterable[DensityRow]) -> str:
     ]
     for row in rows:
         ready = ", ".join(f"{value:.1f}" for value in row.ready_s)
+        gone = "over the limit" if row.deleted_s is None else f"{row.deleted_s:.1f} s"
         lines.append(
             f"| {row.job} | {row.pods} | {row.agent} | {ready} s | {row.wall_s:.1f} s | {row.cpu_s:.2f} s "
-            f"| {row.idle_cpu_percent:.2f} % of a core | {row.rss_mb:.0f} MB | {row.deleted_s:.1f} s "
+            f"| {row.idle_cpu_percent:.2f} % of a core | {row.rss_mb:.0f} MB | {gone} "
             f"| {row.deletion_cpu_s:.2f} s | {row.load[0]:.0f} to {row.load[1]:.0f} |"
         )
     return "\n".join(lines)
@@ -162,20 +164,32 @@ class _Density:
             await asyncio.sleep(options.seconds)
             after = self._agent()
             idle = (after.cpu - before.cpu) / options.seconds * 100
-            began = time.monotonic()
-            await self._delete_namespaces()
-            await pods.until(
-                lambda: not pods.present,
-                options.limit,
-                lambda: f"{len(pods.present)} of {expected} pods are not gone",
-                "density",
-            )
+            deleted = await self._deleted(pods, expected)
             ready = sorted(at - pods.created[uid] for uid, at in pods.ready.items())
             return DensityRow(
                 job.name, options.label, expected, quantiles(ready), wall, cpu, idle,
-                after.rss / 1e6, time.monotonic() - began, self._agent().cpu - after.cpu,
+                after.rss / 1e6, deleted, self._agent().cpu - after.cpu,
                 (load, os.getloadavg()[0]), tuple(self._left_out),
             )  # fmt: skip
+
+    async def _deleted(self, pods: FollowedPods, expected: int) -> float | None:
+        """Delete the pods, and return after how many seconds they are gone.
+
+        None if that takes too long, which must not lose what was measured of their start.
+        """
+        began = time.monotonic()
+        await self._delete_namespaces()
+        try:
+            await pods.until(
+                lambda: not pods.present,
+                self._options.limit,
+                lambda: f"{len(pods.present)} of {expected} pods are not gone",
+                "density",
+            )
+        except Unavailable as error:
+            self._say(f"  {error.message}")
+            return None
+        return time.monotonic() - began
 
     def _key(self, pod: ObjectMeta) -> str:
         """Tell pods of the same name apart by their uid; those of other namespaces are not measured."""

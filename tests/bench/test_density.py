@@ -148,12 +148,12 @@ def test_quantiles_are_of_the_nearest_rank() -> None:
 
 
 @asynccontextmanager
-async def cluster(tmp_path: Path, *, ready: bool = True) -> AsyncIterator[ApiServer]:
+async def cluster(tmp_path: Path, *, ready: bool = True, ends: bool = True) -> AsyncIterator[ApiServer]:
     """A server whose deployments get their pods and whose pods become Ready."""
     async with ApiServer(tmp_path / "api") as server:
         server.documents["/api/v1"] = {"resources": [resource("pods", "Pod"), resource("pods/log", "Pod")]}
         server.documents["/apis/apps/v1"] = {"resources": [resource("deployments", "Deployment")]}
-        acting = asyncio.create_task(controllers(server, ready))
+        acting = asyncio.create_task(controllers(server, ready, ends))
         try:
             yield server
         finally:
@@ -166,7 +166,7 @@ def resource(name: str, kind: str) -> dict[str, Any]:
     return {"name": name, "kind": kind, "namespaced": True}
 
 
-async def controllers(server: ApiServer, ready: bool) -> None:
+async def controllers(server: ApiServer, ready: bool, ends: bool) -> None:
     """Give namespaces service accounts, deployments two pods, pods the condition Ready; end what a deleted
     namespace leaves.
     """
@@ -190,7 +190,8 @@ async def controllers(server: ApiServer, ready: bool) -> None:
             meta = pod["metadata"]
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
             if meta["namespace"] not in spaces:
-                server.delete(path, grace=0)
+                if ends:
+                    server.delete(path, grace=0)
             elif ready and not pod.get("status", {}).get("conditions"):
                 conditions = [{"type": "Ready", "status": "True"}]
                 server.update(f"{path}/status", {**pod, "status": {"conditions": conditions}})
@@ -253,6 +254,15 @@ async def test_pods_that_are_not_ready_in_time_are_counted_and_removed(
         with pytest.raises(Unavailable, match="0 of 6 pods are Ready"):
             await play(server, workload, limit=1.0)
         assert server.list("/api/v1/namespaces") == []
+
+
+async def test_a_deletion_without_end_loses_nothing_of_the_start(workload: Path, tmp_path: Path) -> None:
+    async with cluster(tmp_path, ends=False) as server:
+        (row,), said = await play(server, workload, limit=2.0)
+    assert row.deleted_s is None
+    assert row.ready_s[2] > 0
+    assert "  6 of 6 pods are not gone" in said
+    assert "| over the limit |" in density_table([row])
 
 
 def test_an_agent_that_does_not_run_is_refused(workload: Path, tmp_path: Path) -> None:
