@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from engine.api.encoding.go_architecture import go_architecture
 from engine.host.files import replacing_file
 
 BUSYBOX_TAG = "docker.io/library/busybox:latest"
@@ -132,8 +133,7 @@ def _digest(data: bytes) -> str:
 
 
 def _architecture() -> str:
-    machine = os.uname().machine
-    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
+    return go_architecture(os.uname().machine)
 
 
 def write_image(

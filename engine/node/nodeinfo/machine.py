@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.config import KubeletConfiguration
+from engine.api.encoding.go_architecture import go_architecture
 from engine.api.errors import Refused
 from engine.api.quantity import BINARY_SI, Quantity
 from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS
@@ -117,7 +118,7 @@ def max_pids() -> int:
 
 def architecture() -> str:
     """Return the processor architecture by Go's name, as images, labels and metrics have it."""
-    return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    return go_architecture(platform.machine())
 
 
 def node_labels(name: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from engine.api.encoding.go_architecture import go_architecture
 from engine.api.errors import InvalidInput
 from engine.runtime.images import tars
 from engine.runtime.objects.references import normalised, split_tag
@@ -312,8 +313,7 @@ class _Part(io.RawIOBase):
 
 def architecture() -> str:
     """Return this machine's name in image manifests."""
-    machine = os.uname().machine
-    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
+    return go_architecture(os.uname().machine)
 
 
 def _for_this_machine(manifests: Sequence[_Descriptor], path: Path) -> _Descriptor:

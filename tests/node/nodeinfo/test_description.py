@@ -15,6 +15,7 @@ from engine.cli.agent.client import AgentClient
 from engine.cli.agent.paths import SOCKET_NAME
 from engine.node.nodeinfo import description
 from engine.node.nodeinfo.description import node_images
+from engine.node.nodeinfo.machine import node_labels
 from engine.runtime.hollow import HollowRuntime
 from engine.server import HttpServer
 from engine.wire import cri_v1_pb2 as cri
@@ -133,3 +134,14 @@ async def test_conditions_are_made_in_whole_seconds(rig: Rig):
     for condition in conditions:
         assert condition.last_heartbeat_time.microsecond == 0
         assert condition.last_transition_time.microsecond == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    [("x86_64", "amd64"), ("armv7l", "arm"), ("i686", "386"), ("loongarch64", "loong64"), ("s390x", "s390x")],
+)
+def test_labels_name_the_architecture_as_images_do(
+    monkeypatch: pytest.MonkeyPatch, machine: str, name: str
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert node_labels("n")["kubernetes.io/arch"] == name
