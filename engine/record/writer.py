@@ -17,10 +17,11 @@ import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import RecordSection
@@ -47,8 +48,7 @@ _OPEN: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLO
 log = logging.getLogger("kubengine.record")
 
 
-@dataclass(slots=True)
-class _StateRows:
+class _StateRows(msgspec.Struct):
     """Follow the rows of state: whether one is `waiting` to be written; the bytes of the last block with one,
     when it was written, and the bytes `since`; whether a segment began after it, or rows were `lost`.
     """
