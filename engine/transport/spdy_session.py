@@ -8,6 +8,10 @@ gives credit back. A peer that ignores windows, as those in kubectl, crictl, the
 not cut off: instead, the reader of the connection stops reading. Towards the peer, windows count from the
 moment it shows that it uses them (WINDOW_UPDATE, or SETTINGS with a window). Until then only TCP slows us
 down, since a peer without windows would never open one.
+
+A client gives credit back only to a server that uses windows. Others end the connection as soon as a command
+has ended, and where the kernel then finds frames that nobody has read, it resets the connection: the end of
+the output and the exit code would be lost on their way.
 """
 
 from __future__ import annotations
@@ -137,20 +141,22 @@ class SpdySession(msgspec.Struct):
             self._forget_closed(stream, state)
 
     def consumed(self, stream: int, count: int) -> None:
-        """Return credit for `count` bytes of the stream that were read, so that the client may send as many
+        """Return credit for `count` bytes of the stream that were read, so that the peer may send as many
         again.
         """
         self._owed += count
+        state = self._streams.get(stream)
+        if state is not None and state.receiving:
+            state.owed += count
+        if self.client and not self._keeps_windows:
+            return
         # Half a window at a time, so that a peer that sends small frames does not get an update for each.
         if self._owed >= WINDOW // 2:
             self._emit(spdy.WindowUpdate(0, self._owed))
             self._owed = 0
-        state = self._streams.get(stream)
-        if state is not None and state.receiving:
-            state.owed += count
-            if state.owed >= WINDOW // 2:
-                self._emit(spdy.WindowUpdate(stream, state.owed))
-                state.owed = 0
+        if state is not None and state.receiving and state.owed >= WINDOW // 2:
+            self._emit(spdy.WindowUpdate(stream, state.owed))
+            state.owed = 0
 
     def ping(self, number: int) -> None:
         """Send a ping; a server's `number` is even, a client's is odd."""

@@ -212,6 +212,19 @@ def test_consumed_bytes_are_credited_to_the_client() -> None:
     assert client.answers() == [spdy.WindowUpdate(0, WINDOW // 2), spdy.WindowUpdate(1, WINDOW // 2)]
 
 
+def test_a_client_gives_no_credit_to_a_server_without_windows() -> None:
+    """Frames that it has not read when it ends make the kernel reset the connection, and output is lost."""
+    server = Client(client=True)
+    stream = server.session.open({})
+    server.answers()
+    server.tell(spdy.SynReply(stream, {}), spdy.Data(stream, b"x" * WINDOW))
+    server.session.consumed(stream, WINDOW)
+    assert server.answers() == []
+    server.tell(spdy.WindowUpdate(stream, 1))
+    server.session.consumed(stream, 1)
+    assert server.answers() == [spdy.WindowUpdate(0, WINDOW + 1), spdy.WindowUpdate(stream, WINDOW + 1)]
+
+
 texts = st.tuples(st.just(websocket.TEXT), st.text(max_size=150).map(str.encode), st.integers(0, 3))
 binaries = st.tuples(st.just(websocket.BINARY), st.binary(max_size=400), st.integers(0, 3))
 
