@@ -81,6 +81,7 @@ class PluginWatcher:
         self._serving = tasks.passing("plugin-socket")
         self._tasks: dict[Path, asyncio.Task[None]] = {}
         self._turns: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+        self._unread: set[Path] = set()
 
     async def start(self) -> None:
         """Watch the directory, and register the plugins with sockets in it."""
@@ -96,6 +97,7 @@ class PluginWatcher:
             self._watch = None
         await self._serving.stop()
         self._tasks.clear()
+        self._unread.clear()
 
     def _event(self, mask: int, directory: Path, name: str) -> None:
         if mask & IN_Q_OVERFLOW:
@@ -115,7 +117,11 @@ class PluginWatcher:
             if len(now.relative_to(self._directory).parts) > MAX_DEPTH:
                 log.error("%.200s: more than %d levels of directories; ignored", now, MAX_DEPTH)
                 continue
-            for entry in self._entries(now):
+            entries = self._entries(now)
+            if entries is None:
+                self._read_later(now)
+                continue
+            for entry in entries:
                 seen += 1
                 if seen > MAX_ENTRIES:
                     log.error("%s: more than %d entries; the others are ignored", directory, MAX_ENTRIES)
@@ -123,8 +129,10 @@ class PluginWatcher:
                 if self._take(entry):
                     waiting.append(entry)
 
-    def _entries(self, directory: Path) -> list[Path]:
-        """Watch a directory, again if another one has its name, and list it; return nothing if it is gone."""
+    def _entries(self, directory: Path) -> list[Path] | None:
+        """Watch a directory, again if another one has its name, and list it; return nothing if it is gone,
+        and None if it cannot be read.
+        """
         assert self._watch is not None
         try:
             # Watched before it is listed: a socket that appears in between is examined twice, not missed.
@@ -133,9 +141,26 @@ class PluginWatcher:
         except FileNotFoundError:
             return []
         except (OSError, Refused) as error:
-            if not (isinstance(error, Refused) and error.errno == errno.ENOENT):
-                log.error("%.200s: cannot be watched: %s", directory, error)
-            return []
+            if isinstance(error, Refused) and error.errno == errno.ENOENT:
+                return []
+            log.error("%.200s: cannot be watched, and is tried again: %s", directory, error)
+            return None
+
+    def _read_later(self, directory: Path) -> None:
+        if directory not in self._unread:
+            self._unread.add(directory)
+            self._serving.start(self._read_again(directory), str(directory))
+
+    async def _read_again(self, directory: Path) -> None:
+        """Try to read a directory, ever more rarely: without descriptors for a moment, its plugins would
+        stay unknown for as long as they run.
+        """
+        for failures in count(1):
+            await asyncio.sleep(RETRIES.after(failures))
+            if self._entries(directory) is not None:
+                break
+        self._unread.discard(directory)
+        self._scan(directory)
 
     def _examine(self, path: Path) -> None:
         if self._take(path):

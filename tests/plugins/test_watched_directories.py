@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -88,6 +89,26 @@ async def test_a_directory_that_goes_while_it_is_read_costs_no_other_event(
     bind(top / "s.sock")
     await eventually(lambda: top / "s.sock" in watched._tasks)
     assert not (top / "gone").exists()
+
+
+async def test_a_directory_that_cannot_be_read_for_a_moment_is_read_later(
+    watched: PluginWatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = tmp_path / "r"
+    top.mkdir()
+    bind(top / "s.sock")
+    listed = Path.iterdir
+    failures = iter([OSError(errno.EMFILE, "Too many open files")] * 2)
+
+    def lacking(path: Path) -> Any:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", lacking)
+    await watched.start()
+    assert watched._tasks == {}
+    await eventually(lambda: top / "s.sock" in watched._tasks)
 
 
 async def test_a_wide_directory_is_read_to_its_bound(
