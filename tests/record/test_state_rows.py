@@ -1,4 +1,4 @@
-"""A record says its whole state as often as is needed to play what is left of it, and no more often."""
+"""A recorder writes its whole state only as often as a replay of the newest segments needs it."""
 
 from __future__ import annotations
 

@@ -87,10 +87,9 @@ def _seconds(column: pa.ChunkedArray, path: str) -> NDArray[np.float64]:
 
 
 def _moment(text: str | None) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        pass
+    number = _number(text)
+    if number != math.inf:
+        return number
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:

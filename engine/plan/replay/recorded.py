@@ -191,8 +191,8 @@ def _run(
 
 
 def _parts(node: NodeRecording, parted: Mapping[str, Sequence[int]]) -> Iterator[int]:
-    """Yield the rows at which a part of the record begins or ends. States that say no more than the rows
-    since the last beginning are left out, because they are long.
+    """Yield the rows at which a replay can begin, and those that report lost rows. Rows of state are long,
+    and are left out where nothing is lost since the last beginning: the rows between say the same.
     """
     for at, name in sorted((at, name) for name, rows in parted.items() for at in rows):
         if name != "state" or not node.complete:

@@ -103,9 +103,14 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
+def is_label_column(name: str) -> bool:
+    """Tell whether a column of nodes has labels or taints, which a file has from the Node objects."""
+    return name == TAINTS or name.startswith(LABEL)
+
+
 def without_labels(nodes: pa.Table) -> pa.Table:
     """Return a table of nodes, whose Node objects are about to change, without the columns made from them."""
-    return nodes.select([name for name in nodes.column_names if name != TAINTS and name[:6] != LABEL])
+    return nodes.select([name for name in nodes.column_names if not is_label_column(name)])
 
 
 def empty(fields: dict[str, pa.DataType]) -> pa.Table:

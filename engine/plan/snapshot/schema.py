@@ -30,8 +30,8 @@ from engine.plan.snapshot.columns import (
     POD_FIELDS,
     PRIORITY_CLASS_FIELDS,
     REPEATED_TEXT,
-    TAINTS,
     VOLUME_FIELDS,
+    is_label_column,
 )
 from engine.plan.snapshot.lazy_table import Table
 from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS
@@ -180,7 +180,7 @@ def _fields(name: str, there: Sequence[str]) -> Mapping[str, pa.DataType]:
             raise InvalidInput(f"templates: more than {MAX_RESOURCES} resources")
     if name == "nodes":
         fields |= {field: pa.large_string() for field in (PROCESSORS, PINNING) if field in there}
-        fields |= {field: REPEATED_TEXT for field in there if field == TAINTS or field.startswith(LABEL)}
+        fields |= {field: REPEATED_TEXT for field in there if is_label_column(field)}
     if name == "pods":
         fields = {field: kind for field, kind in fields.items() if field[:6] != "usage/" or field in there}
         optional = {"deleted": pa.float64(), "claims": REPEATED_TEXT, "device_claims": REPEATED_TEXT}
