@@ -128,6 +128,10 @@ class PodRecord(msgspec.Struct):
     def empty(self) -> bool:
         return not self.sandboxes and not self.containers
 
+    def copy(self) -> PodRecord:
+        """Return a record that stays as this one is now."""
+        return PodRecord(self.uid, self.name, self.namespace, list(self.sandboxes), list(self.containers))
+
     def put_container(self, record: ContainerRecord) -> bool:
         """Insert or replace a container; a state never goes back. Returns whether anything changed."""
         for index, known in enumerate(self.containers):

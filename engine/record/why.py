@@ -1,4 +1,8 @@
-"""Explain from a record what became of a pod: the rows about it, and the reason for its end. Pure."""
+"""Explain from a record what became of a pod: the rows about it, and the reason for its end. Pure.
+
+The decisions of a record say that. A shadow sees a kubelet's decisions only by their results, and sees none
+of a pod that is gone before its next observation; there, the kubelet's own events tell.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,14 @@ _ENDINGS: Final[Mapping[str, str]] = {
     "resize deferred": "waits for its resize",
 }
 """The decisions that end or change a pod against the will of its owner, in words."""
+_EVENTS: Final[Mapping[str, str]] = {
+    "Evicted": "eviction evicted",
+    "Preempting": "preemption preempted",
+    "Killing": "restart unhealthy",
+}
+"""The reasons of Events that tell of such a decision."""
+_BY_A_PROBE: Final = " probe, will be restarted"
+"""What the message of `Killing` ends with if a probe failed."""
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -58,11 +70,23 @@ def is_about(pod: str, row: RecordRow) -> bool:
 
 
 def causes(rows: Iterable[RecordRow]) -> Iterator[Cause]:
-    """Yield the decisions that ended or changed pods, in the order of the rows."""
+    """Yield the decisions that ended or changed pods, in the order of the rows; an event counts where no row
+    of a decision tells the same of its pod.
+    """
+    rows = list(rows)
+    decided = {(row.pod, row.uid, row.name) for row in rows if row.stream == "decision"}
     for row in rows:
-        what = _ENDINGS.get(row.name)
-        if row.stream == "decision" and what is not None:
+        name = row.name if row.stream == "decision" else _told_by(row)
+        what = _ENDINGS.get(name)
+        if what is not None and (row.stream == "decision" or (row.pod, row.uid, name) not in decided):
             yield Cause(row.time, row.pod, row.container, what, row.text, row.inputs)
+
+
+def _told_by(row: RecordRow) -> str:
+    """Return the name of the decision that an event tells of, '' for any other row."""
+    if row.stream != "event" or (row.name == "Killing" and not row.text.endswith(_BY_A_PROBE)):
+        return ""
+    return _EVENTS.get(row.name, "")
 
 
 def inputs_in_words(inputs: Mapping[str, Any]) -> Iterator[str]:

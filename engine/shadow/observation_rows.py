@@ -105,10 +105,7 @@ class ObservationEncoder:
             held, said = seen.records.get(uid), self._records.get(uid)
             if held is None or held == said:
                 continue
-            # A copy, because the runtime's view changes its records in place.
-            records[uid] = self._records[uid] = PodRecord(
-                held.uid, held.name, held.namespace, list(held.sandboxes), list(held.containers)
-            )
+            records[uid] = self._records[uid] = held
         for uid in self._records.keys() - (seen.records.keys() & seen.pods.keys()):
             del self._records[uid]
             records[uid] = None

@@ -1,15 +1,15 @@
 """Observe a live node again and again, and judge what is seen. Read-only.
 
 Each observation reads the kubelet first and the runtime after it, so that a container that the kubelet shows
-is in the runtime's lists. An observation in which either does not answer is skipped and counted as a fault;
-what was not yet settled then begins again.
+is in the runtime's lists. A runtime that sends events is listed rarely: they tell what it has. An observation
+in which either does not answer is skipped and counted as a fault; what was not yet settled then begins again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,13 +24,12 @@ from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.cri.client import RuntimeClient
+from engine.cri.records import PodRecord
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
-from engine.record.writer import RecordWriter, record_writer
 from engine.shadow.judge import Judge, MachineRules
 from engine.shadow.kinds.cgroups import CgroupRules
-from engine.shadow.kinds.comparison import Finding
 from engine.shadow.kinds.observation import (
     STARTED,
     FileSystem,
@@ -43,9 +42,9 @@ from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
 from engine.shadow.ledger import AgreementLedger, Difference
 from engine.shadow.machine_facts import MachineFacts
 from engine.shadow.machine_reader import MachineReader
-from engine.shadow.observation_rows import RecordedObservation, skipped
-from engine.shadow.recording import ObservationRecorder
+from engine.shadow.observation_rows import RecordedObservation
 from engine.shadow.second import NextNode, SecondConfiguration
+from engine.shadow.shadow_record import ShadowRecord
 from engine.shadow.socket_reader import PodResourcesReader, RuntimeImages
 from engine.wire import cri_v1_pb2 as cri
 
@@ -113,8 +112,8 @@ class Shadow:
     began: float = 0.0
     last: Observation | None = None
     second: SecondConfiguration = field(default_factory=SecondConfiguration)
-    _recorder: ObservationRecorder = field(default_factory=ObservationRecorder)
-    _writer: RecordWriter | None = None
+    _record: ShadowRecord | None = None
+    _trouble: str = ""
     _judge: Judge = field(default_factory=Judge)
     _sources: _Sources | None = None
     _runtime: RuntimeClient | None = None
@@ -138,14 +137,15 @@ class Shadow:
             )
 
         if self.options.record.directory:
-            self._writer = record_writer(self.options.record, self.clock)
-            self._writer.open()
+            self._record = ShadowRecord(self.options.record, self.clock)
 
     async def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
         self._kubelet.close()
         self._resources.close()
+        if self._watch is not None:
+            await self._watch.stop()
+        if self._record is not None:
+            await self._record.close()
         if self._runtime is not None:
             await self._runtime.close()
         if self._api is not None:
@@ -160,9 +160,8 @@ class Shadow:
             self.skipped += 1
             self.fault(error.subject or "node", error.message)
             self.ledger.interrupt()
-            if self._writer is not None:
-                self._writer.add(skipped(self.clock(), self.observations, str(error)))
-                await asyncio.to_thread(self._writer.flush)
+            if self._record is not None:
+                await self._record.skipped(self.observations, str(error))
             # A kubelet that comes back may have another configuration.
             self._sources = None
             return []
@@ -181,20 +180,19 @@ class Shadow:
         new = self.ledger.take(findings, now=seen.now, wall=seen.at)
         if self._sources.following is not None:
             self.second.compare(seen, rules, self._sources.following)
-        if self._writer is not None:
-            await self._record(self._writer, RecordedObservation(seen, self._sources.facts), findings)
+        if self._record is not None:
+            recorded = RecordedObservation(seen, self._sources.facts)
+            await self._record.observation(recorded, findings, self.observations)
+            self._follow_events(self._record, seen.node.metadata.name)
         return new
 
-    async def _record(
-        self, writer: RecordWriter, seen: RecordedObservation, findings: Sequence[Finding]
-    ) -> None:
-        state = writer.state_due
-        *rows, last = self._recorder.rows(seen, findings, self.observations, state=state)
-        for row in rows:
-            writer.add(row)
-        (writer.add_state if state else writer.add)(last)
-        # In a thread, because a disk that is slow or full must not delay the next observation.
-        await asyncio.to_thread(writer.flush)
+    def _follow_events(self, record: ShadowRecord, node: str) -> None:
+        """Record the kubelet's events, too, if there is an API server; say once why they cannot be read."""
+        if self._api is not None and node:
+            record.follow_events(self._api, node)
+        before, self._trouble = self._trouble, record.trouble
+        if self._trouble not in ("", before):
+            self.fault("events", self._trouble)
 
     def fault(self, source: str, text: str) -> None:
         """Count a source that could not be read."""
@@ -238,7 +236,7 @@ class Shadow:
         unnamed = self._sources is not None and not self._sources.node.metadata.name and bool(pods)
         if self._sources is None or unnamed or self.observations % CONFIG_EVERY == 0:
             self._sources = await self._read_sources(next((p.spec.node_name for p in pods.values()), ""))
-        watch = await self._runtime_view(self._sources.config)
+        records = await self._runtime_view(self._sources.config)
         images = await self._read_images(pods, use)
         probes = await asyncio.to_thread(self._kubelet.probes)
         states = await asyncio.to_thread(self._machine.states)
@@ -247,7 +245,7 @@ class Shadow:
             now=self.monotonic(),
             config=self._sources.config,
             pods=pods,
-            records=watch.pods,
+            records=records,
             node=self._sources.node,
             node_known=self._sources.node_known,
             use=use,
@@ -300,7 +298,7 @@ class Shadow:
                     subject=self.options.kubelet.url,
                 )
             config, _ = load_config([self.options.config])
-        await self._runtime_view(config)
+        await self._runtime_watch(config)
         config.cgroup_driver = await self._driver(config.cgroup_driver)
         before = self._sources
         if before is not None and before.config == config:
@@ -339,8 +337,13 @@ class Shadow:
             self.fault(error.subject, error.message)
             return None
 
-    async def _runtime_view(self, config: KubeletConfiguration) -> RuntimeWatch:
+    async def _runtime_view(self, config: KubeletConfiguration) -> Mapping[str, PodRecord]:
         """Return the runtime's pods as they are now. Raise the runtime's error."""
+        # Copies, because events change the records in place while the rest of the node is read.
+        return {uid: record.copy() for uid, record in (await self._runtime_watch(config)).pods.items()}
+
+    async def _runtime_watch(self, config: KubeletConfiguration) -> RuntimeWatch:
+        """Return the view of the runtime, up to date by its events, or by its lists without them."""
         if self._runtime is None or self._watch is None:
             endpoint = self.options.runtime or config.container_runtime_endpoint or CONTAINERD
             self._runtime = RuntimeClient(endpoint, timeout=RUNTIME_TIMEOUT)
@@ -350,8 +353,10 @@ class Shadow:
                 clock=self.clock,
                 registry=Registry(),
                 tasks=Tasks(),
+                on_event=self._record.runtime_event if self._record is not None else lambda event: None,
             )
-        await self._watch.relist()
+            self._watch.follow()
+        await self._watch.refresh()
         return self._watch
 
     async def _driver(self, configured: str) -> str:

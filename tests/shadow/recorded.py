@@ -69,8 +69,9 @@ def make(
     pods: Sequence[Any], records: Sequence[Any], number: int, *, images: SeenImages | None = None,
     series: dict[str, float] | None = None, **more: Any,
 ) -> Observation:  # fmt: skip
+    held = [one.copy() for one in records]
     return replace(
-        observed(pods, records, at=1000 + number * PERIOD, **more), images=images, series=series or {},
+        observed(pods, held, at=1000 + number * PERIOD, **more), images=images, series=series or {},
         probes_served=number > 2,
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from engine.api.kubengine_config import RecordSection
 from engine.record.reader import Record
+from engine.record.writer import RecordWriter
 from engine.runtime.hollow import HollowRuntime
 from engine.shadow.judge import REPEATABLE
 from engine.shadow.kubelet_reader import KubeletAccess
@@ -93,7 +93,7 @@ async def test_a_full_disk_costs_the_record_only(
     shadow: Shadow, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full: list[bool] = []
-    append = type(shadow._writer)._append  # type: ignore[union-attr]
+    append = RecordWriter._append
 
     def refuse(writer: Any, block: bytes) -> None:
         if full:
@@ -106,7 +106,7 @@ async def test_a_full_disk_costs_the_record_only(
         full[:] = [True] if 2 <= number < 8 else []
         say(fake, "a", f"b{number}")
         await shadow.compare()
-    await asyncio.to_thread(shadow._writer.close)  # type: ignore[union-attr]
+    await shadow.close()
     found = replay_shadow(tmp_path / "record")
     # It is played again from the state that follows the loss.
     assert found.unlike == []

@@ -41,6 +41,7 @@ STEP_SECONDS = 600.0
 """Seconds after which a relist counts as stuck."""
 
 OnChange = Callable[[str], None]
+OnEvent = Callable[[cri.ContainerEventResponse], None]
 
 
 _UID: Final = f"labels[{labels.POD_UID}]"
@@ -112,7 +113,7 @@ class RuntimeWatch:
     """Hold all pods of the runtime by uid.
 
     `on_change(uid)` is called whenever a pod changed; `on_trouble` when the event stream broke or a relist
-    failed.
+    failed; `on_event` with each event of the stream.
     """
 
     def __init__(
@@ -125,15 +126,18 @@ class RuntimeWatch:
         on_trouble: Callable[[], None] = lambda: None,
         tasks: Tasks | None = None,
         relist_seconds: float = RELIST_SECONDS,
+        on_event: OnEvent = lambda event: None,
     ) -> None:
         self._runtime = runtime
         self._on_change = on_change
         self._on_trouble = on_trouble
+        self._on_event = on_event
         self._clock = clock
         self._relist_seconds = relist_seconds
         self._began = clock()
         self._streaming = False
         self._streaming_since = 0.0
+        self._listed_at = 0.0
         self._stream_lost_at = 0.0
         tasks = tasks or Tasks()
         self._following = tasks.task("runtime-events")
@@ -152,8 +156,12 @@ class RuntimeWatch:
     async def start(self) -> None:
         """Read the runtime once. Raises the runtime's error if it cannot be read."""
         await self.relist()
-        self._following.start(self._follow_events)
+        self.follow()
         self._relisting.start(self._keep_relisting)
+
+    def follow(self) -> None:
+        """Follow the event stream only, for a caller that asks with `refresh` when it needs the view."""
+        self._following.start(self._follow_events)
 
     async def stop(self) -> None:
         await self._following.stop()
@@ -198,6 +206,13 @@ class RuntimeWatch:
         """Return the record of a pod; it is empty if the runtime holds nothing of it."""
         return self.pods.get(uid) or PodRecord(uid, "", "")
 
+    async def refresh(self) -> None:
+        """Relist, unless the event stream told everything since the last relist. Raises the first failure."""
+        stood = self._listed_at - self._streaming_since
+        if self._streaming and stood > 0 and time.monotonic() - self._listed_at < relist_period(stood):
+            return
+        await self.relist()
+
     async def relist(self) -> None:
         """Relist now. Raises the first failure, after it has read every pod that can be read."""
         began = self._clock()
@@ -216,6 +231,7 @@ class RuntimeWatch:
         # Events that arrived before this list was requested are part of it, and contradict nothing any
         # longer.
         self._touched = {uid: at for uid, at in self._touched.items() if at >= listed_at}
+        self._listed_at = listed_at
         self.last_relist = self._clock()
         self.last_error = ""
         self._metrics.seconds.observe(self.last_relist - began)
@@ -387,6 +403,7 @@ class RuntimeWatch:
         self._wake.set()
 
     def _apply(self, event: cri.ContainerEventResponse) -> None:
+        self._on_event(event)
         sandbox = event.pod_sandbox_status
         record = self._record(sandbox.labels)
         if record is None:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, Pod
 from engine.api.status import ContainerState, ContainerStatus, PodStatus
-from engine.cri.records import CREATED, EXITED, ContainerRecord, PodRecord, SandboxRecord
+from engine.cri.records import CREATED, EXITED, ContainerRecord, PodRecord
 from engine.node.pod.life import Waiting
 from engine.node.sync.actions import should_restart
 from engine.node.sync.status import StatusInputs, pod_status
@@ -30,7 +30,7 @@ class _JudgedPod(NamedTuple):
     """Hold the findings about a pod and what they follow from."""
 
     pod: Pod
-    held: tuple[Sequence[SandboxRecord], Sequence[ContainerRecord]]
+    held: PodRecord
     findings: Sequence[Finding]
 
 
@@ -47,10 +47,8 @@ class StatusComparer:
         judged: dict[str, _JudgedPod] = {}
         for uid, pod in seen.pods.items():
             record, known = seen.record(uid), self._judged.get(uid)
-            # Copies, because the runtime's view changes its records in place.
-            held = tuple(record.sandboxes), tuple(record.containers)
-            if known is None or known.pod is not pod or known.held != held:
-                known = _JudgedPod(pod, held, tuple(compare_status(pod, seen)))
+            if known is None or known.pod is not pod or known.held != record:
+                known = _JudgedPod(pod, record, tuple(compare_status(pod, seen)))
             judged[uid] = known
             yield from known.findings
         self._judged = judged
