@@ -279,6 +279,24 @@ def test_pods_that_end_by_themselves_explain_the_victims_of_a_critical_pod() -> 
     assert found["admission default/last"] == ("admitted", "admitted")
 
 
+def test_of_equal_pods_any_may_end_for_a_critical_pod() -> None:
+    comparer = AdmissionComparer()
+    names = ("a", "b", "c", "d")
+    pods = {name: pod(name, requesting(cpu="500m"), order=1) for name in names}
+    list(comparer.compare(observed(pods.values())))
+    # The kubelet ended b and d; d, whose containers exit with 0, has no reason, as c, which ended by itself.
+    pods["b"] = pod("b", requesting(cpu="500m"), order=1, phase="Failed", reason="Preempting")
+    for name in ("c", "d"):
+        pods[name] = pod(name, requesting(cpu="500m"), order=1, phase="Succeeded")
+    critical = pod("critical", {**requesting(cpu="1"), "priority": CRITICAL}, order=3)
+    found = list(comparer.compare(observed([*pods.values(), critical])))
+    assert by_kind(found)["preemption default/critical"] == ("default/b", "default/b")
+    (one,) = [each for each in found if isinstance(each, Comparison) and each.kind == "preemption"]
+    # Both victims are named, though one is gone, and none that comes later.
+    assert one.our_reason.count(" (Burstable) frees 500 of cpu") == 2
+    assert "default/critical" not in one.our_reason
+
+
 def test_a_victim_that_no_rule_chooses_is_a_difference() -> None:
     comparer = AdmissionComparer()
     pods = {name: pod(name, requesting(cpu="900m"), order=1) for name in ("a", "b")}

@@ -7,15 +7,17 @@ pods that ended between two observations count if only their use explains what t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine.admission import NodeAllocations, Verdict, decide
 from engine.admission.failures import NODE_AFFINITY, NODE_NAME, TAINT, is_of_predicates
 from engine.admission.readmission import ADMITTED
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
-from engine.api.qos import SEEN_ANNOTATION
+from engine.api.qos import SEEN_ANNOTATION, qos_class
+from engine.api.resources import pod_requests
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.observation import ENDED, Observation
 
@@ -40,6 +42,14 @@ def is_rejected(pod: Pod) -> bool:
 def is_decided(pod: Pod) -> bool:
     """Tell whether the kubelet has admitted or refused the pod: it lists pods before it does so."""
     return pod.status.start_time is not None or is_refused(pod)
+
+
+class _Choice(NamedTuple):
+    """Hold a verdict, the pods that end for it, and what each of them frees."""
+
+    verdict: Verdict
+    victims: Sequence[Pod] = ()
+    why: str = ""
 
 
 class AdmissionComparer:
@@ -98,53 +108,65 @@ class AdmissionComparer:
             yield NotJudged("admission", pod.full_name, f"refused by another part of the kubelet: {theirs}")
             return
         try:
-            verdict = decide(admitted, pod)
+            choice = _choose(admitted, pod)
         except InvalidInput as error:
             yield NotJudged("admission", pod.full_name, str(error))
             return
+        verdict = choice.verdict
         if verdict.reason in _BY_LABELS and not seen.node_known:
             yield NotJudged("admission", pod.full_name, "the node's labels and taints are not known")
             _add(admitted, pod, unless=refused)
             return
-        earlier = _with_more(admitted, gone, pod, verdict)
+        earlier = _with_more(admitted, gone, pod, choice)
         if refused and verdict.admit:
-            verdict = earlier
+            verdict = earlier.verdict
         ours = ADMITTED if verdict.admit else verdict.reason
         # A kubelet that starts shows pods as they were before it decides about them.
         settle = 0.0 if refused or pod.status.phase == "Running" else SETTLE
         yield Comparison("admission", pod.full_name, ours, theirs, _reason(verdict), message, settle)
         _add(admitted, pod, unless=refused)
         if not refused:
-            yield from _preemption(pod, admitted, (verdict, earlier), gone, victims)
+            yield from _preemption(pod, admitted, (choice, earlier), gone, victims)
 
 
 def _preemption(
-    pod: Pod, admitted: NodeAllocations, verdicts: Sequence[Verdict], gone: Sequence[Pod],
+    pod: Pod, admitted: NodeAllocations, choices: Sequence[_Choice], gone: Sequence[Pod],
     victims: Sequence[Pod],
 ) -> Iterator[Finding]:  # fmt: skip
-    """Judge which pods ended for a critical one. Afterwards the pods are those that the kubelet left.
+    """Judge which pods ended for a critical one. Afterwards the pods are those that the kubelet left."""
+    ended = [victim for victim in victims if victim.uid in admitted]
+    preempting = [choice for choice in choices if choice.verdict.preemption is not None]
+    if not preempting or (choices[0].verdict.preemption is None and not ended):
+        return
+    agreed = next((one for one in preempting if _may_be(one.victims, ended, gone)), None)
+    left = {one.uid for one in gone}
+    chosen = ended if agreed is not None else [one for one in preempting[0].victims if one.uid not in left]
+    for victim in victims:
+        admitted.remove(victim.uid)
+    yield Comparison(
+        "preemption", pod.full_name, _names(chosen), _names(ended), (agreed or preempting[0]).why,
+        "pods that the kubelet ended for a critical pod since the last observation",
+    )  # fmt: skip
+
+
+def _may_be(victims: Iterable[Pod], ended: Iterable[Pod], gone: Iterable[Pod]) -> bool:
+    """Tell whether pods that ended are a choice of victims, perhaps with some of those that are gone.
 
     A victim whose containers exit with 0 has no reason, as a pod that ended by itself; and a kubelet waits
-    for its victims one after another, so that others may end meanwhile.
+    for its victims one after another, so that others may end meanwhile. Of pods with equal requests, a
+    kubelet takes any: its list of pods is in no order.
     """
-    ended = sorted(victim.full_name for victim in victims if victim.uid in admitted)
-    names = {one.uid: one.full_name for one in (*admitted.pods.values(), *victims)}
-    left = {one.uid for one in gone}
-    choices = [
-        (sorted(names[uid] for uid in verdict.victims if uid not in left), verdict)
-        for verdict in verdicts
-        if verdict.preemption is not None
-    ]
-    if not choices or (verdicts[0].preemption is None and not ended):
-        return
-    chosen, verdict = next((one for one in choices if one[0] == ended), choices[0])
-    why = _why_these(verdict, names | {one.uid: one.full_name for one in gone})
-    for uid in {*verdict.victims, *(victim.uid for victim in victims)}:
-        admitted.remove(uid)
-    yield Comparison(
-        "preemption", pod.full_name, ", ".join(chosen) or "none", ", ".join(ended) or "none",
-        why, "pods that the kubelet ended for a critical pod since the last observation",
-    )  # fmt: skip
+    wanted, known, perhaps = (Counter(map(_alike, pods)) for pods in (victims, ended, gone))
+    return all(known[one] <= wanted[one] <= known[one] + perhaps[one] for one in wanted | known)
+
+
+def _alike(pod: Pod) -> tuple[object, ...]:
+    """Return a key that pods have in common between which a preemption does not distinguish."""
+    return qos_class(pod), *sorted((name, str(amount)) for name, amount in pod_requests(pod).items())
+
+
+def _names(pods: Iterable[Pod]) -> str:
+    return ", ".join(sorted(pod.full_name for pod in pods)) or "none"
 
 
 def arrival(pod: Pod) -> tuple[str, str, str]:
@@ -165,15 +187,29 @@ def _add(admitted: NodeAllocations, pod: Pod, *, unless: bool = False) -> None:
             return
 
 
-def _with_more(admitted: NodeAllocations, gone: Iterable[Pod], pod: Pod, verdict: Verdict) -> Verdict:
+def _choose(admitted: NodeAllocations, pod: Pod) -> _Choice:
+    """Judge a pod. Raise `InvalidInput` for amounts that cannot be counted."""
+    verdict = decide(admitted, pod)
+    if verdict.preemption is None:
+        return _Choice(verdict)
+    pods = admitted.pods
+    why = "; ".join(
+        f"{pods[step.uid].full_name} ({step.qos}) frees "
+        + (", ".join(f"{amount} of {name}" for name, amount in step.frees) or "nothing more")
+        for step in verdict.preemption.steps()
+    )
+    return _Choice(verdict, [pods[uid] for uid in verdict.victims], why)
+
+
+def _with_more(admitted: NodeAllocations, gone: Iterable[Pod], pod: Pod, otherwise: _Choice) -> _Choice:
     """Judge again as if pods that ended since the last observation had still been there."""
     added = [other.uid for other in gone if other.uid not in admitted]
     for other in gone:
         _add(admitted, other)
     try:
-        return decide(admitted, pod)
+        return _choose(admitted, pod)
     except InvalidInput:
-        return verdict
+        return otherwise
     finally:
         for uid in added:
             admitted.remove(uid)
@@ -186,12 +222,3 @@ def _reason(verdict: Verdict) -> str:
         short = ", ".join(f"{amount} of {name}" for name, amount in verdict.preemption.requirements)
         return f"fits once {len(verdict.victims)} pods have ended: {short} must be freed"
     return "every predicate holds"
-
-
-def _why_these(verdict: Verdict, names: dict[str, str]) -> str:
-    assert verdict.preemption is not None
-    return "; ".join(
-        f"{names.get(step.uid, step.uid)} ({step.qos}) frees "
-        + ", ".join(f"{amount} of {name}" for name, amount in step.frees)
-        for step in verdict.preemption.steps()
-    )
