@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -202,6 +203,33 @@ def test_delays_before_the_first_observation_are_taken_from_the_kubelet() -> Non
     held = record(later, ran(4, code=1, at=150), ran(3, code=1, at=100))
     found = list(comparer.compare(observed([later], [held])))
     assert by_kind(found)["back-off default/p/c attempt 4"] == ("80 s", "80 s")
+
+
+@pytest.mark.parametrize(
+    ("pauses", "probe", "expected"),
+    [
+        ((0.1, 13.0, 28.0), None, [("0 s", "0 s"), ("10 s", "10 s"), ("20 s", "20 s")]),
+        ((0.1, 3.0, 28.0), None, [("0 s", "0 s"), ("10 s", "3 s"), ("20 s", "20 s")]),
+        ((0.1, 11.0, 200.0), None, [("0 s", "0 s"), ("10 s", "10 s"), ("20 s", "200 s")]),
+        # A kubelet that ends a container for a probe starts the next one at once.
+        ((0.1, 0.3, 0.3), {"exec": {"command": ["true"]}}, [("0 s", "0 s"), None, None]),
+    ],
+)
+def test_the_time_between_an_end_and_a_start_is_compared_with_the_delay(
+    pauses: Sequence[float], probe: Any, expected: Sequence[Any]
+) -> None:
+    comparer, held = RestartComparer(), [ran(0, code=1, at=100)]
+    containers = [{"name": "c", "image": "i", "livenessProbe": probe}]
+    found: list[Any] = []
+    for attempt, pause in enumerate((None, *pauses)):
+        if pause is not None:
+            began = held[0].finished_at + pause
+            held = [ran(attempt, code=1, at=began), *held[:1]]
+        one = pod("p", {"containers": containers}, **told(TERMINATED, attempt))
+        judged = by_kind(list(comparer.compare(observed([one], [record(one, *held)]))))
+        if attempt:
+            found.append(judged.get(f"back-off default/p/c attempt {attempt - 1}"))
+    assert found == expected
 
 
 def test_a_kubelet_that_starts_has_forgotten_the_delays() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from engine.api.config import KubeletConfiguration
@@ -28,6 +28,8 @@ from engine.shadow.kinds.status import statuses
 SETTLE: Final = 130.0
 """Seconds; a kubelet that missed the end of a container syncs its pod once a minute."""
 RESTARTS, STAYS = "restarts", "stays ended"
+EARLY: Final = 1.0
+"""Seconds by which a container may seem to start too early, as its times are rounded on the way."""
 _DELAY = re.compile(r"^back-off (?:(\d{1,9})m)?(?:(\d{1,9})s)? restarting failed container", re.ASCII)
 _MOST_FAILURES: Final = 12
 """Failures after which every configurable longest delay is reached."""
@@ -42,7 +44,6 @@ class _Followed:
 
     last_id: str = ""
     known: bool = False
-    findings: dict[str, Comparison] = field(default_factory=dict)
 
 
 class RestartComparer:
@@ -70,7 +71,7 @@ class RestartComparer:
                 key = pod.uid, container.name
                 present.add(key)
                 followed = self._followed.setdefault(key, _Followed(known=newest.attempt == 0))
-                self._follow(key, followed, record, newest, backoff)
+                yield from self._follow(pod, container, followed, record, newest, backoff)
                 if newest.state == EXITED:
                     actions = actions or _actions(pod, record, shown)
                     yield from self._ended(pod, container, newest, told, actions)
@@ -90,14 +91,19 @@ class RestartComparer:
         return self._backoff
 
     def _follow(
-        self, key: tuple[str, str], followed: _Followed, record: PodRecord, newest: ContainerRecord,
+        self, pod: Pod, container: Container, followed: _Followed, record: PodRecord, newest: ContainerRecord,
         backoff: Backoff,
-    ) -> None:  # fmt: skip
-        """Count the restart that made the newest container."""
+    ) -> Iterator[Finding]:  # fmt: skip
+        """Count the restart that made the newest container, and judge how long it waited."""
         if followed.last_id and followed.last_id != newest.id:
             previous = record.previous(newest.name)
             if previous is not None and previous.attempt == newest.attempt - 1:
-                backoff.attempt("/".join(key), previous.finished_at, newest.created_at)
+                key = f"{pod.uid}/{newest.name}"
+                ended_at = previous.finished_at
+                if followed.known and previous.state == EXITED and previous.hash == newest.hash:
+                    delay = backoff.remaining(key, ended_at, ended_at)
+                    yield _waited(pod, container, previous, newest, delay)
+                backoff.attempt(key, ended_at, newest.created_at)
             else:
                 followed.known = False  # restarts between two observations were not seen
         followed.last_id = newest.id
@@ -138,6 +144,24 @@ class RestartComparer:
             "back-off", _subject(pod, newest), f"{backoff.delay(name):g} s", f"{delay:g} s",
             f"attempt {newest.attempt} ended with {newest.exit_code}", waiting.message, SETTLE,
         )  # fmt: skip
+
+
+def _waited(
+    pod: Pod, container: Container, ended: ContainerRecord, newest: ContainerRecord, delay: float
+) -> Finding:
+    """Compare the time between an end and a start with the delay: a kubelet starts nothing earlier, and later
+    only as much as it takes to notice.
+    """
+    waited = newest.created_at - ended.finished_at
+    if waited < delay and (container.liveness_probe is not None or container.startup_probe is not None):
+        # A kubelet that ends a container for a probe starts the next one at once.
+        return NotJudged("back-off", _subject(pod, ended), "a probe may have ended it, so that nothing waits")
+    in_time = delay - EARLY <= waited <= delay + SETTLE
+    return Comparison(
+        "back-off", _subject(pod, ended), f"{delay:g} s", f"{delay if in_time else round(waited):g} s",
+        f"attempt {ended.attempt} ended with {ended.exit_code}",
+        f"attempt {newest.attempt} was made {waited:.1f} s after the end",
+    )  # fmt: skip
 
 
 def kubelets_delay(message: str) -> float | None:
