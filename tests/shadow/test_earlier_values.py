@@ -28,14 +28,16 @@ def rules(limit: int, directory: Path) -> CgroupRules:
     return reader.facts("containerd", directory / "none.sock").rules(config)
 
 
-def compared(limits: list[int], has: int, directory: Path, *, created: float = 0.0) -> list[Finding]:
+def compared(
+    limits: list[int], has: int, directory: Path, *, created: float = 0.0, attempt: int = 0
+) -> list[Finding]:
     """The findings about a pod whose `pids.max` is `has`, after configurations with these limits."""
     one = pod("p")
     in_time = RulesInTime()
     for at, limit in enumerate(limits):
         in_time.follow(rules(limit, directory), 100.0 * at)
     held = record(one)
-    held.sandboxes = [replace(held.sandboxes[0], created_at=created)]
+    held.sandboxes = [replace(held.sandboxes[0], created_at=created, attempt=attempt)]
 
     def read(wanted: WantedGroup) -> GroupReading:
         return GroupReading({**wanted.files, "pids.max": str(has)})
@@ -51,6 +53,8 @@ def sides(found: list[Finding]) -> tuple[str, str] | str:
 def test_a_pod_older_than_the_change_keeps_the_earlier_value(tmp_path: Path) -> None:
     assert sides(compared([500, 400], 500, tmp_path)) == KEPT
     assert isinstance(compared([500, 400], 500, tmp_path)[0], NotJudged)
+    # The kubelet keeps the cgroup of a pod that gets another sandbox.
+    assert sides(compared([500, 400], 500, tmp_path, created=150, attempt=1)) == KEPT
 
 
 def test_another_value_and_a_younger_pod_differ(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from msgspec import structs
 
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import convert
@@ -293,6 +294,12 @@ def test_a_pod_that_the_api_does_not_list_differs() -> None:
     seen = replace(pinned(""), resources=SeenResources({}, v1.AllocatableResourcesResponse()))
     found = sides(list(compare_resources(seen, None)))
     assert found["default/p"] == (NOTHING, "not listed")
+    # Nothing of it runs: the kubelet has ended it, and has not shown that yet.
+    one = pod("p")
+    held = record(one, ran(0, code=0))
+    held.sandboxes = [structs.replace(held.sandboxes[0], ready=False)]
+    ended = replace(observed([one], [held]), resources=seen.resources)
+    assert "default/p" not in sides(list(compare_resources(ended, None)))
 
 
 def test_devices_and_claims_are_listed() -> None:

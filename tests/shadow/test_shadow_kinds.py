@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Pod
 from engine.cri.records import CREATED
-from engine.shadow.kinds.admission import AdmissionComparer
+from engine.shadow.kinds.admission import UNSEEN, AdmissionComparer
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.eviction import EvictionComparer
 from engine.shadow.kinds.observation import STARTED, MeasuredNode, MeasuredPod
@@ -85,6 +85,20 @@ def test_a_pod_that_the_kubelet_has_not_decided_about_waits_and_holds_nothing() 
     late = refused("waits", "OutOfcpu", requesting(cpu="1500m"), order=2)
     found = by_kind(list(comparer.compare(observed([late, other]))))
     assert found["admission default/waits"] == ("OutOfcpu", "OutOfcpu")
+
+
+def test_a_pod_that_came_and_went_between_two_observations_explains_a_refusal() -> None:
+    comparer = AdmissionComparer()
+    waits = pod("waits", requesting(cpu="1500m"), phase="Pending", startTime=None)
+    list(comparer.compare(observed([waits])))
+    late = refused("late", "OutOfcpu", requesting(cpu="1"), order=2)
+    (found,) = comparer.compare(observed([late]))
+    assert isinstance(found, NotJudged)
+    assert found.why == UNSEEN
+    # Without such a pod, it is a difference.
+    other = refused("other", "OutOfcpu", requesting(cpu="1"), order=3)
+    without = by_kind(list(comparer.compare(observed([other]))))
+    assert without["admission default/other"] == ("admitted", "OutOfcpu")
 
 
 def test_a_pod_that_a_kubelet_refuses_after_its_restart_is_judged_again() -> None:
@@ -230,6 +244,30 @@ def test_the_time_between_an_end_and_a_start_is_compared_with_the_delay(
         if attempt:
             found.append(judged.get(f"back-off default/p/c attempt {attempt - 1}"))
     assert found == expected
+
+
+def test_a_container_that_was_never_started_leaves_the_delay_unknown() -> None:
+    comparer, first = RestartComparer(), ran(0, code=1, at=100)
+    made = replace(ran(1, at=111), state=CREATED, started_at=0.0)
+    second = ran(2, at=120)
+    third = [ran(3, at=141), ran(2, code=1, at=120)]
+    for held in ([first], [made, first], [second, made], third):
+        one = pod("p", **told(TERMINATED, held[0].attempt))
+        found = by_kind(list(comparer.compare(observed([one], [record(one, *held)]))))
+    assert "back-off default/p/c attempt 2" not in found
+
+
+def test_a_kubelet_that_was_away_starts_a_container_late() -> None:
+    def judged(began: float) -> tuple[str, str]:
+        comparer = RestartComparer()
+        for held in ([ran(0, code=1, at=100)], [ran(1, at=400), ran(0, code=1, at=100)]):
+            one = pod("p", **told(TERMINATED, held[0].attempt))
+            seen = dataclasses.replace(observed([one], [record(one, *held)]), series={STARTED: began})
+            found = by_kind(list(comparer.compare(seen)))
+        return found["back-off default/p/c attempt 0"]
+
+    assert judged(began=1.0) == ("0 s", "290 s")
+    assert judged(began=380.0) == ("0 s", "0 s")
 
 
 def test_a_kubelet_that_starts_has_forgotten_the_delays() -> None:

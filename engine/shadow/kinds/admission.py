@@ -23,6 +23,7 @@ from engine.shadow.kinds.observation import ENDED, Observation
 
 PREEMPTED: Final = "Preempting"
 SETTLE: Final = 60.0
+UNSEEN: Final = "pods that the kubelet may have admitted before it came and went between two observations"
 _REJECTED: Final = "Pod was rejected: "
 """How the message of a pod begins that a kubelet does not admit."""
 _BY_LABELS: Final = (NODE_AFFINITY.reason, NODE_NAME.reason, TAINT.reason)
@@ -61,6 +62,7 @@ class AdmissionComparer:
         self._judged: dict[str, list[Finding]] = {}
         self._refused: set[str] = set()
         self._before: dict[str, Pod] | None = None
+        self._undecided: set[str] = set()
 
     def compare(self, seen: Observation) -> Iterator[Finding]:
         """Yield the findings about all pods of an observation."""
@@ -75,6 +77,7 @@ class AdmissionComparer:
         if new:
             self._judge(new, seen)
         self._before = {pod.uid: pod for pod in seen.active() if is_decided(pod)}
+        self._undecided = {uid for uid, pod in seen.pods.items() if not is_decided(pod)}
         for found in self._judged.values():
             yield from found
 
@@ -120,6 +123,9 @@ class AdmissionComparer:
         earlier = _with_more(admitted, gone, pod, choice)
         if refused and verdict.admit:
             verdict = earlier.verdict
+            if verdict.admit and self._undecided - seen.pods.keys():
+                yield NotJudged("admission", pod.full_name, UNSEEN)
+                return
         ours = ADMITTED if verdict.admit else verdict.reason
         # A kubelet that starts shows pods as they were before it decides about them.
         settle = 0.0 if refused or pod.status.phase == "Running" else SETTLE

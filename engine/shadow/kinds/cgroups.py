@@ -181,13 +181,15 @@ def compare_pod(
 ) -> Iterator[Finding]:
     """Yield the comparisons of a pod's cgroups and those of its containers.
 
-    A kubelet v1.36 that starts with another configuration writes the values of a pod when the pod starts. So
-    values of the earlier configuration are no difference if the pod is older than the change.
+    A kubelet v1.36 that starts with another configuration writes the values of a pod when it makes the pod's
+    cgroup, which stays if the pod gets another sandbox. So values of the earlier configuration are no
+    difference if the pod is older than the change.
     """
     assert rules.now is not None
     earlier: dict[str, WantedGroup] = {}
     sandbox = record.sandbox
-    if rules.earlier is not None and sandbox is not None and sandbox.created_at < rules.changed_at:
+    older = sandbox is not None and (sandbox.attempt > 0 or sandbox.created_at < rules.changed_at)
+    if rules.earlier is not None and older:
         earlier = {one.subject: one for one in wanted_of_pod(pod, record, rules.earlier, exclusive)}
     for wanted in wanted_of_pod(pod, record, rules.now, exclusive):
         found, before = read(wanted), earlier.get(wanted.subject)

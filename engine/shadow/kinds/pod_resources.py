@@ -71,7 +71,8 @@ def compare_resources(seen: Observation, cpu_rules: CpuRules | None) -> Iterator
     listed = seen.resources.pods
     for pod in seen.active():
         theirs = listed.get(pod.full_name)
-        if is_refused(pod) or (theirs is None and seen.record(pod.uid).empty):
+        # A kubelet lists no pod that it has ended, though it may show its status a while later.
+        if is_refused(pod) or (theirs is None and not seen.record(pod.uid).alive):
             continue
         yield Comparison(
             "pod-resources", pod.full_name, _of_pod(pod_resources(pod, state, files, claims).containers),

@@ -32,6 +32,8 @@ from engine.shadow.kinds.observation import Observation
 from engine.shadow.kinds.status import statuses
 
 SETTLE: Final = 30.0
+STATUS_SETTLE: Final = 60.0
+"""Seconds that a kubelet under load may take to show an outcome, as for any other part of a status."""
 TYPES: Final = {"Liveness": LIVENESS, "Readiness": READINESS, "Startup": STARTUP}
 RUNS, ENDS = "runs on", "is ended"
 MIXED: Final = "successes and failures between two observations, in an unknown order"
@@ -182,8 +184,10 @@ def _judged(
     elif name == "Liveness":
         ours, theirs, why = RUNS, RUNS, "it runs"
     elif name == "Startup":
+        settle = STATUS_SETTLE
         ours, theirs, why = "started", _not("started", unless=bool(told.started)), "its status"
     else:
+        settle = STATUS_SETTLE
         ours = _not("ready", unless=published == SUCCESS)
         theirs, why = _not("ready", unless=told.ready), "its status"
         if not told.started:

@@ -97,15 +97,16 @@ class RestartComparer:
         """Count the restart that made the newest container, and judge how long it waited."""
         if followed.last_id and followed.last_id != newest.id:
             previous = record.previous(newest.name)
-            if previous is not None and previous.attempt == newest.attempt - 1:
+            if previous is not None and previous.started_at and previous.attempt == newest.attempt - 1:
                 key = f"{pod.uid}/{newest.name}"
                 ended_at = previous.finished_at
                 if followed.known and previous.state == EXITED and previous.hash == newest.hash:
                     delay = backoff.remaining(key, ended_at, ended_at)
-                    yield _waited(pod, container, previous, newest, delay)
+                    yield _waited(pod, container, previous, newest, delay, self._kept_by[1])
                 backoff.attempt(key, ended_at, newest.created_at)
             else:
-                followed.known = False  # restarts between two observations were not seen
+                # Restarts between two observations were not seen, or one that did not come to a start.
+                followed.known = False
         followed.last_id = newest.id
 
     def _ended(
@@ -147,16 +148,18 @@ class RestartComparer:
 
 
 def _waited(
-    pod: Pod, container: Container, ended: ContainerRecord, newest: ContainerRecord, delay: float
-) -> Finding:
+    pod: Pod, container: Container, ended: ContainerRecord, newest: ContainerRecord, delay: float,
+    kubelet_began: float,
+) -> Finding:  # fmt: skip
     """Compare the time between an end and a start with the delay: a kubelet starts nothing earlier, and later
-    only as much as it takes to notice.
+    only as much as it takes to notice, once it has started itself.
     """
     waited = newest.created_at - ended.finished_at
     if waited < delay and (container.liveness_probe is not None or container.startup_probe is not None):
         # A kubelet that ends a container for a probe starts the next one at once.
         return NotJudged("back-off", _subject(pod, ended), "a probe may have ended it, so that nothing waits")
-    in_time = delay - EARLY <= waited <= delay + SETTLE
+    late = newest.created_at - max(ended.finished_at, kubelet_began) - delay
+    in_time = delay - EARLY <= waited and late <= SETTLE
     return Comparison(
         "back-off", _subject(pod, ended), f"{delay:g} s", f"{delay if in_time else round(waited):g} s",
         f"attempt {ended.attempt} ended with {ended.exit_code}",
