@@ -6,7 +6,7 @@
 
 static void read_all(grpc_answer *g, uint8_t call, char *output, const uint8_t *data, size_t n,
                      size_t piece) {
-    static grpc_room room;
+    static grpc_buffers room;
     uint8_t reply[GRPC_REPLY_SIZE];
     size_t at;
     grpc_reset(g, call, &room, output);

@@ -44,7 +44,7 @@ static void read_all(reader *r, const uint8_t *data, size_t n, size_t piece) {
     http2_reset(&r->core, r->streams, STREAMS, WINDOW_DEFAULT, WINDOW_DEFAULT, &r->table, r->scratch, ROOM);
     r->core.list_limit = ROOM;
     for (i = 0; i < STREAMS; i++) http2_sent(&r->core, http2_open(&r->core), 0, i != 1);
-    http2_forget(&r->core, 5);
+    http2_remove_stream(&r->core, 5);
     for (at = 0; at < n && !r->core.broken; at += piece) {
         const uint8_t *now = data + at;
         http2_event event;

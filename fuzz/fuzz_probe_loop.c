@@ -98,7 +98,7 @@ static int is_over(uint32_t key) {
     loop.notified = 0;
     while ((p = loop_next_news(&loop))) {
         p->news = 0;
-        probe_forget_excerpt(p);
+        probe_drop_excerpt(p);
     }
     p = loop_probe(&loop, key);
     if (!p || p->outcome > OUTCOME_ERROR || loop.open > loop.limit) abort();

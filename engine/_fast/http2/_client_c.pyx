@@ -64,9 +64,9 @@ cdef extern from "client.h" nogil:
     void http2_calm(http2 *)
     http2_stream *http2_find(const http2 *, uint32_t)
     int http2_usable(const http2 *)
-    uint32_t http2_room(const http2 *)
+    uint32_t http2_streams_left(const http2 *)
     http2_stream *http2_open(http2 *)
-    void http2_forget(http2 *, uint32_t)
+    void http2_remove_stream(http2 *, uint32_t)
     uint32_t http2_sendable(const http2 *, const http2_stream *)
     void http2_sent(http2 *, http2_stream *, uint32_t, int)
     void http2_take(http2 *, uint32_t, uint32_t)
@@ -163,7 +163,7 @@ cdef class ClientConnection:
         """Whether a request can start now."""
         if self._core.open == self._core.capacity and self._core.capacity < self._most:
             self._grow()
-        return http2_room(&self._core) > 0
+        return http2_streams_left(&self._core) > 0
 
     @property
     def open(self):
@@ -268,7 +268,7 @@ cdef class ClientConnection:
         """Cancel a request whose response, or the rest of it, is no longer needed."""
         if http2_find(&self._core, stream) == NULL:
             return
-        http2_forget(&self._core, stream)
+        http2_remove_stream(&self._core, stream)
         self._bodies.pop(stream, None)
         self._need(FRAME_HEAD + 4)
         frame_write_one(self._out + self._out_len, FRAME_RST_STREAM, stream, code)

@@ -111,7 +111,7 @@ static inline int http2_usable(const http2 *h) {
 }
 
 /* The number of streams that can open now. */
-static inline uint32_t http2_room(const http2 *h) {
+static inline uint32_t http2_streams_left(const http2 *h) {
     uint32_t most = h->most_streams < h->capacity ? h->most_streams : h->capacity;
     return http2_usable(h) && h->open < most ? most - h->open : 0;
 }
@@ -128,7 +128,7 @@ static inline http2_stream *http2_open(http2 *h) {
 }
 
 /* Drop a stream; whatever the server still sends on it is discarded. */
-static inline void http2_forget(http2 *h, uint32_t id) {
+static inline void http2_remove_stream(http2 *h, uint32_t id) {
     uint32_t place = http2_place(h, id);
     if (place == h->open || h->streams[place].id != id) return;
     h->open--;
@@ -147,7 +147,7 @@ static inline void http2_sent(http2 *h, http2_stream *s, uint32_t size, int ends
     s->send_window -= (int32_t)size;
     h->send_window -= (int32_t)size;
     if (ends) s->sent = 1;
-    if (s->sent && s->ended) http2_forget(h, s->id);
+    if (s->sent && s->ended) http2_remove_stream(h, s->id);
 }
 
 /* Account for `size` bytes of a stream's data that were read: the server may send as many again. */
@@ -324,7 +324,7 @@ static inline uint8_t http2_end_stream(http2 *h, http2_event *e) {
     if (!s) return HTTP2_MORE;
     s->ended = 1;
     e->stream = h->stream;
-    if (s->sent) http2_forget(h, s->id);
+    if (s->sent) http2_remove_stream(h, s->id);
     return HTTP2_END;
 }
 
@@ -344,7 +344,7 @@ static inline uint8_t http2_end_frame(http2 *h, http2_event *e) {
         return HTTP2_HEAD;
     case FRAME_RST_STREAM:
         if (!http2_find(h, h->stream)) return HTTP2_MORE;
-        http2_forget(h, h->stream);
+        http2_remove_stream(h, h->stream);
         e->stream = h->stream;
         e->code = frame_read_number(h->small);
         return HTTP2_RESET;

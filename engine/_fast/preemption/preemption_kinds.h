@@ -23,7 +23,7 @@ static int KB_NAME(kb_deciding)(const kb_columns *columns, const kb_remaining *l
 }
 
 /* Determines the kind of each candidate; 0 if there are too many kinds. */
-static int KB_NAME(kb_tell_kinds)(kb_kinds *kinds, const kb_columns *columns, const kb_remaining *left,
+static int KB_NAME(kb_find_kinds)(kb_kinds *kinds, const kb_columns *columns, const kb_remaining *left,
                                   const int32_t *rows, int32_t n) {
     const int64_t *deciding[KB_MAX_NEEDS + 2];
     const int count = KB_NAME(kb_deciding)(columns, left, deciding);
@@ -120,7 +120,7 @@ static int32_t KB_NAME(kb_choose_by_kind)(const kb_columns *columns, kb_remainin
     char *after = kb_pool_at(&kinds.pool, space->arena, kind_rows, kind_positions, KB_KINDS, columns->needs);
     kinds.kind = (int32_t *)after;
     kinds.places = kinds.kind + n;
-    if (!KB_NAME(kb_tell_kinds)(&kinds, columns, left, rows, n)) return -1;
+    if (!KB_NAME(kb_find_kinds)(&kinds, columns, left, rows, n)) return -1;
     KB_NAME(kb_enter_kinds)(&kinds, columns, left, rows, n);
     for (; left->count && n; n--) {
         const kb_best best = KB_NAME(kb_nearest)(&kinds.pool, columns, left, &space->touched);

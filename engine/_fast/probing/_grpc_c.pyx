@@ -5,12 +5,12 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t
 cdef extern from "grpc.h" nogil:
     enum:
         GRPC_GET
-    ctypedef struct grpc_room:
+    ctypedef struct grpc_buffers:
         pass
     ctypedef struct grpc_answer:
         int32_t detail
         uint8_t verdict
-    void grpc_reset(grpc_answer *, uint8_t, grpc_room *, char *)
+    void grpc_reset(grpc_answer *, uint8_t, grpc_buffers *, char *)
     uint8_t grpc_feed(grpc_answer *, const uint8_t *, size_t)
     uint8_t grpc_eof(grpc_answer *)
     size_t grpc_reply(grpc_answer *, uint8_t *)
@@ -21,13 +21,13 @@ cdef class GrpcAnswer:
     """Read one response piece by piece. `feed` and `eof` return the verdict so far."""
 
     cdef grpc_answer _answer
-    cdef grpc_room _room
+    cdef grpc_buffers _buffers
     cdef char _output[10240]  # EXEC_OUTPUT_LIMIT
 
     def __cinit__(self, int call=0):
         if not 0 <= call <= GRPC_GET:
             raise ValueError(f"call {call} is not 0 (health), 1 (exec) or 2 (GET)")
-        grpc_reset(&self._answer, <uint8_t>call, &self._room, self._output)
+        grpc_reset(&self._answer, <uint8_t>call, &self._buffers, self._output)
 
     def feed(self, const uint8_t[::1] data not None):
         if data.shape[0] == 0:

@@ -105,7 +105,7 @@ cdef extern from "run.h" nogil:
         uint64_t early_failures
     int loop_open(probe_loop *, uint32_t, uint32_t)
     void loop_close(probe_loop *)
-    void loop_hang_up(probe_loop *)
+    void loop_close_descriptors(probe_loop *)
     void loop_run(probe_loop *)
     void loop_stop(probe_loop *)
     void loop_lock(probe_loop *)
@@ -121,8 +121,8 @@ cdef extern from "run.h" nogil:
     void probe_schedule(probe_loop *, probe *, uint64_t, uint64_t)
     uint64_t grid_of(const probe_loop *l, const probe *p, uint64_t period_ns)
     void probe_outcome(probe_loop *, probe *, uint8_t, uint8_t, int32_t, const char *, uint32_t)
-    void probe_forget_excerpt(probe *)
-    void probe_forget_target(probe_loop *, probe *)
+    void probe_drop_excerpt(probe *)
+    void probe_drop_target(probe_loop *, probe *)
     probe_text *text_take(probe_texts *, const text_part *)
     int request_compose(connection *, const probe *)
     void probe_abandon(probe_loop *, probe *)
@@ -181,7 +181,7 @@ cdef class ProbeLoop:
         """Close every descriptor after `run` has ended. Counters and states stay readable."""
         self._lock()
         if not self._loop.running:
-            loop_hang_up(self._loop)
+            loop_close_descriptors(self._loop)
         loop_unlock(self._loop)
 
     def fileno(self):
@@ -277,7 +277,7 @@ cdef class ProbeLoop:
                 raise MemoryError
         probe_abandon(self._loop, p)
         loop_poke(self._loop)
-        probe_forget_target(self._loop, p)
+        probe_drop_target(self._loop, p)
         p.text = text
         return p
 
@@ -298,7 +298,7 @@ cdef class ProbeLoop:
         cdef probe *p = self._take(key)
         probe_abandon(self._loop, p)
         loop_poke(self._loop)
-        probe_forget_target(self._loop, p)
+        probe_drop_target(self._loop, p)
         probe_set_network(self._loop, p, -1)
         loop_unlock(self._loop)
 
@@ -354,7 +354,7 @@ cdef class ProbeLoop:
                 p.excerpt[:p.excerpt_len] if p.news & NEWS_OUTCOME and p.excerpt_len else b"",
             ))
             p.news = 0
-            probe_forget_excerpt(p)
+            probe_drop_excerpt(p)
         loop_notify(self._loop)
         loop_unlock(self._loop)
         return news

@@ -108,11 +108,11 @@ static inline void connection_open(probe_loop *l, connection *c) {
     if (kind == KIND_HTTP)
         http_reset(&c->answer.http);
     else if (kind == KIND_GRPC)
-        grpc_reset(&c->answer.grpc, GRPC_HEALTH, c->room, 0);
+        grpc_reset(&c->answer.grpc, GRPC_HEALTH, c->buffers, 0);
     else if (kind == KIND_H2C)
-        grpc_reset(&c->answer.grpc, GRPC_GET, c->room, 0);
+        grpc_reset(&c->answer.grpc, GRPC_GET, c->buffers, 0);
     else if (kind == KIND_EXEC)
-        grpc_reset(&c->answer.grpc, GRPC_EXEC, c->room, c->output);
+        grpc_reset(&c->answer.grpc, GRPC_EXEC, c->buffers, c->output);
     connection_progress(l, c);
 }
 
@@ -151,7 +151,7 @@ static inline int connection_redirect(probe_loop *l, connection *c) {
     if (verdict == LOCATION_TLS) {
         connection_drop(l, c);
         l->handed_over++;
-        probe_tell(l, p, NEWS_DUE);
+        probe_notify(l, p, NEWS_DUE);
         return 1;
     }
     l->redirects++;
@@ -346,7 +346,7 @@ static inline void connection_timed_out(probe_loop *l, connection *c, uint64_t n
     probe *p = c->owner;
     if (p->kind == KIND_EXEC && !c->slow) {
         c->slow = 1;
-        probe_tell(l, p, NEWS_SLOW);
+        probe_notify(l, p, NEWS_SLOW);
         timer_arm(&l->wheel, &c->deadline, tick_of(c->began_ns + exec_patience(p)));
         return;
     }
@@ -381,17 +381,17 @@ static inline connection *connection_find(probe_loop *l) {
 }
 
 /* 0 = out of memory. */
-static inline int connection_has_room(connection *c, uint8_t kind) {
+static inline int connection_allocate_buffers(connection *c, uint8_t kind) {
     if (kind == KIND_EXEC && !c->output && !(c->output = malloc(EXEC_OUTPUT_LIMIT))) return 0;
-    return (kind != KIND_EXEC && kind != KIND_GRPC && kind != KIND_H2C) || c->room ||
-           (c->room = malloc(sizeof *c->room));
+    return (kind != KIND_EXEC && kind != KIND_GRPC && kind != KIND_H2C) || c->buffers ||
+           (c->buffers = malloc(sizeof *c->buffers));
 }
 
 /* Assign a connection to the probe and start.  0 = out of memory. */
 static inline int connection_begin(probe_loop *l, probe *p, uint64_t now) {
     connection *c = connection_find(l);
     if (!c) return 0;
-    if (!connection_has_room(c, p->kind) || !request_compose(c, p)) {
+    if (!connection_allocate_buffers(c, p->kind) || !request_compose(c, p)) {
         c->next_free = l->free_connections;
         l->free_connections = c;
         return 0;

@@ -30,7 +30,7 @@ enum grpc_verdict {
 typedef struct {
     hpack_table table;
     char scratch[HPACK_TABLE_SIZE];
-} grpc_room;
+} grpc_buffers;
 
 typedef struct {
     http2 connection;
@@ -48,13 +48,13 @@ typedef struct {
 } grpc_answer;
 
 /* `output`: of GRPC_EXEC, room for EXEC_OUTPUT_LIMIT bytes. */
-static inline void grpc_reset(grpc_answer *g, uint8_t call, grpc_room *room, char *output) {
+static inline void grpc_reset(grpc_answer *g, uint8_t call, grpc_buffers *buffers, char *output) {
     memset(g, 0, sizeof *g);
     g->call = call;
     g->status = g->grpc_status = -1;
     exec_reset(&g->exec, output);
-    http2_reset(&g->connection, &g->stream, 1, WINDOW_LIMIT, WINDOW_LIMIT, &room->table, room->scratch,
-                sizeof room->scratch);
+    http2_reset(&g->connection, &g->stream, 1, WINDOW_LIMIT, WINDOW_LIMIT, &buffers->table, buffers->scratch,
+                sizeof buffers->scratch);
     g->connection.idle_limit = GRPC_FRAMES_LIMIT;
     /* The request is sent at once: account for it as if it had used the initial window of any server. */
     http2_sent(&g->connection, http2_open(&g->connection), WINDOW_DEFAULT, 1);

@@ -66,11 +66,11 @@ static inline uint32_t authority_write(const probe_address *a, char out[AUTHORIT
 /* Make space for the whole request; 0 = out of memory. */
 static inline int request_begin(connection *c, size_t size) {
     c->request_len = 0;
-    if (size > c->request_room) {
+    if (size > c->request_size) {
         char *grown = size > UINT32_MAX ? 0 : realloc(c->request, size);
         if (!grown) return 0;
         c->request = grown;
-        c->request_room = (uint32_t)size;
+        c->request_size = (uint32_t)size;
     }
     return 1;
 }

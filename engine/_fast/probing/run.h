@@ -12,7 +12,7 @@
 #define LOOP_LAG_NS 2000000u /* a later wake-up is caused by the machine */
 
 /* Close every descriptor; counters can still be read. */
-static inline void loop_hang_up(probe_loop *l) {
+static inline void loop_close_descriptors(probe_loop *l) {
     uint32_t i;
     int *fds[] = {&l->epoll_fd, &l->wake_fd, &l->news_fd, &l->home_fd};
     for (i = 0; i < l->allocated; i++) connection_drop(l, l->connections[i]);
@@ -24,17 +24,17 @@ static inline void loop_hang_up(probe_loop *l) {
 
 static inline void loop_close(probe_loop *l) {
     uint32_t i;
-    loop_hang_up(l);
+    loop_close_descriptors(l);
     for (i = 0; i < l->allocated; i++) {
         free(l->connections[i]->request);
         free(l->connections[i]->output);
-        free(l->connections[i]->room);
+        free(l->connections[i]->buffers);
         free(l->connections[i]);
     }
     for (i = 0; i < l->capacity; i++) {
         probe *p = &l->blocks[i / PROBE_BLOCK][i % PROBE_BLOCK];
-        probe_forget_excerpt(p);
-        probe_forget_target(l, p);
+        probe_drop_excerpt(p);
+        probe_drop_target(l, p);
     }
     for (i = 0; i < l->capacity / PROBE_BLOCK; i++) free(l->blocks[i]);
     free(l->connections);
@@ -113,7 +113,7 @@ static inline int loop_start_some(probe_loop *l, probe_queue *q) {
         now = monotonic_ns();
         if (!p->began_ns) probe_began(l, p, now);
         if (p->kind == KIND_LIBRARY)
-            probe_tell(l, p, NEWS_DUE);
+            probe_notify(l, p, NEWS_DUE);
         else if (!p->has_target)
             probe_outcome(l, p, OUTCOME_ERROR, REASON_NO_TARGET, 0, 0, 0);
         else {
@@ -121,7 +121,7 @@ static inline int loop_start_some(probe_loop *l, probe_queue *q) {
             if (!connection_begin(l, p, now)) probe_outcome(l, p, OUTCOME_ERROR, REASON_LOCAL, ENOMEM, 0, 0);
             p->cpu_ns += spent_ns(p) - spent;
         }
-        loop_let_pass(l);
+        loop_yield_lock(l);
     }
     return 0;
 }
@@ -133,7 +133,7 @@ static inline void loop_notify(probe_loop *l) {
     eventfd_raise(l->news_fd);
 }
 
-/* The thread's whole life.  Never touches Python. */
+/* Run the cycle of the loop's thread until loop_stop.  Never touches Python. */
 static inline void loop_run(probe_loop *l) {
     struct epoll_event events[LOOP_EVENTS];
     pthread_mutex_lock(&l->lock);
@@ -176,7 +176,7 @@ static inline void loop_run(probe_loop *l) {
                 connection_progress(l, c);
                 p->cpu_ns += spent_ns(p) - spent;
             }
-            loop_let_pass(l);
+            loop_yield_lock(l);
         }
     }
     l->running = 0;
@@ -235,7 +235,7 @@ static inline void probe_abandon(probe_loop *l, probe *p) {
 static inline void loop_remove(probe_loop *l, probe *p) {
     probe_abandon(l, p);
     timer_cancel(&l->wheel, &p->tick);
-    probe_forget_target(l, p);
+    probe_drop_target(l, p);
     l->registered--;
     p->registered = 0;
     probe_free_if_done(l, p);
@@ -253,12 +253,12 @@ static inline void loop_observe(probe_loop *l, probe *p, const probe_observation
     int hurried, another = p->seen.container != seen->container;
     int64_t started_ms;
     if (p->running && (another || seen->state != CONTAINER_RUNNING)) probe_abandon(l, p);
-    hurried = probe_hurries(p);
+    hurried = probe_is_hurried(p);
     started_ms =
         another || p->seen.state != CONTAINER_RUNNING ? probe_started_ms(seen) : p->seen.started_at_ms;
     p->seen = *seen;
     p->seen.started_at_ms = started_ms;
-    if (p->initial != RESULT_SUCCESS && probe_hurries(p) && (!hurried || another)) {
+    if (p->initial != RESULT_SUCCESS && probe_is_hurried(p) && (!hurried || another)) {
         p->counted_ns = monotonic_ns();
         probe_schedule(l, p, p->counted_ns + p->start_period_ns, 1);
     }

@@ -118,11 +118,11 @@ struct connection {
     connection *next_free;
     char *request;   /* kept, like output, for the next probe */
     char *output;    /* of KIND_EXEC: EXEC_OUTPUT_LIMIT bytes */
-    grpc_room *room; /* of KIND_EXEC, KIND_GRPC and KIND_H2C */
+    grpc_buffers *buffers; /* of KIND_EXEC, KIND_GRPC and KIND_H2C */
     uint64_t began_ns;
     uint64_t lag_ns; /* the loop's when the connection began */
     probe_address target;
-    uint32_t request_len, request_room, path_len, sent;
+    uint32_t request_len, request_size, path_len, sent;
     int fd;
     uint8_t phase, redirects, extended, watched, slow;
     union {
@@ -195,7 +195,7 @@ static inline void loop_lock(probe_loop *l) {
 static inline void loop_unlock(probe_loop *l) { pthread_mutex_unlock(&l->lock); }
 
 /* The loop's thread yields the lock to other threads that wait to register or read. */
-static inline void loop_let_pass(probe_loop *l) {
+static inline void loop_yield_lock(probe_loop *l) {
     while (atomic_load_explicit(&l->waiters, memory_order_relaxed) > 0) {
         pthread_mutex_unlock(&l->lock);
         sched_yield();
@@ -222,7 +222,7 @@ static inline void loop_wake_for(probe_loop *l, uint64_t tick) {
     }
 }
 
-static inline void probe_tell(probe_loop *l, probe *p, uint8_t news) {
+static inline void probe_notify(probe_loop *l, probe *p, uint8_t news) {
     p->news |= news;
     if (p->listed) return;
     p->listed = 1;
@@ -266,13 +266,13 @@ static inline probe *loop_probe(const probe_loop *l, uint32_t key) {
     return p && p->registered ? p : 0;
 }
 
-static inline void probe_forget_excerpt(probe *p) {
+static inline void probe_drop_excerpt(probe *p) {
     free(p->excerpt);
     p->excerpt = 0;
     p->excerpt_len = 0;
 }
 
-static inline void probe_forget_target(probe_loop *l, probe *p) {
+static inline void probe_drop_target(probe_loop *l, probe *p) {
     text_drop(&l->texts, p->text);
     p->text = 0;
     if (p->kind == KIND_EXEC && p->has_target) free(p->target.container);
@@ -282,7 +282,7 @@ static inline void probe_forget_target(probe_loop *l, probe *p) {
 /* Reuse the slot of a removed probe once no list holds it. */
 static inline void probe_free_if_done(probe_loop *l, probe *p) {
     if (p->registered || p->queued || p->listed) return;
-    probe_forget_excerpt(p);
+    probe_drop_excerpt(p);
     p->next = l->free_probes;
     l->free_probes = p;
 }
@@ -306,12 +306,12 @@ static inline uint64_t grid_of(const probe_loop *l, const probe *p, uint64_t per
     return 1;
 }
 
-static inline int probe_hurries(const probe *p) {
+static inline int probe_is_hurried(const probe *p) {
     return p->start_period_ns && probe_is_starting(&p->state, &p->seen);
 }
 
 static inline uint64_t probe_interval(const probe *p) {
-    return probe_hurries(p) ? p->start_period_ns : p->period_ns;
+    return probe_is_hurried(p) ? p->start_period_ns : p->period_ns;
 }
 
 static inline void probe_schedule(probe_loop *l, probe *p, uint64_t due_ns, uint64_t grid) {
@@ -322,10 +322,10 @@ static inline void probe_schedule(probe_loop *l, probe *p, uint64_t due_ns, uint
 }
 
 /* While a container starts, failures count at most once per period: no container is killed sooner. */
-static inline void probe_judge_earliness(probe *p) {
+static inline void probe_check_earliness(probe *p) {
     uint64_t now;
     p->early = 0;
-    if (!probe_hurries(p)) return;
+    if (!probe_is_hurried(p)) return;
     now = monotonic_ns();
     if (now < p->counted_ns + p->period_ns)
         p->early = 1;
@@ -340,15 +340,15 @@ static inline void probe_begin(probe_loop *l, probe *p) {
     if (p->ended || !p->registered) return;
     action =
         probe_tick(&p->state, &p->seen, (int64_t)(monotonic_ns() / NS_PER_MS), p->initial, updates, &count);
-    if (count) probe_tell(l, p, NEWS_PUBLISHED);
+    if (count) probe_notify(l, p, NEWS_PUBLISHED);
     if (action == ACTION_END) {
         p->ended = 1;
         timer_cancel(&l->wheel, &p->tick);
-        probe_tell(l, p, NEWS_ENDED);
+        probe_notify(l, p, NEWS_ENDED);
     } else if (action == ACTION_PROBE) {
         p->running = 1;
         p->began_ns = 0;
-        probe_judge_earliness(p);
+        probe_check_earliness(p);
         probe_enqueue(l, p);
     }
 }
@@ -383,7 +383,7 @@ static inline void probe_began(probe_loop *l, probe *p, uint64_t now) {
 /* Handle the outcome of one attempt.  `excerpt` has details; it may be NULL. */
 static inline void probe_outcome(probe_loop *l, probe *p, uint8_t outcome, uint8_t reason, int32_t detail,
                                  const char *excerpt, uint32_t excerpt_len) {
-    uint8_t updates[2], hurried = (uint8_t)probe_hurries(p);
+    uint8_t updates[2], hurried = (uint8_t)probe_is_hurried(p);
     uint64_t now, took;
     int count = 0;
     if (p->early && outcome != OUTCOME_SUCCESS && outcome != OUTCOME_WARNING) {
@@ -396,7 +396,7 @@ static inline void probe_outcome(probe_loop *l, probe *p, uint8_t outcome, uint8
         return;
     }
     now = monotonic_ns();
-    if (hurried && !probe_hurries(p)) probe_schedule(l, p, now + p->period_ns, grid_of(l, p, p->period_ns));
+    if (hurried && !probe_is_hurried(p)) probe_schedule(l, p, now + p->period_ns, grid_of(l, p, p->period_ns));
     took = p->began_ns ? now - p->began_ns : 0;
     p->duration_us = microseconds(took);
     l->outcomes[outcome]++;
@@ -412,14 +412,14 @@ static inline void probe_outcome(probe_loop *l, probe *p, uint8_t outcome, uint8
     if (outcome != OUTCOME_SUCCESS) {
         p->reason = reason;
         p->detail = detail;
-        probe_forget_excerpt(p);
+        probe_drop_excerpt(p);
         if (excerpt && excerpt_len && (p->excerpt = malloc(excerpt_len))) {
             memcpy(p->excerpt, excerpt, excerpt_len);
             p->excerpt_len = (uint16_t)excerpt_len;
         }
-        probe_tell(l, p, NEWS_OUTCOME);
+        probe_notify(l, p, NEWS_OUTCOME);
     }
-    if (count) probe_tell(l, p, NEWS_PUBLISHED);
+    if (count) probe_notify(l, p, NEWS_PUBLISHED);
     p->running = 0;
     if (p->tick_waiting) {
         p->tick_waiting = 0;

@@ -18,7 +18,7 @@ cdef extern from "groups.h" nogil:
     ctypedef struct g_ios:
         g_io *rows
         size_t used
-        size_t room
+        size_t capacity
         int failed
     void g_open(const char *const *, int, int *)
     void g_close(const int *)

@@ -64,7 +64,7 @@ typedef struct {
 } g_io;
 typedef struct {
     g_io *rows;
-    size_t used, room;
+    size_t used, capacity;
     int failed;
 } g_ios;
 typedef struct {
@@ -195,15 +195,15 @@ static int g_device(g_text text, int64_t *major, int64_t *minor) {
 static g_io *g_io_row(g_ios *ios, size_t first, int64_t row, int64_t major, int64_t minor) {
     for (size_t i = first; i < ios->used; i++)
         if (ios->rows[i].major == major && ios->rows[i].minor == minor) return &ios->rows[i];
-    if (ios->used == ios->room) {
-        size_t room = ios->room ? 2 * ios->room : 256;
-        g_io *rows = realloc(ios->rows, room * sizeof *rows);
+    if (ios->used == ios->capacity) {
+        size_t capacity = ios->capacity ? 2 * ios->capacity : 256;
+        g_io *rows = realloc(ios->rows, capacity * sizeof *rows);
         if (!rows) {
             ios->failed = 1;
             return NULL;
         }
         ios->rows = rows;
-        ios->room = room;
+        ios->capacity = capacity;
     }
     g_io *made = &ios->rows[ios->used++];
     *made = (g_io){row, major, minor, {0, 0, 0, 0}};

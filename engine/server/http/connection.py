@@ -2,9 +2,9 @@
 
 A peer may be slow, hostile or gone. Each request has a deadline to arrive whole and limits on its head and
 its body. A peer that keeps sending waits before each further step for its turn of the event loop, as all
-such peers of a listener do; the first request of a connection does not wait, so that newcomers are heard.
-A peer that takes nothing of an answer for a while does not get the rest. Whatever goes wrong ends this
-connection only.
+such peers of a listener do. The first request of a connection does not wait, so that a new peer is served
+even then. A peer that reads nothing of an answer for a while does not get the rest. Whatever goes wrong
+ends this connection only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.host.connection_limiter import ConnectionSlot
 from engine.host.loop_share import LoopShare
 from engine.server.http.exchange import Answer, Request, Response, Takeover, failure
 from engine.server.http.request_metrics import ServerRequestMetrics
-from engine.server.http.write_timeout import while_it_takes
+from engine.server.http.write_timeout import run_while_peer_reads
 
 MAX_HEAD = 16 * 1024
 MAX_BODY = 64 * 1024
@@ -236,24 +236,24 @@ class Connection:
 
     async def _send_live(self, pieces: AsyncGenerator[bytes, None]) -> None:
         """Send each piece as it comes. A closed connection ends it at once, even between rare pieces."""
-        sending = asyncio.create_task(self._send_as_they_come(pieces))
-        going = asyncio.create_task(self._until_it_goes())
+        sending = asyncio.create_task(self._send_each(pieces))
+        closing = asyncio.create_task(self._wait_for_close())
         try:
-            await asyncio.wait({sending, going}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, closing}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
                 raise ConnectionResetError("the peer has disconnected")
             sending.result()
         finally:
-            for task in (sending, going):
+            for task in (sending, closing):
                 task.cancel()
-            await asyncio.gather(sending, going, return_exceptions=True)
+            await asyncio.gather(sending, closing, return_exceptions=True)
 
-    async def _send_as_they_come(self, pieces: AsyncGenerator[bytes, None]) -> None:
+    async def _send_each(self, pieces: AsyncGenerator[bytes, None]) -> None:
         async for piece in pieces:
             await self._write(self._http.send(h11.Data(data=piece)), self._limits.live_deadline)
         await self._write(self._http.send(h11.EndOfMessage()))
 
-    async def _until_it_goes(self) -> None:
+    async def _wait_for_close(self) -> None:
         """Wait until the peer closes. Its bytes are dropped, up to a limit, since no further request is
         answered.
         """
@@ -268,7 +268,7 @@ class Connection:
             raise ConnectionResetError("the peer has disconnected")
         self._writer.write(data)
         self._slot.set_idle()
-        if not await while_it_takes(self._writer, self._writer.drain, deadline or WRITE_DEADLINE):
+        if not await run_while_peer_reads(self._writer, self._writer.drain, deadline or WRITE_DEADLINE):
             self._writer.transport.abort()
             raise ConnectionAbortedError("the peer does not read")
 

@@ -10,25 +10,27 @@ import termios
 from collections.abc import Awaitable, Callable
 
 CHECK_SECONDS = 1.0
-CLOSE_SECONDS = 24 * 3600.0  # by then the peer has been given up long ago
+CLOSE_SECONDS = 24 * 3600.0  # close_when_read aborts the connection long before
 _TCP_INFO = 128
 _ACKNOWLEDGED = struct.Struct("120xQ")  # tcpi_bytes_acked, include/uapi/linux/tcp.h
 
 
-async def while_it_takes(
+async def run_while_peer_reads(
     writer: asyncio.StreamWriter, step: Callable[[], Awaitable[object]], seconds: float
 ) -> bool:
-    """Run `step`, again and again while the peer has read something in the last `seconds`; return
-    whether it came to its end. Each try may be cancelled."""
+    """Run `step`, and run it again after `seconds` as long as the peer has read something in that time.
+
+    Return whether a run completed. The runs before it are cancelled.
+    """
     before: tuple[int, ...] | None = None
     while True:
         try:
-            async with asyncio.timeout(seconds) as patience:
+            async with asyncio.timeout(seconds) as deadline:
                 await step()
             return True
         except TimeoutError:
             # A time-out of an outer scope, or of the step itself.
-            if not patience.expired():
+            if not deadline.expired():
                 raise
         now = _account(writer)
         if now == before:
@@ -39,7 +41,7 @@ async def while_it_takes(
 async def close_when_read(writer: asyncio.StreamWriter, seconds: float) -> None:
     """Close a connection once its peer has read everything, or nothing for `seconds`.
 
-    One that has everything and stays is waited for a moment.
+    A peer that has read everything and keeps the connection open has CHECK_SECONDS to close it.
     """
     if not writer.is_closing():  # a TLS transport that is closed twice forgets its connection
         writer.close()
