@@ -32,6 +32,8 @@ _EVENTS: Final[Mapping[str, str]] = {
     "Killing": "restart unhealthy",
 }
 """The reasons of Events that tell of such a decision."""
+_CONDITION: Final = "The node had condition: "
+"""How the message of `Evicted` begins for a pod that was not admitted."""
 _BY_A_PROBE: Final = " probe, will be restarted"
 """What the message of `Killing` ends with if a probe failed."""
 
@@ -86,6 +88,8 @@ def _told_by(row: RecordRow) -> str:
     """Return the name of the decision that an event tells of, '' for any other row."""
     if row.stream != "event" or (row.name == "Killing" and not row.text.endswith(_BY_A_PROBE)):
         return ""
+    if row.name == "Evicted" and row.text.startswith(_CONDITION):
+        return "admission refused"
     return _EVENTS.get(row.name, "")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 
 import msgspec
@@ -11,7 +11,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.documents import CONTAINERD
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node, NodeStatus
-from engine.api.quantity import Quantity
+from engine.api.quantity import ZERO, Quantity
 from engine.cgroups.formulas.allocatable import PID, without_huge_pages
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.interface_files import FileRules
@@ -74,3 +74,16 @@ class MachineFacts(msgspec.Struct, frozen=True):
             config.container_runtime_endpoint = live.container_runtime_endpoint
         status = msgspec.structs.replace(node.status, allocatable=self.allocatable(config))
         return NextNode(config, self.rules(config), msgspec.structs.replace(node, status=status))
+
+
+def with_devices(node: Node, registered: Mapping[str, Sequence[str] | None]) -> Node:
+    """Return a Node with the devices that plugins have registered, by resource: a kubelet that starts has
+    them before its Node shows them again.
+    """
+    amounts = node.status.allocatable or {}
+    counts = {name: Quantity.from_value(len(devices or ())) for name, devices in registered.items()}
+    more = {name: count for name, count in counts.items() if count > amounts.get(name, ZERO)}
+    if not more:
+        return node
+    status = msgspec.structs.replace(node.status, allocatable={**amounts, **more})
+    return msgspec.structs.replace(node, status=status)

@@ -40,7 +40,7 @@ class ShadowRecord:
         self._writer.open()
         self._recorder = ObservationRecorder()
         self._tasks = Tasks().passing("record")
-        self._flushing: asyncio.Task[None] | None = None
+        self._flushes_soon = False
         self._events: ResourceWatch[ClusterEvent] | None = None
         self._node = ""
         self._versions: dict[str, str] = {}
@@ -103,11 +103,14 @@ class ShadowRecord:
     def _add(self, row: RecordRow) -> None:
         """Add a row between two observations; it is written within a second."""
         self._writer.add(row)
-        if self._flushing is None or self._flushing.done():
-            self._flushing = self._tasks.start(self._flush_soon())
+        if not self._flushes_soon:
+            self._flushes_soon = True
+            self._tasks.start(self._flush_soon())
 
     async def _flush_soon(self) -> None:
         await asyncio.sleep(FLUSH_SECONDS)
+        # Before the write, which does not take rows that come during it.
+        self._flushes_soon = False
         await self._flush()
 
     async def _flush(self) -> None:

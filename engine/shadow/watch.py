@@ -40,7 +40,7 @@ from engine.shadow.kinds.observation import (
 )
 from engine.shadow.kubelet_reader import KubeletAccess, KubeletReader
 from engine.shadow.ledger import AgreementLedger, Difference
-from engine.shadow.machine_facts import MachineFacts
+from engine.shadow.machine_facts import MachineFacts, with_devices
 from engine.shadow.machine_reader import MachineReader
 from engine.shadow.observation_rows import RecordedObservation
 from engine.shadow.second import NextNode, SecondConfiguration
@@ -246,7 +246,7 @@ class Shadow:
             config=self._sources.config,
             pods=pods,
             records=records,
-            node=self._sources.node,
+            node=with_devices(self._sources.node, states.devices.registered_devices or {}),
             node_known=self._sources.node_known,
             use=use,
             series={**series, **(probes or {})},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from engine.api.kubengine_config import RecordSection
 from engine.cri import labels
@@ -20,8 +22,10 @@ from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.record.blocks import RecordRow
 from engine.record.reader import Record
 from engine.record.why import causes, is_about
+from engine.record.writer import RecordWriter
 from engine.runtime.hollow import HollowRuntime
 from engine.shadow.kubelet_reader import KubeletAccess
+from engine.shadow.shadow_record import ShadowRecord
 from engine.shadow.watch import Shadow, ShadowOptions
 from engine.testing.apiserver.server import ApiServer
 from engine.wire import cri_v1_pb2 as cri
@@ -108,6 +112,30 @@ async def test_the_kubelets_events_are_recorded_once(start: Start, tmp_path: Pat
         f"2026-01-02 03:04:05Z: default/a/c was stopped because of a probe: {UNHEALTHY}",
         f"2026-01-02 03:04:05Z: default/gone/c was evicted: {LOW}",
     ]
+
+
+async def test_an_event_that_comes_during_a_write_is_written_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, writes = asyncio.get_running_loop(), []
+    append = RecordWriter._append
+
+    def slow(writer: RecordWriter, block: bytes) -> None:
+        writes.append(block)
+        if len(writes) == 1:
+            # The loop is not in the middle of anything else: it takes the second event now.
+            asyncio.run_coroutine_threadsafe(take("b"), loop).result()
+        append(writer, block)
+
+    async def take(name: str) -> None:
+        status = cri.PodSandboxStatus(id="s", labels={labels.POD_UID: "uid", labels.POD_NAME: name})
+        record.runtime_event(cri.ContainerEventResponse(container_id="s", pod_sandbox_status=status))
+
+    monkeypatch.setattr(RecordWriter, "_append", slow)
+    record = ShadowRecord(RecordSection(directory=str(tmp_path / "record")), time.time)
+    await take("a")
+    await eventually(lambda: [one.pod for one in recorded(tmp_path, "runtime")] == ["/a", "/b"])
+    await record.close()
 
 
 async def test_events_that_may_not_be_read_are_said_once(start: Start, tmp_path: Path) -> None:
@@ -203,3 +231,5 @@ def test_an_event_adds_nothing_to_a_decision_that_tells_the_same() -> None:
     ]
     assert [one.what for one in causes(rows)] == ["was evicted"]
     assert [one.what for one in causes(rows[:1])] == ["was evicted"]
+    refused = replace(rows[0], text="The node had condition: [DiskPressure]. ")
+    assert [one.what for one in causes([refused])] == ["was refused"]

@@ -18,7 +18,7 @@ from tests.shadow.observations import node, observed, pod
 WHOLE = FileSystem(capacity=1000, available=500, inodes=100, inodes_free=50)
 IMAGES = FileSystem(capacity=600, available=20, inodes=70, inodes_free=50)
 CONFIG = KubeletConfiguration(eviction_hard={"imagefs.available": "8%", "nodefs.available": "10%"})
-MESSAGE = "The node was low on resource: ephemeral-storage. Container c was using 50, request is 0. "
+MESSAGE = "The node was low on resource: ephemeral-storage. Container c was using {used}, request is 0. "
 ENDED = {
     "name": "c",
     "image": "i",
@@ -37,13 +37,14 @@ def uses(*, layer: int = 0, volume: int = 0) -> MeasuredPod:
     )
 
 
-def evicted(name: str, measured: MeasuredNode) -> Comparison:
+def evicted(name: str, measured: MeasuredNode, used: int = 5) -> Comparison:
     """Judge the eviction of one of two pods: `writes` fills its layer, `keeps` an emptyDir."""
     spec: dict[str, Any] = {"volumes": [{"name": "v", "emptyDir": {}}]}
     pods: dict[str, Pod] = {one: pod(one, spec) for one in ("writes", "keeps")}
     comparer = EvictionComparer()
     list(comparer.compare(observed(pods.values(), use=measured, config=CONFIG)))
-    pods[name] = pod(name, spec, phase="Failed", reason="Evicted", message=MESSAGE, containerStatuses=[ENDED])
+    message = MESSAGE.format(used=used)
+    pods[name] = pod(name, spec, phase="Failed", reason="Evicted", message=message, containerStatuses=[ENDED])
     found = list(comparer.compare(observed(pods.values(), use=measured, config=CONFIG)))
     (judged,) = [one for one in found if isinstance(one, Comparison) and one.kind == "eviction"]
     return judged
@@ -72,6 +73,16 @@ def test_only_what_lies_on_the_full_file_system_counts(use: MeasuredNode, first:
 def test_either_file_system_may_explain_an_eviction_if_none_was_low_before() -> None:
     both = measured(FileSystem(600, 300, 70, 50))
     assert [evicted(name, both).ours for name in ("writes", "keeps")] == ["default/writes", "default/keeps"]
+
+
+def test_the_message_of_an_evicted_pod_says_how_much_it_used_since() -> None:
+    pods = {"uid-writes": uses(layer=10), "uid-keeps": uses(layer=40)}
+    found = evicted("writes", MeasuredNode(nodefs=WHOLE, imagefs=IMAGES, containerfs=IMAGES, pods=pods), 50)
+    # The message says 50; the other pod had used 40.
+    assert found.agrees
+    pods["uid-keeps"] = uses(layer=60)
+    found = evicted("writes", MeasuredNode(nodefs=WHOLE, imagefs=IMAGES, containerfs=IMAGES, pods=pods), 50)
+    assert (found.ours, found.kubelets) == ("default/keeps", "default/writes")
 
 
 def test_any_of_equal_pods_may_go() -> None:

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from engine.api.kubengine_config import RecordSection
+from engine.api.quantity import Quantity
 from engine.record.reader import Record
 from engine.record.writer import RecordWriter
 from engine.runtime.hollow import HollowRuntime
 from engine.shadow.judge import REPEATABLE
 from engine.shadow.kubelet_reader import KubeletAccess
+from engine.shadow.machine_facts import with_devices
 from engine.shadow.replay import replay_shadow
 from engine.shadow.watch import Shadow, ShadowOptions
 from tests.shadow.fake_kubelet import Fake
+from tests.shadow.observations import node
 
 
 def say(fake: Fake, *names: str) -> None:
@@ -87,6 +90,14 @@ async def test_a_configuration_that_stays_is_the_same_whatever_driver_the_runtim
     await shadow.compare()
     # The same object: what has been under pressure since when is kept with it.
     assert shadow.last.config is first
+
+
+def test_devices_count_before_the_node_shows_them_again() -> None:
+    one = node(cpu="2")
+    assert with_devices(one, {}) is one
+    found = with_devices(one, {"example.com/gpu": ["a", "b"], "example.com/none": None})
+    assert found.status.allocatable["example.com/gpu"] == Quantity.parse("2")
+    assert with_devices(found, {"example.com/gpu": ["a"]}) is found
 
 
 async def test_a_full_disk_costs_the_record_only(

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+from msgspec import structs
+
 from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
-from engine.api.resources import ranking_request
+from engine.api.quantity import Quantity
+from engine.api.resources import EPHEMERAL_STORAGE, MEMORY, ranking_request
 from engine.eviction import signals
 from engine.eviction.layout import is_disk, measured_parts
 from engine.eviction.local_storage import is_local_ephemeral
 from engine.eviction.pressure import CONDITIONS, PressureTracker, met
 from engine.eviction.signals import CONDITION_OF, RESOURCE_OF, Observations, SignalObservation
 from engine.eviction.thresholds import thresholds_from_config
-from engine.eviction.usage import PodUsage, rank
+from engine.eviction.usage import ContainerUsage, PodUsage, rank
 from engine.shadow.kinds.admission import is_rejected
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod, Observation
@@ -31,6 +36,7 @@ SETTLE: Final = 90.0
 """Seconds; the kubelet evaluates every 10 s and sends node conditions with its status, every 10 s or more."""
 _MEASURED: Final = " was using "
 """What the message of an evicted pod has for each container above its request, if there are statistics."""
+_USED: Final = re.compile(r"Container (\S+) was using (\S+), request is ", re.ASCII)
 _LOW_ON: Final = re.compile(r"^The node was low on resource: ([a-z-]+)\.")
 
 
@@ -63,11 +69,13 @@ class EvictionComparer:
         before = self._before
         if before is None or before.use is None or pod.uid not in before.pods:
             return NotJudged("eviction", pod.full_name, "no statistics from before its eviction")
-        active, starved = before.active(), starved_signals(before, match[1])
+        active, starved, use = before.active(), starved_signals(before, match[1]), before.use
         orders = [
-            list(_first(eviction_order(there, before.use, signal), len(together)))
-            # The kubelet may have measured since that observation a pod that had no statistics in it.
-            for there in (active, [one for one in active if one.uid in before.use.pods])
+            list(_first(eviction_order(there, measured, signal), len(together)))
+            # The kubelet may have measured since that observation a pod that had no statistics in it, and the
+            # pod that it evicted: its message says how much that used.
+            for there in (active, [one for one in active if one.uid in use.pods])
+            for measured in (use, _as_told(use, pod, match[1]))
             for signal in starved
         ]
         agreeing = [order for order in orders if any(one.uid == pod.uid for one, _ in order)]
@@ -173,6 +181,31 @@ def _first(order: Iterator[tuple[Pod, str]], count: int) -> Iterator[tuple[Pod, 
             return
         last = why
         yield pod, why
+
+
+def _as_told(use: MeasuredNode, pod: Pod, resource: str) -> MeasuredNode:
+    """Return the statistics with what the message of an evicted pod says of it, where that is more."""
+    known = use.pods.get(pod.uid, MeasuredPod())
+    told = {name: _amount(text) for name, text in _USED.findall(pod.status.message)}
+    if resource == MEMORY:
+        known = replace(known, memory=max(known.memory or 0, sum(told.values())))
+    elif resource == EPHEMERAL_STORAGE:
+        containers = dict(known.containers)
+        for name, used in told.items():
+            before = containers.get(name, ContainerUsage())
+            if used > before.rootfs.bytes + before.logs.bytes:
+                rootfs = before.rootfs._replace(bytes=used - before.logs.bytes)
+                containers[name] = structs.replace(before, rootfs=rootfs)
+        known = replace(known, containers=containers)
+    return replace(use, pods={**use.pods, pod.uid: known})
+
+
+def _amount(text: str) -> int:
+    """Return an amount of a message, 0 for one that is none."""
+    try:
+        return Quantity.parse(text).value
+    except InvalidInput:
+        return 0
 
 
 def _usage(pod: Pod, use: MeasuredPod) -> PodUsage:
