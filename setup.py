@@ -1,8 +1,8 @@
-"""Builds the native kernels; everything else about the package is in pyproject.toml.
+"""Build the native kernels; pyproject.toml has everything else about the package.
 
-KUBENGINE_DEBUG_BUILD=1 builds them with bounds checks and without optimisation, for the same tests.
-Archives are the same bytes whenever and wherever they are built from the same files: times in them are
-SOURCE_DATE_EPOCH, 1980 without it, and members are in order.
+KUBENGINE_DEBUG_BUILD=1 builds them with bounds checks and without optimization, for the same tests.
+Archives of the same files have the same bytes, at any time and in any place: the times in them are
+SOURCE_DATE_EPOCH, or 1980 without it, and their members are in order.
 """
 
 import gzip
@@ -26,7 +26,7 @@ EPOCH = int(os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800"))
 DEBUG = os.environ.get("KUBENGINE_DEBUG_BUILD") == "1"
 KERNELS = Path("engine/_fast")
 SHARED = "engine._fast._cyutility"
-"""What Cython would else compile into every kernel that takes arrays: two thirds of their code."""
+"""Code that Cython would otherwise compile into each kernel that takes arrays: two thirds of the kernel."""
 THREADS = "libgomp.so.1"
 FLAGS = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-g0", "-ffp-contract=off"]
 INCLUDED = re.compile(r'^\s*(?:#include|cdef extern from) "([^"]+)"', re.MULTILINE)
@@ -43,7 +43,10 @@ DIRECTIVES = {
 
 
 class BuildKernels(build_ext):
-    """Translates and compiles what has changed; a wheel brings the library that not every system has."""
+    """Translate and compile the kernels that changed.
+
+    A wheel also gets GCC's OpenMP library, which not every system has.
+    """
 
     def run(self) -> None:
         super().run()
@@ -88,7 +91,7 @@ class BuildKernels(build_ext):
 
 
 class SourceArchive(sdist):
-    """Writes the members, which are in order already, with the owner and time of nobody in particular."""
+    """Write the members, which are in order, without the builder's name, modes and times."""
 
     def make_archive(self, *arguments: object, **options: object) -> str:
         path = super().make_archive(*arguments, **options)
@@ -144,7 +147,7 @@ def shared_code() -> Extension:
 
 def extension(source: Path) -> Extension:
     parallel = "cython.parallel" in source.read_text()
-    # Where the wheel has the library of threads, from the kernel's own directory.
+    # The OpenMP library of the wheel, relative to the kernel's directory.
     library = "/".join(["$ORIGIN", *[".."] * (len(source.parent.parts) - len(KERNELS.parts))])
     return Extension(
         ".".join(source.with_suffix("").parts),

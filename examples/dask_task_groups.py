@@ -55,16 +55,16 @@ OOM_FILES = {1: "memory.oom_control", 2: "memory.events"}
 
 
 class TaskOutOfMemory(MemoryError):
-    """The kernel killed a task at the memory limit of its cgroup."""
+    """Raised for a task that the kernel killed at the memory limit of its cgroup."""
 
 
 class TaskEvicted(RuntimeError):
-    """A task ended to relieve the pressure on memory; it may be tried again."""
+    """Raised for a task that ended to relieve the pressure on memory; it may be tried again."""
 
 
 @dataclass(slots=True)
 class RunningTask:
-    """One task as a pod of the node's rules, and the process that runs it."""
+    """Represent a task as a pod for the node's rules, with the process that runs it."""
 
     pod: dict[str, Any]
     path: str

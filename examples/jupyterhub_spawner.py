@@ -51,7 +51,7 @@ POLL_SECONDS = 0.1
 
 
 class SpawnFailed(Exception):
-    """The node cannot run a server; JupyterHub shows `jupyterhub_message` to the user."""
+    """Raised if the node cannot run a server; JupyterHub shows `jupyterhub_message` to the user."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

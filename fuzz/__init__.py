@@ -1,1 +1,1 @@
-"""Harnesses that feed hostile bytes to whatever reads outside input; see README.md."""
+"""Feed hostile bytes to each reader of outside input; see README.md."""

@@ -23,7 +23,7 @@ TOKENS = [
 
 
 def mutated(seeds: list[bytes], chance: random.Random) -> bytes:
-    """One of the seeds after one to eight changes."""
+    """Return one of the seeds after one to eight random changes."""
     data = bytearray(chance.choice(seeds))
     for _ in range(chance.randint(1, 8)):
         at = chance.randint(0, len(data))

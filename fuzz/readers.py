@@ -1,6 +1,6 @@
-"""What reads outside bytes in Python or Cython, each with what its reader may raise and what must hold.
+"""Define the readers of outside bytes in Python and Cython, with the errors and properties of each.
 
-A reader takes the bytes and returns; anything that it raises is a finding. `SEEDS` are where a run begins.
+A reader takes the bytes and returns; an exception is a finding. A run begins with the inputs in `SEEDS`.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ def http2_streams() -> Reader:
             frame(9 if at else 1, 4 if at == last else 0, piece, stream) for at, piece in enumerate(pieces)
         )
 
-    def hear(client: ClientConnection, data: bytes) -> None:
+    def receive(client: ClientConnection, data: bytes) -> None:
         for kind, stream, what, _ in client.receive(data):
             assert kind != BROKEN
             if kind == HEAD:
@@ -400,15 +400,15 @@ def http2_streams() -> Reader:
                     open.remove(chosen)
                 case _:
                     now, pending = pending[:choice], pending[choice:]
-                    hear(client, now)
+                    receive(client, now)
             client.output()
-        hear(client, pending)
+        receive(client, pending)
 
     return read
 
 
 def _same_in_pieces(read: Callable[[Iterable[bytes]], list[Any]]) -> Reader:
-    """However the bytes arrive, the reader sees the same."""
+    """Return a reader that compares a whole input with the same input in pieces."""
 
     def compare(data: bytes) -> None:
         whole = read([data])
@@ -419,7 +419,7 @@ def _same_in_pieces(read: Callable[[Iterable[bytes]], list[Any]]) -> Reader:
 
 
 def _scratch() -> Path:
-    """Below TMPDIR, which whoever starts a reader takes away: a fuzzer's process ends without a word."""
+    """Return a new directory below TMPDIR, which the starter of a reader removes: a fuzzer just ends."""
     return Path(tempfile.mkdtemp(prefix="fuzz-"))
 
 

@@ -122,7 +122,7 @@ Command = Callable[[Path, int, int], list[str]]
 
 
 def c_harness(name: str) -> Command:
-    """A C harness: libFuzzer's program where clang has its library, else a plain one."""
+    """Return how to start a C harness: libFuzzer's program if clang has its library, else a plain one."""
 
     def command(directory: Path, seconds: int, seed: int) -> list[str]:
         program, corpus = directory / name, directory / "corpus"
@@ -160,7 +160,7 @@ HARNESSES |= {name: (python_reader(name), readers.SEEDS[name]) for name in reade
 
 
 def run(name: str, seconds: int, seed: int) -> str:
-    """What went wrong, or nothing."""
+    """Run one harness and return a description of its failure, or an empty string."""
     make, seeds = HARNESSES[name]
     with (
         tempfile.TemporaryDirectory(prefix=f"fuzz-{name}-") as work,
@@ -190,7 +190,7 @@ def run(name: str, seconds: int, seed: int) -> str:
 
 
 def _fast_directory() -> str | None:
-    """Where readers write a file for each input: in memory, unless TMPDIR says where."""
+    """Return where readers write a file for each input: in memory, unless TMPDIR is set."""
     return "/dev/shm" if "TMPDIR" not in os.environ and Path("/dev/shm").is_dir() else None
 
 

@@ -1,7 +1,7 @@
-"""A wheel for arm64, compiled on another machine: `arm64.py SDIST DIRECTORY`, for the Python that runs this.
+"""Build a wheel for arm64 on another machine: `arm64.py SDIST DIRECTORY`, for the running Python version.
 
-GCC for arm64 compiles it with the headers of Debian's Python for arm64. What Debian and PyPI have for arm64
-is unpacked in build/arm64; no package of the machine's own changes.
+GCC for arm64 compiles the kernels with the headers of Debian's Python for arm64. The files of Debian and PyPI
+for arm64 are unpacked in build/arm64; no package of the machine itself changes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 PLACE = Path("build/arm64").absolute()
 ROOT = PLACE / "root"
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-SUITE, ITS_PYTHON = "bookworm", "python3.11"
+SUITE, SUITE_PYTHON = "bookworm", "python3.11"
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 COMPILER = "aarch64-linux-gnu-gcc"
 
 
 def debian_root() -> None:
-    """Debian's Python for arm64, its headers and what they need, by apt with a state of its own."""
+    """Unpack Debian's Python for arm64, its headers and libraries, with a private state of apt."""
     if (ROOT / "usr/bin" / PYTHON).exists():
         return
-    if PYTHON != ITS_PYTHON:
-        raise SystemExit(f"Debian {SUITE} has {ITS_PYTHON} for arm64, no {PYTHON}")
+    if PYTHON != SUITE_PYTHON:
+        raise SystemExit(f"Debian {SUITE} has {SUITE_PYTHON} for arm64, no {PYTHON}")
     print(f"fetching {PYTHON} for arm64 from Debian", flush=True)
     apt = PLACE / "apt"
     for name in ("state/lists/partial", "cache/archives/partial", "etc/sources.list.d", "etc/preferences.d"):
@@ -67,7 +67,7 @@ def debian_root() -> None:
 
 
 def build(sdist: Path, directory: Path) -> None:
-    """By the build backend, which takes the target for its own from the target's `sysconfig`."""
+    """Build the wheel. The build backend reads the target from the `sysconfig` of the target's Python."""
     debian_root()
     tree = unpack(sdist, PLACE / "tree")
     facts = "_sysconfigdata__aarch64-linux-gnu"
@@ -90,7 +90,7 @@ def build(sdist: Path, directory: Path) -> None:
 
 
 def install(requirements: Sequence[str], site: Path) -> None:
-    """Wheels for arm64 of what is asked for and of what that requires, into a directory."""
+    """Install arm64 wheels of `requirements` and their dependencies into a directory."""
     platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in range(17, 37)]
     version = f"--python-version={sys.version_info.major}.{sys.version_info.minor}"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(site), "--only-binary=:all:"]
@@ -98,13 +98,13 @@ def install(requirements: Sequence[str], site: Path) -> None:
 
 
 def python() -> list[str]:
-    """How Debian's Python for arm64 is called."""
+    """Return the command that runs Debian's Python for arm64 under qemu."""
     debian_root()
     return ["qemu-aarch64-static", "-L", str(ROOT), str(ROOT / "usr/bin" / PYTHON)]
 
 
 def unpack(sdist: Path, directory: Path) -> Path:
-    """The tree in a source archive."""
+    """Unpack a source archive and return the path of its tree."""
     shutil.rmtree(directory, ignore_errors=True)
     with tarfile.open(sdist) as archive:
         archive.extractall(directory, filter="data")

@@ -1,8 +1,8 @@
-"""Builds the Debian packages: `deb.py WHEEL DIRECTORY` writes DIRECTORY/kubengine_VERSION_ARCHITECTURE.deb,
-and kubengine-plan with the library that only the planner needs and that is larger than all the rest.
+"""Build the Debian packages: `deb.py WHEEL DIRECTORY` writes DIRECTORY/kubengine_VERSION_ARCHITECTURE.deb
+and kubengine-plan, which has Apache Arrow: only the planner needs it, and it is as large as the rest.
 
-Debian has none of the libraries in the versions that are needed, so the packages bring those that they were
-tried with: an environment in /usr/lib/kubengine for the distribution's Python, compiled beforehand.
+Debian does not have the required versions of the libraries. So the packages contain the libraries that they
+were tested with, as an environment in /usr/lib/kubengine for the distribution's Python, compiled beforehand.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLANNERS = "pyarrow"
 FOR_COMPILERS = {".a", ".c", ".cc", ".cpp", ".h", ".hpp", ".pxd", ".pxi", ".pyi", ".pyx"}
 FOR_LINKERS = ("pyarrow/lib[!.]*.so", "pyarrow/lib*.so.*.*")
 NOT_USED = ("pyarrow/*flight*", "pyarrow/*s3*")
-"""Services that no plan is read from; pyarrow does without these two."""
+"""Parts of pyarrow that no plan needs; pyarrow works without them."""
 COMPLETIONS = {
     "bash": "usr/share/bash-completion/completions/kubengine",
     "zsh": "usr/share/zsh/vendor-completions/_kubengine",
@@ -55,7 +55,7 @@ main()
 
 
 def build(wheel: Path, directory: Path) -> list[Path]:
-    """The packages of `wheel` and of what it requires: the node's and the planner's."""
+    """Build the packages of the node and of the planner."""
     with tempfile.TemporaryDirectory() as name:
         node, planner = Path(name, "kubengine"), Path(name, "kubengine-plan")
         environment(node, wheel)
@@ -82,7 +82,7 @@ def build(wheel: Path, directory: Path) -> list[Path]:
 
 
 def environment(tree: Path, wheel: Path) -> None:
-    """Like a virtual environment, but with files that no build directory is named in."""
+    """Write an environment like a virtual one, without the name of a build directory in any file."""
     home = tree / HOME
     (home / "bin").mkdir(parents=True)
     (home / "bin/python3").symlink_to(f"/usr/bin/{PYTHON}")
@@ -93,7 +93,7 @@ def environment(tree: Path, wheel: Path) -> None:
 
 
 def libraries(node: Path, planner: Path, wheel: Path) -> None:
-    """What `wheel` requires, where it belongs, and all of it compiled."""
+    """Copy each required distribution into the tree of its package, and compile all modules."""
     for distribution in requirements(wheel, PLAN):
         tree = planner if distribution.name == PLANNERS else node
         for file in filter(is_run, distribution.files or ()):
@@ -106,7 +106,7 @@ def libraries(node: Path, planner: Path, wheel: Path) -> None:
 
 
 def is_run(file: PurePath) -> bool:
-    """Whether a file of a library is there to be run, not for its own tests or for who compiles with it."""
+    """Tell whether a file of a library is needed to run it, not only to test it or to compile with it."""
     return (
         not {"..", "__pycache__", "tests"} & set(file.parts)
         and file.suffix not in FOR_COMPILERS
@@ -115,8 +115,7 @@ def is_run(file: PurePath) -> bool:
 
 
 def requirements(wheel: Path, extra: str = "") -> list[Distribution]:
-    """Every distribution that `wheel` requires, with one of its extras or none, directly or not, as installed
-    here."""
+    """Return the installed distributions that `wheel` requires, directly or not, with those of one extra."""
     (metadata,) = (path for path in zipfile.Path(wheel).iterdir() if path.name.endswith(".dist-info"))
     found: dict[str, Distribution] = {}
     waiting: list[Distribution] = [PathDistribution(metadata)]
@@ -132,7 +131,7 @@ def requirements(wheel: Path, extra: str = "") -> list[Distribution]:
 
 
 def package(tree: Path, wheel: Path, directory: Path) -> Path:
-    """Tells dpkg what is in `tree` and how it relates to other packages, and packs it."""
+    """Write the control files of `tree` and pack it."""
     architecture = run("dpkg", "--print-architecture").strip()
     (major, minor), _ = manylinux.needs(wheel)
     values = {

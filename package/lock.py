@@ -37,7 +37,7 @@ HEADER = "# Made by `make lock` from pyproject.toml; see package/lock.py.\n"
 
 
 def main() -> None:
-    """Resolve everything, then cut the parts out of it."""
+    """Resolve everything, then write each part's file."""
     if sys.version_info[:2] != OLDEST:
         raise SystemExit(f"run it with Python {OLDEST[0]}.{OLDEST[1]}, the oldest that is supported")
     LOCKS.mkdir(exist_ok=True)

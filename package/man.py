@@ -1,4 +1,4 @@
-"""Man pages of every command, from its own help: `man.py DIRECTORY` writes kubengine.1 and the rest."""
+"""Write a man page for each command from its help: `man.py DIRECTORY` writes kubengine.1 and the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.cli import COMMANDS, _kubengine
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """Name and text of each page, the whole command's first."""
+    """Yield the name and text of each page, the page of `kubengine` first."""
     waiting: list[tuple[click.Command, click.Context]] = [
         (_kubengine, click.Context(_kubengine, info_name="kubengine"))
     ]
@@ -67,7 +67,7 @@ def _page(command: click.Command, context: click.Context, below: dict[str, click
 
 
 def _text(text: str) -> str:
-    """As roff reads it: its escapes doubled, hyphens that can be copied, no line taken for a request."""
+    """Escape text for roff: double its escapes, keep hyphens, and let no line begin a request."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 

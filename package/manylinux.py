@@ -1,8 +1,8 @@
-"""Names a wheel for the oldest system that it runs on: `manylinux.py WHEEL...` renames each.
+"""Rename wheels for the oldest system that they run on: `manylinux.py WHEEL...`.
 
-By PEP 600 such a name promises that the libraries in the wheel need nothing but the C library of that
-version and a few that come with it. What they need is read by binutils' readelf. auditwheel, which also knows
-what a library says of the processor that it needs, has to give the same name.
+By PEP 600, the name promises that the libraries in a wheel need only the C library of that version, and a few
+libraries that come with it. binutils' readelf reads their needs. auditwheel, which also checks the processor
+that a library needs, has to give the same name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYSTEM = {
 
 
 def needs(wheel: Path) -> tuple[tuple[int, int], set[str]]:
-    """The C library that `wheel` needs, and libraries that are neither in it nor every system's."""
+    """Return the C library version that a wheel needs, and the libraries that some systems lack."""
     version, libraries, own = (2, 17), set[str](), set[str]()
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as directory:
         for name in archive.namelist():
@@ -37,7 +37,7 @@ def needs(wheel: Path) -> tuple[tuple[int, int], set[str]]:
 
 
 def platform_tag(wheel: Path) -> str:
-    """Raises SystemExit naming the libraries that would be missing elsewhere."""
+    """Return the wheel's platform. Raise SystemExit naming libraries that other systems lack."""
     (major, minor), foreign = needs(wheel)
     if foreign:
         raise SystemExit(f"{wheel}: needs {', '.join(sorted(foreign))}, which not every system has")
@@ -46,7 +46,7 @@ def platform_tag(wheel: Path) -> str:
 
 
 def audited_tag(wheel: Path) -> str:
-    """The name that auditwheel gives."""
+    """Return the platform that auditwheel gives."""
     command = [sys.executable, "-m", "auditwheel", "show", "--json", str(wheel)]
     shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     tag: str = json.loads(shown)["overall_tag"]
@@ -54,10 +54,10 @@ def audited_tag(wheel: Path) -> str:
 
 
 def rename(wheel: Path) -> Path:
-    """Raises SystemExit where auditwheel thinks otherwise."""
+    """Rename a wheel and return its path. Raise SystemExit if auditwheel gives a different platform."""
     tag, audited = platform_tag(wheel), audited_tag(wheel)
     if tag != audited:
-        raise SystemExit(f"{wheel}: for {tag} by what it needs, but auditwheel says {audited}")
+        raise SystemExit(f"{wheel}: for {tag} by what it needs, but auditwheel gives {audited}")
     command = [sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, str(wheel)]
     named = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     return wheel.with_name(named)

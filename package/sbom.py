@@ -1,8 +1,8 @@
-"""Writes a bill of materials beside each artifact: `sbom.py WHEEL_OR_DEB...`, CycloneDX 1.5 as JSON.
+"""Write a bill of materials beside each artifact: `sbom.py WHEEL_OR_DEB...`, CycloneDX 1.5 as JSON.
 
-The bill of a wheel lists what it requires, with and without the planner, in the versions of the lock files,
-and GCC's thread library, which is in it. That of a Debian package lists what it brings. The same artifact
-gives the same bytes.
+The bill of a wheel lists its requirements, with and without the planner, in the versions of the lock files,
+and GCC's OpenMP library, which the wheel contains. The bill of a Debian package lists its contents. The same
+artifact gives the same bytes.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def _components(*, debian: bool, planner: bool) -> Iterator[dict[str, Any]]:
 
 
 def _locked(name: str) -> dict[str, tuple[str, list[str]]]:
-    """Name to version and SHA-256 of the files, of one lock file."""
+    """Return version and SHA-256 of the files by name, from one lock file."""
     text = (LOCKS / f"{name}.txt").read_text()
     entries = re.findall(r"^([\w.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]+)+)", text, re.MULTILINE)
     return {entry: (version, re.findall(r"sha256:(\w+)", hashes)) for entry, version, hashes in entries}
 
 
 def _required() -> set[str]:
-    """What Kubengine requires to run, directly or not, in the spelling of lock files."""
+    """Return the names of all distributions that Kubengine needs to run, spelled as in lock files."""
     found: set[str] = set()
     waiting = ["kubengine"]
     while waiting:
@@ -109,7 +109,7 @@ def _required() -> set[str]:
 
 
 def _requires(name: str, *, extras: bool = False) -> list[str]:
-    """The distributions that one requires here; with `extras`, those of the planner, too."""
+    """Return the names that one distribution requires; with `extras`, also those of the planner."""
     try:
         lines = Distribution.from_name(name).requires or []
     except PackageNotFoundError:
@@ -123,7 +123,7 @@ def _normal(name: str) -> str:
 
 
 def _licenses(name: str) -> dict[str, Any]:
-    """The SPDX expression that a distribution gives of itself, if it is installed and gives one."""
+    """Return the SPDX expression in the metadata of an installed distribution, or nothing."""
     try:
         said = Distribution.from_name(name).metadata.get("License-Expression")
     except PackageNotFoundError:

@@ -1,9 +1,9 @@
-"""Whether wheels work: `try_wheel.py SDIST WHEEL...`, each where nothing else is installed.
+"""Test wheels: `try_wheel.py SDIST WHEEL...`, each in an environment with nothing else installed.
 
-A wheel for this machine gets a new virtual environment of the Python that it is for, which must be on the
-PATH; one for arm64 gets the Python that `arm64.py` unpacked, under qemu-user. There a plan is answered, a
-node runs a pod on the hollow runtime, every kernel is loaded, and the kernels are held to their twins by the
-tests of the source archive.
+A wheel for this machine gets a new virtual environment of its Python, which must be on the PATH; a wheel for
+arm64 gets the Python that `arm64.py` unpacked, under qemu-user. There, a plan is answered, a node runs a pod
+on the hollow runtime, every kernel is loaded, and the tests in the source archive compare the kernels with
+their twins.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pathlib import Path
 import arm64
 from arm64 import unpack
 
-PLACE = Path("build/tried").absolute()
-TRIED_WITH = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "h2", "psutil"]
-PATIENCE = 600.0
-"""Seconds until a node runs: under qemu, beside other work."""
+ENVIRONMENTS = Path("build/tried").absolute()
+TEST_REQUIREMENTS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "h2", "psutil"]
+NODE_DEADLINE = 600.0
+"""Seconds until the pod runs; under qemu, beside other work, it takes minutes."""
 
 LOAD = """
 import importlib, pathlib, engine._fast
@@ -47,21 +47,21 @@ CONFIG = {
     "evictionHard": {"memory.available": "0%"},
     "imageGCHighThresholdPercent": 100,
 }
-"""A machine whose disk is nearly full is no fault of the wheel's."""
+"""Eviction is off: the test must also pass on a machine whose disk is nearly full."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """A Python that has a wheel: how it is called, what its environment must say, what is done in `place`."""
+    """Describe a Python with a wheel: its command, its environment variables, and a working directory."""
 
     python: tuple[str, ...]
     place: Path
     variables: dict[str, str]
     site: Path | None = None
-    """Where wheels of another machine go."""
+    """The directory for wheels of another architecture; None for this machine."""
 
     def add(self, requirements: Sequence[str]) -> None:
-        """As who has never installed them: nothing is taken from pip's cache."""
+        """Install requirements without pip's cache, as on a machine that never had them."""
         if self.site is not None:
             arm64.install(requirements, self.site)
         else:
@@ -80,8 +80,8 @@ class Installed:
 
 
 def try_wheel(sdist: Path, wheel: Path) -> None:
-    """Raises CalledProcessError or SystemExit at what does not work."""
-    place = PLACE / wheel.stem
+    """Test one wheel. Raise CalledProcessError or SystemExit if something does not work."""
+    place = ENVIRONMENTS / wheel.stem
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     print(f"{wheel.name}: installing", flush=True)
@@ -96,7 +96,7 @@ def try_wheel(sdist: Path, wheel: Path) -> None:
     installed.kubengine("plan", "preempt", "--requests", "cpu=64", "--critical", "cluster.kes")
     print(f"  {time.monotonic() - began:.0f} s to an answered plan", flush=True)
     installed.run("-c", LOAD)
-    installed.add(TRIED_WITH)
+    installed.add(TEST_REQUIREMENTS)
     source = unpack(sdist, place / "source")
     shutil.rmtree(source / "engine")
     print("  the kernels' tests", flush=True)
@@ -107,7 +107,7 @@ def try_wheel(sdist: Path, wheel: Path) -> None:
 
 
 def install(wheel: Path, place: Path) -> Installed:
-    """It and what it requires."""
+    """Install the wheel with its requirements."""
     if wheel.stem.endswith("_aarch64"):
         site = place / "site"
         installed = Installed(tuple(arm64.python()), place, {"PYTHONPATH": str(site)}, site)
@@ -119,7 +119,7 @@ def install(wheel: Path, place: Path) -> Installed:
 
 
 def python_of(wheel: Path) -> str:
-    """The Python that its name says: this one, or one on the PATH. Raises SystemExit where there is none."""
+    """Return the Python that the wheel's name requires. Raise SystemExit if it is not on the PATH."""
     interpreter = wheel.stem.split("-")[2]
     major, minor = interpreter[2], interpreter[3:]
     if (int(major), int(minor)) == sys.version_info[:2]:
@@ -131,7 +131,7 @@ def python_of(wheel: Path) -> str:
 
 
 def run_a_node(installed: Installed) -> None:
-    """Until its pod runs, and to its end."""
+    """Run a node until its pod runs, and stop it."""
     place = installed.place
     (place / "pods").mkdir()
     (place / "config.json").write_text(json.dumps(CONFIG | {"podLogsDir": str(place / "logs")}))
@@ -143,7 +143,7 @@ def run_a_node(installed: Installed) -> None:
     print("  kubengine run", flush=True)
     with subprocess.Popen([*installed.python, *command], cwd=place, env=installed.environment) as agent:
         try:
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + NODE_DEADLINE
             while not is_running(installed):
                 if agent.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit("the node's pod does not run")

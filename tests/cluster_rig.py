@@ -1,4 +1,4 @@
-"""A node whose pods come from the test API server, and what users do with that."""
+"""Run a node whose pods come from the test API server, and change them as users do."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Object = dict[str, Any]
 
 
 class Joined(Rig):
-    """A rig whose node belongs to `server`'s cluster."""
+    """Run a node that joins a cluster."""
 
     kubeconfig: Path
 
 
 class Cluster:
-    """What users do with the API."""
+    """Create, watch and delete pods through the API, as a user does."""
 
     def __init__(self, server: ApiServer, client: ApiClient) -> None:
         self.server, self.client = server, client
@@ -52,7 +52,7 @@ class Cluster:
             return None
 
     async def when(self, name: str, holds: Callable[[Object | None], bool]) -> Object | None:
-        """The pod, once something holds of it."""
+        """Wait until `holds` accepts a pod, and return the pod; None stands for a pod that does not exist."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 pod = await self.pod(name)

@@ -1,4 +1,4 @@
-"""What every test shares: options, skips that say in words what is missing, room to run side by side."""
+"""Define options of all tests, skip what this machine cannot run, and keep workers apart."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ pytest_plugins = ["engine.testing.pytest_plugin"]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Directories as short as without workers (unix sockets take 107 characters), and the interrupts that a
-    shell's background jobs, and so all that they start, would not hear."""
+    """Shorten the temporary directory and restore the handler of interrupts.
+
+    A worker's own directory would make the paths of unix sockets too long: they have at most 107 characters.
+    A shell ignores SIGINT in background jobs, and so would each process that a test starts.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = os.environ.get("PYTEST_XDIST_WORKER")
@@ -60,7 +63,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(autouse=True)
 def leaks_are_ones_own() -> Iterator[None]:
-    """What a test leaves unclosed is found now, and not while a neighbour runs."""
+    """Collect garbage after each test, so that a leak is found in the test that made it."""
     yield
     gc.collect()
 

@@ -1,4 +1,4 @@
-"""Builds the context that the parts of a node share, with what a test does not name left at its default."""
+"""Build the context that the subsystems of a node share, with defaults for the rest."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def node_context(
 
 
 class NothingKept:
-    """A checkpoint file that nothing is written to."""
+    """Stand in for a checkpoint file, and write nothing."""
 
     def changed(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A node of a cluster with storage drivers, and what users make for volumes of them."""
+"""Run a node of a cluster with CSI drivers, and create claims, volumes and pods for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLAIMED: Object = {"persistentVolumeClaim": {"claimName": "claim"}}
 
 
 class CsiRig:
-    """`joined` is the node's rig; drivers end with it."""
+    """Run CSI drivers beside the node of `joined`, and stop them with `close`."""
 
     def __init__(self, joined: Joined, cluster: Cluster, directory: Path) -> None:
         self.joined, self.cluster, self._directory = joined, cluster, directory
@@ -40,7 +40,7 @@ class CsiRig:
         return self.joined.node
 
     async def driver(self, **options: Any) -> SampleCsiDriver:
-        """One that has been taken on."""
+        """Start a driver and wait until the node has registered it."""
         driver = self.new_driver(**options)
         await driver.start()
         await self.taken_on(driver)
@@ -55,7 +55,7 @@ class CsiRig:
         await eventually(lambda: sum(said.plugin_registered for said in driver.status) >= times)
 
     def known(self, name: str = DRIVER, **spec: Any) -> Object:
-        """The CSIDriver of the cluster, with an API server's defaults."""
+        """Create the driver's CSIDriver object, with the API server's defaults."""
         defaults = {
             "attachRequired": False,
             "podInfoOnMount": False,
@@ -67,7 +67,10 @@ class CsiRig:
         return self.cluster.server.create(f"{STORAGE}/csidrivers", made)
 
     def claim(self, name: str = "claim", handle: str = "h1", **spec: Any) -> None:
-        """A claim that is bound to a volume of the driver, or with `csi=None` to what `spec` says."""
+        """Create a claim and the volume that it is bound to.
+
+        The volume is the driver's; with `csi=None` it is the one in `spec`.
+        """
         given = spec.pop("csi", {})
         source = None if given is None else {"driver": DRIVER, "volumeHandle": handle, **given}
         made = self.cluster.server.create(
@@ -94,7 +97,7 @@ class CsiRig:
         )
 
     async def run(self, source: Object = INLINE, name: str = "p", **spec: Any) -> Object:
-        """A pod that has one volume at /v; returns once it is ready."""
+        """Create a pod with one volume at /v, and wait until it is Ready."""
         await self.ask(source, name, **spec)
         return await self.cluster.ready(name)
 
@@ -114,7 +117,7 @@ class CsiRig:
         await self.cluster.gone(name)
 
     def published(self, pod: Object, volume: str = "v") -> Path:
-        """The directory of a pod's volume."""
+        """Return the directory at which a pod's volume is published."""
         uid: str = pod["metadata"]["uid"]
         return pods_volumes(self.root, uid) / volume
 
@@ -133,7 +136,7 @@ class CsiRig:
         return said
 
     def in_use(self) -> list[str]:
-        """What the Node says."""
+        """Return the volumes that the Node's status reports in use."""
         said: list[str] = self.cluster.server.get("/api/v1/nodes/n1")["status"].get("volumesInUse") or []
         return said
 
@@ -141,11 +144,11 @@ class CsiRig:
         return [event.message for event in self.node.recorder if event.reason == reason]
 
     def leaves_nothing(self) -> bool:
-        """Of volumes, wherever they were."""
+        """Tell whether no mount, staging directory, device or pod directory remains."""
         try:
             return not (self._left() or mounts_below(self.root))
         except OSError:
-            return False  # it is being taken away, or a walk's fault met this look
+            return False  # a directory is being removed, or the walk failed this call
 
     def _left(self) -> list[str]:
         plugins = self.root / "plugins"

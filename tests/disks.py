@@ -1,4 +1,4 @@
-"""Disks for tests: loop devices upon files of their own, and what is on them."""
+"""Make loop devices of files, for tests that need disks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.waiting import PATIENCE
 
 @contextmanager
 def disk(file: Path, size: int = 16 << 20) -> Iterator[Path]:
-    """An empty disk of so many bytes, which needs root."""
+    """Yield an empty loop device of `size` bytes; needs root."""
     with file.open("wb") as opened:
         opened.truncate(size)
     device = Path(run("losetup", "-f", "--show", str(file)))
@@ -24,12 +24,12 @@ def disk(file: Path, size: int = 16 << 20) -> Iterator[Path]:
 
 
 def run(*command: str) -> str:
-    """What a program prints."""
+    """Run a program and return what it prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
     return done.stdout.strip()
 
 
 def grow_disk(file: Path, device: Path, size: int) -> None:
-    """The disk upon a file has so many bytes from now on."""
+    """Grow the file of a loop device to `size` bytes, and the device with it."""
     os.truncate(file, size)
     run("losetup", "-c", str(device))

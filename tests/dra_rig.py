@@ -19,7 +19,7 @@ CLAIMS = f"{RESOURCE}/namespaces/default/resourceclaims"
 
 
 class ClaimsRig:
-    """`joined` is the node's rig; drivers end with it."""
+    """Run DRA drivers beside the node of `joined`, and stop them with `close`."""
 
     def __init__(self, joined: Joined, cluster: Cluster, hollow: HollowRuntime, directory: Path) -> None:
         self.joined, self.cluster, self.hollow, self._directory = joined, cluster, hollow, directory
@@ -36,7 +36,7 @@ class ClaimsRig:
         return self.joined.node
 
     async def driver(self, name: str = DRIVER, **options: Any) -> SampleDraDriver:
-        """One that has been taken on."""
+        """Start a driver and wait until the node has registered it."""
         directory = self._directory / str(len(self.drivers))
         driver = SampleDraDriver(directory, self.root / "plugins_registry", name, **options)
         self.drivers.append(driver)
@@ -50,13 +50,13 @@ class ClaimsRig:
     def claim(
         self, name: str, *, drivers: Iterable[str] = (DRIVER,), allocated: bool = True, **metadata: Any
     ) -> Object:
-        """A claim that the scheduler has allocated, and reserved for nobody yet."""
+        """Create a claim with an allocation, which no pod has reserved."""
         results = [{"request": "r", "driver": d, "pool": "pool", "device": f"dev-{name}"} for d in drivers]
         status = {"allocation": {"devices": {"results": results}}} if allocated else {}
         return self.cluster.server.create(CLAIMS, {"metadata": {"name": name, **metadata}, "status": status})
 
     def reserve(self, claim: str, *pods: Object) -> None:
-        """As the scheduler does for pods that it sends here."""
+        """Reserve a claim for pods, as the scheduler does."""
         path = f"{CLAIMS}/{claim}"
         users = [
             {"resource": "pods", "name": p["metadata"]["name"], "uid": p["metadata"]["uid"]} for p in pods
@@ -66,7 +66,7 @@ class ClaimsRig:
         self.cluster.server.update(f"{path}/status", known)
 
     async def ask(self, name: str = "p", *claims: str, request: str = "", **spec: Any) -> Object:
-        """A pod with claims, each reserved for it before the node hears of it."""
+        """Create a pod with claims, reserve them for it, and then bind it to the node."""
         asked = [{"name": claim, **({"request": request} if request else {})} for claim in claims]
         wanted = {
             "containers": [container(resources={"claims": asked})],
@@ -84,7 +84,7 @@ class ClaimsRig:
         await self.cluster.client.create(f"{PODS}/{name}/binding", value, Object)
 
     async def run(self, name: str = "p", *claims: str, **spec: Any) -> Object:
-        """The same; returns once the pod is ready."""
+        """Create a pod with claims, as `ask` does, and wait until it is Ready."""
         await self.ask(name, *claims, **spec)
         return await self.cluster.ready(name)
 
@@ -93,7 +93,7 @@ class ClaimsRig:
         await self.cluster.gone(name)
 
     def cdi(self) -> list[list[str]]:
-        """The CDI names that each container was made with, the newest last."""
+        """Return the CDI device names of each created container, the newest container last."""
         made = sorted(
             self.hollow.service.records.containers.values(), key=lambda container: container.created_at
         )

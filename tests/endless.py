@@ -1,4 +1,4 @@
-"""Peers that never stop sending, in threads of their own, so that they take no turn of the event loop."""
+"""Connect peers that never stop sending. They run in threads, so that they take no turn of the event loop."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ CHUNK = 65536
 
 
 class EndlessPeer:
-    """Sends `begin` once and then `data` without end, on a new connection if one ends, and reads the answers.
+    """Send `begin` once and then `data` without end, and read and drop the answers.
 
-    `open` makes a connected socket, or waits a moment for one to come and raises TimeoutError.
+    `open` returns a connected socket, or raises TimeoutError after a moment. A connection that ends is opened
+    again.
     """
 
     def __init__(self, open: Callable[[], socket.socket], data: bytes, *, begin: bytes = b"") -> None:
@@ -71,7 +72,7 @@ def to_tls_port(port: int) -> Callable[[], socket.socket]:
 
 
 def wrapped(connection: socket.socket, context: ssl.SSLContext, **how: Any) -> ssl.SSLSocket:
-    """TLS over a connection, which is closed where that fails."""
+    """Return TLS over a connection. If that fails, close the connection and raise the error."""
     try:
         return context.wrap_socket(connection, **how)
     except BaseException:
@@ -91,7 +92,7 @@ def to_path(path: Path) -> Callable[[], socket.socket]:
 def from_listener(
     listener: socket.socket, context: ssl.SSLContext | None = None
 ) -> Callable[[], socket.socket]:
-    """The next connection that comes to `listener`."""
+    """Return a function that accepts the next connection of `listener`."""
     listener.settimeout(0.1)
 
     def open() -> socket.socket:

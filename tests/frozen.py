@@ -1,4 +1,4 @@
-"""A process that stands still."""
+"""Freeze a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """The process with all its threads: the signal returns before the last of them has stopped."""
+    """Stop a process and wait until all its threads have stopped; continue it at the end.
+
+    The signal alone returns before the last thread has stopped.
+    """
     os.kill(pid, signal.SIGSTOP)
     try:
         while not all(_stands(thread) for thread in Path(f"/proc/{pid}/task").iterdir()):

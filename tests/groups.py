@@ -1,4 +1,4 @@
-"""The cgroups of this machine, looked through while others remove theirs: `Path.rglob` fails then."""
+"""List cgroups of this machine while others remove theirs: `Path.rglob` would fail then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gRPC server, in threads of its own, that sends prepared bytes."""
+"""Serve prepared bytes over gRPC, in threads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The `kubengine` command for tests on a runtime of their own: it leaves this machine, which others use too,
-as it is."""
+"""Run `kubengine` without changing the host, which other tests share: no kernel settings, no chains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS servers that fail at every point of a connection, and the clients' sessions that they leave."""
+"""Serve TLS that fails at each point of a connection, and count the sessions that clients keep."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SERVERS: dict[str, Talk] = {
 
 
 class HostileServer:
-    """Treats each connection as `SERVERS[kind]` does, one after the other, in a thread of its own."""
+    """Serve connections one after another, in a thread, each as `SERVERS[kind]` does."""
 
     def __init__(self, kind: str, authority: Authority) -> None:
         pair = authority.issue("server", alternatives="IP:127.0.0.1")

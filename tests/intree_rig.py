@@ -52,7 +52,7 @@ esac
 
 
 class HostTools:
-    """The stand-ins, first in the PATH until the test ends."""
+    """Put the stand-ins first in the PATH until the test ends."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.here = directory

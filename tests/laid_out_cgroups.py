@@ -1,4 +1,4 @@
-"""Plain directories that are laid out as /sys/fs/cgroup is, for the readers of cgroups."""
+"""Describe directories that are laid out like /sys/fs/cgroup, for the readers of cgroups."""
 
 from __future__ import annotations
 

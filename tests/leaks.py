@@ -1,4 +1,4 @@
-"""A watch on what a test leaves in its process."""
+"""Find the descriptors and threads that a test leaves in its process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MORE_THREADS = 8
 
 
 def _descriptors() -> dict[str, str]:
-    """Number and target of each that is open."""
+    """Return the number and target of each open descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -34,9 +34,9 @@ def _threads() -> int:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Descriptors and threads are as many after a test as before (gRPC keeps its own, once used).
+    """Check that a test leaves no more descriptors or threads than it found.
 
-    Nothing is checked of a failed test, which had no chance to close what it opened.
+    A failed test is not checked: it had no chance to close what it opened. gRPC keeps threads of its own.
     """
     if request.node.get_closest_marker("containerd"):
         yield

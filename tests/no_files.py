@@ -1,4 +1,4 @@
-"""What may stand where a file is expected."""
+"""Make what can be at a path where a file is expected."""
 
 from __future__ import annotations
 

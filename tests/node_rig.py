@@ -1,4 +1,4 @@
-"""A node of one's own: private directories, a runtime, and manifests written as users write them."""
+"""Run a node in private directories, from manifests written as users write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from engine.node.nodeinfo.options import NodeOptions
 
 
 class Rig:
-    """A directory of manifests, and agents that serve it one after another; a cluster's with `kubeconfig`."""
+    """Start and stop agents, one after another, on one directory of manifests.
+
+    With a `kubeconfig` they join that cluster.
+    """
 
     name = "n1"
     kubeconfig: Path | None = None
@@ -57,12 +60,12 @@ class Rig:
         return self.node
 
     async def restart(self) -> Node:
-        """Like a stop and a start of the agent: pods stay."""
+        """Stop the agent and start another; the pods keep running."""
         await self.stop()
         return await self.start()
 
     async def stop(self) -> None:
-        """Like a stop of the agent: pods stay. One that fails to stop is not used again."""
+        """Stop the agent; the pods keep running. An agent that fails to stop is not used again."""
         assert self.node is not None
         node, self.node = self.node, None
         await node.stop()
@@ -94,7 +97,7 @@ class Rig:
         return pod.status.phase if pod is not None else ""
 
     def reason(self, name: str) -> str:
-        """What a pod's status gives as its reason, empty without one."""
+        """Return the reason in a pod's status; empty without one."""
         pod = self.pod(name)
         return pod.status.reason if pod is not None else ""
 

@@ -1,4 +1,4 @@
-"""TCP ports for servers that are told theirs."""
+"""Choose TCP ports for servers whose port is a setting."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import random
 import socket
 
-# Apart from what the system gives to whoever connects: a port of those is gone before its server comes.
+# Below the ephemeral ports: the kernel could give one of those to a connection before the server binds it.
 _LOWEST, _HIGHEST = 11_000, 32_000
 _order = random.Random(os.getpid())
 _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port that nobody has, given once in this process."""
+    """Return a port that no process uses, each only once in this process."""
     while True:
         port = _order.randrange(_LOWEST, _HIGHEST)
         if port in _given:

@@ -1,4 +1,4 @@
-"""Programs that a test runs in a new interpreter, where nothing is loaded yet."""
+"""Run programs in a new interpreter, which has loaded nothing yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's record file between two agents: what it holds of a pod, taken out, damaged, or put there."""
+"""Read, replace, remove or damage a pod's records in the agent's file while no agent runs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from engine.node.running_node import RECORDS
 
 
 def recorded(root: Path, uid: str, kind: str) -> bytes | None:
-    """The newest record of a pod; an agent may be at work."""
+    """Return the newest record of a pod; an agent may be running."""
     found = [value for name, value in _all(root) if _is_of(name, uid, kind)]
     return found[-1] if found else None
 
 
 def replace(root: Path, uid: str, kind: str, value: bytes) -> None:
-    """Put another value under a checksum that is right."""
+    """Replace a record's value, with a correct checksum."""
     changed = [(name, value if _is_of(name, uid, kind) else each) for name, each in _all(root)]
     _write(root, changed)
 
 
 def remove(root: Path, kind: str, uid: str = "") -> None:
-    """Take the records of one kind away, of every pod or of one."""
+    """Remove the records of one kind, of each pod or of one."""
     _write(root, [(name, each) for name, each in _all(root) if not _is_of(name, uid or _uid(name), kind)])
 
 

@@ -1,4 +1,4 @@
-"""A file system whose server is gone: every call on its files waits until the mount ends."""
+"""Mount a file system whose server does not answer: every call on its files waits until the mount ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VERSION = 7, 31
 
 @contextmanager
 def silent_file_system(directory: Path) -> Iterator[None]:
-    """Mount one; at the end, calls that wait fail. Needs root."""
+    """Mount the file system, and fail the waiting calls at the end. Needs root."""
     server = subprocess.Popen([sys.executable, __file__, str(directory)], stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None

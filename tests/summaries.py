@@ -1,4 +1,4 @@
-"""A node's summary, read."""
+"""Read a node's summary."""
 
 from __future__ import annotations
 

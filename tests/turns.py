@@ -1,4 +1,4 @@
-"""Measures of the work in each turn of the event loop, which are equal on every machine."""
+"""Measure the work in each turn of the event loop, in counts that are equal on every machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BEGINS = ("call", "c_call")
 
 
 class TurnGauge:
-    """Counts the turns of this thread's event loop, and the calls of functions in the longest of them."""
+    """Count the turns of this thread's event loop, and the function calls in the longest of them."""
 
     def __init__(self) -> None:
         self.turns = 0
@@ -36,7 +36,7 @@ class TurnGauge:
 
 
 class TurnMeter:
-    """Sums what `add` is given in each turn of the running loop; `most` is the largest sum."""
+    """Sum the amounts passed to `add` in each turn of the running loop; `most` is the largest sum."""
 
     def __init__(self) -> None:
         self.most = self.total = 0

@@ -1,4 +1,4 @@
-"""Waiting for what comes true sooner or later. The limit ends what hangs; no machine is too slow for it."""
+"""Wait for conditions. The limit only ends what hangs, however slow the machine is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 PATIENCE = 240.0
-"""Seconds; below pytest's own time limit, so that a failure says what did not come true."""
+"""Seconds; below the time limit of pytest, so that a failure names the condition."""
 
 
 async def eventually(condition: Callable[[], Any], seconds: float = PATIENCE, *, every: float = 0.01) -> None:
@@ -26,7 +26,7 @@ async def eventually(condition: Callable[[], Any], seconds: float = PATIENCE, *,
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
-    """The same outside of a loop."""
+    """Wait until a condition holds, without an event loop."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, _missed(condition, seconds)

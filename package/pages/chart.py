@@ -1,4 +1,4 @@
-"""Draws `docs/pictures/beside-a-kubelet.svg`, the home page's chart, from the figures of docs/density.md.
+"""Draw `docs/pictures/beside-a-kubelet.svg`, the home page's chart, from the figures of docs/density.md.
 
 Run `python package/pages/chart.py` after the first table of that page has changed; a test compares the two.
 """
@@ -22,7 +22,7 @@ _STYLE: Final = (
 
 
 class Row(NamedTuple):
-    """One pair of bars: a figure of the table, with its caption and unit."""
+    """Hold one pair of bars: a figure of the table, with its caption and unit."""
 
     phase: str
     figure: str

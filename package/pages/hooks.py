@@ -1,7 +1,7 @@
-"""What mkdocs asks while it builds the site (`hooks` in mkdocs.yml).
+"""Implement the hooks of mkdocs for the site (`hooks` in mkdocs.yml).
 
-Documents beside `docs` join the site, links are led to where their target went, and pages that would only
-repeat the code are written from it.
+They add the documents outside of `docs`, rewrite links to the places of their targets on the site, and
+generate pages from the code.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) ->
 
 
 def _led(link: re.Match[str], here: str) -> str:
-    """The link as it must be on page `here`; only its words where its target is not on the site."""
+    """Return a link as it must be on page `here`, or only its text if its target is not on the site."""
     text, target, anchor = link[1], link[2], link[3] or ""
     if not target or "://" in target or here in _WRITTEN:
         return link[0]
@@ -69,7 +69,7 @@ def _led(link: re.Match[str], here: str) -> str:
 
 
 def _separated(markdown: str) -> str:
-    """With an empty line before each list: mkdocs' Markdown wants one where others don't."""
+    """Insert an empty line before each list, which mkdocs' Markdown needs."""
     lines: list[str] = []
     fenced = False
     for line in markdown.splitlines():

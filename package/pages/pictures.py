@@ -1,7 +1,7 @@
-"""Pictures of decisions: a block of text becomes one drawing that needs nothing from elsewhere.
+"""Draw decisions: a block of text becomes one SVG without references.
 
-Each line is a box below the one before. `QUESTION → OUTCOME` has a second box to its right, and what
-stands between the question mark and the arrow is written on the arrow.
+Each line is a box below the previous one. `QUESTION → OUTCOME` adds a box to its right; the text between the
+question mark and the arrow is the label of the arrow.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ BLOCK = re.compile(r"^```decision\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINE = 17
 LEFT, MIDDLE, RIGHT = 380, 60, 290
 LETTERS = {LEFT: 50, RIGHT: 36}
-"""How many letters fit into a box of that width."""
+"""How many letters fit into a box, by its width."""
 GAP = 22
 
 
 def drawn(text: str) -> str:
-    """The drawing of a block's lines, as SVG."""
+    """Return the drawing of a block's lines, as SVG."""
     parts, y = [], 4
     rows = [_row(line) for line in text.strip().splitlines()]
     for number, (question, answer, outcome) in enumerate(rows):
-        lines, told = _wrapped(question, LETTERS[LEFT]), _wrapped(outcome, LETTERS[RIGHT])
-        height = max(len(lines), len(told)) * LINE + 16
+        lines, outcome_lines = _wrapped(question, LETTERS[LEFT]), _wrapped(outcome, LETTERS[RIGHT])
+        height = max(len(lines), len(outcome_lines)) * LINE + 16
         parts.append(_box(2, y, LEFT, height, lines, "step"))
         middle = y + height / 2
         if outcome:
             across = LEFT + MIDDLE
             parts.append(f'<path d="M{LEFT + 2} {middle}H{across}" marker-end="url(#tip)"/>')
             parts.append(f'<text x="{LEFT + 8}" y="{middle - 5}" class="on">{escape(answer)}</text>')
-            parts.append(_box(across + 8, y, RIGHT, height, told, "end"))
+            parts.append(_box(across + 8, y, RIGHT, height, outcome_lines, "end"))
         if number + 1 < len(rows):
             below = y + height
             parts.append(f'<path d="M{LEFT / 2} {below}v{GAP - 7}" marker-end="url(#tip)"/>')
@@ -54,7 +54,7 @@ _TIP = (
 
 
 def _row(line: str) -> tuple[str, str, str]:
-    """Question, what is on the arrow, outcome."""
+    """Split a line into question, label of the arrow, and outcome."""
     question, arrow, outcome = line.partition(" → ")
     if not arrow:
         return line, "", ""

@@ -1,4 +1,4 @@
-"""Pages that are written from the code: commands, the Python face, kernels, metrics."""
+"""Generate reference pages from the code: commands, the Python interface, kernels, metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PAGES = ("/metrics", "/metrics/probes", "/metrics/resource", "/metrics/cadvisor
 
 
 class Family(NamedTuple):
-    """A metric as it is described to scrapers."""
+    """Describe a metric as scrapers see it."""
 
     page: str
     name: str
@@ -39,8 +39,8 @@ class Family(NamedTuple):
 
 
 def commands() -> str:
-    """Every command's own help, the whole command's first."""
-    parts = ["# Commands\n\nWhat each command says of itself with `--help`."]
+    """Return the page with the help of each command, that of `kubengine` first."""
+    parts = ["# Commands\n\nThe help of each command, as `--help` prints it."]
     waiting = [(_kubengine, click.Context(_kubengine, info_name="kubengine", max_content_width=110))]
     while waiting:
         command, context = waiting.pop(0)
@@ -60,7 +60,7 @@ def commands() -> str:
 
 
 def python() -> str:
-    """The names of `engine` and `engine.testing` with their docstrings."""
+    """Return the page with the names of `engine` and `engine.testing` and their docstrings."""
     parts = [
         "# Python",
         "What `import engine` and `engine.testing` offer. Each name is loaded when it is first used.",
@@ -75,7 +75,7 @@ def python() -> str:
 
 
 def kernels() -> str:
-    """Each idea in `engine/_fast` with the rule that its plain twin states."""
+    """Return the page with each kernel in `engine/_fast` and the rule in its plain twin."""
     parts = ["# Kernels", _code(inspect.getdoc(importlib.import_module("engine._fast")) or "")]
     for path in sorted((_ROOT / "engine/_fast").rglob("_*_py.py")):
         name = path.stem.removeprefix("_").removesuffix("_py")
@@ -84,15 +84,15 @@ def kernels() -> str:
         parts += [f"## {name.replace('_', ' ')}", f"`{module}`", _code(ast.get_docstring(tree) or "")]
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                told = ast.get_docstring(node)
+                docstring = ast.get_docstring(node)
                 parts.append(_code(f"def {node.name}({ast.unparse(node.args)})", "python"))
-                if told:
-                    parts.append(_code(told))
+                if docstring:
+                    parts.append(_code(docstring))
     return "\n\n".join(parts) + "\n"
 
 
 def metrics() -> str:
-    """A table for each page of metrics, as a running node has them."""
+    """Return a table for each page of metrics, as a running node serves them."""
     parts = []
     families = families_of_a_node()
     for page in _PAGES:
@@ -106,7 +106,7 @@ def metrics() -> str:
 
 
 def families_of_a_node() -> list[Family]:
-    """What a node without a cluster shows, and what the code registers beside it."""
+    """Return the metrics that a node without a cluster serves, and those that only the code registers."""
     with tempfile.TemporaryDirectory() as directory:
         registry, pages = asyncio.run(_scraped(Path(directory)))
     counted = {name: metric.labels for name, metric in registry.metrics.items()}
@@ -143,7 +143,7 @@ async def _scraped(directory: Path) -> tuple[Registry, dict[str, str]]:
 
 
 def _parsed(page: str, text: str, counted: dict[str, tuple[str, ...]]) -> Iterator[Family]:
-    """The families of a page; labels of a metric that has counted nothing yet are its registry's."""
+    """Yield the metrics of a page; labels of one without samples come from the registry."""
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     for name, help in re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE):
         sample = re.search(rf"^{name}\{{(.*)\}}", text, re.MULTILINE)
@@ -152,7 +152,7 @@ def _parsed(page: str, text: str, counted: dict[str, tuple[str, ...]]) -> Iterat
 
 
 def _registered() -> Iterator[Family]:
-    """Metrics of parts that only a node of a cluster, or one with cgroups, has."""
+    """Yield the metrics in the code, such as those of a cluster or of cgroups, which not every node has."""
     for path in sorted((_ROOT / "engine").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
