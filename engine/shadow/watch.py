@@ -98,7 +98,10 @@ class _Sources:
 
 @dataclass(slots=True)
 class Shadow:
-    """Judge a live node. `compare` raises nothing for what a node does; call `close` when done."""
+    """Judge a live node. `compare` raises nothing for what a node does; call `close` when done.
+
+    Raise `InvalidInput` for a file of configuration that cannot be used.
+    """
 
     options: ShadowOptions
     clock: Callable[[], float] = time.time
@@ -127,6 +130,9 @@ class Shadow:
 
     def __post_init__(self) -> None:
         self.began = self.clock()
+        for file in (self.options.config, self.options.following):
+            if file is not None:
+                load_config([file])
         self._kubelet = KubeletReader(self.options.kubelet)
         self._machine = MachineReader(self.options.root, self.fault)
         self._resources = PodResourcesReader(self.options.root)
@@ -152,11 +158,16 @@ class Shadow:
             self._api.close()
 
     async def compare(self) -> list[Difference]:
-        """Observe the node once, and judge it; return the differences that begin to count."""
+        """Observe the node once, and judge it; return the differences that begin to count.
+
+        Raise `InvalidInput` if nothing can ever be observed with these options.
+        """
         self.observations += 1
         try:
             seen = await self.observe()
         except KubengineError as error:
+            if isinstance(error, InvalidInput) and self.last is None:
+                raise
             self.skipped += 1
             self.fault(error.subject or "node", error.message)
             self.ledger.interrupt()

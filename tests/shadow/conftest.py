@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,29 @@ from tests.system.kubelet import Kubelet
 @pytest.fixture
 def kubelet(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) -> Iterator[Kubelet]:
     """A kubelet that is not started yet; its manifests are in `tmp_path / "manifests"`."""
+    with kubelet_of(tmp_path, containerd, private_cgroup_root) as kubelet:
+        yield kubelet
+
+
+@contextmanager
+def kubelet_of(
+    directory: Path, containerd: Containerd, cgroup_root: str, *, kubeconfig: Path | None = None
+) -> Iterator[Kubelet]:
+    """A kubelet of a node of its own, which ends with its pods; `kubeconfig` joins it to a cluster."""
     more: dict[str, Any] = {
         "podPidsLimit": 500,
         "kubeReserved": {"cpu": "100m"},
         "evictionPressureTransitionPeriod": "1s",
     }
-    (tmp_path / "manifests").mkdir()
+    (directory / "manifests").mkdir()
     kubelet = Kubelet(
-        tmp_path,
+        directory,
         containerd.socket,
-        manifests=tmp_path / "manifests",
-        root=tmp_path / "root",
-        cgroup_root=private_cgroup_root,
+        manifests=directory / "manifests",
+        root=directory / "root",
+        cgroup_root=cgroup_root,
         more=more,
+        kubeconfig=kubeconfig,
     )
     kubelet.share_root()
     yield kubelet

@@ -190,7 +190,7 @@ def test_whether_a_container_restarts(
 
 def test_a_container_that_ran_again_was_restarted() -> None:
     one = pod("p", {"restartPolicy": "Never"}, **told({"running": {}}, 1))
-    held = record(one, ran(1, at=20), ran(0, code=1))
+    held = record(one, ran(1, at=20), ran(0, code=1, at=1))
     found = by_kind(list(RestartComparer().compare(observed([one], [held]))))
     assert found["restart default/p/c attempt 0"] == ("stays ended", "restarts")
 
@@ -244,6 +244,15 @@ def test_the_time_between_an_end_and_a_start_is_compared_with_the_delay(
         if attempt:
             found.append(judged.get(f"back-off default/p/c attempt {attempt - 1}"))
     assert found == expected
+
+
+def test_another_container_in_place_of_one_that_never_started_is_no_restart() -> None:
+    one = pod("p", {"restartPolicy": "Never"}, **told({"running": {}}, 1))
+    failed = replace(ran(0, code=128, at=5), started_at=0.0)
+    assert not list(RestartComparer().compare(observed([one], [record(one, ran(1, at=20), failed)])))
+    ended = ran(0, code=128, at=5)
+    found = by_kind(list(RestartComparer().compare(observed([one], [record(one, ran(1, at=20), ended)]))))
+    assert found["restart default/p/c attempt 0"] == ("stays ended", "restarts")
 
 
 def test_a_container_that_was_never_started_leaves_the_delay_unknown() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import RecordSection
 from engine.api.quantity import Quantity
 from engine.record.reader import Record
@@ -90,6 +92,27 @@ async def test_a_configuration_that_stays_is_the_same_whatever_driver_the_runtim
     await shadow.compare()
     # The same object: what has been under pressure since when is kept with it.
     assert shadow.last.config is first
+
+
+async def test_options_with_which_nothing_can_be_observed_are_an_error_at_once(
+    shadow: Shadow, fake: Fake, tmp_path: Path
+) -> None:
+    (tmp_path / "next.yaml").write_text("kind: Service\n")
+    for name in ("config", "following"):
+        with pytest.raises(InvalidInput, match="Service"):
+            Shadow(replace(shadow.options, **{name: tmp_path / "next.yaml"}))
+    say(fake, "a")
+    # The read-only port shows no configuration, and no file was named.
+    shown = fake.answers.pop("/configz")
+    with pytest.raises(InvalidInput, match="--config"):
+        await shadow.compare()
+    # Later, it is one of the things that a node does.
+    fake.answers["/configz"] = shown
+    await shadow.compare()
+    fake.answers.pop("/configz")
+    shadow._sources = None
+    await shadow.compare()
+    assert shadow.skipped == 1
 
 
 def test_devices_count_before_the_node_shows_them_again() -> None:

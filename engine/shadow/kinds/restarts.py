@@ -202,6 +202,8 @@ def _restarted(
         return
     if previous.hash != newest.hash:
         return  # another specification, as after a resize that restarts
+    if not previous.started_at:
+        return  # made and never started: a kubelet makes another one, whatever the policy is
     ours = RESTARTS if should_restart(pod, container, previous.exit_code) else STAYS
     yield Comparison(
         "restart", _subject(pod, previous), ours, RESTARTS, _by_policy(pod, container, previous),
