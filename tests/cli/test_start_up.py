@@ -38,6 +38,7 @@ unneeded = {
     "pickle", "lzma", "engine.node.stats.summary", "engine.node.logs.container_access",
     "engine.csi.drivers",
 }
+assert "type_info" not in vars(sys.modules["msgspec.inspect"])
 print(sorted(unneeded & set(sys.modules)))
 """
 
@@ -71,6 +72,30 @@ STARTS = {
         "    import asyncio, engine.api.documents, engine.cli.agent.process, engine.cli.run"
     ),
 }
+
+COMPILED = """
+import re
+from re import _compiler
+from engine.cli.agent import start_up
+compiled, compile = [], _compiler.compile
+_compiler.compile = lambda pattern, flags=0: compiled.append(pattern) or compile(pattern, flags)
+START
+print(len(compiled))
+"""
+
+PATTERNS_AFTERWARDS = """
+import re
+from engine.cli.agent.start_up import lean_imports
+with lean_imports():
+    words, octets = re.compile(r"([a-z]+)-(?P<last>\\d+)", re.IGNORECASE), re.compile(b"[0-9]")
+assert isinstance(re.compile("a"), re.Pattern)
+for _ in range(2):
+    assert words.fullmatch("Pod-7")["last"] == "7"
+    assert words.fullmatch("Pod-x") is None
+    assert words.sub(r"\\1", "a pod-7, b-8") == "a pod, b"
+assert (words.pattern, words.groups, dict(words.groupindex)) == (r"([a-z]+)-(?P<last>\\d+)", 2, {"last": 2})
+assert octets.findall(b"a1b2") == [b"1", b"2"]
+"""
 
 NUMPY_AFTERWARDS = """
 from __future__ import annotations
@@ -152,6 +177,15 @@ def test_a_start_loads_no_more_than_its_budget(start: str, ours: int, modules: i
 def test_no_class_of_an_agent_is_generated_as_source_when_it_starts() -> None:
     """A dataclass takes about 1 ms; a `msgspec.Struct` takes 17 µs."""
     assert _python(GENERATED.replace("START", STARTS["agent"])) == "[]"
+
+
+def test_an_agent_compiles_few_regular_expressions_before_it_uses_them() -> None:
+    """Of about 70, these are used while modules load, or are Python's own that were there before."""
+    assert int(_python(COMPILED.replace("START", STARTS["agent"]))) <= 12
+
+
+def test_regular_expressions_work_in_full_once_they_are_used() -> None:
+    _python(PATTERNS_AFTERWARDS)
 
 
 def test_numpy_works_in_full_and_without_threads_once_it_is_asked_for() -> None:

@@ -145,19 +145,13 @@ def unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:
         return
     if not isinstance(document, dict) or struct is None:
         return
-    fields = _fields(struct)
+    fields = _form(struct).fields
     for name, value in document.items():
         where = f"{path}.{name}" if path else str(name)
         if name not in fields:
             yield where
         elif isinstance(value, dict | list):
             yield from unknown_fields(value, fields[name], where)
-
-
-@cache
-def _fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return JSON name → type; cached, since evaluating annotations costs more than reading the pod."""
-    return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
 
 
 @cache
@@ -306,7 +300,10 @@ class _Form(msgspec.Struct, frozen=True):
 
 @cache
 def _form(kind: Any) -> _Form:
-    """Return the shape of a type; `None` and `Any` leave their data as it is."""
+    """Return the shape of a type; `None` and `Any` leave their data as it is.
+
+    Cached, since evaluating annotations costs more than reading the pod.
+    """
     origin = get_origin(kind)
     if origin is Annotated:
         return _form(get_args(kind)[0])
