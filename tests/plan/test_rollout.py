@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from engine.admission import NodeAllocations, decide
-from engine.api.config import KubeletConfiguration
+from engine.api.config import CrashLoopBackOffConfig, KubeletConfiguration, MemorySwapConfig
+from engine.api.duration import Duration
 from engine.api.encoding.json_text import json_encoder
 from engine.api.errors import InvalidInput
 from engine.api.quantity import Quantity
@@ -160,10 +161,16 @@ def test_reserved_cpus_matter_where_pods_have_them(cluster: Snapshot, held, stop
 def test_a_field_that_the_file_does_not_set_falls_back(cluster: Snapshot, tmp_path: Path) -> None:
     following = tmp_path / "next.yaml"
     following.write_text("kind: KubeletConfiguration\nmaxPods: 100\nlogging: {format: json}\n")
-    before = with_configurations(cluster.shard(0, 1), cgroup_driver="systemd", pod_pids_limit=9)
+    before = with_configurations(
+        cluster.shard(0, 1), cgroup_driver="systemd", pod_pids_limit=9, memory_swap=MemorySwapConfig(),
+        crash_loop_back_off=CrashLoopBackOffConfig(Duration(300)),
+        image_pull_credentials_verification_policy="NeverVerifyPreloadedImages",
+    )  # fmt: skip
     found = by_decision(rollout(before, RolloutParameters(config=str(following))))
     assert [row["object"] for row in found["changes"]] == ["maxPods", "logging.format"]
-    assert {"cgroupDriver", "podPidsLimit"} <= {row["object"] for row in found["falls-back"]}
+    # The others have the defaults that a kubelet shows.
+    fallen = {row["object"] for row in found["falls-back"]}
+    assert fallen == {"cgroupDriver", "podPidsLimit", "containerRuntimeEndpoint"}
     assert not found["restart"]
     assert found["resize"]
 

@@ -47,6 +47,12 @@ _LIMIT: Final = "memory limit of all pods"
 _VALUES: Final[tuple[Detail, ...]] = ("qos", "pods", "containers")
 _OFTEN_ELSEWHERE: Final = ("containerRuntimeEndpoint", "cgroupDriver")
 """Fields that a flag or the runtime sets on nodes whose file does not name them."""
+_SHOWN_DEFAULTS: Final[Mapping[str, Any]] = {
+    "imagePullCredentialsVerificationPolicy": "NeverVerifyPreloadedImages",
+    "memorySwap": {},
+    "crashLoopBackOff": {"maxContainerRestartPeriod": "5m0s"},
+}
+"""Defaults that a kubelet v1.36 shows as if its file set them."""
 _UNSET: Final = -2
 """Stands for a cgroup file that is not written; -1 is `max`."""
 
@@ -155,7 +161,7 @@ class _Nodes:
     def _field(self, node: int, change: ConfigurationChange, mine: _NodeRows) -> None:
         said = f"{change.field}: {_shown(change.before)} → {_shown(change.after)}"
         named = self._named is None or _names(self._named, change.field)
-        if not named and not self._now.key(node):
+        if not named and (not self._now.key(node) or _SHOWN_DEFAULTS.get(change.field) == change.before):
             return  # both have a default
         mine.add(_Row("changes" if named else "falls-back", change.field, said, 1, "fields"))
         if not named and change.field in _OFTEN_ELSEWHERE:
