@@ -43,7 +43,7 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
     """Record one thing that happened at `time` (Unix seconds, to the millisecond).
 
     `stream` is decision, event, pod, node, use, pressure, restart, images, or record for what the recorder
-    says about itself.
+    says about itself; of a shadow also runtime (an event of the runtime), judged and observation.
     `name` says what happened (`eviction evicted`, an event's reason), `text` why, in words. `pod` is
     `namespace/name`, empty for the node. `inputs` is ready for JSON. A row with `values` is a measurement;
     its text then lists the keys that the values belong to, separated by spaces.
