@@ -87,6 +87,11 @@ class Kubelet:
         """The address of its read-only port."""
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def flags(self) -> list[str]:
+        """Its command line, without the program."""
+        return self._command[1:]
+
     def start(self) -> None:
         self._make_cgroups()
         self._plugins.mkdir(parents=True, exist_ok=True)
