@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Pod
 from engine.cri.records import CREATED
-from engine.shadow.kinds.admission import UNSEEN, AdmissionComparer
+from engine.shadow.kinds.admission import PERHAPS, UNSEEN, AdmissionComparer
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.eviction import EvictionComparer
 from engine.shadow.kinds.observation import STARTED, MeasuredNode, MeasuredPod
@@ -370,6 +370,16 @@ def test_of_equal_pods_any_may_end_for_a_critical_pod() -> None:
     # Both victims are named, though one is gone, and none that comes later.
     assert one.our_reason.count(" (Burstable) frees 500 of cpu") == 2
     assert "default/critical" not in one.our_reason
+
+
+def test_victims_without_a_reason_leave_it_open_whether_there_was_a_preemption() -> None:
+    comparer = AdmissionComparer()
+    list(comparer.compare(observed([pod("a", requesting(cpu="2"), order=1)])))
+    ended = pod("a", requesting(cpu="2"), order=1, phase="Succeeded")
+    critical = pod("critical", {**requesting(cpu="1"), "priority": CRITICAL}, order=3)
+    found = list(comparer.compare(observed([ended, critical])))
+    assert [each.why for each in found if isinstance(each, NotJudged)] == [PERHAPS]
+    assert by_kind(found)["admission default/critical"] == ("admitted", "admitted")
 
 
 def test_a_victim_that_no_rule_chooses_is_a_difference() -> None:

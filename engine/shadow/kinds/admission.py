@@ -23,6 +23,7 @@ from engine.shadow.kinds.observation import ENDED, Observation
 
 PREEMPTED: Final = "Preempting"
 SETTLE: Final = 60.0
+PERHAPS: Final = "pods that ended since the last observation may have been its victims, and show no reason"
 UNSEEN: Final = "pods that the kubelet may have admitted before it came and went between two observations"
 _REJECTED: Final = "Pod was rejected: "
 """How the message of a pod begins that a kubelet does not admit."""
@@ -142,7 +143,10 @@ def _preemption(
     """Judge which pods ended for a critical one. Afterwards the pods are those that the kubelet left."""
     ended = [victim for victim in victims if victim.uid in admitted]
     preempting = [choice for choice in choices if choice.verdict.preemption is not None]
-    if not preempting or (choices[0].verdict.preemption is None and not ended):
+    if not preempting:
+        return
+    if choices[0].verdict.preemption is None and not ended:
+        yield NotJudged("preemption", pod.full_name, PERHAPS)
         return
     agreed = next((one for one in preempting if _may_be(one.victims, ended, gone)), None)
     left = {one.uid for one in gone}
