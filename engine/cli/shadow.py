@@ -46,7 +46,8 @@ PAGE_RELOAD = 10
     "--record",
     default="",
     metavar="DIR",
-    help="Write a record to this directory, for `kubengine why` and `kubengine plan replay`.",
+    help="Write a record to this directory, for `kubengine why` and `kubengine plan replay`; with "
+    "--kubeconfig, it has the kubelet's events.",
 )
 @click.option(
     "--record-size", default="64Mi", show_default=True, metavar="SIZE", help="Largest size of the record."
