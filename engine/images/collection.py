@@ -6,12 +6,11 @@ argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress, count
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from engine.api.amounts.sizes import binary_size
 from engine.api.duration import Duration
@@ -32,7 +31,7 @@ from engine.images.report import (
     ImageVerdict,
     aggregate,
 )
-from engine.tables import ImageColumns
+from engine.tables import ImageCells
 
 FOR_SPACE: Final = "for space"
 
@@ -193,18 +192,17 @@ class Collection:
             if reason:
                 self._kept[row] = reason
 
-    def _undecided(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _undecided(self, mask: bytearray) -> bytearray:
         """Return `mask` without the rows that have been decided."""
-        mask[[*self._outcomes.chosen, *self._kept]] = False
-        return mask
+        return _without(mask, (*self._outcomes.chosen, *self._kept))
 
     async def _free_old(self, began: float) -> None:
         policy, now = self.policy, self.report.at
         if not selection.may_be_old(policy, now, began):
             return
-        mask = self._undecided(selection.old(self.records.table.columns, policy, now, began))
-        rows = selection.order(self.records.table.columns, mask, policy, now)
-        gone = await self._remove(rows.tolist(), AGE, f"unused for more than {Duration(policy.max_age)}")
+        cells = self.records.table.cells
+        rows = selection.order(cells, self._undecided(selection.old(cells, policy, now, began)), policy, now)
+        gone = await self._remove(rows, AGE, f"unused for more than {Duration(policy.max_age)}")
         self.report.freed_by_age = self._sizes(gone)
         if self._outcomes.failed:
             raise ImageGCFailure(
@@ -240,16 +238,16 @@ class Collection:
 
     async def _free_reported(self, wanted: int) -> None:
         """Remove until the images' own sizes reach `wanted` bytes; one image if that is nothing."""
-        columns, report = self.records.table.columns, self.report
-        mask = self._undecided(selection.spare(columns, self.policy, report.at))
+        cells, report = self.records.table.cells, self.report
+        mask = self._undecided(selection.spare(cells, self.policy, report.at))
         while True:
             # In rounds: as many images as would be enough, then more of them if some could not be removed.
             missing = max(wanted - report.freed, 0)
-            rows = selection.order(columns, mask, self.policy, report.at, missing)
-            if not len(rows):
+            rows = selection.order(cells, mask, self.policy, report.at, missing)
+            if not rows:
                 return
-            mask[rows] = False
-            gone = await self._remove(rows.tolist(), SPACE, FOR_SPACE)
+            mask = _without(mask, rows)
+            gone = await self._remove(rows, SPACE, FOR_SPACE)
             report.freed += self._sizes(gone)
             # One image is removed even if nothing is missing, as in the kubelet, which checks after each
             # removal.
@@ -284,13 +282,13 @@ class Collection:
         """Return the rows for space in order, each with the bytes that its removal frees after
         the ones before.
         """
-        columns = self.records.table.columns
-        here = np.flatnonzero(columns.live).tolist()
+        cells = self.records.table.cells
+        here = _rows(cells.live)
         place = {row: number for number, row in enumerate(here)}
         layers = [await self.store.layers(self._images[row]) for row in here]
-        mask = self._undecided(selection.spare(columns, self.policy, self.report.at))
-        eligible = [place[row] for row in np.flatnonzero(mask).tolist()]
-        order = removal_order(layers, columns.last_used[here].tolist(), eligible)
+        mask = self._undecided(selection.spare(cells, self.policy, self.report.at))
+        eligible = [place[row] for row in _rows(mask)]
+        order = removal_order(layers, [cells.last_used[row] for row in here], eligible)
         return [(here[number], freed) for number, freed in order]
 
     async def _free_inodes(self, wanted: int) -> None:
@@ -311,10 +309,9 @@ class Collection:
 
     def _candidates(self) -> list[int]:
         """Return all rows that may be removed for space, in order."""
-        columns, now = self.records.table.columns, self.report.at
-        mask = self._undecided(selection.spare(columns, self.policy, now))
-        rows: list[int] = selection.order(columns, mask, self.policy, now).tolist()
-        return rows
+        cells, now = self.records.table.cells, self.report.at
+        mask = self._undecided(selection.spare(cells, self.policy, now))
+        return selection.order(cells, mask, self.policy, now)
 
     async def _remove(self, rows: list[int], cause: str, why: str) -> list[int]:
         """Remove these images in order, or report that in a dry run; return the rows of the removed ones."""
@@ -345,8 +342,8 @@ class Collection:
         return gone
 
     def _sizes(self, rows: list[int]) -> int:
-        sizes: list[int] = self.records.table.columns.size[rows].tolist()
-        return sum(sizes)
+        size = self.records.table.cells.size
+        return sum(size[row] for row in rows)
 
     async def _available(self) -> int | None:
         try:
@@ -362,15 +359,15 @@ class Collection:
             self.records.keys_of(self._outcomes.failed), self._outcomes.failed.values(), strict=True
         )
         self.records.forget_rows(self._outcomes.gone)
-        report.account = lambda: self._account(cells.columns(), report.at)
+        report.account = lambda: self._account(cells, report.at)
 
-    def _account(self, columns: ImageColumns, now: float) -> list[ImageVerdict]:
+    def _account(self, cells: ImageCells, now: float) -> list[ImageVerdict]:
         """Return one verdict for each image: those decided, then the others."""
         images, kept = self._images, dict(self._kept)
         accounts = [self._outcomes.account(row, images[row]) for row in self._outcomes.chosen]
-        for row in np.flatnonzero(columns.live).tolist():
+        for row in _rows(cells.live):
             if row not in kept and row not in self._outcomes.chosen:
-                reason = selection.why_kept(columns, row, self.policy, now)
+                reason = selection.why_kept(cells, row, self.policy, now)
                 kept[row] = reason or "not needed to reach the low threshold"
         accounts += [Account(images[row], Judged(KEPT, reason)) for row, reason in kept.items()]
         return [
@@ -380,3 +377,14 @@ class Collection:
             )
             for image, judged, freed in accounts
         ]  # fmt: skip
+
+
+def _rows(mask: Iterable[int]) -> list[int]:
+    """Return the rows that a mask has, ascending."""
+    return list(compress(count(), mask))
+
+
+def _without(mask: bytearray, rows: Iterable[int]) -> bytearray:
+    for row in rows:
+        mask[row] = False
+    return mask

@@ -177,23 +177,23 @@ class ImageManager:
         if not self._running.locked():
             with contextlib.suppress(ImageGCFailure):
                 await self.detect()
-        now, columns, users = self._now(), self.records.table.columns, self._users()
+        now, cells, users = self._now(), self.records.table.cells, self._users()
         images = []
         for key in list(self.records.keys()):
             row = self.records.row(key)
             image = self.records.image(row)
-            used = float(columns.last_used[row])
+            used = cells.last_used[row]
             images.append(
                 {
                     "id": image.id,
                     "handler": image.handler,
                     "names": list(image.names),
-                    "size": int(columns.size[row]),
-                    "firstDetected": float(columns.first_detected[row]),
+                    "size": cells.size[row],
+                    "firstDetected": cells.first_detected[row],
                     "lastUsed": None if used == NEVER else used,
                     "inUseBy": users.get(key, []),
                     "protected": self._why_protected(image)
-                    or selection.why_kept(columns, row, self.policy, now),
+                    or selection.why_kept(cells, row, self.policy, now),
                 }
             )
         return {

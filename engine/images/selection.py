@@ -1,17 +1,20 @@
 """Selects which images may be removed and in which order, and why the others stay. Pure: columns
 in, rows out.
+
+The columns are an agent's cells or a planner's arrays. A mask has a byte for each row.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from array import array
+from typing import Final, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
+from engine._fast.ranking import image_order
 from engine._fast.ranking.image_order import order_and_cut
 from engine.images.policy import LARGEST_FIRST, LAYERS, LRU, ImageGCPolicy
-from engine.tables import NEVER, ImageColumns
+from engine.tables import ImageCells, ImageColumns
+
+Columns: TypeAlias = ImageColumns | ImageCells
 
 EVERYTHING: Final = 2**63 - 1
 """The target of a collection that removes everything it may."""
@@ -19,60 +22,61 @@ EVERYTHING: Final = 2**63 - 1
 DAY = 86400.0
 
 
-def unused(columns: ImageColumns) -> NDArray[np.bool_]:
-    """Return live rows that are neither in use nor pinned."""
-    rows: NDArray[np.bool_] = columns.live & ~columns.in_use & ~columns.pinned
-    return rows
-
-
 def may_be_old(policy: ImageGCPolicy, now: float, began: float) -> bool:
     """Tell whether there is a maximum age, and the agent has run for longer than that."""
     return policy.max_age > 0 and now - began > policy.max_age
 
 
-def old(columns: ImageColumns, policy: ImageGCPolicy, now: float, began: float) -> NDArray[np.bool_]:
-    """Return rows unused for longer than the maximum age; none unless `may_be_old`.
+def old(columns: Columns, policy: ImageGCPolicy, now: float, began: float) -> bytearray:
+    """Return the mask of rows unused for longer than the maximum age; none unless `may_be_old`.
 
     An image that was never used is infinitely old. The minimum age does not matter here.
     """
     if not may_be_old(policy, now, began):
-        return np.zeros(len(columns.live), np.bool_)
-    disused: NDArray[np.bool_] = (columns.last_used == NEVER) | (now - columns.last_used > policy.max_age)
-    return unused(columns) & disused
+        return bytearray(len(columns.live))
+    return image_order.disused(
+        columns.live, columns.in_use, columns.pinned, columns.last_used, now, policy.max_age
+    )
 
 
-def spare(columns: ImageColumns, policy: ImageGCPolicy, now: float) -> NDArray[np.bool_]:
-    """Return rows that may be removed for space: unused, last used before `now`, and known for
+def spare(columns: Columns, policy: ImageGCPolicy, now: float) -> bytearray:
+    """Return the mask of rows that may be removed for space: unused, last used before `now`, and known for
     the minimum age.
     """
-    return unused(columns) & (columns.last_used < now) & (now - columns.first_detected >= policy.min_age)
+    return image_order.spare(
+        columns.live,
+        columns.in_use,
+        columns.pinned,
+        columns.last_used,
+        columns.first_detected,
+        now,
+        policy.min_age,
+    )
 
 
 def order(
-    columns: ImageColumns,
-    eligible: NDArray[np.bool_],
-    policy: ImageGCPolicy,
-    now: float,
-    target: int = EVERYTHING,
-) -> NDArray[np.int64]:
+    columns: Columns, eligible: bytearray, policy: ImageGCPolicy, now: float, target: int = EVERYTHING
+) -> list[int]:
     """Return eligible rows in the policy's order, cut when their sizes reach `target` bytes.
 
     `lru`, and `layers` without any: last used, then first detected. `largest-first`: size, then the same.
     `size-aware`: most bytes times days of disuse, where an image that was never used counts from its
     detection.
     """
-    secondary = columns.first_detected
+    last_used, detected = columns.last_used, columns.first_detected
     if policy.order in (LRU, LAYERS):
-        primary = columns.last_used
-    elif policy.order == LARGEST_FIRST:
-        primary, secondary = -columns.size.astype(np.float64), columns.last_used
+        return order_and_cut(last_used, detected, columns.size, eligible, target)[0]
+    if policy.order == LARGEST_FIRST:
+        primary = array("d", (-size for size in columns.size))
     else:
-        since = np.maximum(columns.last_used, columns.first_detected)
-        primary, secondary = -columns.size * (np.maximum(now - since, 1.0) / DAY), columns.last_used
-    return order_and_cut(primary, secondary, columns.size, eligible, target)[0]
+        times = zip(columns.size, last_used, detected, strict=True)
+        primary = array(
+            "d", (-size * (max(now - max(used, first), 1.0) / DAY) for size, used, first in times)
+        )
+    return order_and_cut(primary, last_used, columns.size, eligible, target)[0]
 
 
-def why_kept(columns: ImageColumns, row: int, policy: ImageGCPolicy, now: float) -> str:
+def why_kept(columns: Columns, row: int, policy: ImageGCPolicy, now: float) -> str:
     """Return the rule that keeps an image from removal for space, or an empty text."""
     if columns.in_use[row]:
         return "in use by a container"

@@ -36,7 +36,7 @@ from engine.tables.columns import (
     PodColumns,
 )
 from engine.tables.eviction import eviction_order
-from engine.tables.images import NEVER, ImageColumns, ImageTable
+from engine.tables.images import NEVER, ImageCells, ImageColumns, ImageTable
 from engine.tables.names import CPU_ID, EPHEMERAL_STORAGE_ID, MEMORY_ID, PODS_ID, ResourceNames
 from engine.tables.pods import PodTable
 
@@ -62,6 +62,7 @@ __all__ = [
     "QOS_NAMES",
     "STATIC",
     "ClusterTables",
+    "ImageCells",
     "ImageColumns",
     "ImageTable",
     "PodColumns",

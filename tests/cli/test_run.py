@@ -190,6 +190,19 @@ def test_an_agent_that_chooses_pods_to_end_has_not_loaded_numpy(
     assert "/numpy" not in Path(f"/proc/{run.pid}/maps").read_text()
 
 
+def test_an_agent_that_collects_images_has_not_loaded_numpy(place: Place) -> None:
+    with place.config.open("a") as config:
+        config.write("imageMinimumGCAge: 1ms\n")
+    run = place.run()
+    place.pod("a")
+    eventually(lambda: place.phases() == {"a": "Running"})
+    agent = AgentClient(str(place.root))
+    assert agent.describe("images")["images"][0]["inUseBy"]
+    (place.manifests / "a.yaml").unlink()
+    eventually(lambda: agent.act("images", "delete-unused")["images"][0]["verdict"] == "removed")
+    assert "/numpy" not in Path(f"/proc/{run.pid}/maps").read_text()
+
+
 def test_pods_outlive_a_terminated_and_a_killed_agent(place: Place) -> None:
     endpoint = place.path / "runtime.sock"
     place.start("runtime", "--hollow", "--socket", str(endpoint))

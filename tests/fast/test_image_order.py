@@ -45,8 +45,19 @@ def columns(draw):
 def test_kernel_and_twin_agree(given_columns, target):
     rows, freed = _image_order_c.order_and_cut(*(*given_columns, target))
     twin_rows, twin_freed = _image_order_py.order_and_cut(*(*given_columns, target))
-    assert rows.tolist() == twin_rows.tolist()
-    assert freed == twin_freed
+    assert (rows, freed) == (twin_rows, twin_freed)
+
+
+@settings(max_examples=100, deadline=None)
+@given(columns(), st.data(), st.floats(-1e12, 1e12), st.floats(0, 1e6))
+def test_kernel_and_twin_flag_the_same_rows(given_columns, data, now, age):
+    last_used, detected, _, live = given_columns
+    octets = st.binary(min_size=len(live), max_size=len(live))
+    in_use, pinned = (bytearray(octet & 1 for octet in data.draw(octets)) for _ in range(2))
+    spare = (live, in_use, pinned, last_used, detected, now, age)
+    assert _image_order_c.spare(*spare) == _image_order_py.spare(*spare)
+    disused = (live, in_use, pinned, last_used, now, age)
+    assert _image_order_c.disused(*disused) == _image_order_py.disused(*disused)
 
 
 @FORMS
@@ -61,16 +72,16 @@ def test_no_shape_of_input_defeats_the_order(form, shape):
     ones, everything = np.ones(count, np.int64), np.ones(count, np.bool_)
     rows, freed = form.order_and_cut(primary, np.zeros(count), ones, everything, 1000)
     assert freed == len(rows) == 1000
-    assert rows.tolist() == np.lexsort((np.arange(count), primary))[:1000].tolist()
+    assert rows == np.lexsort((np.arange(count), primary))[:1000].tolist()
 
 
 @FORMS
 def test_a_target_of_zero_takes_one(form):
     one = np.ones(3, np.int64)
     rows, freed = form.order_and_cut(np.array([3.0, 1.0, 2.0]), np.zeros(3), one, np.ones(3, np.bool_), -5)
-    assert (rows.tolist(), freed) == ([1], 1)
+    assert (rows, freed) == ([1], 1)
     rows, freed = form.order_and_cut(np.zeros(3), np.zeros(3), one, np.zeros(3, np.bool_), 5)
-    assert (rows.tolist(), freed) == ([], 0)
+    assert (rows, freed) == ([], 0)
 
 
 @FORMS
@@ -90,6 +101,10 @@ def test_the_kernel_refuses_a_row_outside_the_marks():
         _image_order_c.mark({"a": 5}, ["a"], np.zeros(2, np.bool_))
     with pytest.raises(ValueError, match="as long as eligible"):
         _image_order_c.order_and_cut(np.zeros(1), np.zeros(2), np.zeros(2, np.int64), np.ones(2, np.bool_), 1)
+    with pytest.raises(ValueError, match="as long as live"):
+        _image_order_c.spare(bytearray(2), bytearray(2), bytearray(1), np.zeros(2), np.zeros(2), 0, 0)
+    with pytest.raises(ValueError, match="as long as live"):
+        _image_order_c.disused(bytearray(2), bytearray(2), bytearray(2), np.zeros(1), 0, 0)
 
 
 def test_orders_equal_the_kubelets():

@@ -1,17 +1,22 @@
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from engine._fast.ranking._image_order_py import Column, Marks
 
-from engine._fast.ranking._image_order_py import Marks
-
+def spare(
+    live: Column,
+    in_use: Column,
+    pinned: Column,
+    last_used: Column,
+    first_detected: Column,
+    now: float,
+    min_age: float,
+) -> bytearray: ...
+def disused(
+    live: Column, in_use: Column, pinned: Column, last_used: Column, now: float, max_age: float
+) -> bytearray: ...
 def order_and_cut(
-    primary: NDArray[np.float64],
-    secondary: NDArray[np.float64],
-    size: NDArray[np.int64],
-    eligible: NDArray[np.bool_],
-    target: int,
-) -> tuple[NDArray[np.int64], int]: ...
+    primary: Column, secondary: Column, size: Column, eligible: Column, target: int
+) -> tuple[list[int], int]: ...
 def match(
     index: dict[str, int],
     names: list[str],

@@ -4,12 +4,11 @@ Order and cut is a quicksort that works from the left and stops as soon as the s
 target: items right of the cut are never sorted.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
-
-import numpy as np
 
 cdef extern from "Python.h":
     PyObject *PyList_GET_ITEM(list, Py_ssize_t)
@@ -160,18 +159,36 @@ def order_and_cut(const double[::1] primary, const double[::1] secondary, const 
                 depth += 2
                 i >>= 1
             taken = take(items, count, wanted, &freed, depth) if count else 0
-        chosen = np.empty(taken, np.int64)
-        if taken:
-            fill(chosen, items)
-        return chosen, freed
+        return [items[i].row for i in range(taken)], freed
     finally:
         free(items)
 
 
-cdef void fill(int64_t[::1] chosen, const entry *items) noexcept:
-    cdef Py_ssize_t i
-    for i in range(chosen.shape[0]):
-        chosen[i] = items[i].row
+def spare(const uint8_t[::1] live, const uint8_t[::1] in_use, const uint8_t[::1] pinned,
+          const double[::1] last_used, const double[::1] first_detected, double now, double min_age):
+    cdef Py_ssize_t rows = live.shape[0], i
+    if (in_use.shape[0] < rows or pinned.shape[0] < rows or last_used.shape[0] < rows
+            or first_detected.shape[0] < rows):
+        raise ValueError("each column must be as long as live")
+    mask = bytearray(rows)
+    cdef char *flags = PyByteArray_AS_STRING(mask)
+    for i in range(rows):
+        flags[i] = live[i] and not in_use[i] and not pinned[i] and last_used[i] < now and (
+            now - first_detected[i] >= min_age)
+    return mask
+
+
+def disused(const uint8_t[::1] live, const uint8_t[::1] in_use, const uint8_t[::1] pinned,
+            const double[::1] last_used, double now, double max_age):
+    cdef Py_ssize_t rows = live.shape[0], i
+    if in_use.shape[0] < rows or pinned.shape[0] < rows or last_used.shape[0] < rows:
+        raise ValueError("each column must be as long as live")
+    mask = bytearray(rows)
+    cdef char *flags = PyByteArray_AS_STRING(mask)
+    for i in range(rows):
+        flags[i] = live[i] and not in_use[i] and not pinned[i] and (
+            last_used[i] == 0 or now - last_used[i] > max_age)
+    return mask
 
 
 cdef inline Py_ssize_t row_of(dict index, object name, Py_ssize_t limit) except -2:

@@ -1,31 +1,65 @@
-"""State the rules of which images are removed in which order, and which rows a list of names marks."""
+"""State the rules of which images are removed in which order, and which rows a list of names marks.
+
+Columns are buffers with a row per image: sizes int64 (bytes), times float64 (Unix seconds, 0: never), flags
+one byte.
+"""
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-Marks: TypeAlias = "bytearray | memoryview | NDArray[np.bool_]"
+Column: TypeAlias = Any
+Marks: TypeAlias = Any
+"""Writable flags."""
 
 LARGEST = 2**63 - 1
 """Sums and targets are clamped here."""
 
 
+def spare(
+    live: Column,
+    in_use: Column,
+    pinned: Column,
+    last_used: Column,
+    first_detected: Column,
+    now: float,
+    min_age: float,
+) -> bytearray:
+    """Flag the live rows that are neither in use nor pinned, were last used before `now`, and have been known
+    for `min_age` seconds.
+    """
+    rows = zip(live, in_use, pinned, last_used, first_detected, strict=True)
+    return bytearray(
+        bool(here and not busy and not kept and used < now and now - detected >= min_age)
+        for here, busy, kept, used, detected in rows
+    )
+
+
+def disused(
+    live: Column, in_use: Column, pinned: Column, last_used: Column, now: float, max_age: float
+) -> bytearray:
+    """Flag the live rows that are neither in use nor pinned, and were never used, or not for `max_age`
+    seconds.
+    """
+    rows = zip(live, in_use, pinned, last_used, strict=True)
+    return bytearray(
+        bool(here and not busy and not kept and (used == 0 or now - used > max_age))
+        for here, busy, kept, used in rows
+    )
+
+
 def order_and_cut(
-    primary: NDArray[np.float64],
-    secondary: NDArray[np.float64],
-    size: NDArray[np.int64],
-    eligible: NDArray[np.bool_],
-    target: int,
-) -> tuple[NDArray[np.int64], int]:
+    primary: Column, secondary: Column, size: Column, eligible: Column, target: int
+) -> tuple[list[int], int]:
     """Return the eligible rows by (`primary`, `secondary`, row), cut after the first one with which the sum
     of their sizes reaches `target`; and that sum.
 
     A target of zero or less still takes one row; one out of reach takes all. Keys must not be NaN.
     """
-    rows = sorted(np.flatnonzero(eligible).tolist(), key=lambda row: (primary[row], secondary[row], row))
+    rows = sorted(
+        (row for row, flag in enumerate(eligible) if flag),
+        key=lambda row: (primary[row], secondary[row], row),
+    )
     chosen: list[int] = []
     freed = 0
     for row in rows:
@@ -33,7 +67,7 @@ def order_and_cut(
         freed = min(freed + int(size[row]), LARGEST)
         if freed >= min(target, LARGEST):
             break
-    return np.array(chosen, np.int64), freed
+    return chosen, freed
 
 
 def match(

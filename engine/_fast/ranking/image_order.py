@@ -3,8 +3,8 @@
 from engine._fast._select import PURE
 
 if PURE:
-    from engine._fast.ranking._image_order_py import mark, match, order_and_cut
+    from engine._fast.ranking._image_order_py import disused, mark, match, order_and_cut, spare
 else:
-    from engine._fast.ranking._image_order_c import mark, match, order_and_cut
+    from engine._fast.ranking._image_order_c import disused, mark, match, order_and_cut, spare
 
-__all__ = ["mark", "match", "order_and_cut"]
+__all__ = ["disused", "mark", "match", "order_and_cut", "spare"]

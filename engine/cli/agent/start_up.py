@@ -5,8 +5,8 @@ Savings measured at the end of start-up, up to `/healthz` (two cores, Python 3.1
 - OpenSSL is loaded only when something uses TLS: 4.5 MB resident, about 25 ms of CPU;
 - grpcio, which device plugins and clients of pod resources need, is not imported: 23 MB, 0.2 s;
 - protobuf's pure Python messages, which its C messages replace, are not loaded: 0.6 MB, 10 ms;
-- NumPy is loaded when a decision first computes with whole columns, as image collection and devices do, while
-  scrapes, evictions and preemption do without it: 11.5 MB, 0.09 s;
+- NumPy is loaded when a decision first computes with whole columns, as device plugins need it, while scrapes,
+  image collection, evictions and preemption do without it: 11.5 MB, 0.09 s;
 - msgspec takes functions from `typing` instead of loading `typing_extensions`: 1 MB, 6 ms; it does not create
   the 38 classes with which it describes types;
 - regular expressions are compiled at their first use, and most are for fields that few pods have: 9 ms;

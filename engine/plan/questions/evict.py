@@ -268,7 +268,8 @@ def _unused_images(
     def of(node: int) -> int:
         mine = image_slice(columns, int(starts[node]), int(starts[node + 1]))
         policy = ImageGCPolicy.from_config(configurations.of(node))
-        return int(mine.size[selection.spare(mine, policy, now)].sum())
+        spare = np.frombuffer(selection.spare(mine, policy, now), np.bool_)
+        return int(mine.size[spare].sum())
 
     return of
 

@@ -115,7 +115,7 @@ def _run(
     columns: ImageColumns, policy: ImageGCPolicy, capacity: int, available: int, now: float
 ) -> tuple[list[tuple[int, str]], tuple[str, str, str, int, str]]:
     """Run the age pass, then the space pass. The agent is assumed to have run for longer than any age."""
-    aged = selection.order(columns, selection.old(columns, policy, now, -np.inf), policy, now).tolist()
+    aged = selection.order(columns, selection.old(columns, policy, now, -np.inf), policy, now)
     removed = [(row, "older than the maximum age") for row in aged]
     freed = int(columns.size[aged].sum())
     wanted = policy.bytes_to_free(capacity, available + freed)
@@ -126,8 +126,9 @@ def _run(
             return removed, ("collect", "", "by age only", freed, "bytes")
         return removed, ("idle", "", f"usage {usage} % below {policy.high_threshold_percent} %", 0, "bytes")
     eligible = selection.spare(columns, policy, now)
-    eligible[aged] = False
-    chosen = selection.order(columns, eligible, policy, now, wanted).tolist()
+    for row in aged:
+        eligible[row] = False
+    chosen = selection.order(columns, eligible, policy, now, wanted)
     removed += [(row, f"{policy.order} order, for space") for row in chosen]
     gained = int(columns.size[chosen].sum())
     reason = f"usage {usage} %, down to {policy.low_threshold_percent} %"

@@ -223,9 +223,9 @@ class ImageComparer:
         wanted = policy.bytes_to_free(capacity, available)
         if wanted is None:
             return "none"
-        columns, now = self._records.table.columns, self._read_at
-        may_go = selection.spare(columns, policy, now)
-        rows = selection.order(columns, may_go, policy, now, max(wanted, 1)).tolist()
+        cells, now = self._records.table.cells, self._read_at
+        may_go = selection.spare(cells, policy, now)
+        rows = selection.order(cells, may_go, policy, now, max(wanted, 1))
         images = [self._records.image(row) for row in rows]
         return ", ".join(sorted(map(_name, images))) or "none"
 
