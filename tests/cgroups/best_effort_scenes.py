@@ -1,5 +1,7 @@
-"""BestEffort pods beside others on a real kernel. Each scene takes a private cgroup root, and returns what it
-saw in plain data."""
+"""Limit BestEffort pods beside other pods on a real kernel.
+
+Each scene takes a private cgroup root, and returns its observations as plain data.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ from engine.metrics import Registry
 
 QUOTA = {1: "cpu.cfs_quota_us", 2: "cpu.max"}
 WORKED = 0.05
-"""CPU seconds between two looks."""
-LOOKS = 100
+"""CPU seconds that pods use between two updates."""
+MOST_UPDATES = 100
 
 
 def new_manager(root: str, registry: Registry | None = None, **section: Any) -> CgroupManager:
@@ -55,8 +57,11 @@ def quota(manager: CgroupManager) -> str:
 
 
 async def squeezed(root: str) -> dict[str, Any]:
-    """A BestEffort pod works as much as it can and another to its limit; then the other ends, then the first.
-    Time is what both of them worked, so that it goes on as fast as the machine lets them."""
+    """Return how the ceiling of BestEffort pods falls while another pod works, and rises after that pod ends.
+
+    A BestEffort pod spins beside a Guaranteed pod. The limiter's clock is their CPU time, so that a slow
+    machine gives the same result.
+    """
     decisions, registry = Decisions(time.time), Registry()
     with running(new_manager(root, registry, best_effort_ceiling=80)) as manager:
         name = manager.settings.root
@@ -74,9 +79,9 @@ async def squeezed(root: str) -> dict[str, Any]:
         def outcomes() -> list[str]:
             return [one.outcome for one in decisions.after(0)]
 
-        def look_until(outcome: str) -> list[int | None]:
+        def update_until(outcome: str) -> list[int | None]:
             ceilings = []
-            for _ in range(LOOKS):
+            for _ in range(MOST_UPDATES):
                 before = manager.cpu_seconds(name)
                 while manager.cpu_seconds(name) - before < WORKED:
                     time.sleep(0.01)
@@ -87,18 +92,18 @@ async def squeezed(root: str) -> dict[str, Any]:
             return ceilings
 
         limiter.update()
-        seen: dict[str, Any] = {"nobody here": (limiter.ceiling, quota(manager))}
+        seen: dict[str, Any] = {"no pods": (limiter.ceiling, quota(manager))}
         pids = {}
         for cpu, pod in enumerate([guaranteed("works", "300m"), best_effort("fills")]):
             manager.create_pod(pod)
             pids[pod.uid] = spawn(manager, make_container(manager, pod), spin, cpu % (os.cpu_count() or 1))
-        seen["falling"] = look_until("squeezed")
+        seen["falling"] = update_until("squeezed")
         seen["in force"] = (quota(manager), str(100 * (limiter.ceiling or 0)))
         gauge = registry.metrics["kubengine_best_effort_cpu_ceiling_cores"]
         seen["gauge"] = (list(gauge.collect()), (limiter.ceiling or 0) / 1000)
         end(pids.pop("works"))
         manager.remove_pod("works", wait=5.0)
-        seen["rising"] = look_until("released")
+        seen["rising"] = update_until("released")
         seen["decided"] = outcomes()
         seen["inputs"] = dict(decisions.after(0)[0].inputs)
         await limiter.stop()
@@ -117,7 +122,8 @@ async def squeezed(root: str) -> dict[str, Any]:
 
 
 def idle(root: str) -> dict[str, Any]:
-    """BestEffort pods idle; an agent that does not want that any more takes over."""
+    """Return cpu.idle and the CPU share of the BestEffort level with `best_effort_idle`, and after a later
+    agent without it."""
     first = new_manager(root, best_effort_idle=True)
     name = first.levels.names[BEST_EFFORT]
 

@@ -1,5 +1,8 @@
-"""What must hold on a real kernel, v1 or v2 alike. Each scene takes a private cgroup root, and returns
-what it saw in plain data; it removes all that it made."""
+"""Check on a real kernel the behaviour that cgroup v1 and v2 share.
+
+Each scene takes a private cgroup root, returns its observations as plain data, and removes every group that
+it made.
+"""
 
 # ruff: noqa: PTH102, PTH106, PTH110, PTH123
 
@@ -29,11 +32,11 @@ from engine.cgroups.plan import container_values
 MI, GI = 1 << 20, 1 << 30
 CAPACITY = {"cpu": 3000, "memory": 8 * GI, "pid": 30000}
 ENOUGH_SECONDS, TOO_MANY_SECONDS, NEAR = 3.5, 60.0, 0.03
-"""Of processor time, in which processes show how they share it; how near that comes to what was promised."""
+"""CPU seconds after which the parts are compared, and after which waiting ends; how much parts may differ."""
 
 
 def pod(uid: str, *containers: dict[str, Any], **spec: Any) -> Pod:
-    """A pod whose containers have these resources."""
+    """Build a pod with one container for each of these resources."""
     listed = [{"name": f"c{number}", "resources": resources} for number, resources in enumerate(containers)]
     return as_pod({"metadata": {"name": uid, "uid": uid}, "spec": {"containers": listed, **spec}})
 
@@ -82,7 +85,7 @@ def managed(root: str, **config: Any) -> Iterator[CgroupManager]:
 
 
 def make_container(manager: CgroupManager, owner: Pod, index: int = 0) -> CgroupName:
-    """A container's group with the values that a runtime would give it."""
+    """Make a container's group with the values that a runtime would write, and return the group's name."""
     container = owner.spec.containers[index]
     wanted = container_values(manager.container_resources(owner, container))
     name = (*manager.pods.name(owner), container.name)
@@ -91,7 +94,7 @@ def make_container(manager: CgroupManager, owner: Pod, index: int = 0) -> Cgroup
 
 
 def spawn(manager: CgroupManager, name: CgroupName, body: Callable[[], None], cpu: int | None = None) -> int:
-    """A process that joins a group in every hierarchy and then runs `body`; its pid."""
+    """Start a process that joins a group in every hierarchy and then runs `body`; return its pid."""
     ready, go = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -118,7 +121,8 @@ def spin() -> None:
 
 
 def hold(amount: int, held: Callable[[], object] = lambda: None) -> Callable[[], None]:
-    """A body that touches `amount` bytes, calls `held` once it has them, and stays."""
+    """Return a body for `spawn` that touches `amount` bytes, then calls `held`, and keeps them until it is
+    killed."""
 
     def body() -> None:
         memory = bytearray(amount)
@@ -131,7 +135,10 @@ def hold(amount: int, held: Callable[[], object] = lambda: None) -> Callable[[],
 
 
 def spawn_holder(manager: CgroupManager, name: CgroupName, amount: int) -> int:
-    """A process in a group that holds `amount` bytes by the time this returns; its pid."""
+    """Start a process in a group and return its pid once it holds `amount` bytes.
+
+    Raises ChildProcessError if it dies before.
+    """
     held, holding = os.pipe()
     pid = spawn(manager, name, hold(amount, lambda: os.write(holding, b"x")))
     os.close(holding)
@@ -148,7 +155,7 @@ def end(*pids: int) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process."""
+    """Return the user and system time of a process."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -159,7 +166,8 @@ def read(manager: CgroupManager, name: CgroupName, kind: dict[int, str]) -> str 
 
 
 def worked_example(root: str) -> dict[str, Any]:
-    """A node of 3 cores and 8 Gi with qosReserved memory=100%, one pod of each class."""
+    """Return the values and CPU parts of one pod of each class, on 3 cores and 8 Gi with qosReserved
+    memory=100%."""
     first = guaranteed("g")
     second = pod(
         "b",
@@ -191,15 +199,17 @@ def worked_example(root: str) -> dict[str, Any]:
         seen["shares"] = {key: read(manager, name, CPU_SHARE) for key, name in groups.items()}
         seen["memory"] = {key: read(manager, name, MEMORY_LIMIT) for key, name in groups.items()}
         pids = {key: spawn(manager, name, spin, cpu=0) for key, name in containers.items()}
-        seen["cpu"] = shared_out(pids, {"g/c0": 1 / 3, "b/c0": 1 / 3, "b/c1": 1 / 3, "e/c0": 0.0})
+        seen["cpu"] = cpu_parts(pids, {"g/c0": 1 / 3, "b/c0": 1 / 3, "b/c1": 1 / 3, "e/c0": 0.0})
         end(*pids.values())
     return seen
 
 
-def shared_out(pids: dict[str, int], promised: dict[str, float]) -> dict[str, float]:
-    """Each process's part of a processor that they share, once it is as promised or will not become so.
+def cpu_parts(pids: dict[str, int], expected: dict[str, float]) -> dict[str, float]:
+    """Return each process's part of the CPU that they share, once the parts are as expected or enough time
+    was used.
 
-    Whoever runs while the machine is held up is charged with that; the scheduler makes up for it later.
+    The kernel charges a process with the time in which the machine stood still, and compensates the others
+    later. So the parts may need a while to settle.
     """
     before = {key: cpu_seconds(pid) for key, pid in pids.items()}
     while True:
@@ -209,26 +219,26 @@ def shared_out(pids: dict[str, int], promised: dict[str, float]) -> dict[str, fl
         if together < ENOUGH_SECONDS:
             continue
         parts = {key: seconds / together for key, seconds in used.items()}
-        as_promised = all(abs(parts[key] - part) < NEAR for key, part in promised.items())
-        if as_promised or together > TOO_MANY_SECONDS:
+        as_expected = all(abs(parts[key] - part) < NEAR for key, part in expected.items())
+        if as_expected or together > TOO_MANY_SECONDS:
             return parts
 
 
 def cpu_split(root: str) -> dict[str, float]:
-    """Two hungry pods on one CPU, one with three times the request of the other."""
+    """Return the parts of one CPU that two spinning pods get, of which one requests three times as much."""
     with managed(root) as manager:
         pods = {"small": burstable("small", "200m"), "large": burstable("large", "600m")}
         pids = {}
         for key, one in pods.items():
             manager.create_pod(one)
             pids[key] = spawn(manager, make_container(manager, one), spin, cpu=0)
-        parts = shared_out(pids, {"small": 0.25, "large": 0.75})
+        parts = cpu_parts(pids, {"small": 0.25, "large": 0.75})
         end(*pids.values())
     return parts
 
 
 def memory_hog(root: str) -> dict[str, Any]:
-    """A container that takes more than its pod may have dies; its neighbours do not."""
+    """Return how a container beyond its pod's memory limit ends, and whether its neighbour survives."""
     with managed(root) as manager:
         hog, neighbour = guaranteed("hog", "100m", "32Mi"), guaranteed("neighbour", "100m", "64Mi")
         for one in (hog, neighbour):
@@ -242,7 +252,7 @@ def memory_hog(root: str) -> dict[str, Any]:
 
 
 def reservation_follows(root: str) -> dict[str, Any]:
-    """qosReserved limits as pods come and go, and one below what is in use."""
+    """Return the qosReserved limits as pods come and go, and while a level uses more than its limit."""
     seen: dict[str, Any] = {"burstable": [], "besteffort": []}
     with managed(root, reserved="50%", capacity={"cpu": 3000, "memory": 256 * MI}) as manager:
         levels = {key: (*manager.settings.root, key) for key in ("burstable", "besteffort")}
@@ -271,8 +281,8 @@ def reservation_follows(root: str) -> dict[str, Any]:
     return seen
 
 
-def taken_away(root: str) -> dict[str, Any]:
-    """Groups removed and recreated, and files changed, behind our back."""
+def outside_changes(root: str) -> dict[str, Any]:
+    """Return whether groups are restored that another process removed, recreated, or changed."""
     seen: dict[str, Any] = {}
     with managed(root) as manager:
         one = guaranteed("g", "500m", "64Mi")
@@ -306,7 +316,10 @@ def taken_away(root: str) -> dict[str, Any]:
 
 
 def read_back(root: str) -> list[dict[str, Any]]:
-    """Pods of all classes with every kind of value; each file of each group that is not as it should be."""
+    """Return each file that differs from its wanted value, for pods of all classes with every kind of value.
+
+    The last entry counts the files.
+    """
     config = {
         "kube_reserved": {"cpu": "200m", "memory": "64Mi", "pid": "100"},
         "system_reserved": {"cpu": "100m", "memory": "64Mi"},
@@ -337,7 +350,7 @@ def read_back(root: str) -> list[dict[str, Any]]:
 
 
 def reserved_groups(root: str) -> dict[str, Any]:
-    """An enforced reservation reaches its group, and nothing else in it is touched."""
+    """Return the values in the groups of systemReserved and kubeReserved; only enforced ones are written."""
     config = {
         "system_reserved": {"cpu": "500m", "memory": "64Mi", "pid": "55"},
         "system_reserved_cgroup": f"{root}/system",
@@ -362,7 +375,7 @@ def reserved_groups(root: str) -> dict[str, Any]:
 
 
 def root_restored(root: str) -> dict[str, Any]:
-    """What was changed at the root while no agent was there is put right when one starts."""
+    """Return which files of the root changed while no agent ran, and whether the next agent restores them."""
     first = new_manager(root)
     first.start()
     top = first.settings.root
@@ -382,7 +395,8 @@ def root_restored(root: str) -> dict[str, Any]:
 
 
 def live_resize(root: str) -> dict[str, Any]:
-    """A container grows and shrinks while its process runs; a limit below its usage is refused."""
+    """Return memory limits while a running container grows and shrinks, and the refusals of limits below its
+    usage."""
     small, large, tiny = (
         guaranteed("g", *size) for size in (("500m", "64Mi"), ("1", "256Mi"), ("1", "16Mi"))
     )
@@ -411,7 +425,7 @@ def live_resize(root: str) -> dict[str, Any]:
         seen["as_made"] = {file: manager.tree.read(name[:-1], file) for file in wanted} == wanted
 
         async def leave(container: str, resources: ContainerResources) -> None:
-            """A runtime that leaves memory to the pod's group."""
+            """Change nothing: this runtime leaves memory to the pod's group."""
 
         seen["pod"] = attempt(lambda: asyncio.run(manager.resize_pod(small, tiny, leave)))
         seen["alive"] = os.waitpid(pid, os.WNOHANG) == (0, 0)
@@ -420,8 +434,10 @@ def live_resize(root: str) -> dict[str, Any]:
 
 
 def shrunk_while_away(root: str) -> dict[str, Any]:
-    """A new agent finds a pod whose manifest shrank below what its container uses: nothing dies, the
-    limit waits, and comes down when the memory is free."""
+    """Return how a new agent handles a pod whose manifest shrank below the memory in use while no agent ran.
+
+    The container must survive, and the limit falls once the memory is free.
+    """
     large, small = guaranteed("g", "500m", "128Mi"), guaranteed("g", "500m", "16Mi")
     first = new_manager(root)
     first.start()
@@ -444,7 +460,7 @@ def shrunk_while_away(root: str) -> dict[str, Any]:
 
 
 def many_pods(root: str, count: int) -> dict[str, Any]:
-    """Many pods come and go: nothing stays, and nothing is written that does not change."""
+    """Return what is written and left when `count` pods come and go; unchanged values must not be written."""
     with managed(root) as manager:
         before = manager.tree.writes
         expected = 0
@@ -482,7 +498,8 @@ def many_pods(root: str, count: int) -> dict[str, Any]:
 
 
 def leftovers(root: str) -> dict[str, Any]:
-    """Processes and groups inside a pod's group go with it; without killing it is refused."""
+    """Return the refusal to remove a pod's group with a process in it, and the effect of removing it with
+    `kill`."""
     with managed(root) as manager:
         one = burstable("b")
         manager.create_pod(one)
@@ -503,7 +520,8 @@ def leftovers(root: str) -> dict[str, Any]:
 
 
 def memory_qos(root: str) -> dict[str, Any]:
-    """v2: memory.low at pod and level while requests are reserved, gone when they are not."""
+    """Return memory.low and memory.min with MemoryQoS and reserved requests, and after both are switched off
+    (v2)."""
     one = burstable("b", "1", "16Mi")
     seen: dict[str, Any] = {}
     gates = {"MemoryQoS": True}
@@ -525,7 +543,7 @@ def memory_qos(root: str) -> dict[str, Any]:
 
 
 def attempt(action: Callable[[], Any]) -> dict[str, Any]:
-    """What was refused: the error's number, its path and its words."""
+    """Run `action` and return the errno, subject and message of its `Refused`; empty if it succeeds."""
     try:
         action()
     except Refused as error:

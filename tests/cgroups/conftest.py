@@ -1,4 +1,4 @@
-"""Scenes are run here on this machine's hierarchies and, by name, inside a cgroup v2 kernel."""
+"""Run scenes on this machine's hierarchies or, by name, inside a cgroup v2 kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture
 def private_root() -> Iterator[str]:
-    """A cgroup root of the test's own; whatever is left in it is removed, and fails the test."""
+    """Yield a cgroup root of the test's own. Groups left in it are removed, and fail the test."""
     name = f"kubengine-test-{uuid.uuid4().hex[:8]}"
     yield "/" + name
     left = [path for path in Path("/sys/fs/cgroup").glob(f"*/{name}") if path.is_dir()]

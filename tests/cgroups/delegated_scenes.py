@@ -1,6 +1,6 @@
-"""An ordinary user in a subtree of cgroup v2 that was delegated to it. Each scene returns what it saw.
+"""Run as an ordinary user in a delegated subtree of cgroup v2. Each scene returns its observations.
 
-Everything is imported before, since the user may not read every directory of the interpreter.
+All modules are imported first, since the user may not read every directory of the interpreter.
 """
 
 from __future__ import annotations
@@ -29,63 +29,66 @@ MI = 1 << 20
 
 def delegate(top: Path, name: str = "user") -> Path:
     """Do what systemd does for a user's service with `Delegate=yes`: cpu, memory and pids, no others."""
-    given = top / name
-    given.mkdir()
+    delegated = top / name
+    delegated.mkdir()
     (top / "cgroup.subtree_control").write_text("+cpu +memory +pids")
-    for path in (given, *(given / file for file in ("cgroup.procs", "cgroup.subtree_control"))):
+    for path in (delegated, *(delegated / file for file in ("cgroup.procs", "cgroup.subtree_control"))):
         os.chown(path, USER, USER)
-    (given / "agent").mkdir()
+    (delegated / "agent").mkdir()
     for file in ("", "cgroup.procs", "cgroup.subtree_control"):
-        os.chown(given / "agent" / file, USER, USER)
-    return given
+        os.chown(delegated / "agent" / file, USER, USER)
+    return delegated
 
 
-def become_user(given: Path) -> None:
-    (given / "agent" / "cgroup.procs").write_text("0")
+def become_user(delegated: Path) -> None:
+    (delegated / "agent" / "cgroup.procs").write_text("0")
     os.setgroups([])
     os.setgid(USER)
     os.setuid(USER)
 
 
-def refusals(given: Path) -> list[str]:
-    """What an ordinary user hears about cgroups that are not its own, and about one with processes in it."""
-    heard = []
-    for directory in (given.parent, given / "agent"):
+def refusals(delegated: Path) -> list[str]:
+    """Return the refusals of a cgroup that is not the user's own, and of one that holds a process."""
+    messages = []
+    for directory in (delegated.parent, delegated / "agent"):
         try:
             delegated_mounts(str(directory))
         except Refused as error:
-            heard.append(str(error))
-    return heard
+            messages.append(str(error))
+    return messages
 
 
-def whole(given: Path) -> dict[str, Any]:
-    """Pods get their groups and values, are ranked by use, and BestEffort ones are squeezed."""
+def manage_pods(delegated: Path) -> dict[str, Any]:
+    """Return the values of pods, the first victim by use, and the BestEffort ceiling, as a manager without
+    root sets them."""
     manager = CgroupManager(
         config=KubeletConfiguration(eviction_hard={}),
         section=CgroupsSection(cpu_weight="linear", best_effort_ceiling=80),
         capacity={"cpu": 2000, "memory": 256 * MI, "pid": 1000},
-        mounts=delegated_mounts(str(given)),
+        mounts=delegated_mounts(str(delegated)),
     )
     manager.start()
     try:
-        return _seen(manager, given)
+        return _seen(manager, delegated)
     finally:
         manager.remove_all(kill=True, wait=5.0)
         manager.stop()
 
 
-def _seen(manager: CgroupManager, given: Path) -> dict[str, Any]:
+def _seen(manager: CgroupManager, delegated: Path) -> dict[str, Any]:
     pods = [guaranteed("steady", "500m", "64Mi"), burstable("greedy", "100m", "8Mi"), best_effort("idle")]
     seen: dict[str, Any] = {"uid": os.getuid(), "controllers": sorted(manager.mounts.controllers)}
     for pod in pods:
         manager.create_pod(pod)
     spawn_holder(manager, make_container(manager, pods[0]), 16 * MI)
     spawn_holder(manager, make_container(manager, pods[1]), 24 * MI)
-    steady = given / "kubepods" / "podsteady"
+    steady = delegated / "kubepods" / "podsteady"
     seen["limit"] = (steady / "memory.max").read_text().strip()
     seen["weight"] = (steady / "cpu.weight").read_text().strip()
     paths = {pod.full_name: manager.pod_path(pod.uid) for pod in pods}
-    usage = {name: int(Path(f"{given}{path}", "memory.current").read_text()) for name, path in paths.items()}
+    usage = {
+        name: int(Path(f"{delegated}{path}", "memory.current").read_text()) for name, path in paths.items()
+    }
     seen["first victim"] = rank(pods, usage)[0].pod
     spawn(manager, make_container(manager, pods[2]), spin)
     rules = manager.settings.best_effort_limit

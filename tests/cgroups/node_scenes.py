@@ -1,5 +1,7 @@
-"""What must hold through the whole node, whatever its cgroup version and runtime. Each scene takes a
-running agent, ends the pods that it wrote, and returns what it saw in plain data."""
+"""Check resource control through the whole node, for any cgroup version and runtime.
+
+Each scene takes a running agent, ends the pods that it wrote, and returns its observations as plain data.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ OOM_KILLS = {1: "memory.oom_control", 2: "memory.events"}
 async def on_node(
     scenes: Sequence[str], directory: Path, endpoint: Path, cgroup_root: str, driver: Driver = "cgroupfs"
 ) -> dict[str, Any]:
-    """What each of these scenes saw, one after another on one agent."""
+    """Run these scenes one after another on one agent, and return their results by name."""
     rig = Rig(
         directory,
         endpoint,
@@ -52,7 +54,7 @@ async def on_node(
 async def on_embedded_runtime(
     scenes: Sequence[str], directory: Path, cgroup_root: str, driver: Driver = "cgroupfs"
 ) -> dict[str, Any]:
-    """`on_node`, with the embedded runtime's real processes as the containers."""
+    """Run `on_node` with real processes of the embedded runtime as containers."""
     runtime = EmbeddedRuntime(
         socket=directory / "cri.sock",
         root=directory / "images",
@@ -70,7 +72,7 @@ async def on_embedded_runtime(
 
 
 async def worked_example(rig: Rig) -> dict[str, Any]:
-    """A pod of each class; amounts are the classic ones made small enough for one CPU and 512 MiB."""
+    """Return the values of one pod of each class, small enough for one CPU and 512 MiB."""
     small, large = amounts("250m", "64Mi"), amounts("500m", "128Mi")
     first = container("a", requests=small, limits=small)
     second = container("b", requests=small, limits=large)
@@ -82,7 +84,7 @@ async def worked_example(rig: Rig) -> dict[str, Any]:
     parents = {"g": (), "b": ("burstable",), "e": ("besteffort",)}
     pods = {name: (*parents[name], f"pod{rig.pod(name).uid}") for name in "gbe"}
     containers = {
-        f"{name}/{status.name}": (*pods[name], identity(status))
+        f"{name}/{status.name}": (*pods[name], container_id(status))
         for name in "gbe"
         for status in rig.pod(name).status.container_statuses
     }
@@ -101,7 +103,8 @@ async def worked_example(rig: Rig) -> dict[str, Any]:
 
 
 async def memory_hog(rig: Rig) -> dict[str, Any]:
-    """A container takes more than its limit, beside another pod of the same class."""
+    """Return how a container beyond its memory limit ends, and the state of a pod of the same class beside
+    it."""
     limits = amounts("500m", "24Mi")
     write(rig, "calm", container("a", limits=limits))
     await eventually(lambda: rig.phase("calm") == "Running")
@@ -110,7 +113,7 @@ async def memory_hog(rig: Rig) -> dict[str, Any]:
     await eventually(lambda: rig.phase("hog") == "Failed")
     ended = rig.pod("hog").status.container_statuses[0].state.terminated
     calm = rig.pod("calm").status.container_statuses[0]
-    group = (f"pod{rig.pod('calm').uid}", identity(calm))
+    group = (f"pod{rig.pod('calm').uid}", container_id(calm))
     events = text(rig, OOM_KILLS, *group).splitlines()
     return {
         "version": version(),
@@ -122,8 +125,10 @@ async def memory_hog(rig: Rig) -> dict[str, Any]:
 
 
 async def live_resize(rig: Rig) -> dict[str, Any]:
-    """Manifests that change only resources: a running container grows, shrinks, and asks for too much. Half
-    of its CPU quota may be saved up."""
+    """Return the sizes of a running container after manifests that grow it, shrink it, and ask for too much.
+
+    Its cpu-burst annotation lets it save half of its CPU quota.
+    """
 
     def resize(cpu: str, memory: str) -> None:
         spec = {"hostNetwork": True, "containers": [container("a", limits=amounts(cpu, memory))]}
@@ -133,14 +138,14 @@ async def live_resize(rig: Rig) -> dict[str, Any]:
         return rig.pod("g").status.container_statuses[0]
 
     def sizes() -> list[list[Any]]:
-        """Quota, memory limit and burst of the pod and of its container."""
+        """Return quota, memory limit in MiB and burst, of the pod's group and of its container's."""
         pod = f"pod{rig.pod('g').uid}"
         return [
             [text(rig, CPU_LIMIT, *path).split()[0], memory_limit(rig, *path), text(rig, CPU_BURST, *path)]
-            for path in ((pod,), (pod, identity(status())))
+            for path in ((pod,), (pod, container_id(status())))
         ]
 
-    def told() -> dict[str, str]:
+    def reported_limits() -> dict[str, str]:
         actual = status().resources
         return {name: str(amount) for name, amount in ((actual and actual.limits) or {}).items()}
 
@@ -151,12 +156,12 @@ async def live_resize(rig: Rig) -> dict[str, Any]:
     resize("250m", "64Mi")
     await eventually(lambda: rig.phase("g") == "Running")
     before = (rig.pod("g").uid, status().container_id, status().restart_count)
-    seen: dict[str, Any] = {"sizes": [sizes()], "told": []}
+    seen: dict[str, Any] = {"sizes": [sizes()], "reported": []}
     for cpu, memory in (("1", "256Mi"), ("100m", "32Mi")):
         resize(cpu, memory)
-        await eventually(lambda cpu=cpu: told().get("cpu") == cpu)
+        await eventually(lambda cpu=cpu: reported_limits().get("cpu") == cpu)
         seen["sizes"].append(sizes())
-        seen["told"].append(told())
+        seen["reported"].append(reported_limits())
     seen["completed"] = rig.reasons().count("ResizeCompleted")
     resize("1000", "32Mi")
     await eventually(lambda: pending() == "Infeasible")
@@ -187,7 +192,7 @@ def amounts(cpu: str, memory: str) -> dict[str, str]:
 
 
 def write(rig: Rig, name: str, *containers: dict[str, Any], **spec: Any) -> None:
-    """A manifest in the host's network, as a kernel of the test's own has no bridge."""
+    """Write a manifest in the host's network: a kernel of the test's own has no bridge."""
     rig.write(name, {"hostNetwork": True, "containers": list(containers), **spec})
 
 
@@ -197,8 +202,8 @@ async def no_pods(rig: Rig) -> None:
     await eventually(lambda: not rig.node.pods())
 
 
-def identity(status: Any) -> str:
-    """The container's id, which is its group's name too."""
+def container_id(status: Any) -> str:
+    """Return the container's id, which also names its group."""
     return str(status.container_id.rpartition("/")[2])
 
 
@@ -207,7 +212,7 @@ def version() -> int:
 
 
 def below_root(rig: Rig, *below: str) -> str:
-    """The path of a group below the root of all pods; the last may be a container's id."""
+    """Return the path of a group below the root of all pods; the last name may be a container's id."""
     name = (*parse_cgroupfs(rig.config.cgroup_root), "kubepods", *below)
     if rig.config.cgroup_driver == "cgroupfs":
         return to_cgroupfs(name)
@@ -217,12 +222,12 @@ def below_root(rig: Rig, *below: str) -> str:
 
 
 def roots(rig: Rig) -> list[Path]:
-    """The root of all pods in every hierarchy."""
+    """Return the directory of the root of all pods in every hierarchy."""
     return [Path(hierarchy.path + below_root(rig)) for hierarchy in find_mounts().hierarchies]
 
 
 def text(rig: Rig, kind: dict[int, str], *below: str) -> str:
-    """A file of a group below the root of all pods, read without the agent."""
+    """Read a file of a group below the root of all pods, without the agent."""
     file = kind[version()]
     hierarchy = find_mounts().holding(file.partition(".")[0])
     assert hierarchy is not None
@@ -230,6 +235,6 @@ def text(rig: Rig, kind: dict[int, str], *below: str) -> str:
 
 
 def memory_limit(rig: Rig, *below: str) -> int | None:
-    """In MiB, None where there is none."""
+    """Return the memory limit of a group in MiB; None if it has no limit."""
     limit = text(rig, MEMORY_LIMIT, *below)
     return int(limit) // MI if limit.isdigit() and int(limit) < 1 << 60 else None

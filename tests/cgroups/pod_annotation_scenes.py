@@ -1,5 +1,7 @@
-"""What pods' annotations do on a real kernel. Each scene takes a private cgroup root, and returns what it saw
-in plain data."""
+"""Apply annotations of pods on a real kernel.
+
+Each scene takes a private cgroup root, and returns its observations as plain data.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ def allowing(root: str, *names: str) -> Iterator[CgroupManager]:
         manager.stop()
 
 
-def asking(pod: Pod, **annotations: str) -> Pod:
-    """`cpu_burst="50%"` for `kubengine.dev/cpu-burst: 50%`."""
+def annotated(pod: Pod, **annotations: str) -> Pod:
+    """Return the pod with these annotations: `cpu_burst="50%"` becomes `kubengine.dev/cpu-burst: 50%`."""
     named = {f"kubengine.dev/{key.replace('_', '-')}": text for key, text in annotations.items()}
     return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=named))
 
@@ -66,11 +68,14 @@ def bursts() -> None:
 
 
 def burst(root: str) -> dict[str, Any]:
-    """Two pods of the same work and the same limit, of which one may save up what it doesn't use: in how many
-    periods each spent what it had saved, by the time that one did often and the other was throttled often."""
+    """Return in how many periods each of two pods with equal work and limits used a saved quota.
+
+    Only one pod may save its unused quota. The scene ends once that pod has used it often, and the other was
+    throttled often.
+    """
     pods = {
         "plain": guaranteed("plain", "200m", "64Mi"),
-        "saving": asking(guaranteed("saving", "200m", "64Mi"), cpu_burst="100%"),
+        "saving": annotated(guaranteed("saving", "200m", "64Mi"), cpu_burst="100%"),
     }
     with allowing(root, "cpu-burst") as manager:
         tree, pids = manager.tree, {}
@@ -81,7 +86,7 @@ def burst(root: str) -> dict[str, Any]:
             pids[uid] = spawn(manager, name, bursts)
 
         def periods(uid: str, key: str) -> int:
-            """Those that the kernel counts under `key` for the pod's group or its container's."""
+            """Return the periods that the kernel counts under `key`, in both of the pod's groups."""
             name = manager.pods.name(pods[uid])
             texts = [tree.read(group, "cpu.stat") or "" for group in (name, (*name, "c0"))]
             lines = [line.split() for text in texts for line in text.splitlines()]
@@ -99,11 +104,12 @@ def burst(root: str) -> dict[str, Any]:
 
 
 def killed_together(root: str) -> dict[str, Any]:
-    """A pod of two containers runs out of the memory that it has as a whole: who dies, by what it asks."""
+    """Return the processes that survive when a pod reaches its memory limit, by the scope of its oom-group
+    annotation."""
     seen = {}
     with allowing(root, "oom-group") as manager:
         for scope in ("process", "container", "pod"):
-            one = asking(
+            one = annotated(
                 as_pod(
                     {
                         "metadata": {"name": scope, "uid": scope},
@@ -135,16 +141,17 @@ def killed_together(root: str) -> dict[str, Any]:
 
 
 def _lives_on(scope: str, name: str) -> bool:
-    """Whether to look at once, or to wait for a death that may take a moment."""
+    """Tell whether the process must survive; the others are waited for, as their deaths may take a moment."""
     return scope == "process" or (scope == "container" and name == "calm")
 
 
 def limited(root: str, directory: str) -> dict[str, Any]:
-    """Burst, swap and disk limits as the kernel gives them back, drift put right, and what it refuses."""
+    """Return burst, swap and disk limits as the kernel reads them back, after a repair of drift, and its
+    refusals."""
     disk = Path(directory, "disk")
     os.mknod(disk, 0o600 | stat.S_IFBLK, os.makedev(98, 0))
     own = guaranteed("limited", "200m", "64Mi")
-    one = asking(own, cpu_burst="50%", swap="16Mi", io_max=f"{disk} wbps=1Mi riops=100")
+    one = annotated(own, cpu_burst="50%", swap="16Mi", io_max=f"{disk} wbps=1Mi riops=100")
     with allowing(root, "cpu-burst", "swap", "io-max") as manager:
         manager.create_pod(one)
         name = manager.pods.name(one)
@@ -161,7 +168,7 @@ def limited(root: str, directory: str) -> dict[str, Any]:
         )
         manager.reconcile()
         seen["restored"] = manager.tree.read(name, "io.max")
-        absent = asking(guaranteed("absent"), io_max="7:99 rbps=1Mi")
+        absent = annotated(guaranteed("absent"), io_max="7:99 rbps=1Mi")
         try:
             manager.create_pod(absent)
         except Refused as error:

@@ -1,4 +1,4 @@
-"""Each refusal of the kernel in turn, on a real one. Like `cgroup_scenes`."""
+"""Provoke each refusal of a real kernel. Scenes are as in `cgroup_scenes`."""
 
 # ruff: noqa: PTH102, PTH106, PTH112
 
@@ -32,23 +32,23 @@ from engine.cgroups.manager import CgroupManager
 
 
 def as_nobody(action: Callable[[], Any]) -> dict[str, Any]:
-    """`attempt` in a process without privileges."""
-    answer, say = os.pipe()
+    """Run `attempt` in a process without privileges."""
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setgid(65534)
         os.setuid(65534)
-        os.write(say, msgspec.json.encode(attempt(action)))
+        os.write(write_end, msgspec.json.encode(attempt(action)))
         os._exit(0)
-    os.close(say)
+    os.close(write_end)
     os.waitpid(pid, 0)
-    with os.fdopen(answer, "rb") as file:
-        got: dict[str, Any] = msgspec.json.decode(file.read())
-    return got
+    with os.fdopen(read_end, "rb") as file:
+        refusal: dict[str, Any] = msgspec.json.decode(file.read())
+    return refusal
 
 
 def refused_then_repaired(root: str) -> dict[str, Any]:
-    """Refusals that both versions share: each is one error, and the next try succeeds."""
+    """Return the refusals that both versions share. Each is one error, and the next try succeeds."""
     seen: dict[str, Any] = {}
     with managed(root) as manager:
         one = guaranteed("g", "500m", "64Mi")
@@ -81,7 +81,7 @@ def spawn_in(manager: CgroupManager, name: CgroupName) -> int:
 
 
 def v1_refusals(root: str) -> dict[str, Any]:
-    """A limit below usage (EBUSY) and a child's quota above its parent's (EINVAL)."""
+    """Return the refusals of a limit below usage (EBUSY) and of a quota above the parent's (EINVAL)."""
     seen: dict[str, Any] = {}
     with managed(root) as manager:
         one = guaranteed("g", "500m", "64Mi")
@@ -101,8 +101,11 @@ def v1_refusals(root: str) -> dict[str, Any]:
 
 
 def v2_refusals(root: str) -> dict[str, Any]:
-    """What only v2 refuses: processes in an inner group, a threaded subtree, too many groups, a
-    controller that is not passed on, a read-only mount; each is put right afterwards."""
+    """Return the refusals that only v2 has, and the attempts after each repair.
+
+    They are: processes in an inner group, a threaded subtree, too many groups, a controller that the parent
+    does not delegate, a read-only mount.
+    """
     seen: dict[str, Any] = {}
     mount = new_manager(root).mounts.hierarchies[0].path
     base = mount + root
@@ -138,7 +141,7 @@ def v2_refusals(root: str) -> dict[str, Any]:
 
     for group in ("kubepods/burstable", "kubepods/besteffort", "kubepods", ""):
         put(f"{base}/{group}/cgroup.subtree_control", "-memory")
-    seen["controller taken away"] = attempt(lambda: manager.create_pod(guaranteed("g", "1", "64Mi")))
+    seen["controller removed"] = attempt(lambda: manager.create_pod(guaranteed("g", "1", "64Mi")))
     seen["memory"] = read(manager, (*manager.settings.root, "podg"), MEMORY_LIMIT)
 
     os.system(f"mount --bind {mount} {mount} && mount -o remount,bind,ro {mount}")

@@ -1,4 +1,4 @@
-"""What must hold where systemd is init and owns the cgroup tree, run as a service of it."""
+"""Run the systemd driver where systemd is init and owns the cgroup tree, as a service of it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ SHOWN = (
 
 
 def slices(root: str) -> dict[str, Any]:
-    """Pods of all classes as slices: their files and properties, before and after systemd reads its
-    units again; then they go."""
+    """Return files and properties of pods of all classes as slices, before and after systemd reloads its
+    units.
+
+    The scene then removes the pods, and returns the units and directories that are left.
+    """
     config = {
         "cgroup_driver": "systemd",
         "reserved": "50%",
@@ -54,8 +57,10 @@ def slices(root: str) -> dict[str, Any]:
 
 
 def followed(root: str) -> dict[str, Any]:
-    """A first start on a machine where nothing of the tree exists, and what systemd may do to it later: read
-    its units again, stop a level or everything, give the root an administrator's CPUs."""
+    """Return the files that differ after a first start, and after each thing that systemd may do to the tree.
+
+    It reloads its units, stops a level, stops everything, and gives the root an administrator's CPUs.
+    """
     config = {"cgroup_driver": "systemd", "capacity": {"cpu": 3000, "memory": 256 * MI, "pid": 30000}}
     pods = [guaranteed("g-1", "500m", "32Mi"), burstable("b-1", "200m", "16Mi"), best_effort("e-1")]
     with managed(root, **config) as manager:
@@ -93,7 +98,7 @@ def followed(root: str) -> dict[str, Any]:
 
 
 def differing(manager: CgroupManager) -> list[str]:
-    """Files of every group that do not hold what they should."""
+    """Return each file of a group whose text differs from the wanted one."""
     return [
         f"{group.path}/{file}: {actual!r}, not {text!r}"
         for group in list(manager.tree.groups.values())
@@ -103,7 +108,7 @@ def differing(manager: CgroupManager) -> list[str]:
 
 
 def properties(unit: str) -> dict[str, str]:
-    """What systemd says of a unit."""
+    """Return the `SHOWN` properties of a unit, as systemd reports them."""
     shown = systemctl("show", unit, *(f"--property={name}" for name in SHOWN))
     return dict(line.split("=", 1) for line in shown.splitlines())
 

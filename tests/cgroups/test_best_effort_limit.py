@@ -1,5 +1,7 @@
-"""BestEffort pods get what others leave: the rule alone, and on this machine's hierarchies and in one boot of
-a cgroup v2 kernel."""
+"""Give BestEffort pods the CPU that others leave: the rule alone, and on real kernels.
+
+The kernels are this machine's hierarchies, and cgroup v2 in one boot of User-Mode Linux.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,7 @@ def test_best_effort_pods_are_held_to_what_others_leave_and_get_it_back(play: Pl
     seen = play("squeezed")
     unlimited = seen["stopped"]
     assert unlimited in ("-1", "max")
-    assert list(seen["nobody here"]) == list(seen["gone"]) == [None, unlimited]
+    assert list(seen["no pods"]) == list(seen["gone"]) == [None, unlimited]
     assert seen["decided"] == ["squeezed", "released"]
     fallen = seen["falling"][-1]
     assert 100 <= fallen < 1600

@@ -146,7 +146,8 @@ def test_inspecting_another_agents_node_writes_nothing(private_root):
 
 
 def weight_fault(root: str) -> dict[str, object]:
-    """v2: a runtime with the newer formula under an agent with the older one."""
+    """Return how a check repairs weights when the runtime uses the newer formula and the agent the older
+    (v2)."""
     with managed(root, cpu_weight="linear") as manager:
         one = burstable("b", "1")
         manager.create_pod(one)

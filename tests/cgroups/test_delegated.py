@@ -15,9 +15,9 @@ SCENE = """
     sys.path.insert(0, {here!r})
     from pathlib import Path
     import delegated_scenes as scenes
-    given = scenes.delegate(Path(CGROUPS))
-    scenes.become_user(given)
-    report({{"refusals": scenes.refusals(given), **scenes.whole(given)}})
+    delegated = scenes.delegate(Path(CGROUPS))
+    scenes.become_user(delegated)
+    report({{"refusals": scenes.refusals(delegated), **scenes.manage_pods(delegated)}})
     """
 
 

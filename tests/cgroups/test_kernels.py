@@ -1,4 +1,4 @@
-"""The scenes on real kernels: this machine's hierarchies, and cgroup v2 in one boot of User-Mode Linux."""
+"""Run the scenes on this machine's hierarchies, and on cgroup v2 in one boot of User-Mode Linux."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ON_V2: dict[str, dict[str, Any]] = {
     "cpu_split": {},
     "memory_hog": {},
     "reservation_follows": {},
-    "taken_away": {},
+    "outside_changes": {},
     "read_back": {},
     "reserved_groups": {},
     "root_restored": {},
@@ -53,7 +53,7 @@ ON_V2: dict[str, dict[str, Any]] = {
 
 @cache
 def seen_on_v2() -> dict[str, Any]:
-    """By scene, what it saw; one that failed has the text of its traceback instead."""
+    """Return the result of each scene on cgroup v2, or the traceback if it failed."""
     seen: dict[str, Any] = run_in_uml(
         f"""
         import traceback
@@ -87,7 +87,7 @@ def on_v2(scene: str, root: str, **arguments: Any) -> Any:
     ]
 )
 def play(request: pytest.FixtureRequest, private_root: str) -> Scene:
-    """Runs a scene by name with a private cgroup root."""
+    """Return a function that runs a scene by name with a private cgroup root."""
     return lambda scene, **arguments: request.param(scene, private_root, **arguments)
 
 
@@ -121,8 +121,8 @@ def test_worked_example(play):
         "b/c1": str(2 * GI),
         "e/c0": unlimited,
     }
-    promised = {"g/c0": 1 / 3, "b/c0": 1 / 3, "b/c1": 1 / 3, "e/c0": 0.0}
-    assert seen["cpu"] == pytest.approx(promised, abs=0.03)
+    expected = {"g/c0": 1 / 3, "b/c0": 1 / 3, "b/c1": 1 / 3, "e/c0": 0.0}
+    assert seen["cpu"] == pytest.approx(expected, abs=0.03)
 
 
 def test_cpu_split_is_what_the_shares_promise(play):
@@ -142,7 +142,7 @@ def test_reservation_follows_pods(play):
 
 
 def test_removed_groups_are_restored(play):
-    assert play("taken_away") == {
+    assert play("outside_changes") == {
         "removed": True,
         "recreated": True,
         "fixed": 2,

@@ -23,7 +23,7 @@ from engine.testing.uml import run_in_uml
 
 def understood(**annotations: str) -> PodAnnotations:
     return read_annotations(
-        pod_annotation_scenes.asking(guaranteed("g"), **annotations), NAMES, lambda path: f"8:{len(path)}"
+        pod_annotation_scenes.annotated(guaranteed("g"), **annotations), NAMES, lambda path: f"8:{len(path)}"
     )
 
 
@@ -81,7 +81,7 @@ def test_only_a_block_device_has_a_number_that_counts(path: str):
 
 
 def test_an_annotation_that_the_node_does_not_enable_has_no_effect():
-    pod = pod_annotation_scenes.asking(guaranteed("g"), cpu_burst="nonsense", swap="1Gi")
+    pod = pod_annotation_scenes.annotated(guaranteed("g"), cpu_burst="nonsense", swap="1Gi")
     assert read_annotations(pod, ["io-max"], device_number) == PodAnnotations()
 
 
@@ -105,8 +105,10 @@ def test_every_name_has_a_file_under_v2():
 
 def test_a_plan_shows_them():
     pods = [
-        pod_annotation_scenes.asking(guaranteed("g", "200m"), cpu_burst="50%", oom_group="pod", swap="64Mi"),
-        pod_annotation_scenes.asking(best_effort("e"), cpu_burst="50%", oom_group="process"),
+        pod_annotation_scenes.annotated(
+            guaranteed("g", "200m"), cpu_burst="50%", oom_group="pod", swap="64Mi"
+        ),
+        pod_annotation_scenes.annotated(best_effort("e"), cpu_burst="50%", oom_group="process"),
     ]
     section = CgroupsSection(pod_annotations=["cpu-burst", "oom-group", "swap"])
     groups = plan(pods, KubeletConfiguration(), section, {"cpu": 2000, "memory": 4 << 30})

@@ -73,7 +73,7 @@ def test_refusals_of_v2(private_root):
         assert words in seen[case]["message"], (case, seen[case])
     for case in ("processes inside", "threaded", "too many", "read-only"):
         assert seen[f"{case}, after"] == {}, case
-    assert seen["controller taken away"] == {}, "it is enabled again at once"
+    assert seen["controller removed"] == {}, "it is enabled again at once"
     assert seen["memory"] == str(64 << 20)
 
 

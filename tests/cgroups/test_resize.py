@@ -66,7 +66,8 @@ BASE = document(ranged(("500m", "1"), ("64Mi", "128Mi")), ranged(("100m", "200m"
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """BASE with one field set (dots between names, numbers for list positions)."""
+    """Return a copy of BASE with one field set; `path` has dots between names, and numbers for list
+    positions."""
     new = copy.deepcopy(BASE)
     *parents, last = path.split(".")
     at: Any = new
@@ -348,7 +349,7 @@ async def test_the_level_follows_a_resize(private_root):
         manager.create_pod(burstable("b", "1"))
 
         async def update(container: str, resources: ContainerResources) -> None:
-            """Only the level is of interest."""
+            """Change nothing: only the level matters here."""
 
         await manager.resize_pod(burstable("b", "1"), burstable("b", "2500m"), update)
         level = (*manager.settings.root, "burstable")

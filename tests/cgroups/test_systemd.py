@@ -1,5 +1,7 @@
-"""The systemd driver against a real systemd, and against its D-Bus interface on a private bus for what a
-real one doesn't do when asked: refuse, hang, break off."""
+"""Test the systemd driver against a real systemd, and against its D-Bus interface on a private bus.
+
+The latter refuses, hangs and disconnects when a test wants it to.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,10 @@ CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configurat
 
 
 class Systemd(threading.Thread):
-    """Answers as org.freedesktop.systemd1 does, and notes what it was asked. `result` is how jobs end;
-    None ends none."""
+    """Answer as org.freedesktop.systemd1 does, and record each call.
+
+    `result` ends a job; None ends no job.
+    """
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)

@@ -1,6 +1,8 @@
-"""Resource control as a user sees it: manifests in, cgroup files and pod status out. On this machine's
-hierarchies with containerd, and on cgroup v2 with the embedded runtime in User-Mode Linux: one boot for
-every scene, one with systemd as init."""
+"""Test resource control as a user sees it: manifests in, cgroup files and pod status out.
+
+It runs on this machine's hierarchies with containerd, and on cgroup v2 with the embedded runtime in User-Mode
+Linux. One boot there serves every scene, another has systemd as init.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ Play = Callable[[str], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def seen_on_v2() -> dict[str, Any]:
-    """What every scene saw on cgroup v2."""
+    """Return the result of each scene on cgroup v2, by name."""
     return in_uml(list(node_scenes.SCENES), "/whole-node")
 
 
@@ -53,7 +55,7 @@ def in_uml(scenes: list[str], cgroup_root: str, driver: str = "cgroupfs") -> dic
     ]
 )
 def play(request: pytest.FixtureRequest, tmp_path: Path, private_cgroup_root: str) -> Play:
-    """What a scene saw, by its name."""
+    """Return a function that gives a scene's result by its name."""
     if request.param == "uml-v2":
         return dict(request.getfixturevalue("seen_on_v2")).__getitem__
     socket = request.getfixturevalue("containerd").socket
@@ -69,8 +71,11 @@ def test_the_worked_example(play: Play):
 @pytest.mark.uml
 @needs_systemd
 def test_the_worked_example_where_systemd_is_init():
-    """No resize here: when a pod's slice changes, systemd takes the controllers of groups in it away that
-    it did not make, and the embedded runtime makes its own."""
+    """Skip the resize: when a pod's slice changes, systemd removes the controllers of groups that it did not
+    make.
+
+    The embedded runtime makes such groups in the slice.
+    """
     check_worked_example(in_uml(["worked_example"], "", "systemd")["worked_example"])
 
 
@@ -125,7 +130,7 @@ def test_a_manifest_resizes_a_live_container_up_and_down(play: Play):
         [["100000", 256, "50000"]] * 2,
         [["10000", 32, "5000"]] * 2,
     ]
-    assert seen["told"] == [{"cpu": "1", "memory": "256Mi"}, {"cpu": "100m", "memory": "32Mi"}]
+    assert seen["reported"] == [{"cpu": "1", "memory": "256Mi"}, {"cpu": "100m", "memory": "32Mi"}]
     assert seen["completed"] == 2
     assert seen["infeasible"] == [["10000", 32, "5000"]] * 2
     assert seen["same"]
