@@ -65,7 +65,7 @@ OWN = re.compile(r'"/dev/(?:null|tty|pts/\d+)"|F_GETFL|kill\(\d+, 0\)')
 @pytest.fixture
 def running(kubelet: Kubelet, tmp_path: Path) -> Kubelet:
     kubelet.start()
-    wait_until(lambda: kubelet.said("Starting kubelet"))
+    wait_until(lambda: kubelet.logged("Starting kubelet"))
     for name, spec in PODS.items():
         document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
         (tmp_path / "manifests" / f"{name}.yaml").write_text(

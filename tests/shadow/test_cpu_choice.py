@@ -125,7 +125,7 @@ def test_a_real_kubelet_takes_the_same_cpu(kubelet: Kubelet, tmp_path: Path) -> 
     document |= {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0", "kubeReserved": {}}
     kubelet.config.write_text(yaml.safe_dump(document))
     kubelet.start()
-    wait_until(lambda: kubelet.said("Starting kubelet"))
+    wait_until(lambda: kubelet.logged("Starting kubelet"))
     address = f"127.0.0.1:{free_port()}"
     report = Report(address)
     with subprocess.Popen(

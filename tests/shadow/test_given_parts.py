@@ -338,7 +338,7 @@ def test_a_real_kubelet_gives_the_same_memory_and_devices(
     }
     kubelet.config.write_text(yaml.safe_dump(document))
     kubelet.start()
-    wait_until(lambda: kubelet.said("Starting kubelet"))
+    wait_until(lambda: kubelet.logged("Starting kubelet"))
     plugins = tmp_path / "root" / "device-plugins"
     address = f"127.0.0.1:{free_port()}"
     report = Report(address)
@@ -364,7 +364,7 @@ def test_a_real_kubelet_gives_the_same_memory_and_devices(
             wait_until(
                 lambda: report.shows(lambda found: found["observations"] > found["skippedObservations"] + 1)
             )
-            wait_until(lambda: kubelet.said("Device plugin connected"))
+            wait_until(lambda: kubelet.logged("Device plugin connected"))
             limits = {"cpu": "100m", "memory": "16Mi", GPU: "2"}
             first = container("first", "exit 0", resources={"limits": {**limits, GPU: "1"}})
             spec = {

@@ -267,7 +267,7 @@ def test_the_check_of_a_real_kubelets_node(kubelet: Kubelet, tmp_path: Path) -> 
     fields = {**yaml.safe_load(config.read_text()), **PINNING}
     config.write_text(yaml.safe_dump(fields))
     kubelet.start()
-    wait_until(lambda: kubelet.said("Starting kubelet"))
+    wait_until(lambda: kubelet.logged("Starting kubelet"))
     for name, spec in pods.items():
         document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
         (manifests / f"{name}.yaml").write_text(

@@ -1,4 +1,4 @@
-"""The node on a real containerd, with this machine's cgroups under a root of the test's own."""
+"""Run the node on a real containerd, with this machine's cgroups below a root of the test's own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def rig(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) 
 
 @pytest.fixture
 async def joined(tmp_path: Path, containerd: Containerd, cluster: Cluster) -> AsyncIterator[Joined]:
-    """A node of the cluster on containerd, not started yet."""
+    """Yield a node of the cluster on containerd that is not started yet."""
     rig = Joined(tmp_path, containerd.socket)
     rig.kubeconfig = cluster.server.kubeconfig("system:node:n1")
     yield rig

@@ -1,4 +1,4 @@
-"""A real kubelet, standalone on a manifest directory, as a process of a test."""
+"""Run a real kubelet as a process of a test, on a manifest directory."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ PLUGIN_DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 
 
 class Kubelet:
-    """`start` and `stop` leave pods as they are, as a change of agents does. `more` are fields of its
-    configuration; with `kubeconfig` its node belongs to a cluster."""
+    """Run a kubelet that can stop and start while its pods go on, as when agents are exchanged.
+
+    `more` holds further fields of its configuration. With `kubeconfig` its node belongs to a cluster.
+    """
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class Kubelet:
 
     @property
     def url(self) -> str:
-        """The address of its read-only port."""
+        """Return the address of its read-only port."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
@@ -106,7 +108,10 @@ class Kubelet:
             )  # fmt: skip
 
     def share_root(self) -> None:
-        """What one agent mounts for pods is for the next to see. Before anything is mounted there."""
+        """Make the root a shared mount, so that the next agent sees the mounts of pods.
+
+        Call it before anything is mounted there.
+        """
         self._root.mkdir(parents=True, exist_ok=True)
         for options in (["--bind", str(self._root)], ["--make-shared"]):
             subprocess.run(["mount", *options, str(self._root)], check=True, timeout=30)
@@ -122,12 +127,12 @@ class Kubelet:
                 process.wait(60)
 
     def close(self) -> None:
-        """Ends it for good, and what it mounted."""
+        """Stop the kubelet for good, and unmount everything below its root."""
         self.stop()
         unmount_below(self._root)
 
     def pods(self) -> dict[str, dict[str, Any]]:
-        """Manifest name → pod, as far as the kubelet says."""
+        """Return the pods that the kubelet reports, by manifest name; none while it does not answer."""
         try:
             with urllib.request.urlopen(f"{self.url}/pods", timeout=5) as answer:
                 items = json.load(answer)["items"] or []
@@ -138,12 +143,12 @@ class Kubelet:
     def phases(self) -> dict[str, str]:
         return {name: pod["status"].get("phase", "") for name, pod in self.pods().items()}
 
-    def said(self, text: str) -> bool:
-        """Whether the log has a text."""
+    def logged(self, text: str) -> bool:
+        """Tell whether the kubelet's log contains `text`."""
         return text in self.log.read_text(errors="replace")
 
     def _make_cgroups(self) -> None:
-        """A kubelet does not make its cgroup root."""
+        """Make the cgroup root in every hierarchy, since a kubelet does not make it."""
         for hierarchy in Path("/sys/fs/cgroup").iterdir():
             if (hierarchy / "cgroup.procs").exists():
                 (hierarchy / self._cgroup_root).mkdir(exist_ok=True)

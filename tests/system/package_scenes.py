@@ -1,6 +1,6 @@
-"""The Debian package where systemd is init: installed, upgraded under a pod, removed, purged.
+"""Install the Debian package where systemd is init, upgrade it under a pod, remove it, and purge it.
 
-/usr, /etc and /var are the machine's own, with what is changed in them kept apart.
+/usr, /etc and /var are the machine's own; an overlay holds every change to them.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ POD = {
 
 
 def from_install_to_purge(package: Path, scratch: Path) -> dict[str, Any]:
-    """What systemd and dpkg say, and what becomes of the pod, after each of the four. The upgrade is to the
-    same version: dpkg and the package's scripts do what they do for any other."""
+    """Return what systemd and dpkg report, and the state of the pod, after install, upgrade, removal and
+    purge.
+
+    The upgrade is to the same version: dpkg and the package's scripts treat it like any other.
+    """
     cover_trees(scratch)
     STARTS_NOTHING.unlink(missing_ok=True)
     start_runtime(scratch, RUNTIME)
@@ -78,11 +81,11 @@ def from_install_to_purge(package: Path, scratch: Path) -> dict[str, Any]:
     same = containers_after(agent, pid) == containers
     pid = int(shown("MainPID")["MainPID"])
     seen["upgraded"] = state() | {
-        "the pod goes on": same and sleeping() == 1,
+        "the pod goes on": same and pod_processes() == 1,
         "options": Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-2],
     }
     dpkg("--remove", "kubengine")
-    seen["removed"] = {"agent": shown("ActiveState", "Result"), "pods": sleeping()}
+    seen["removed"] = {"agent": shown("ActiveState", "Result"), "pods": pod_processes()}
     dpkg("--purge", "kubengine")
     seen["left"] = sorted(changed(scratch) - changed_before)
     return seen
@@ -102,7 +105,7 @@ def cover_trees(scratch: Path) -> None:
 
 
 def changed(scratch: Path) -> set[str]:
-    """Files of the system that are not as they were, but for logs, what dpkg knows and what pods have."""
+    """Return the files of the system that changed, except logs, dpkg's records and files of pods."""
     own = ("var/lib/dpkg/", "var/log/", "var/cache/", "var/lib/kubelet/", "etc/kubernetes/")
     found = {
         f"{tree}/{path.relative_to(top)}"
@@ -115,7 +118,7 @@ def changed(scratch: Path) -> set[str]:
 
 
 def dpkg(*arguments: str | Path) -> None:
-    """As long as it takes; other packages' indexes of what there is are not its matter."""
+    """Run dpkg without a deadline and without triggers, which update indexes of other packages."""
     command = ["dpkg", "--force-depends", "--force-unsafe-io", "--no-triggers", *arguments]
     run = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert run.returncode == 0, run.stdout
@@ -128,8 +131,8 @@ def state() -> dict[str, str]:
     return shown("ActiveState", "SubState") | {"unit": enabled.stdout.strip()}
 
 
-def sleeping() -> int:
-    """How many of the pod's processes there are."""
+def pod_processes() -> int:
+    """Return the number of the pod's processes."""
     wanted = f"/bin/sleep\0{NAP}\0"
     return sum(command == wanted for path in Path("/proc").glob("[0-9]*") for command in _commands(path))
 

@@ -45,7 +45,7 @@ async def test_a_critical_pod_preempts_as_few_pods_as_the_rule_allows(rig: Rig, 
     await eventually(lambda: rig.phase("critical") == "Running")
     assert [api_phase(rig, name) for name in names] == ["Succeeded", "Running", "Running"]
     victim = next(p for p in node.pods() if p.metadata.name == "burst").status
-    assert not victim.reason, "it ended well when it was told to"
+    assert not victim.reason, "the victim ended well after SIGTERM"
     disruption = next(c for c in victim.conditions if c.type == "DisruptionTarget")
     assert (disruption.status, disruption.reason) == ("True", "TerminationByKubelet")
     assert "preempted" in disruption.message

@@ -72,12 +72,12 @@ async def test_a_container_gets_nothing_of_the_host(rig: Rig, containerd: Contai
         waiting = getattr(statuses().get("escapes"), "state", None)
         return waiting is not None and waiting.waiting is not None and "subPath" in waiting.waiting.message
 
-    def said() -> str:
+    def messages() -> str:
         status = statuses().get("hangs")
         ended = status and (status.last_state.terminated or status.state.terminated)  # type: ignore[attr-defined]
         return ended.message if ended else ""
 
-    await eventually(lambda: "Error on reading termination log" in said())
+    await eventually(lambda: "Error on reading termination log" in messages())
     await eventually(refused)
     pod = rig.pod("attacker")
     assert pod is not None

@@ -36,7 +36,7 @@ async def rig(tmp_path: Path, containerd2: Containerd, private_cgroup_root: str)
 
 @pytest.fixture
 def model(tmp_path: Path, containerd2: Containerd) -> None:
-    """An image with a directory and a file beside it."""
+    """Import the image `MODEL`, which holds a directory with a file, and a file beside it."""
     files = [
         ImageEntry("sub"),
         ImageEntry("sub/weights", data=b"42\n", mode=0o644),

@@ -74,8 +74,8 @@ async def test_a_containerd_without_image_volumes_is_reported_and_other_pods_run
     rig.write("other", {"containers": [container()]})
     await eventually(lambda: rig.phase("other") == "Running")
 
-    def said() -> list[str]:
+    def messages() -> list[str]:
         return [e.message for e in rig.node.recorder if e.reason == "Failed"]
 
-    await eventually(said)
-    assert "containerd 2.1 or later is needed for image volumes" in said()[0]
+    await eventually(messages)
+    assert "containerd 2.1 or later is needed for image volumes" in messages()[0]

@@ -1,4 +1,4 @@
-"""`kubectl` against a real API server, whose way into pods leads over the node's own port."""
+"""Test `kubectl` against a real API server, which reaches pods over the node's own port."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ pytestmark = [pytest.mark.root]
 
 @dataclass
 class Cluster:
-    """An API server with one node that runs the pod `talker-n1` and `crasher-n1`."""
+    """Hold an API server and its node, which runs the pods `talker-n1` and `crasher-n1`."""
 
     plane: ControlPlane
     node: Node
@@ -115,7 +115,7 @@ async def cluster(
 
 
 class ClusterNode:
-    """The node in its cluster, with both pods running; afterwards none."""
+    """Run the node in its cluster until both pods run; at exit, remove all pods and stop it."""
 
     def __init__(self, plane: ControlPlane, directory: Path, endpoint: Path, cgroup_root: str) -> None:
         self._plane = plane
@@ -186,18 +186,19 @@ def manifest(name: str, command: str) -> dict[str, Any]:
 
 
 async def test_kubectl_reaches_into_pods(cluster: Cluster, tmp_path: Path) -> None:
-    """One node for all of it: to start a cluster takes longer than to use it."""
+    """Run every check on one node: starting a cluster takes longer than using it."""
     await logs(cluster)
     await commands(cluster)
     await files(cluster, tmp_path)
     await ports(cluster)
-    over_websockets(cluster)
+    check_websockets(cluster)
     await statistics(cluster)
     await debugging(cluster)
 
 
-def over_websockets(cluster: Cluster) -> None:
-    """An API server of v1.36 forwards kubectl's WebSockets to a node that declares the feature."""
+def check_websockets(cluster: Cluster) -> None:
+    """Check that the API server forwarded kubectl's WebSockets, as v1.36 does to a node that declares the
+    feature."""
     metric = cluster.node.registry.metrics["kubelet_websocket_streaming_requests_total"]
     assert set(metric.values) == {("exec",), ("attach",), ("portforward",)}  # type: ignore[attr-defined]
 
@@ -240,7 +241,7 @@ async def commands(cluster: Cluster) -> None:
 
 
 async def terminal(cluster: Cluster) -> None:
-    """A command in a terminal sees its size, and another size when it changes."""
+    """Check that a command in a terminal sees the terminal's size, and a change of it."""
     ours, theirs = pty.openpty()
     _resize(ours, 33, 77)
     loop = "while true; do stty size; sleep 0.1; done"
@@ -286,8 +287,8 @@ async def ports(cluster: Cluster) -> None:
     forwarded = await cluster.start("port-forward", POD, ":4711")
     assert forwarded.stdout is not None
     async with asyncio.timeout(PATIENCE):
-        said = (await forwarded.stdout.readline()).decode()
-        number = int(said.split(" -> ")[0].rpartition(":")[2])
+        line = (await forwarded.stdout.readline()).decode()
+        number = int(line.split(" -> ")[0].rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
         assert await reader.read() == b"pong\n"
         writer.close()
@@ -296,7 +297,7 @@ async def ports(cluster: Cluster) -> None:
 
 
 async def debugging(cluster: Cluster) -> None:
-    """Containers that are added to a pod of the API; one sees the processes of that which it aims at."""
+    """Check `kubectl debug`: ephemeral containers run, and one sees the processes of its target container."""
     document = manifest("plain", "exec sleep 1234")
     document["spec"] |= {"nodeName": "n1", "automountServiceAccountToken": False}
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
@@ -306,19 +307,19 @@ async def debugging(cluster: Cluster) -> None:
     await cluster.until(path, lambda pod: pod.get("status", {}).get("phase") == "Running")
     image = "--image=docker.io/library/busybox:latest"
     debug = ("debug", "plain", image, "--image-pull-policy=Never", "--profile=general")
-    await cluster.kubectl(*debug, "--target=c", "-c", "looks", "--", "sh", "-c", "ps; exec sleep 4321")
-    await cluster.until(path, lambda pod: "running" in _state(pod, "looks"))
-    assert b"sleep 1234" in await cluster.kubectl("logs", "plain", "-c", "looks")
-    assert b"sleep 4321" in await cluster.kubectl("exec", "plain", "-c", "looks", "--", "ps")
-    talk = ("sh", "-c", "read line; echo heard $line; exit 5")
-    attached = await cluster.start(*debug, "-i", "-c", "talks", "--", *talk)
+    await cluster.kubectl(*debug, "--target=c", "-c", "observer", "--", "sh", "-c", "ps; exec sleep 4321")
+    await cluster.until(path, lambda pod: "running" in _state(pod, "observer"))
+    assert b"sleep 1234" in await cluster.kubectl("logs", "plain", "-c", "observer")
+    assert b"sleep 4321" in await cluster.kubectl("exec", "plain", "-c", "observer", "--", "ps")
+    script = ("sh", "-c", "read line; echo received $line; exit 5")
+    attached = await cluster.start(*debug, "-i", "-c", "echo", "--", *script)
     assert attached.stdin is not None
     assert attached.stdout is not None
     attached.stdin.write(b"words\n")
     async with asyncio.timeout(PATIENCE):
-        heard, (_, said) = await attached.stdout.readline(), await attached.communicate()
-    assert heard == b"heard words\n", said
-    await cluster.until(path, lambda pod: _state(pod, "talks").get("terminated", {}).get("exitCode") == 5)
+        received, (_, errors) = await attached.stdout.readline(), await attached.communicate()
+    assert received == b"received words\n", errors
+    await cluster.until(path, lambda pod: _state(pod, "echo").get("terminated", {}).get("exitCode") == 5)
     shown = json.loads(await cluster.kubectl("get", "pod", "plain", "-o", "json"))["status"]
     assert [c["restartCount"] for c in shown["containerStatuses"]] == [0]
     assert shown["phase"] == "Running"

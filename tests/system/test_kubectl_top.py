@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE, eventually
 BINARIES = Path(os.environ.get("KUBE_BIN", "/nonexistent"))
 USER = "metrics-server"
 GROUP = "metrics.k8s.io"
-MAY = [
+PERMISSIONS = [
     {"apiGroups": [""], "resources": ["nodes/metrics"], "verbs": ["get"]},
     {
         "apiGroups": [""],
@@ -59,7 +59,7 @@ async def cluster(
 
 
 def objects(port: int) -> list[dict[str, object]]:
-    """What makes the API server send questions about metrics to 127.0.0.1:`port`."""
+    """Return the objects that make the API server forward metrics requests to 127.0.0.1:`port`."""
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": USER}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-system"}},
@@ -86,7 +86,7 @@ def objects(port: int) -> list[dict[str, object]]:
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "ClusterRole",
             "metadata": {"name": USER},
-            "rules": MAY,
+            "rules": PERMISSIONS,
         },
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -100,7 +100,7 @@ def objects(port: int) -> list[dict[str, object]]:
 
 @contextlib.contextmanager
 def metrics_server(plane: ControlPlane, directory: Path, port: int) -> Iterator[Path]:
-    """Runs while it is entered; its log."""
+    """Run the metrics-server until the block ends, and yield the path of its log."""
     kubeconfig = plane.kubeconfig_of(USER)
     log = directory / "metrics-server.log"
     command = [

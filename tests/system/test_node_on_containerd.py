@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.containerd, pytest.mark.root]
 
 
 def cgroup_file(rig: Rig, controller: str, file: str, *below: str) -> str:
-    """The text of a cgroup file of this node, on this machine's v1 hierarchies."""
+    """Return the text of a cgroup file of this node, on this machine's v1 hierarchies."""
     root = Path("/sys/fs/cgroup") / controller / rig.config.cgroup_root.lstrip("/") / "kubepods"
     return root.joinpath(*below, file).read_text().strip()
 
@@ -160,20 +160,20 @@ async def test_init_sidecar_volumes_environment_and_last_words(rig: Rig, tmp_pat
 
 async def test_hooks_run_and_grace_is_kept(rig: Rig, tmp_path: Path):
     await rig.start()
-    said = tmp_path / "said"
-    said.mkdir()
+    hooks = tmp_path / "hooks"
+    hooks.mkdir()
     rig.write(
         "hooked",
         {
             "terminationGracePeriodSeconds": 10,
-            "volumes": [{"name": "said", "hostPath": {"path": str(said)}}],
+            "volumes": [{"name": "hooks", "hostPath": {"path": str(hooks)}}],
             "containers": [
                 container(
-                    script="trap 'echo term >> /said/log; exit 0' TERM; while true; do sleep 0.1; done",
-                    volumeMounts=[{"name": "said", "mountPath": "/said"}],
+                    script="trap 'echo term >> /hooks/log; exit 0' TERM; while true; do sleep 0.1; done",
+                    volumeMounts=[{"name": "hooks", "mountPath": "/hooks"}],
                     lifecycle={
-                        "postStart": {"exec": {"command": ["sh", "-c", "echo started >> /said/log"]}},
-                        "preStop": {"exec": {"command": ["sh", "-c", "echo stopping >> /said/log"]}},
+                        "postStart": {"exec": {"command": ["sh", "-c", "echo started >> /hooks/log"]}},
+                        "preStop": {"exec": {"command": ["sh", "-c", "echo stopping >> /hooks/log"]}},
                     },
                 )
             ],
@@ -182,7 +182,7 @@ async def test_hooks_run_and_grace_is_kept(rig: Rig, tmp_path: Path):
     await eventually(lambda: rig.phase("hooked") == "Running")
     (rig.manifests / "hooked.yaml").unlink()
     await eventually(lambda: not rig.node.pods())
-    assert (said / "log").read_text().split() == ["started", "stopping", "term"]
+    assert (hooks / "log").read_text().split() == ["started", "stopping", "term"]
 
 
 async def test_a_missing_image_is_reported_and_the_rest_runs(rig: Rig):
@@ -246,23 +246,23 @@ async def test_nothing_survives_the_node(rig: Rig, containerd: Containerd):
 
 async def test_an_endless_hook_runs_until_its_container_ends(rig: Rig, tmp_path: Path):
     """It has the whole time that the container has, also what follows the grace period."""
-    said = tmp_path / "said"
-    said.mkdir(mode=0o777)
-    hook = {"exec": {"command": ["sh", "-c", "while true; do echo hook >> /said/lines; sleep 0.05; done"]}}
+    hooks = tmp_path / "hooks"
+    hooks.mkdir(mode=0o777)
+    hook = {"exec": {"command": ["sh", "-c", "while true; do echo hook >> /hooks/lines; sleep 0.05; done"]}}
     main = container(
-        script="trap 'echo told >> /said/lines' TERM; while true; do sleep 0.05; done",
+        script="trap 'echo terminated >> /hooks/lines' TERM; while true; do sleep 0.05; done",
         lifecycle={"preStop": hook},
-        volumeMounts=[{"name": "said", "mountPath": "/said"}],
+        volumeMounts=[{"name": "hooks", "mountPath": "/hooks"}],
     )
     await rig.start()
     manifest = rig.write(
         "hooked",
-        {"containers": [main], "volumes": [{"name": "said", "hostPath": {"path": str(said)}}]},
+        {"containers": [main], "volumes": [{"name": "hooks", "hostPath": {"path": str(hooks)}}]},
     )
     await eventually(lambda: rig.phase("hooked") == "Running")
     manifest.unlink()
     await eventually(lambda: not rig.node.pods())
-    lines = (said / "lines").read_text().split()
-    assert set(lines) == {"hook", "told"}
+    lines = (hooks / "lines").read_text().split()
+    assert set(lines) == {"hook", "terminated"}
     assert lines[-1] == "hook"
     assert "FailedPreStopHook" in rig.reasons()

@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture
 def pinned(rig: Rig) -> Rig:
-    """A node that reserves CPU 0 and gives the others away."""
+    """Configure the node to reserve CPU 0 and to give the other CPUs away as exclusive ones."""
     rig.config.cpu_manager_policy = "static"
     rig.config.reserved_system_cpus = "0"
     rig.config.memory_manager_policy = "Static"
@@ -60,7 +60,7 @@ def group(rig: Rig, name: str, controller: str = "cpuset") -> Path:
 
 
 def quota(group: Path) -> str:
-    """The CFS quota of a cgroup as the kernel writes it."""
+    """Return the CFS quota of a cgroup, as the kernel writes it."""
     return (group / ("cpu.max" if V2 else "cpu.cfs_quota_us")).read_text().split()[0]
 
 

@@ -25,7 +25,7 @@ def variable(name: str, key: str, path: str = "env", **more: Any) -> dict[str, A
     return {"name": name, "valueFrom": {"fileKeyRef": reference}}
 
 
-def said(rig: Rig, reason: str) -> list[str]:
+def messages(rig: Rig, reason: str) -> list[str]:
     assert rig.node is not None
     return [event.message for event in rig.node.recorder if event.reason == reason]
 
@@ -62,7 +62,7 @@ async def test_a_file_of_variables_cannot_escape_its_volume(rig: Rig, script: st
         "containers": [container("c", env=env, **MOUNT)],
     }
     rig.write("p", {**SHARED, **spec})
-    await eventually(lambda: "Error: couldn't parse env file" in said(rig, "Failed"))
+    await eventually(lambda: "Error: couldn't parse env file" in messages(rig, "Failed"))
     assert rig.phase("p") == "Pending"
 
 
@@ -73,8 +73,8 @@ async def test_a_class_is_carried_out_by_its_handler(rig: Rig) -> None:
     rig.write("b", {"containers": [container()], "runtimeClassName": "odd"})
     await eventually(lambda: rig.phase("a") == "Running")
     assert rig.node is not None
-    await eventually(lambda: said(rig, "FailedCreatePodSandBox"))
-    assert 'no runtime for "nobody" is configured' in said(rig, "FailedCreatePodSandBox")[0]
+    await eventually(lambda: messages(rig, "FailedCreatePodSandBox"))
+    assert 'no runtime for "nobody" is configured' in messages(rig, "FailedCreatePodSandBox")[0]
     assert rig.phase("b") == "Pending"
 
 

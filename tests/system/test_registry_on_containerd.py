@@ -37,7 +37,7 @@ Object = dict[str, Any]
 
 
 class Registry:
-    """`name` is where it listens, in images' names."""
+    """Name images of a registry; `name` is the registry's host and port."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -85,7 +85,7 @@ def _wait_for(name: str, process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture
 def image(registry: Registry, containerd: Containerd, request: pytest.FixtureRequest) -> Iterator[str]:
-    """One in the registry that the runtime has not got."""
+    """Push an image to the registry, yield its name, and keep it out of the runtime before and after."""
     name = registry.image(request.node.name.replace("[", "-").strip("]")[:100])
     containerd.ctr("images", "tag", BUSYBOX_TAG, name)
     containerd.ctr("images", "push", "--plain-http", "--user", f"{USER}:{PASSWORD}", name)
@@ -116,8 +116,8 @@ async def run(cluster: Cluster, name: str, image: str, *secrets: str, policy: st
     await cluster.run(name, containers=containers, imagePullSecrets=[{"name": each} for each in secrets])
 
 
-async def refused(cluster: Cluster, name: str) -> str:
-    """What a pod says whose image is not given to it."""
+async def pull_error(cluster: Cluster, name: str) -> str:
+    """Wait until the pod's image cannot be pulled, and return the message in its status."""
 
     def waiting(pod: Object | None) -> Object:
         statuses = (pod or {}).get("status", {}).get("containerStatuses", ())
@@ -141,14 +141,16 @@ async def test_an_image_of_a_pull_secret_is_for_those_who_have_one(
         pull_secret(cluster, registry, name, password)
     await joined.start()
     await run(cluster, "none", image)
-    assert "401" in await refused(cluster, "none") or "authorization failed" in await refused(cluster, "none")
+    assert "401" in await pull_error(cluster, "none") or "authorization failed" in await pull_error(
+        cluster, "none"
+    )
     await run(cluster, "owner", image, "bad", "good")
     await cluster.ready("owner")
     await run(cluster, "same", image, "same")
     await cluster.ready("same")
     for name, secrets in (("later", ()), ("guesses", ("bad",))):
         await run(cluster, name, image, *secrets)
-        assert await refused(cluster, name)
+        assert await pull_error(cluster, name)
     await run(cluster, "never", image, policy="Never")
     await eventually(lambda: "ErrImageNeverPull" in reasons(joined))
     records = joined.root / "image_manager/pulled"
@@ -160,7 +162,7 @@ async def test_an_image_of_a_pull_secret_is_for_those_who_have_one(
     await joined.restart()
     await cluster.ready("owner")
     await run(cluster, "after", image)
-    assert await refused(cluster, "after")
+    assert await pull_error(cluster, "after")
 
 
 async def test_a_missing_pull_secret_is_reported_and_the_others_are_tried(

@@ -1,4 +1,4 @@
-"""kill -9 of the agent while it makes fifty pods, three times: all run, none twice, nothing is orphaned."""
+"""Kill the agent three times while it makes fifty pods: all run, none twice, nothing is orphaned."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEVER_STARTED = "StartError"
 
 
 class AgentUnderTest:
-    """`kubengine run` as a process that can be killed."""
+    """Run `kubengine run` as a process that can be killed."""
 
     def __init__(self, directory: Path, containerd: Containerd, cgroup_root: str) -> None:
         self.root = directory / "root"
@@ -72,8 +72,10 @@ class AgentUnderTest:
             return []
 
     def restarted_without_cause(self) -> Iterator[str]:
-        """Pods with a restart of what ran: of what never started, because an agent died meanwhile, there may
-        be one."""
+        """Yield each pod with a container that was restarted although it ran.
+
+        A container that never started, because an agent died meanwhile, may have one restart.
+        """
         log = self.log.read_text()
         for pod in self.pods():
             name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
@@ -112,8 +114,11 @@ def write_pod(directory: Path, index: int) -> None:
 
 
 def wait_even_if_containerd_is_stuck(condition: Any, containerd: Containerd) -> None:
-    """containerd 1.6 can lose hold of a container whose start its client's death cut off: it neither
-    removes it ("cannot delete running task") nor starts it, until it is restarted."""
+    """Wait until the condition holds, and restart containerd if that takes a minute.
+
+    containerd 1.6 can lose hold of a container when its client dies during the start. It neither removes the
+    container ("cannot delete running task") nor starts it before its own restart.
+    """
     try:
         wait_until(condition, 60)
     except AssertionError:
@@ -122,8 +127,9 @@ def wait_even_if_containerd_is_stuck(condition: Any, containerd: Containerd) -> 
         wait_until(condition)
 
 
-async def in_the_runtime(endpoint: Path) -> tuple[list[str], list[str], list[tuple[str, int]]]:
-    """Pod uids of all sandboxes, of all containers that run, and of the others, each with its state."""
+async def runtime_state(endpoint: Path) -> tuple[list[str], list[str], list[tuple[str, int]]]:
+    """Return the pod uids of all sandboxes, those of running containers, and (uid, state) of other
+    containers."""
     client = RuntimeClient(str(endpoint))
     try:
         sandboxes = [s.labels["io.kubernetes.pod.uid"] for s in await client.list_pod_sandboxes()]
@@ -149,7 +155,7 @@ def test_kill_nine_three_times_under_fifty_pods(
     agent.start()
     wait_even_if_containerd_is_stuck(lambda: agent.running() == PODS, containerd)
     assert list(agent.restarted_without_cause()) == []
-    sandboxes, running, left = asyncio.run(in_the_runtime(containerd.socket))
+    sandboxes, running, left = asyncio.run(runtime_state(containerd.socket))
     assert len(sandboxes) == len(set(sandboxes)) == PODS
     assert running == sandboxes
     # Of a start that was cut off, one container at most is a pod's last state.
@@ -160,11 +166,11 @@ def test_kill_nine_three_times_under_fifty_pods(
     assert sorted(group.name for group in groups) == sorted(f"pod{uid}" for uid in sandboxes)
 
     agent.end(signal.SIGTERM)
-    assert asyncio.run(in_the_runtime(containerd.socket))[1] == running
+    assert asyncio.run(runtime_state(containerd.socket))[1] == running
     for index in range(PODS):
         (agent.manifests / f"pod{index}.yaml").unlink()
     agent.start()
     wait_even_if_containerd_is_stuck(
-        lambda: asyncio.run(in_the_runtime(containerd.socket)) == ([], [], []), containerd
+        lambda: asyncio.run(runtime_state(containerd.socket)) == ([], [], []), containerd
     )
     wait_until(lambda: not list((agent.root / "pods").iterdir()))

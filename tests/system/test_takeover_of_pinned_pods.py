@@ -53,13 +53,18 @@ MIB = 1 << 20
 
 @pytest.fixture
 def kubelet(rig: Rig, containerd: Containerd, tmp_path: Path) -> Iterator[Kubelet]:
-    with prepared(rig, containerd, tmp_path) as kubelet:
+    with prepared_kubelet(rig, containerd, tmp_path) as kubelet:
         yield kubelet
 
 
 @contextmanager
-def prepared(rig: Rig, containerd: Containerd, directory: Path, gates: Any = None) -> Iterator[Kubelet]:
-    """A kubelet, not started, on the rig's directories and in its cluster; policies and gates for both."""
+def prepared_kubelet(
+    rig: Rig, containerd: Containerd, directory: Path, gates: Any = None
+) -> Iterator[Kubelet]:
+    """Yield a kubelet, not started, on the rig's directories and in its cluster.
+
+    Both agents get the same policies and feature gates.
+    """
     more = {**POLICIES, "featureGates": gates or {}}
     fields = convert(more, KubeletConfiguration, "configuration")
     for name in ("cpu_manager_policy", "reserved_system_cpus", "memory_manager_policy", "system_reserved",
@@ -81,8 +86,8 @@ def prepared(rig: Rig, containerd: Containerd, directory: Path, gates: Any = Non
         kubelet.close()
 
 
-def placed(rig: Rig) -> dict[str, tuple[str, str]]:
-    """(cpuset.cpus, cpuset.mems) of each container's cgroup, by its path."""
+def cpusets(rig: Rig) -> dict[str, tuple[str, str]]:
+    """Return (cpuset.cpus, cpuset.mems) of each container's cgroup, by its path."""
     root = Path("/sys/fs/cgroup/cpuset") / rig.config.cgroup_root.lstrip("/") / "kubepods"
     return {
         str(path.parent.relative_to(root)): (path.read_text(), (path.parent / "cpuset.mems").read_text())
@@ -100,26 +105,26 @@ async def test_kubelet_us_kubelet_us(rig: Rig, kubelet: Kubelet) -> None:
         rig.write(name, spec)
     kubelet.start()
     await eventually(lambda: kubelet.phases() == dict.fromkeys(PODS, "Running"))
-    await eventually(lambda: any(cpus.strip() == "1" for cpus, _ in placed(rig).values()))
-    await eventually(lambda: any(cpus.strip() == "0" for cpus, _ in placed(rig).values()), 60)
+    await eventually(lambda: any(cpus.strip() == "1" for cpus, _ in cpusets(rig).values()))
+    await eventually(lambda: any(cpus.strip() == "0" for cpus, _ in cpusets(rig).values()), 60)
     kubelet.stop()
-    before = placed(rig), state(rig)
+    before = cpusets(rig), state(rig)
 
     await rig.start()
     await eventually(lambda: all(rig.phase(name) == "Running" for name in PODS))
-    assert (placed(rig), state(rig)) == before
+    assert (cpusets(rig), state(rig)) == before
     assert "CPUManagerStateChanged" not in rig.reasons()
     await rig.stop()
-    assert (placed(rig), state(rig)) == before
+    assert (cpusets(rig), state(rig)) == before
 
     kubelet.start()
     await eventually(lambda: kubelet.phases() == dict.fromkeys(PODS, "Running"))
-    assert (placed(rig), state(rig)) == before
+    assert (cpusets(rig), state(rig)) == before
     kubelet.stop()
 
     await rig.start()
     await eventually(lambda: all(rig.phase(name) == "Running" for name in PODS))
-    assert (placed(rig), state(rig)) == before
+    assert (cpusets(rig), state(rig)) == before
 
 
 @pytest.fixture
@@ -155,8 +160,8 @@ async def resize(admin: ApiClient, memory: str) -> None:
     await admin.patch(f"{NAMESPACE}/pods/alone/resize", {"spec": {"containers": [wanted]}}, Object)
 
 
-async def has_memory(admin: ApiClient, memory: str) -> str:
-    """The container of the pinned pod, once its status shows this limit."""
+async def wait_for_memory(admin: ApiClient, memory: str) -> str:
+    """Wait until the pinned pod's status shows this memory limit, and return its container's id."""
 
     def holds(pod: Object) -> bool:
         statuses = pod["status"].get("containerStatuses", [])
@@ -166,8 +171,8 @@ async def has_memory(admin: ApiClient, memory: str) -> str:
     return str(pod["status"]["containerStatuses"][0]["containerID"])
 
 
-def reserved(rig: Rig) -> list[int]:
-    """The bytes in each block of the memory manager's state."""
+def reserved_bytes(rig: Rig) -> list[int]:
+    """Return the bytes of each block in the memory manager's state."""
     entries = json.loads((rig.root / STATE[1]).read_bytes())["entries"]
     return [block["size"] for pod in entries.values() for blocks in pod.values() for block in blocks]
 
@@ -177,35 +182,35 @@ async def test_a_pod_that_either_agent_resized(
 ) -> None:
     """The kubelet admits the resize and reserves nothing more; here the new amount is reserved."""
     rig.kubeconfig = plane.node
-    with prepared(rig, containerd, tmp_path, GATES) as kubelet:
+    with prepared_kubelet(rig, containerd, tmp_path, GATES) as kubelet:
         kubelet.start()
         await shown(admin, "/api/v1/nodes/n1", lambda node: True)
         await run(admin)
         await eventually(lambda: kubelet.phases() == dict.fromkeys(PODS, "Running"))
-        id = await has_memory(admin, "64Mi")
-        await eventually(lambda: any(cpus.strip() == "1" for cpus, _ in placed(rig).values()))
-        await eventually(lambda: any(cpus.strip() == "0" for cpus, _ in placed(rig).values()), 60)
-        before = placed(rig)
+        id = await wait_for_memory(admin, "64Mi")
+        await eventually(lambda: any(cpus.strip() == "1" for cpus, _ in cpusets(rig).values()))
+        await eventually(lambda: any(cpus.strip() == "0" for cpus, _ in cpusets(rig).values()), 60)
+        before = cpusets(rig)
         await resize(admin, "96Mi")
-        assert await has_memory(admin, "96Mi") == id
-        assert reserved(rig) == [64 * MIB]
+        assert await wait_for_memory(admin, "96Mi") == id
+        assert reserved_bytes(rig) == [64 * MIB]
         kubelet.stop()
 
         await rig.start()
-        await eventually(lambda: reserved(rig) == [96 * MIB])
-        assert await has_memory(admin, "96Mi") == id
+        await eventually(lambda: reserved_bytes(rig) == [96 * MIB])
+        assert await wait_for_memory(admin, "96Mi") == id
         await resize(admin, "128Mi")
-        assert await has_memory(admin, "128Mi") == id
-        await eventually(lambda: reserved(rig) == [128 * MIB])
+        assert await wait_for_memory(admin, "128Mi") == id
+        await eventually(lambda: reserved_bytes(rig) == [128 * MIB])
         await rig.stop()
-        assert placed(rig) == before
+        assert cpusets(rig) == before
         states = state(rig)
 
         kubelet.start()
         await eventually(lambda: kubelet.phases() == dict.fromkeys(PODS, "Running"))
-        assert await has_memory(admin, "128Mi") == id
-        assert (placed(rig), state(rig)) == (before, states)
+        assert await wait_for_memory(admin, "128Mi") == id
+        assert (cpusets(rig), state(rig)) == (before, states)
         kubelet.stop()
         await rig.start()
-        assert await has_memory(admin, "128Mi") == id
-        assert (placed(rig), state(rig)) == (before, states)
+        assert await wait_for_memory(admin, "128Mi") == id
+        assert (cpusets(rig), state(rig)) == (before, states)

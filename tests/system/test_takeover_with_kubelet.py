@@ -79,8 +79,8 @@ CLEAN_UP_SECONDS = 300
 EXPECTED = {name: "Succeeded" if name == "job" else "Running" for name in PODS}
 
 
-class Both:
-    """The pods of one root, served by one agent after the other."""
+class SharedRoot:
+    """Run the kubelet and this agent one after the other on one root and its pods."""
 
     def __init__(self, rig: Rig, kubelet: Kubelet, client: RuntimeClient) -> None:
         self.rig = rig
@@ -90,14 +90,14 @@ class Both:
     async def with_kubelet(self) -> None:
         self.kubelet.start()
         await eventually(lambda: self.kubelet.phases() == EXPECTED and self._probed_by_kubelet())
-        await eventually(lambda: self.kubelet.said("SyncLoop ADD"))
+        await eventually(lambda: self.kubelet.logged("SyncLoop ADD"))
 
     def _probed_by_kubelet(self) -> bool:
         statuses = self.kubelet.pods()["probed"]["status"]["containerStatuses"]
         return all(status["ready"] for status in statuses)
 
-    async def foretold(self) -> TakeoverSurvey:
-        """What `kubengine takeover --check` says while the kubelet runs."""
+    async def survey(self) -> TakeoverSurvey:
+        """Return the survey of `kubengine takeover --check` while the kubelet runs."""
         access = KubeletAccess(self.kubelet.url)
         shadow = Shadow(ShadowOptions(access, self.rig.root, self.kubelet.config))
         try:
@@ -105,15 +105,16 @@ class Both:
         finally:
             await shadow.close()
 
-    async def with_us(self) -> None:
+    async def with_agent(self) -> None:
         await self.rig.start()
         await eventually(lambda: {name: self.rig.phase(name) for name in PODS} == EXPECTED)
         await eventually(lambda: self.rig.pod("probed").status.container_statuses[0].ready)
 
-    async def held(self) -> dict[str, Any]:
-        """All that must not change: sandboxes, containers with their starts, files of pods that run, devices.
+    async def state(self) -> dict[str, Any]:
+        """Return what must not change: sandboxes, containers and their starts, files of running pods,
+        devices.
 
-        Either agent removes the files of one that has ended, a moment later.
+        Files of a pod that has ended are left out: either agent removes them a moment later.
         """
         containers = await self.client.list_containers()
         statuses = [(await self.client.container_status(c.id)).status for c in containers]
@@ -137,7 +138,7 @@ class Both:
 
 
 @pytest.fixture
-async def both(rig: Rig, containerd: Containerd, tmp_path: Path) -> AsyncIterator[Both]:
+async def both(rig: Rig, containerd: Containerd, tmp_path: Path) -> AsyncIterator[SharedRoot]:
     kubelet = Kubelet(
         tmp_path, containerd.socket, manifests=rig.manifests, root=rig.root,
         cgroup_root=rig.config.cgroup_root,
@@ -149,7 +150,7 @@ async def both(rig: Rig, containerd: Containerd, tmp_path: Path) -> AsyncIterato
     plugin = SampleDevicePlugin(GPU, plugins / "gpu.sock", count=4)
     await plugin.start()
     plugin.follow(plugins)
-    yield Both(rig, kubelet, client)
+    yield SharedRoot(rig, kubelet, client)
     async with asyncio.timeout(CLEAN_UP_SECONDS):
         await asyncio.to_thread(kubelet.stop)
         await plugin.stop()
@@ -160,16 +161,16 @@ async def both(rig: Rig, containerd: Containerd, tmp_path: Path) -> AsyncIterato
         await asyncio.to_thread(kubelet.close)
 
 
-async def test_kubelet_then_us_then_kubelet(both: Both) -> None:
+async def test_kubelet_then_us_then_kubelet(both: SharedRoot) -> None:
     both.kubelet.start()
     await eventually((both.rig.root / "device-plugins" / "kubelet.sock").exists)
     for name, spec in PODS.items():
         both.rig.write(name, spec)
     await eventually(lambda: both.kubelet.phases() == EXPECTED)
-    before = await both.held()
+    before = await both.state()
     assert len(before["devices"]) == 1
     assert set(before["files"].values()) == {"first\n"}
-    found = await both.foretold()
+    found = await both.survey()
     assert not found.changes
     assert {one.pod: one.fate for one in found.fates} == {
         f"default/{name}-n1": "ended" if name == "job" else "kept" for name in PODS
@@ -177,25 +178,25 @@ async def test_kubelet_then_us_then_kubelet(both: Both) -> None:
     (with_devices,) = [one for one in found.fates if one.pod == "default/device-n1"]
     assert with_devices.holds[0].startswith(f"c: {GPU} ")
     both.kubelet.stop()
-    await both.with_us()
-    assert await both.held() == before
+    await both.with_agent()
+    assert await both.state() == before
     await both.rig.stop()
     await both.with_kubelet()
-    assert await both.held() == before
+    assert await both.state() == before
     both.kubelet.stop()
-    await both.with_us()
+    await both.with_agent()
 
 
-async def test_us_then_kubelet_then_us(both: Both) -> None:
+async def test_us_then_kubelet_then_us(both: SharedRoot) -> None:
     await both.rig.start()
     for name, spec in PODS.items():
         both.rig.write(name, spec)
     await eventually(lambda: {name: both.rig.phase(name) for name in PODS} == EXPECTED)
-    before = await both.held()
+    before = await both.state()
     assert len(before["devices"]) == 1
     await both.rig.stop()
     await both.with_kubelet()
-    assert await both.held() == before
+    assert await both.state() == before
     both.kubelet.stop()
-    await both.with_us()
-    assert await both.held() == before
+    await both.with_agent()
+    assert await both.state() == before

@@ -1,4 +1,4 @@
-"""The systemd unit that is shipped: what it allows the agent, and that a node works under it."""
+"""Test the systemd unit that is shipped: its privileges, and a node that works under it."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ def values(name: str) -> list[str]:
 
 
 def test_memory_is_reclaimed_before_pods_pay() -> None:
-    """The agent is the last that the kernel kills (OOMScoreAdjust), so what it wastes others would lose."""
+    """Limit the agent's memory: the kernel kills it last (OOMScoreAdjust), so a leak would cost pods their
+    memory."""
     assert values("OOMScoreAdjust") == ["-999"]
     assert values("MemoryHigh") == ["2G"]
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    """One boot for every test."""
+    """Return the observations of one boot, which every test shares."""
     found: dict[str, Any] = run_in_uml(
         f"""
         import pathlib
@@ -102,11 +103,11 @@ def test_every_capability_and_restriction_is_explained() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (Debian: systemd)")
 def test_systemd_rates_it_as_the_documents_say() -> None:
-    said = re.search(
+    documented = re.search(
         r"`systemd-analyze security` of systemd (\d+) rates it ([\d.]+)",
         (ROOT / "docs/install.md").read_text(),
     )
-    assert said is not None
+    assert documented is not None
     version = subprocess.run(
         ["systemd-analyze", "--version"], check=True, capture_output=True, text=True
     ).stdout
@@ -116,7 +117,7 @@ def test_systemd_rates_it_as_the_documents_say() -> None:
         subprocess.run(command, check=False, capture_output=True, text=True).stdout,
     )
     assert rating is not None
-    if version.split()[1] == said[1]:
-        assert rating[1] == said[2]
+    if version.split()[1] == documented[1]:
+        assert rating[1] == documented[2]
     else:  # others weigh other settings
         assert float(rating[1]) < 7.0

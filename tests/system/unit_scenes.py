@@ -1,4 +1,4 @@
-"""The node under its systemd unit, played where systemd is init. The runtime is a service too."""
+"""Run the node under its systemd unit, where systemd is init. The runtime is a service too."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ SCRIPT = "trap 'exit 0' TERM; sleep infinity & wait"
 
 
 def under_its_unit(unit: Path, scratch: Path) -> dict[str, Any]:
-    """What a pod saw that needs what the agent has privileges for, and what systemd says of the agent;
-    then the agent is killed, hangs, is started again."""
+    """Return what a pod observes that needs the agent's privileges, and what systemd reports of the agent.
+
+    Then the agent is killed, hangs, and is restarted; the pod's containers must stay.
+    """
     manifests = scratch / "manifests"
     manifests.mkdir()
     agent = AgentClient(str(default_socket(scratch / "root")))
@@ -79,7 +81,7 @@ def start_runtime(scratch: Path, socket: Path) -> None:
 
 
 def install(unit: Path, scratch: Path, manifests: Path) -> None:
-    """The unit as it is; a drop-in says only where things are, and how long a hung agent is waited for."""
+    """Install the unit unchanged, with a drop-in for paths and the deadline of a hung agent."""
     config = {
         "kind": "KubeletConfiguration",
         "staticPodPath": str(manifests),
@@ -107,11 +109,12 @@ def environment() -> str:
 
 
 def write(manifests: Path) -> None:
-    """A memory volume, a volume of another group, files that the agent writes, a probe that runs."""
+    """Write a pod with a memory volume, a volume of another group, files of the downward API, and an exec
+    probe."""
     out = manifests.parent / "out"
     out.mkdir(mode=0o777)
     out.chmod(0o777)
-    tell = (
+    report = (
         "stat -f -c %T /tmpfs > /out/tmpfs; stat -c '%g %a' /group > /out/owned; "
         "cat /names/name > /out/downward; "
     )
@@ -126,7 +129,7 @@ def write(manifests: Path) -> None:
                 "name": "main",
                 "image": BUSYBOX_TAG,
                 "imagePullPolicy": "IfNotPresent",
-                "command": ["/bin/sh", "-c", tell + SCRIPT],
+                "command": ["/bin/sh", "-c", report + SCRIPT],
                 "resources": {"limits": {"cpu": "500m", "memory": "64Mi"}},
                 "readinessProbe": {"exec": {"command": ["/bin/true"]}, "periodSeconds": 1},
                 "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
@@ -145,7 +148,7 @@ def write(manifests: Path) -> None:
 
 
 def process(pid: int) -> dict[str, str]:
-    """What the kernel says of the agent's privileges, and whether it shares the host's mounts."""
+    """Return the agent's privileges in the kernel, and whether it shares the host's mount namespace."""
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {
         "bounding": status["CapBnd"],
@@ -156,7 +159,7 @@ def process(pid: int) -> dict[str, str]:
 
 
 def await_running(agent: AgentClient) -> list[tuple[str, int]]:
-    """Ids and restarts of the pod's containers, once it is ready."""
+    """Wait until the pod is ready, and return (id, restart count) of its containers."""
     found: list[tuple[str, int]] = []
 
     def ready() -> bool:
@@ -173,7 +176,7 @@ def await_running(agent: AgentClient) -> list[tuple[str, int]]:
 
 
 def containers_after(agent: AgentClient, pid: int) -> list[tuple[str, int]]:
-    """The pod's containers once systemd has put another agent in the place of `pid`."""
+    """Wait until systemd has replaced the agent `pid`, and return the pod's containers."""
     eventually(
         lambda: (
             shown("MainPID")["MainPID"] not in ("0", str(pid))

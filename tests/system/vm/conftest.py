@@ -1,4 +1,4 @@
-"""A fresh machine for each file of parts, lines of progress, and a table of the parts at the end."""
+"""Give each file of parts a fresh machine, write lines of progress, and a table of the parts at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    """A machine of the module's `SIZE` in which a node is installed and nothing of it runs but containerd."""
+    """Yield a machine of the module's `SIZE` in which a node is installed, and only containerd runs."""
     assert PLACE is not None
     name = request.module.__name__.rpartition(".")[2].removeprefix("test_")
     mounts = {"checkout": ROOT} | ({"python": python} if (python := interpreter()) else {})
@@ -54,7 +54,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 @pytest.fixture
 def node(machine: Machine) -> Machine:
-    """The machine with an agent that runs as usual, and a ready pod of each class."""
+    """Return the machine with an agent in its usual configuration, and a ready pod of each class."""
     pods_in_machine.write_pods(machine)
     node_in_machine.run_agent(machine)
     pods_in_machine.wait_for_pods(machine)
@@ -92,7 +92,7 @@ def outcome(reports: list[pytest.TestReport]) -> str:
 
 
 def reason(reports: list[pytest.TestReport]) -> str:
-    """Why a part was skipped, with a separator in front."""
+    """Return why a part was skipped, after a colon; empty if it was not."""
     for report in reports:
         if report.skipped and isinstance(report.longrepr, tuple):
             return f": {report.longrepr[2].removeprefix('Skipped: ')}"

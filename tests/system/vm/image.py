@@ -1,4 +1,4 @@
-"""The machine's disk: Debian 12 from its packages, made once and kept in `build/vm`."""
+"""Make the machine's disk once: Debian 12 from its packages, kept in `build/vm`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ DISABLED = ("containerd",)
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A disk to start copies of, with the kernel and the first root file system that boot it."""
+    """Hold the paths of a disk to start copies of, and of the kernel and initrd that boot it."""
 
     disk: Path
     kernel: Path
@@ -64,7 +64,7 @@ class Image:
 
 
 def missing() -> str:
-    """What keeps this machine from making and starting an image, in words; empty if nothing does."""
+    """Return what this machine lacks to make and start an image, in words; empty if it lacks nothing."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if os.geteuid() != 0:
         return "root"
@@ -79,9 +79,9 @@ def locate(directory: Path) -> Image:
 
 
 def make(directory: Path, report: Callable[[str], None]) -> Image:
-    """The image in `directory`, made where it is not there yet or its recipe changed (3 minutes, 1.5 GB).
+    """Return the image in `directory`; make it if it is missing or its recipe changed (3 minutes, 1.5 GB).
 
-    Raises `Unavailable` with the last words of the program that failed.
+    Raises `Unavailable` with the last lines of the program that failed.
     """
     if lack := missing():
         raise Unavailable(f"needs {lack}", subject="a virtual machine")
@@ -110,7 +110,7 @@ def _make(image: Image, report: Callable[[str], None]) -> None:
 
 
 def _fill(root: Path, report: Callable[[str], None]) -> None:
-    """The root file system: Debian's packages and our few files."""
+    """Write the root file system: Debian's packages and the files in `FILES`."""
     if root.exists():
         shutil.rmtree(root)
     report(f"unpacking {len(PACKAGES)} packages and what they need")
@@ -129,7 +129,7 @@ def _fill(root: Path, report: Callable[[str], None]) -> None:
 
 
 def _mirror() -> str:
-    """The Debian mirror that this machine uses, or the one that everybody may use."""
+    """Return the Debian mirror that this machine uses, or the public one."""
     for path in (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list")):
         text = path.read_text() if path.exists() else ""
         if found := re.search(r"^(?:URIs:|deb(?: \[[^]]*\])?) *(http\S+)", text, re.MULTILINE):

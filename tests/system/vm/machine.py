@@ -1,4 +1,4 @@
-"""One machine under QEMU: started, given commands, rebooted, switched off."""
+"""Start a machine under QEMU, run commands in it, reboot it, and switch it off."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KERNEL_OPTIONS = "root=/dev/vda rw console=ttyS0 quiet mitigations=off psi=1 no_
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Processors, NUMA nodes that share them evenly, and memory in MiB."""
+    """Hold the number of processors, of NUMA nodes that share them evenly, and the memory in MiB."""
 
     cpus: int = 2
     nodes: int = 1
@@ -35,17 +35,19 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended, and all that it printed."""
+    """Hold a command's exit code, and all that it printed."""
 
     code: int
     output: str
 
 
 class Machine:
-    """Keeps everything in `directory`: a disk that holds what differs from the image's, the console's text,
-    QEMU's pid, and `share`, which the machine sees as /run/host. `mounts` are further directories of this
-    machine, by the tag under which it can mount them with 9p, read only. `report` gets a line
-    for each step."""
+    """Run a machine under QEMU that keeps everything in `directory`.
+
+    These are: a disk with the differences from the image's, the console's text, QEMU's pid, and `share`,
+    which the machine sees as /run/host. `mounts` are further directories of this host by 9p tag; the machine
+    can mount them read only. `report` gets a line for each step.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Machine:
     # Life
 
     def start(self) -> None:
-        """Start it, on the disk that it left if there is one. Raises `Unavailable` with QEMU's words."""
+        """Start it, on its existing disk if it has one. Raises `Unavailable` with QEMU's message."""
         size = self._size
         self.report(f"start a machine: {size.cpus} CPUs, {size.nodes} NUMA nodes, {size.memory} MiB")
         self.share.mkdir(parents=True, exist_ok=True)
@@ -111,7 +113,7 @@ class Machine:
 
     @property
     def running(self) -> bool:
-        """Whether its QEMU lives: a process that ended, reaped or not, has no command line."""
+        """Tell whether its QEMU lives: a process that ended, reaped or not, has no command line."""
         try:
             command = Path(f"/proc/{int(self._pid.read_text())}/cmdline").read_text()
         except (OSError, ValueError):
@@ -147,13 +149,13 @@ class Machine:
         self.until(lambda: not self.running, seconds, "the machine to switch itself off")
 
     def stop(self) -> None:
-        """Take its power away, if it is running."""
+        """Cut its power, if it is running."""
         if self.running:
             os.kill(int(self._pid.read_text()), signal.SIGKILL)
             self.until(lambda: not self.running, 60, "QEMU to end")
 
     def remove(self) -> None:
-        """Take its power and all that it kept away."""
+        """Cut its power, and remove its directory."""
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -162,7 +164,7 @@ class Machine:
     def run(self, command: str, seconds: float = 300.0, *, show: Callable[[str], None] | None = None) -> Done:
         """Run a shell command as root; `show` gets its output as it comes.
 
-        Raises `Unavailable` where the command has not ended after so many seconds (it goes on).
+        Raises `Unavailable` if the command has not ended after so many seconds; it then goes on.
         """
         self._requests += 1
         number, shown, pending = self._requests, "", b""
@@ -196,7 +198,7 @@ class Machine:
                 raise Unavailable(f"the machine does not listen: {error}", subject=command) from error
 
     def check(self, command: str, seconds: float = 300.0) -> str:
-        """Like `run`: what the command printed. Raises `Unavailable` where it fails."""
+        """Run a command and return its output. Raises `Unavailable` if it fails."""
         done = self.run(command, seconds)
         if done.code:
             raise Unavailable(f"exit code {done.code}: {done.output[-4000:]}", subject=command)
@@ -230,8 +232,10 @@ _BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 
 
 def _accelerator() -> list[str]:
-    """KVM where it starts a stock kernel: not where it is a hypervisor's guest without nesting, whose
-    /dev/kvm (PVM's) runs only kernels that were made for it."""
+    """Return QEMU's options: KVM if it starts a stock kernel, else emulation.
+
+    In a hypervisor's guest without nesting, /dev/kvm (PVM's) runs only kernels that were made for it.
+    """
     flags = Path("/proc/cpuinfo").read_text()
     if os.access(KVM, os.R_OK | os.W_OK) and (" vmx" in flags or " svm" in flags):
         return ["-accel", "kvm", "-cpu", "host"]
@@ -239,6 +243,6 @@ def _accelerator() -> list[str]:
 
 
 def interpreter() -> Path | None:
-    """Where this Python's own files are, unless a Debian package put them there."""
+    """Return the directory of this Python's own files; None if a Debian package installed them."""
     prefix = Path(sys.base_prefix)
     return None if prefix == Path("/usr") else prefix

@@ -1,4 +1,4 @@
-"""A node in a machine: containerd under the systemd cgroup driver, and the checkout's agent as a service."""
+"""Install a node in a machine: containerd with systemd's cgroups, and the checkout's agent as a service."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ version = 2
 
 
 def unit(command: str) -> str:
-    """Return a service that runs an agent. Its pods outlive it, and it has started when it says so."""
+    """Return a service that runs an agent.
+
+    Its pods outlive it, and it notifies systemd once it has started.
+    """
     return f"""[Unit]
 After=containerd.service checkout.service
 Wants=checkout.service
@@ -89,8 +92,10 @@ WantedBy=multi-user.target
 
 
 def checkout_unit() -> str:
-    """Return a service that mounts the checkout and this Python at their own paths. The machine keeps
-    what it changes in the checkout on its own disk."""
+    """Return a service that mounts the checkout and this Python at their own paths.
+
+    The machine keeps its changes to the checkout on its own disk.
+    """
     layers = "lowerdir=/run/checkout,upperdir=/var/checkout/changed,workdir=/var/checkout/work"
     lines = [
         f"/bin/mkdir -p /run/checkout {ROOT} /var/checkout/changed /var/checkout/work",
@@ -139,8 +144,10 @@ def import_images(machine: Machine, ctr: str = "ctr") -> None:
 
 
 def configure(machine: Machine, more: Mapping[str, Any] | None = None) -> bool:
-    """Write the configuration of both agents, with these fields in place of the usual ones or beside them; a
-    field that is None is left out. Return whether that changed it."""
+    """Write the configuration of both agents, and tell whether that changed it.
+
+    The fields in `more` replace the usual ones; a field that is None is left out.
+    """
     fields = {name: value for name, value in {**FIELDS, **(more or {})}.items() if value is not None}
     text = json.dumps(fields, indent=1)
     changed = machine.run(f"cat {CONFIG}").output != text

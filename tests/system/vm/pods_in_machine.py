@@ -1,4 +1,4 @@
-"""Static pods of a node in a machine: written, awaited, looked at, removed."""
+"""Write static pods of a node in a machine, wait for them, and read their cgroups."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ CGROUPS = "/sys/fs/cgroup"
 def pod(
     name: str, resources: Mapping[str, Any] | None = None, *, script: str = WAIT, **spec: Any
 ) -> dict[str, Any]:
-    """Return a pod with one container, `c`. `spec` holds further fields of the pod's; the directory /var/tmp
-    of the machine is /host in it."""
+    """Return a pod with one container, `c`, which sees the machine's /var/tmp as /host.
+
+    `spec` holds further fields of the pod's spec.
+    """
     container = {
         "name": "c",
         "image": BUSYBOX_TAG,
@@ -49,7 +51,7 @@ USUAL = (GUARANTEED, BURSTABLE, BEST_EFFORT)
 
 
 def write_pods(machine: Machine, pods: tuple[dict[str, Any], ...] = USUAL) -> None:
-    """Let these be the node's pods, and no others."""
+    """Make these the only pods of the node."""
     for path in (machine.share / "manifests").glob("*"):
         path.unlink()
     (machine.share / "manifests").mkdir(exist_ok=True)

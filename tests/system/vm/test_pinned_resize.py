@@ -26,7 +26,7 @@ def pods(cpus: int) -> tuple[dict[str, Any], ...]:
 
 
 def resize(machine: Machine, ids: dict[str, str], cpus: int, pinned: str, shared: str) -> None:
-    """Ask for so many CPUs, and wait until the kernel has what is expected, in the same containers."""
+    """Resize the pod to so many CPUs, and wait until the same containers have the expected CPUs."""
     write_pods(machine, pods(cpus))
     wait_for_cpus(machine, ids, pinned, shared)
     assert wait_for_pods(machine, pods(cpus)) == ids
@@ -43,7 +43,7 @@ def wait_for_cpus(machine: Machine, ids: dict[str, str], pinned: str, shared: st
 
 @pytest.fixture
 def ids(machine: Machine) -> dict[str, str]:
-    """The containers of a pod with one exclusive CPU and of a shared pod, by pod."""
+    """Return the container of a pod with one exclusive CPU and that of a shared pod, by pod name."""
     write_pods(machine, pods(1))
     run_agent(machine, FIELDS)
     ids = wait_for_pods(machine, pods(1))

@@ -31,14 +31,14 @@ EXPECTED = {"pinned": ("2-3", "1"), "shared": ("0-1", "0-1")}
 
 @pytest.fixture
 def pinned(machine: Machine) -> dict[str, str]:
-    """The containers of a pinned and a shared pod, by pod."""
+    """Return the containers of a pinned and a shared pod, by pod name."""
     write_pods(machine, PODS)
     run_agent(machine, FIELDS)
     return wait_for_pods(machine, PODS)
 
 
 def allowed(machine: Machine, ids: dict[str, str]) -> dict[str, tuple[str, str]]:
-    """What the kernel grants each container."""
+    """Return the CPUs and the NUMA nodes that the kernel grants each container, by pod name."""
     return {
         name: (
             value(machine, container, "cpuset.cpus.effective"),

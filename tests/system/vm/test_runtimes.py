@@ -1,4 +1,4 @@
-"""Other runtimes than containerd 1.6 with runc: crun, and containerd 2, which tells its cgroup driver."""
+"""Test crun in place of runc, and containerd 2, which reports its cgroup driver."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_crun(machine: Machine) -> None:
     run_agent(machine)
     ids = wait_for_pods(machine, PODS)
     machine.check(f"test -e {STATES}/{ids['probed']}/status")  # crun's; runc's is state.json
-    held_to_its_resources(machine, ids, "container/")
+    check_resources(machine, ids, "container/")
     start_agent(machine)
     assert wait_for_pods(machine, PODS) == ids
     write_pods(machine, ())
@@ -69,16 +69,16 @@ def test_containerd_2(machine: Machine) -> None:
     write_pods(machine, PODS)
     run_agent(machine, {"cgroupDriver": None})  # its default, cgroupfs, is not what this runtime uses
     ids = wait_for_pods(machine, PODS)
-    said = machine.check(f"journalctl -b -u {UNIT} --no-pager")
-    assert "does not implement RuntimeConfig" not in said.rpartition("Starting ")[2]
-    held_to_its_resources(machine, ids)
+    journal = machine.check(f"journalctl -b -u {UNIT} --no-pager")
+    assert "does not implement RuntimeConfig" not in journal.rpartition("Starting ")[2]
+    check_resources(machine, ids)
     start_agent(machine)
     assert wait_for_pods(machine, PODS) == ids
     stop_agent(machine)
 
 
-def held_to_its_resources(machine: Machine, ids: dict[str, str], inner: str = "") -> None:
-    """`inner` is the cgroup below its scope in which crun puts a container."""
+def check_resources(machine: Machine, ids: dict[str, str], inner: str = "") -> None:
+    """Check that the kernel has the pod's limits; crun puts a container into `inner`, below its scope."""
     assert group(machine, ids["guaranteed"]).endswith(f"/cri-containerd-{ids['guaranteed']}.scope")
     assert value(machine, ids["guaranteed"], f"{inner}memory.max") == str(32 << 20)
     assert value(machine, ids["guaranteed"], f"{inner}cpu.weight") == value(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def kubelet(machine: Machine) -> Iterator[Machine]:
-    """The machine with a kubelet that runs."""
+    """Yield the machine with a kubelet that runs."""
     stop_agent(machine)
     configure(machine)
     write_pods(machine)
