@@ -1,4 +1,5 @@
-"""What campaigns of crashes share: processes that die, manifests that change, what must hold of devices."""
+"""Provide the parts that crash campaigns share: processes that die, changing manifests, and checks of
+devices."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ NAMES = "abcdef"
 
 
 class Mortal:
-    """One process of `forking.py` after another."""
+    """Start one process of `forking.py` after another, and kill each."""
 
     def __init__(self, role: str, forking: asyncio.subprocess.Process) -> None:
         self.role = role
@@ -47,7 +48,7 @@ class Mortal:
         self._died = asyncio.ensure_future(self._line())
 
     async def kill(self, after: float = 0.0) -> None:
-        """Kill it, if it does not die by itself before; returns when it is dead."""
+        """Kill the process, unless it dies by itself within `after` seconds, and wait until it is dead."""
         assert self._died is not None
         await asyncio.wait({self._died}, timeout=after)
         if not self._died.done():
@@ -85,7 +86,7 @@ async def mortal(role: str, directory: Path, socket: Path, cgroup: str = "") -> 
 
 
 class Manifests:
-    """The pods that are wanted in `directory`: `container` is what each has beside its devices."""
+    """Write the wanted pods into `directory`, one container each, at random."""
 
     def __init__(self, directory: Path, chance: random.Random) -> None:
         self._directory = directory
@@ -93,7 +94,10 @@ class Manifests:
         directory.mkdir()
 
     def change(self, container: Mapping[str, Any], **annotations: str) -> None:
-        """One manifest comes, goes, or is another pod from now on."""
+        """Add, remove or replace one manifest.
+
+        `container` holds the container's fields besides its devices.
+        """
         path = self._directory / f"{self._chance.choice(NAMES)}.json"
         if path.exists() and self._chance.random() < 0.4:
             path.unlink()
@@ -108,7 +112,7 @@ class Manifests:
         unfinished.replace(path)
 
     def wanted(self) -> bool:
-        """Whether any pod asks for a device."""
+        """Tell whether any pod requests a device."""
         pods = [json.loads(path.read_text()) for path in self._directory.glob("*.json")]
         return any(pod["spec"]["containers"][0]["resources"]["limits"][GPU] for pod in pods)
 
@@ -117,22 +121,25 @@ class Manifests:
             path.unlink()
 
 
-async def acquaint(agent: Mortal, plugin: Mortal, directory: Path) -> None:
-    """Let the node hear of devices: pods that ask for what it never heard of go without, as a kubelet's."""
+async def register_devices(agent: Mortal, plugin: Mortal, directory: Path) -> None:
+    """Register the devices with the node once.
+
+    A pod gets no device of a resource that the node has never seen.
+    """
     await plugin.start(DEVICES)
     await agent.start(NEVER)
     await eventually(lambda: GPU in (_checkpoint(directory / "root").registered_devices or ()))
     await agent.kill()
 
 
-def given_twice(running: Mapping[str, set[str]]) -> str:
-    """What is wrong with the devices of the pods that run, by uid; empty if nothing is."""
+def allocated_twice(running: Mapping[str, set[str]]) -> str:
+    """Return a message if two running pods (uid → device ids) have the same device; empty if none do."""
     ids = [id for held in running.values() for id in held]
-    return f"given twice: {running}" if len(ids) != len(set(ids)) else ""
+    return f"allocated twice: {running}" if len(ids) != len(set(ids)) else ""
 
 
 def lost_from_checkpoint(root: Path, running: Mapping[str, set[str]]) -> str:
-    """Whether a pod that runs has no entry for its devices."""
+    """Return a message if the checkpoint lacks devices of a running pod (uid → device ids); empty if not."""
     kept: dict[str, set[str]] = {}
     for entry in _checkpoint(root).pod_device_entries or ():
         kept.setdefault(entry.pod_uid, set()).update(entry.devices)

@@ -1,4 +1,5 @@
-"""A device manager on private directories, sample plugins on real sockets, and pods to give devices to."""
+"""Provide a device manager on private directories, sample plugins on real sockets, and pods that want
+devices."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ QUICK = DevicePluginDeadlines(dial=2, options=2, preferred=2, allocate=2, pre_st
 
 
 def container(name: str, *, sidecar: bool = False, **devices: int) -> Container:
-    """A container that wants devices: `container("app", gpu=2)`."""
+    """Build a container that requests devices: `container("app", gpu=2)`."""
     amounts = {f"example.com/{kind}": Quantity.from_value(count) for kind, count in devices.items()}
     return Container(
         name=name,
@@ -47,7 +48,7 @@ def make_pod(name: str, *containers: Container, init: list[Container] | None = N
 
 
 class Agent:
-    """The parts of a node that the device manager asks: active pods, sources, what was running, a clock."""
+    """Stand in for the node around a device manager: its pods, running containers, sources and clock."""
 
     container = staticmethod(container)
     make_pod = staticmethod(make_pod)
@@ -69,7 +70,7 @@ class Agent:
         self.manager: DeviceManager
 
     async def start(self, *, section: DevicesSection | None = None, **options: Any) -> DeviceManager:
-        """A new manager over the same directories, as after a restart of the agent."""
+        """Start a new manager over the same directories, as after a restart of the agent."""
         fields = ("topology_", "feature_gates")
         config = {key: options.pop(key) for key in list(options) if key.startswith(fields)}
         manager = DeviceManager(
@@ -114,7 +115,7 @@ class Agent:
     async def plugin(
         self, resource: str = GPU, count: int = 4, *, register: bool = True, socket: str = "", **options: Any
     ) -> SampleDevicePlugin:
-        """A plugin that has registered and whose first list, if any, has arrived."""
+        """Start a plugin. If it registers, wait until its first list has arrived."""
         name = socket or f"{resource.rpartition('/')[2]}.sock"
         plugin = SampleDevicePlugin(resource, self.plugin_dir / name, count=count, **options)
         await plugin.start()
@@ -128,7 +129,7 @@ class Agent:
         await eventually(lambda: self.manager.state.resources[plugin.resource].reported)
 
     async def admit(self, pod: Pod) -> Pod:
-        """What a node does: allocate, then count the pod as active."""
+        """Allocate the pod's devices and count the pod as active, as a node does."""
         await self.manager.allocate(pod)
         if pod not in self.pods:
             self.pods.append(pod)
@@ -139,7 +140,7 @@ class Agent:
         return sorted(entry.devices) if entry else []
 
     def counts(self, resource: str = GPU) -> tuple[int | None, int | None]:
-        """(capacity, allocatable); None where the node would not list the resource."""
+        """Return (capacity, allocatable); None where the node would not list the resource."""
         capacity, allocatable, _ = self.manager.capacity()
         return capacity.get(resource), allocatable.get(resource)
 
@@ -152,7 +153,7 @@ class Agent:
 
 @pytest.fixture
 async def agent(tmp_path_factory: pytest.TempPathFactory):
-    """An agent whose manager has been started; everything is stopped afterwards."""
+    """Yield an agent with a started manager; stop everything afterwards."""
     agent = Agent(tmp_path_factory.mktemp("d"))
     await agent.start()
     yield agent

@@ -1,4 +1,4 @@
-"""A node on the hollow runtime with device plugins, and what tests ask of it."""
+"""Run a node on the hollow runtime with device plugins, and read what both know of devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU = "example.com/gpu"
 
 
 class DeviceRig(Rig):
-    """A node on the hollow runtime, in a directory short enough for sockets, and its plugins."""
+    """Run a node and its plugins on the hollow runtime, in a directory short enough for sockets."""
 
     def __init__(self, directory: Path, runtime: HollowRuntime, **config: Any) -> None:
         super().__init__(directory, runtime.socket, **config)
@@ -27,7 +27,7 @@ class DeviceRig(Rig):
         self.plugins: list[SampleDevicePlugin] = []
 
     async def plugin(self, count: int, resource: str = GPU, **options: Any) -> SampleDevicePlugin:
-        """A plugin that follows the agent through its restarts, like real ones."""
+        """Start a plugin that registers again after each restart of the agent, as real ones do."""
         name = resource.rpartition("/")[2]
         plugin = SampleDevicePlugin(resource, self.plugin_dir / f"{name}.sock", count=count, **options)
         self.plugins.append(plugin)
@@ -46,7 +46,7 @@ class DeviceRig(Rig):
         return None if amount is None else amount.value
 
     def config_of(self, name: str, which: str = "app") -> Any:
-        """The configuration of the newest container of a pod, as the runtime was told."""
+        """Return the configuration that the runtime got for the newest container `which` of a pod."""
         pod = self.pod(name)
         assert pod is not None
         mine = [
@@ -61,7 +61,7 @@ class DeviceRig(Rig):
         return sorted(values["EXAMPLE_COM_GPU"].split(","))
 
     def runtime_uid(self, name: str) -> str:
-        """The uid under which the runtime runs a pod."""
+        """Return the uid under which the runtime runs a pod."""
         records = self.runtime.service.records.sandboxes.values()
         (uid,) = {s.config.metadata.uid for s in records if s.config.metadata.name == f"{name}-n1"}
         return uid

@@ -19,11 +19,11 @@ from engine.transport.grpc_channel import CallFailed
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from tests.waiting import PATIENCE, eventually
 
-MOST = ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)
+UNLIMITED = ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)
 
 
-class Asked:
-    """Answers as many ids as `version` says, after `release` where the `endpoint` is "wait"."""
+class CountedAnswers:
+    """Answer with `version` many ids; a request with the endpoint "wait" first waits for `release`."""
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
@@ -42,13 +42,13 @@ class Asked:
 
 
 @pytest.fixture
-def asked() -> Asked:
-    return Asked()
+def answers() -> CountedAnswers:
+    return CountedAnswers()
 
 
 @pytest.fixture
-async def server(tmp_path: Path, asked: Asked) -> AsyncIterator[ClaimedServer]:
-    methods = {"t": {"Ask": Method(wire.RegisterRequest, asked.answer)}}
+async def server(tmp_path: Path, answers: CountedAnswers) -> AsyncIterator[ClaimedServer]:
+    methods = {"t": {"Count": Method(wire.RegisterRequest, answers.answer)}}
     server = ClaimedServer(tmp_path / "s", methods, most_calls=3, tasks=Tasks())
     server.claim()
     await server.start()
@@ -57,10 +57,10 @@ async def server(tmp_path: Path, asked: Asked) -> AsyncIterator[ClaimedServer]:
     assert list(tmp_path.iterdir()) == []
 
 
-async def ask(path: Path, version: str = "1", endpoint: str = "", method: str = "/t/Ask") -> int:
-    """How many ids are answered, on a connection of its own."""
+async def call_server(path: Path, version: str = "1", endpoint: str = "", method: str = "/t/Count") -> int:
+    """Call the server over a connection of its own, and return the number of ids in the answer."""
     own = ("grpc.use_local_subchannel_pool", 1)
-    async with grpc.aio.insecure_channel(f"unix:{path / 's'}", options=[*MOST, own]) as channel:
+    async with grpc.aio.insecure_channel(f"unix:{path / 's'}", options=[*UNLIMITED, own]) as channel:
         call = channel.unary_unary(
             method,
             request_serializer=wire.RegisterRequest.SerializeToString,
@@ -72,22 +72,22 @@ async def ask(path: Path, version: str = "1", endpoint: str = "", method: str = 
 
 async def status(path: Path, **request: str) -> tuple[grpc.StatusCode, str | None]:
     with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await ask(path, **request)
+        await call_server(path, **request)
     return failure.value.code(), failure.value.details()
 
 
 async def test_calls_of_any_size_and_their_failures(server: ClaimedServer, tmp_path: Path) -> None:
-    assert await asyncio.gather(*(ask(tmp_path, str(size)) for size in (0, 1, 5000))) == [0, 1, 5000]
+    assert await asyncio.gather(*(call_server(tmp_path, str(size)) for size in (0, 1, 5000))) == [0, 1, 5000]
     assert await status(tmp_path, version="odd") == (grpc.StatusCode.FAILED_PRECONDITION, "not odd")
     assert (await status(tmp_path, method="/t/None"))[0] == grpc.StatusCode.UNIMPLEMENTED
     assert [path.name for path in tmp_path.iterdir()] == ["s"], "the way to grpcio's server has no name"
 
 
-async def test_connections_before_the_start_are_answered(tmp_path: Path, asked: Asked) -> None:
-    methods = {"t": {"Ask": Method(wire.RegisterRequest, asked.answer)}}
+async def test_connections_before_the_start_are_answered(tmp_path: Path, answers: CountedAnswers) -> None:
+    methods = {"t": {"Count": Method(wire.RegisterRequest, answers.answer)}}
     server = ClaimedServer(tmp_path / "s", methods, most_calls=3, tasks=Tasks())
     server.claim()
-    early = asyncio.create_task(ask(tmp_path))
+    early = asyncio.create_task(call_server(tmp_path))
     await asyncio.sleep(0.05)
     await server.start()
     assert await early == 1
@@ -95,23 +95,23 @@ async def test_connections_before_the_start_are_answered(tmp_path: Path, asked: 
 
 
 async def test_concurrent_calls_stay_within_their_limit(
-    server: ClaimedServer, tmp_path: Path, asked: Asked
+    server: ClaimedServer, tmp_path: Path, answers: CountedAnswers
 ) -> None:
-    held = [asyncio.create_task(ask(tmp_path, endpoint="wait")) for _ in range(3)]
-    await eventually(lambda: asked.waiting == 3)
+    held = [asyncio.create_task(call_server(tmp_path, endpoint="wait")) for _ in range(3)]
+    await eventually(lambda: answers.waiting == 3)
     assert (await status(tmp_path))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
-    asked.release.set()
+    answers.release.set()
     assert await asyncio.gather(*held) == [1, 1, 1]
 
 
 async def test_a_peer_that_disconnects_ends_its_call(
-    server: ClaimedServer, tmp_path: Path, asked: Asked
+    server: ClaimedServer, tmp_path: Path, answers: CountedAnswers
 ) -> None:
-    call = asyncio.create_task(ask(tmp_path, endpoint="wait"))
-    await eventually(lambda: asked.waiting == 1)
+    call = asyncio.create_task(call_server(tmp_path, endpoint="wait"))
+    await eventually(lambda: answers.waiting == 1)
     call.cancel()
-    await eventually(lambda: asked.waiting == 0)
-    assert await ask(tmp_path) == 1
+    await eventually(lambda: answers.waiting == 0)
+    assert await call_server(tmp_path) == 1
 
 
 async def test_silent_peers_hold_only_their_slots(
@@ -125,7 +125,7 @@ async def test_silent_peers_hold_only_their_slots(
 
     async def free() -> bool:
         try:
-            return await ask(tmp_path) == 1
+            return await call_server(tmp_path) == 1
         except grpc.aio.AioRpcError:
             return False
 
@@ -134,17 +134,17 @@ async def test_silent_peers_hold_only_their_slots(
         writer.close()
 
 
-async def test_stopping_ends_calls_and_connections(tmp_path: Path, asked: Asked) -> None:
-    methods = {"t": {"Ask": Method(wire.RegisterRequest, asked.answer)}}
+async def test_stopping_ends_calls_and_connections(tmp_path: Path, answers: CountedAnswers) -> None:
+    methods = {"t": {"Count": Method(wire.RegisterRequest, answers.answer)}}
     server = ClaimedServer(tmp_path / "s", methods, most_calls=3, tasks=Tasks())
     server.claim()
     await server.start()
     reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
     call = asyncio.create_task(status(tmp_path, endpoint="wait"))
-    await eventually(lambda: asked.waiting == 1)
+    await eventually(lambda: answers.waiting == 1)
     await server.stop()
     assert (await call)[0] == grpc.StatusCode.UNAVAILABLE
-    await eventually(lambda: asked.waiting == 0)
+    await eventually(lambda: answers.waiting == 0)
     assert await reader.read(100) is not None
     assert await reader.read(100) == b""
     writer.close()
@@ -162,14 +162,16 @@ async def test_a_server_that_cannot_be_made_is_tried_again(
     with monkeypatch.context() as patch:
         patch.setattr(grpc_server, "nameless", refused)
         assert (await status(tmp_path))[0] == grpc.StatusCode.UNAVAILABLE
-    assert await ask(tmp_path) == 1
+    assert await call_server(tmp_path) == 1
 
 
 @pytest.mark.parametrize("turns", range(0, 40, 2))
-async def test_stopping_during_the_start_leaves_nothing(tmp_path: Path, asked: Asked, turns: int) -> None:
+async def test_stopping_during_the_start_leaves_nothing(
+    tmp_path: Path, answers: CountedAnswers, turns: int
+) -> None:
     server = ClaimedServer(
         tmp_path / "s",
-        {"t": {"Ask": Method(wire.RegisterRequest, asked.answer)}},
+        {"t": {"Count": Method(wire.RegisterRequest, answers.answer)}},
         most_calls=3,
         tasks=Tasks(),
     )

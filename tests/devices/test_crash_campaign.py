@@ -24,20 +24,20 @@ from tests.devices.campaign import (
     VARIABLE,
     Manifests,
     Mortal,
-    acquaint,
-    given_twice,
+    allocated_twice,
     lost_from_checkpoint,
     mortal,
+    register_devices,
 )
 from tests.waiting import eventually
 
-UPSETS = 0.3
+DISTURBED = 0.3
 """How often the plugin is killed, or the runtime goes, during an agent's life."""
 CONTAINER_RUNNING = 1
 
 
 class Campaign:
-    """Manifests, and what a runtime runs of them."""
+    """Change manifests, upset plugin and runtime, and check the devices of running containers."""
 
     def __init__(self, directory: Path, runtime: HollowRuntime, seed: int) -> None:
         self.directory = directory
@@ -45,7 +45,7 @@ class Campaign:
         self.manifests = Manifests(directory / "manifests", self.chance)
         self.runtime = runtime
         self.faults: list[str] = []
-        self.most = 0
+        self.most_running = 0
         start = runtime.backend.start_container
 
         async def checked(container: object) -> object:
@@ -60,9 +60,9 @@ class Campaign:
         stop_after = self.chance.choice(("0s", "100ms", "500ms"))
         self.manifests.change({"image": image}, **{f"{PREFIX}stop-after": stop_after})
 
-    async def upset(self, plugin: Mortal) -> None:
-        """At some points the plugin is killed, or the runtime goes, and comes back after a while."""
-        if self.chance.random() > UPSETS:
+    async def disturb(self, plugin: Mortal) -> None:
+        """Kill the plugin or stop the runtime at some points, and start it again after a while."""
+        if self.chance.random() > DISTURBED:
             return
         await asyncio.sleep(self.chance.random() * LIFETIME)
         away = self.chance.random() * LIFETIME / 2
@@ -76,7 +76,7 @@ class Campaign:
             await self.runtime.start()
 
     def running(self) -> dict[str, set[str]]:
-        """Devices of the containers that run, by the pod's uid."""
+        """Return the devices of running containers, by the pod's uid."""
         found: dict[str, set[str]] = {}
         for container in self.runtime.service.records.containers.values():
             ids = {e.key: e.value.decode() for e in container.config.envs}.get(VARIABLE)
@@ -86,8 +86,8 @@ class Campaign:
 
     def check_devices(self) -> None:
         running = self.running()
-        self.most = max(self.most, len(running))
-        if fault := given_twice(running):
+        self.most_running = max(self.most_running, len(running))
+        if fault := allocated_twice(running):
             self.faults.append(fault)
 
     def check_checkpoint(self) -> None:
@@ -105,19 +105,19 @@ async def test_no_crash_gives_a_device_twice_or_loses_one():
             mortal("plugin", directory, runtime.socket) as plugin,
         ):
             campaign = Campaign(directory, runtime, SEED)
-            await acquaint(agent, plugin, directory)
+            await register_devices(agent, plugin, directory)
             for point in range(POINTS):
                 for _ in range(campaign.chance.randrange(3)):
                     campaign.change()
                 last = campaign.chance.randint(1, LAST_OPERATION)
                 long = point % LONG_LIFE == LONG_LIFE - 1
                 await agent.start(NEVER if long else last)
-                upset = asyncio.create_task(campaign.upset(plugin))
+                disturbance = asyncio.create_task(campaign.disturb(plugin))
                 if long:
                     await eventually(lambda: campaign.running() or not campaign.manifests.wanted())
                 await agent.kill(after=LIFETIME)
-                await upset
+                await disturbance
                 campaign.check_devices()
                 campaign.check_checkpoint()
                 assert not campaign.faults, f"at point {point}: {campaign.faults}"
-            assert campaign.most, "no pod ever ran with a device"
+            assert campaign.most_running, "no pod ever ran with a device"

@@ -46,7 +46,8 @@ def message(*devices: tuple[str, str, list[int] | None]) -> bytes:
 
 @pytest.fixture
 def inventory() -> Inventory:
-    """a0 a1 a2 at node 0, b0 b1 at node 1, c0 at none, d0 without topology, e0 unhealthy."""
+    """Return an inventory: a0 to a2 at node 0, b0 and b1 at node 1, c0 without node, d0 without topology, e0
+    unhealthy."""
     inventory = Inventory()
     inventory.update(
         message(
@@ -61,7 +62,7 @@ def inventory() -> Inventory:
 
 
 def chosen(inventory: Inventory, required: int, answer: list[str] | None = None, **options: Any) -> Any:
-    """The selection, and what the plugin was asked, if it was."""
+    """Return the selection, and the preference that the plugin was asked for; None if it was not asked."""
     choosing = select(inventory, GPU, required, consult=answer is not None, **options)
     asked: Preference | None = None
     try:
@@ -220,7 +221,7 @@ IDS = [f"d{i}" for i in range(6)]
 
 
 class Life(RuleBasedStateMachine):
-    """Lists come and go, pods take and return devices, agents restart from the checkpoint."""
+    """Let lists arrive, pods take and return devices, and agents restart from the checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()

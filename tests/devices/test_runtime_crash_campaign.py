@@ -33,22 +33,22 @@ from tests.devices.campaign import (
     VARIABLE,
     Manifests,
     Mortal,
-    acquaint,
-    given_twice,
+    allocated_twice,
     lost_from_checkpoint,
     mortal,
+    register_devices,
 )
 from tests.groups import groups_with
 from tests.waiting import eventually
 
-UPSETS = 0.6
+DISTURBED = 0.6
 """How often the plugin or the runtime is killed in an agent's life; mostly the runtime."""
-OBEYS = "exec sleep 1000"
-OBEYS_NOT = "trap '' TERM; while :; do sleep 1; done"
+ENDS_AT_TERM = "exec sleep 1000"
+IGNORES_TERM = "trap '' TERM; while :; do sleep 1; done"
 
 
 class Campaign:
-    """Pods on an embedded runtime below `directory`; their processes have `mark` among their variables."""
+    """Change pods of an embedded runtime below `directory`; find their processes by the variable `mark`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -56,24 +56,24 @@ class Campaign:
         self.manifests = Manifests(directory / "manifests", self.chance)
         self.mark = f"CAMPAIGN={secrets.token_hex(8)}".encode()
         self.faults: list[str] = []
-        self.most = 0
+        self.most_running = 0
 
     def change(self) -> None:
         name, _, value = self.mark.decode().partition("=")
         uid = {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
-        said = {"name": "SAID", "value": str(self.chance.random())}
-        command = ["/bin/sh", "-c", self.chance.choice((OBEYS, OBEYS_NOT))]
+        salt = {"name": "SALT", "value": str(self.chance.random())}
+        command = ["/bin/sh", "-c", self.chance.choice((ENDS_AT_TERM, IGNORES_TERM))]
         self.manifests.change(
             {
                 "image": "busybox",
                 "imagePullPolicy": "Never",
                 "command": command,
-                "env": [{"name": name, "value": value}, uid, said],
+                "env": [{"name": name, "value": value}, uid, salt],
             }
         )
 
-    async def upset(self, plugin: Mortal, runtime: Mortal) -> None:
-        if self.chance.random() > UPSETS:
+    async def disturb(self, plugin: Mortal, runtime: Mortal) -> None:
+        if self.chance.random() > DISTURBED:
             return
         killed, number = (plugin, DEVICES) if self.chance.random() < 1 / 3 else (runtime, self._last())
         await killed.kill(after=self.chance.random() * LIFETIME)
@@ -81,19 +81,19 @@ class Campaign:
         await killed.start(number)
 
     def _last(self) -> int:
-        """The file operation at which a runtime kills itself."""
+        """Choose the number of the file operation at which a runtime kills itself."""
         return self.chance.choice((NEVER, self.chance.randint(1, LAST_OPERATION)))
 
     def processes(self) -> Iterator[Mapping[str, str]]:
-        """The variables of each process of a container."""
+        """Yield the environment of each process of a container."""
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
-                said = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdecimal() else []
-                if self.mark in said:
-                    yield dict(pair.decode().partition("=")[::2] for pair in said if pair)
+                variables = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdecimal() else []
+                if self.mark in variables:
+                    yield dict(pair.decode().partition("=")[::2] for pair in variables if pair)
 
     def running(self) -> dict[str, set[str]]:
-        """Devices of the pods that run, by uid."""
+        """Return the devices of running pods, by uid."""
         found: dict[str, set[str]] = {}
         for variables in self.processes():
             if VARIABLE in variables:
@@ -101,12 +101,12 @@ class Campaign:
         return found
 
     def check(self) -> None:
-        """Who is seen twice runs all the while: one may end while others are read."""
+        """Check the pods that two readings agree on: a pod may end while others are read."""
         first = self.running()
-        self.most = max(self.most, len(first))
+        self.most_running = max(self.most_running, len(first))
         still = self.running()
         both = {uid: held for uid, held in first.items() if still.get(uid) == held}
-        if fault := given_twice(both) or lost_from_checkpoint(self.directory / "root", both):
+        if fault := allocated_twice(both) or lost_from_checkpoint(self.directory / "root", both):
             self.faults.append(fault)
 
 
@@ -129,25 +129,25 @@ async def test_no_crash_of_the_runtime_gives_a_device_twice_or_loses_what_runs(
         ):
             client = RuntimeClient(str(socket))
             await runtime.start(NEVER)
-            await acquaint(agent, plugin, directory)
+            await register_devices(agent, plugin, directory)
             for point in range(POINTS):
                 for _ in range(campaign.chance.randrange(3)):
                     campaign.change()
                 long = point % LONG_LIFE == LONG_LIFE - 1
                 await agent.start(NEVER if long else campaign.chance.randint(1, LAST_OPERATION))
-                upset = asyncio.create_task(campaign.upset(plugin, runtime))
+                disturbance = asyncio.create_task(campaign.disturb(plugin, runtime))
                 if long:
-                    await upset
+                    await disturbance
                     await runtime.kill()
                     await runtime.start(NEVER)
                     await eventually(lambda: campaign.running() or not campaign.manifests.wanted())
                 await agent.kill(after=LIFETIME)
-                await upset
+                await disturbance
                 campaign.check()
                 if long:
-                    await eventually(lambda: knows_all(client, campaign))
+                    await eventually(lambda: runtime_lists_all(client, campaign))
                 assert not campaign.faults, f"at point {point}: {campaign.faults}"
-            assert campaign.most, "no pod ever ran with a device"
+            assert campaign.most_running, "no pod ever ran with a device"
             campaign.manifests.clear()
             await runtime.kill()
             await runtime.start(NEVER)
@@ -162,14 +162,14 @@ async def test_no_crash_of_the_runtime_gives_a_device_twice_or_loses_what_runs(
         assert not [group for group in groups_with(f"{private_cgroup_root}/kubepods/") if "/pod" in group]
 
 
-async def knows_all(client: RuntimeClient, campaign: Campaign) -> bool:
-    """Whether what the runtime says that it runs is what runs."""
+async def runtime_lists_all(client: RuntimeClient, campaign: Campaign) -> bool:
+    """Tell whether the runtime lists as many running containers as containers have processes."""
     try:
         listed = await client.list_containers()
     except KubengineError:
         return False
     running = sum(container.state == cri.CONTAINER_RUNNING for container in listed)
-    pods = {variables["SAID"] + variables["POD_UID"] for variables in campaign.processes()}
+    pods = {variables["SALT"] + variables["POD_UID"] for variables in campaign.processes()}
     return running == len(pods)
 
 

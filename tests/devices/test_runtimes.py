@@ -1,4 +1,4 @@
-"""What plugins answer, seen from inside real containers; CDI names as the runtime is told them."""
+"""Check plugins' answers inside real containers, and CDI names as the runtime gets them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPT = (
 
 
 def fields(options: DeviceRunOptions) -> dict[str, object]:
-    """A container's configuration, as a node makes it from the options."""
+    """Return the fields of a container's configuration that a node makes from the options."""
     return {
         "envs": [cri.KeyValue(key=key, value=value.encode()) for key, value in options.envs.items()],
         "mounts": options.mounts,
@@ -125,7 +125,7 @@ def devices(rig: Rig) -> DeviceManager:
 
 
 def runs(rig: Rig, name: str) -> dict[int, str]:
-    """What each finished run of the pod's container has printed, by attempt."""
+    """Return the output of each finished run of the pod's container, by attempt."""
     found = {}
     for path in Path(rig.config.pod_logs_dir).glob(f"*_{name}-n1_*/app/*.log"):
         lines = [line.split(" ", 3)[3] for line in path.read_text().splitlines()]

@@ -401,8 +401,8 @@ async def test_the_plugin_s_preference_is_followed_as_far_as_it_makes_sense(agen
     )
     pod = await agent.admit(agent.make_pod("a", agent.container("app", gpu=3)))
     assert agent.devices(pod) == ["gpu-0", "gpu-1", "gpu-3"]
-    (told,) = agent.manager.describe(explain="a")["explain"]
-    assert told["why"] == [
+    (explained,) = agent.manager.describe(explain="a")["explain"]
+    assert explained["why"] == [
         {"reason": "preferred by the plugin", "devices": ["gpu-3", "gpu-1"]},
         {"reason": "lowest free id", "devices": ["gpu-0"]},
     ]
@@ -468,13 +468,13 @@ async def test_a_pod_waits_for_the_numa_room_of_one_that_ends(agent):
     wide = agent.make_pod("wide", agent.container("app", gpu=2))
     assert (await rejection(agent, wide)).reason == "TopologyAffinityError"
     ending.add(third.uid)
-    told: list[str] = []
+    reasons: list[str] = []
 
     async def tell(reason: str, message: str) -> None:
-        told.append(reason)
+        reasons.append(reason)
 
     allocating = asyncio.create_task(agent.manager.allocate(wide, tell))
-    await eventually(lambda: told == ["AwaitingDevices"])
+    await eventually(lambda: reasons == ["AwaitingDevices"])
     gone(agent, third)
     await allocating
     assert agent.devices(wide) == ["gpu-2", "gpu-3"]

@@ -17,8 +17,9 @@ def listing(*healths: str) -> bytes:
     return wire.ListAndWatchResponse(devices=devices).SerializeToString()
 
 
-def known(now: float, *healths: str, back: bool = True) -> DeviceState:
-    """A resource whose plugin had been here, went, and came back at `now` with such devices."""
+def returned_plugin(now: float, *healths: str, back: bool = True) -> DeviceState:
+    """Return the state of a resource whose plugin left 10 s before `now` and, if `back`, returned with these
+    devices."""
     state = DeviceState()
     state.connect(GPU, now - 20)
     state.receive(GPU, listing("Healthy", "Healthy"))
@@ -45,11 +46,11 @@ def reason(state: DeviceState, *, now: float = 100.0, leaving: str = "") -> str:
     ids=["lists nothing yet", "lists what is not well yet", "has had its time", "has enough"],
 )
 def test_a_returning_plugin_may_list_its_devices_later(healths, later, expected):
-    assert reason(known(100.0, *healths), now=100.0 + later) == expected
+    assert reason(returned_plugin(100.0, *healths), now=100.0 + later) == expected
 
 
 def test_a_plugin_that_is_away_may_come_back():
-    assert reason(known(100.0, back=False)) == AWAITING_PLUGIN
+    assert reason(returned_plugin(100.0, back=False)) == AWAITING_PLUGIN
 
 
 def test_a_plugin_that_was_never_here_has_what_it_lists():
@@ -60,7 +61,7 @@ def test_a_plugin_that_was_never_here_has_what_it_lists():
 
 
 def test_a_pods_own_devices_may_become_healthy():
-    state = known(60.0, "Healthy", "Healthy")
+    state = returned_plugin(60.0, "Healthy", "Healthy")
     state.claim(GPU, ["gpu-1"])
     state.assign(state.make_entry(POD.uid, "app", GPU, ["gpu-1"], b""))
     assert reason(state, now=61.0) == ""
@@ -69,7 +70,7 @@ def test_a_pods_own_devices_may_become_healthy():
 
 
 def test_devices_of_pods_that_end_will_be_free():
-    state = known(100.0, "Healthy", "Healthy")
+    state = returned_plugin(100.0, "Healthy", "Healthy")
     state.claim(GPU, ["gpu-0", "gpu-1"])
     state.assign(state.make_entry("uid-old", "app", GPU, ["gpu-0", "gpu-1"], b""))
     assert reason(state) == ""
@@ -78,6 +79,6 @@ def test_devices_of_pods_that_end_will_be_free():
 
 
 def test_a_pod_without_devices_waits_for_none():
-    state = known(100.0, back=False)
+    state = returned_plugin(100.0, back=False)
     bare = make_pod("bare", container("app"))
     assert why_it_passes(state, bare, is_terminating=lambda _: True, now=100.0, allowance=40.0) is None
