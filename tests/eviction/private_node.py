@@ -64,8 +64,8 @@ class PrivateNode:
         process = self.start(pod, _EAT, str(mib * MIB), str(threads))
         assert process.stdout is not None
         with process.stdout as output:
-            said = output.readline()
-        assert said == b"ready\n" or pod.uid not in self._processes, "it did not get its memory"
+            line = output.readline()
+        assert line == b"ready\n" or pod.uid not in self._processes, "it did not get its memory"
 
     def start(
         self, pod: Pod, program: str, *arguments: str, oom_score_adj: int = 0

@@ -1,5 +1,4 @@
-"""Pods' emptyDirs on a file system with project quotas; run inside a kernel that has them by
-`test_project_quotas`, it returns what it saw."""
+"""Measure pods' emptyDirs by project quotas, inside a kernel that has them (see `test_project_quotas`)."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ MODULES = {"ext4": ("quota_tree.ko", "quota_v2.ko"), "xfs": ()}
 
 
 def mounted(scratch: Path, kind: str) -> Path:
-    """Mount the UML kernel's disk with project quotas; return where."""
+    """Mount the UML kernel's disk with project quotas, and return the directory."""
     libc = ctypes.CDLL(None, use_errno=True)
     modules = Path(f"/usr/lib/uml/modules/{os.uname().release}/kernel/fs/quota")
     for name in MODULES[kind]:
@@ -46,7 +45,7 @@ def mounted(scratch: Path, kind: str) -> Path:
 
 
 def pod(name: str, **volumes: str) -> Pod:
-    """With an emptyDir for each name, of the size given."""
+    """Build a pod with an emptyDir for each name; the value is its size limit, or empty for none."""
     return make_pod(
         name,
         containers=[Container(name="main", volume_mounts=[VolumeMount(v, f"/{v}") for v in volumes])],
@@ -57,8 +56,11 @@ def pod(name: str, **volumes: str) -> Pod:
     )
 
 
-async def counted_and_evicted_for(scratch: Path, kind: str) -> dict[str, Any]:
-    """A pod writes beyond its emptyDir's limit into a file that it deleted; its neighbour writes less."""
+async def measure_and_evict(scratch: Path, kind: str) -> dict[str, Any]:
+    """Return sizes, projects and evictions when a pod exceeds its emptyDir's limit with a deleted file.
+
+    Its neighbour stays below the limit.
+    """
     root = mounted(scratch, kind)
     registry, decisions = Registry(), Decisions(time.time)
     volumes = PodVolumes(root, project_quotas="all", registry=registry)

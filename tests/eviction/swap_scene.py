@@ -1,4 +1,4 @@
-"""A pod that was swapped out; run by `test_swap` inside a kernel with swap, it returns what it saw."""
+"""Evict a pod that was swapped out, inside a kernel with swap (see `test_swap`)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,13 @@ def swap_on(disk: Path) -> None:
     subprocess.run(["swapon", disk], check=True)
 
 
-async def counted(mount: Path, scratch: Path) -> dict[str, Any]:
-    """One pod holds 90 MiB of which most is swapped out, its neighbour 40 MiB in memory. Less than the
-    threshold is available in memory, and more with what pods may still swap out, until they may no more."""
+async def rankings_and_evictions(mount: Path, scratch: Path) -> dict[str, Any]:
+    """Return the rankings and evictions by managers with and without `countSwap`.
+
+    One pod holds 90 MiB, most of it swapped out, its neighbour 40 MiB in memory. The available memory is
+    below the threshold, and above it with the swap that pods may still use. Then the pod may use no more
+    swap.
+    """
     swap_on(scratch / "swap")
     node = PrivateNode("/swap", find_mounts(str(mount)))
     node.run(make_pod("swapped"), mib=90)

@@ -1,7 +1,7 @@
-"""Disk pressure on a model of a disk: nobody is evicted where what can be cleaned up suffices.
+"""Test disk pressure on a model of a disk: no pod is evicted if cleaning up suffices.
 
-The manager and image GC are the real ones; the file system and the runtime are a model, because no real
-one gives back freed blocks as late as a test wants.
+The manager and image GC are the real ones. File system and runtime are a model, because no real one frees
+blocks as late as a test needs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ THRESHOLD = 100
 
 
 class Disk:
-    """A disk in MiB: removed data becomes free a little with each reading."""
+    """Model a disk in MiB: removed data becomes free a little with each reading."""
 
     def __init__(self, images: dict[str, int], in_use: set[str], pods: int, other: int, late: bool) -> None:
         self.images, self.in_use, self.pods, self.late = dict(images), in_use, pods, late
@@ -80,7 +80,7 @@ class Disk:
 
 
 class Node:
-    """`run` reads until the pressure is over or a pod was evicted, and tells whether one was."""
+    """Run the eviction manager and image GC with one pod on a model disk."""
 
     def __init__(self, disk: Disk, directory: Path, settle: float) -> None:
         self.disk, self.decisions, self.registry = disk, Decisions(time.time), Registry()
@@ -115,6 +115,7 @@ class Node:
         return self.registry.metrics["kubengine_eviction_reclaims_total"].values
 
     async def run(self) -> bool:
+        """Synchronize three times, and tell whether the pod was evicted."""
         for _ in range(3):
             await self.manager.synchronize()
         await self.manager.stop()
@@ -123,7 +124,7 @@ class Node:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Makes a node on a disk; the looks at what settles follow each other at once."""
+    """Return a function that makes a node on a disk; readings after a cleanup follow each other at once."""
     monkeypatch.setattr("engine.eviction.cleanup.SETTLE_POLL", 0)
 
     def make(disk: Disk, *, settle: float) -> Node:
@@ -133,8 +134,8 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return make
 
 
-def drawn(seed: int, *, suffices: bool) -> Disk:
-    """A full disk of which unused images make up more than is missing, or less."""
+def random_disk(seed: int, *, suffices: bool) -> Disk:
+    """Return a full disk whose unused images hold more than is missing (`suffices`), or less."""
     chance = random.Random(seed)
     images = {f"sha256:{n:02x}": chance.randint(5, 60) for n in range(chance.randint(2, 12))}
     in_use = set(chance.sample(sorted(images), chance.randint(0, len(images) - 1)))
@@ -147,7 +148,7 @@ def drawn(seed: int, *, suffices: bool) -> Disk:
 
 async def test_in_a_hundred_runs_no_pod_is_evicted_where_images_suffice(model):
     for seed in range(100):
-        disk = drawn(seed, suffices=True)
+        disk = random_disk(seed, suffices=True)
         node = model(disk, settle=60)
         assert not await node.run(), seed
         assert disk.in_use <= disk.images.keys(), seed
@@ -159,14 +160,14 @@ async def test_in_a_hundred_runs_no_pod_is_evicted_where_images_suffice(model):
 
 async def test_a_pod_is_evicted_where_images_do_not_suffice(model):
     for seed in range(20):
-        node = model(drawn(seed, suffices=False), settle=60)
+        node = model(random_disk(seed, suffices=False), settle=60)
         assert await node.run(), seed
         assert node.decisions.after(0)[-1].outcome == "evicted", seed
         assert node.cleanups() == {("nodefs.available", "short"): 1}, seed
 
 
 async def test_without_waiting_a_late_measurement_costs_a_pod(model):
-    """The kubelet's behaviour is the default."""
+    """Keep the kubelet's behaviour as the default."""
     disk = Disk({"sha256:00": 40, "sha256:01": 40}, set(), 50, CAPACITY - THRESHOLD - 60, late=True)
     assert await model(disk, settle=0).run()
 
@@ -188,8 +189,8 @@ async def test_an_interrupted_cleanup_is_waited_for(model, monkeypatch: pytest.M
 
 def test_settling_waits_for_consecutive_quiet_samples():
     settling = Settling()
-    looks = [10, 10, 20, 20, 15, 30, *[30] * QUIET_READINGS]
-    assert [settling.update(available) for available in looks].index(True) == len(looks) - 1
+    readings = [10, 10, 20, 20, 15, 30, *[30] * QUIET_READINGS]
+    assert [settling.update(available) for available in readings].index(True) == len(readings) - 1
 
 
 @pytest.mark.parametrize("layout", ["shared", "imagefs", "split"])

@@ -23,14 +23,14 @@ async def test_no_pod_is_evicted_while_the_last_ones_volumes_are_removed(tmp_pat
     for directory in volumes.values():
         (directory / "kubernetes.io~empty-dir/v").mkdir(parents=True)
     ended: list[str] = []
-    asked: list[str] = []
+    queried: list[str] = []
 
     async def kill(pod: Pod, _end: PodEnd) -> None:
         ended.append(pod.uid)
-        asked.clear()
+        queried.clear()
 
     def pod_cgroup(uid: str) -> None:
-        asked.append(uid)
+        queried.append(uid)
 
     more_than_there_is = str(read_filesystem(tmp_path).capacity * 2)
     manager = EvictionManager(
@@ -47,7 +47,7 @@ async def test_no_pod_is_evicted_while_the_last_ones_volumes_are_removed(tmp_pat
     )
     await manager.start()
     try:
-        await eventually(lambda: asked.count("uid-first") > 1 or len(ended) > 1)
+        await eventually(lambda: queried.count("uid-first") > 1 or len(ended) > 1)
         assert ended == ["uid-first"]
         shutil.rmtree(volumes["uid-first"])
         await eventually(lambda: ended == ["uid-first", "uid-second"])

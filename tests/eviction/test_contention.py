@@ -41,12 +41,12 @@ from tests.waiting import eventually
 
 def test_only_what_lasts_raises_or_clears_a_condition():
     one = Contention(CPU_PRESSURE, 50, period=60)
-    looks = [
+    readings = [
         (0, 9000, None), (30, 9000, None), (40, 5000, None), (50, 5001, None), (109, 9000, None),
         (110, 9000, True), (120, 100, None), (150, 6000, None), (160, 100, None), (219, 0, None),
         (220, 5000, False),
     ]  # fmt: skip
-    for now, waited, becomes in looks:
+    for now, waited, becomes in readings:
         assert one.update(waited, now) == (becomes is not None), now
         if becomes is not None:
             assert one.holding is becomes
@@ -116,7 +116,7 @@ def process_in(directory: Path, work: Callable[[], None]) -> int:
 
 
 def write_through() -> None:
-    """Waits for a real disk most of the time, and writes the same 64 KiB over and over."""
+    """Write the same 64 KiB to a real disk over and over, so that the process mostly waits for it."""
     with tempfile.TemporaryFile(dir="/var/tmp") as file:
         while True:
             os.pwrite(file.fileno(), bytes(1 << 16), 0)
@@ -145,10 +145,10 @@ async def test_pods_that_wait_raise_the_condition_and_are_named(
     for pod in (calm, busy):
         (group / pod.uid).mkdir()
     pids = [process_in(group / busy.uid, work) for _ in range(2)]
-    now, told, registry, decisions = [0.0], [0], Registry(), Decisions(time.time)
+    now, notified, registry, decisions = [0.0], [0], Registry(), Decisions(time.time)
 
     def changed() -> None:
-        told[0] += 1
+        notified[0] += 1
 
     manager = EvictionManager(
         node_context(
@@ -180,10 +180,10 @@ async def test_pods_that_wait_raise_the_condition_and_are_named(
         assert status() == "Unknown"
         await eventually(lambda: waited(directory) > 200 < waited(group))
         await manager.synchronize()
-        assert (status(), told) == ("False", [0])
+        assert (status(), notified) == ("False", [0])
         now[0] += 61
         await manager.synchronize()
-        assert (status(), told) == ("True", [1])
+        assert (status(), notified) == ("True", [1])
         assert manager.under_pressure == ()
     finally:
         end(*pids)

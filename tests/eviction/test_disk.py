@@ -39,7 +39,7 @@ def small(tmp_path_factory, busybox_archive):
 
 
 class World:
-    """The node's own files lie on the small disk too (`shared`), or elsewhere."""
+    """Run eviction on a small disk of containerd's; the node's files lie there too (`shared`), or not."""
 
     def __init__(self, containerd, tmp_path, node, *, shared=True):
         self.containerd, self.tmp_path, self.node = containerd, tmp_path, node

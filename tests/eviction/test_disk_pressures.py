@@ -39,7 +39,7 @@ THRESHOLD = 48 * MIB
 """More than any images of a run hold."""
 SLACK = MIB
 """What a file system keeps for itself of what is written and removed, at most."""
-LOOKS = 3
+SYNCHRONIZATIONS = 3
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """An ext4 of 128 MiB."""
+    """Yield the mount point of an ext4 of 128 MiB."""
     place = tmp_path / "disk"
     place.mkdir()
     with disk(tmp_path / "file", 128 * MIB) as device:
@@ -61,7 +61,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class FullNode:
-    """A node whose files, images and containers lie on one disk; `evicted` are the names of pods it ended."""
+    """Run a node whose files, images and containers lie on one disk; `evicted` names its ended pods."""
 
     def __init__(self, pods: Pods, root: Path) -> None:
         self.pods, self.root = pods, root
@@ -85,15 +85,15 @@ class FullNode:
             self.ballast.unlink()
 
     def fill(self, missing: int) -> None:
-        """Leave so much less than the threshold asks for."""
+        """Fill the disk until `missing` bytes less than the threshold are available."""
         with self.ballast.open("wb") as file:
             while (more := self.available - THRESHOLD + missing) > 0:
                 file.write(bytes(min(more, MIB)))
                 file.flush()
                 os.fsync(file.fileno())
 
-    async def look(self, settle: float) -> None:
-        """As often as a pod would be ended each time."""
+    async def synchronize(self, settle: float) -> None:
+        """Synchronize an eviction manager `SYNCHRONIZATIONS` times; each could end a pod."""
         recorder = EventRecorder(time.time)
         config = KubeletConfiguration(
             eviction_hard={"nodefs.available": str(THRESHOLD)}, pod_logs_dir=str(self.root / "logs")
@@ -118,13 +118,13 @@ class FullNode:
             ),
             runtime=self.pods.client,
         )
-        for _ in range(LOOKS):
+        for _ in range(SYNCHRONIZATIONS):
             await manager.synchronize()
         await manager.stop()
 
 
 async def one_run(number: int, pods: Pods, root: Path, archives: Path) -> str:
-    """Who went: `images` alone, or the `pod` too."""
+    """Fill the disk once, and return `images` if removing them sufficed, or `pod` if one was evicted too."""
     chance = random.Random(number)
     node = FullNode(pods, root / str(number))
     running = await pods.start(await pods.pod(), "sleep", "3600")
@@ -145,7 +145,7 @@ async def one_run(number: int, pods: Pods, root: Path, archives: Path) -> str:
     missing = chance.randint(1, unused - SLACK) if suffices else unused + SLACK
     node.fill(missing)
     assert node.available < THRESHOLD, number
-    await node.look(chance.choice([0, 2]))
+    await node.synchronize(chance.choice([0, 2]))
     images = [image for image in await pods.client.list_images() if not image.pinned]
     left = {image.id for image in images if BUSYBOX not in image.repo_tags}
     state = (await pods.status(running)).state
@@ -166,11 +166,11 @@ async def test_no_pod_is_evicted_where_images_suffice(
 ):
     archives = tmp_path / "archives"
     archives.mkdir()
-    went: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     place = small_disk / "runtime"
     place.mkdir()
     async with embedded_runtime(place, busybox_archive, private_cgroup_root, archives=archives) as pods:
         for number in range(SEED, SEED + RUNS):
-            went[await one_run(number, pods, small_disk / "kubelet", archives)] += 1
-    log.info("%d disk pressures, and what went: %s", RUNS, dict(went))
-    assert went.total() == RUNS
+            outcomes[await one_run(number, pods, small_disk / "kubelet", archives)] += 1
+    log.info("%d disk pressures, and their outcomes: %s", RUNS, dict(outcomes))
+    assert outcomes.total() == RUNS

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.containerd, pytest.mark.root]
 
 @pytest.fixture
 def nodefs(tmp_path):
-    """A tmpfs of 64 MiB with 2000 inodes."""
+    """Yield the mount point of a tmpfs of 64 MiB with 2000 inodes."""
     mounted = tmp_path / "nodefs"
     mounted.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=2000", "none", mounted], check=True)

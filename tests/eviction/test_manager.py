@@ -210,13 +210,15 @@ async def test_describe_names_who_would_go_first(node, tmp_path):
     node.run(make_pod("large"), mib=60)
     async with managed(node, tmp_path) as manager:
         await manager.synchronize()
-        said = await manager.describe()
-        assert [c["pod"] for c in said["first"]["memory"]] == ["default/large", "default/small"]
+        described = await manager.describe()
+        assert [c["pod"] for c in described["first"]["memory"]] == ["default/large", "default/small"]
         assert "ephemeral-storage" in (await manager.describe(disk="true"))["first"]
         with pytest.raises(InvalidInput, match="expected true or false"):
             await manager.describe(disk="maybe")
-        distance = {t["signal"]: t["distance"] for t in said["thresholds"]}
-        assert distance["memory.available"] == said["signals"]["memory.available"]["available"] - 100 * MIB
+        distance = {t["signal"]: t["distance"] for t in described["thresholds"]}
+        assert (
+            distance["memory.available"] == described["signals"]["memory.available"]["available"] - 100 * MIB
+        )
 
 
 async def test_an_unreadable_signal_evicts_no_pod(node, tmp_path):

@@ -61,8 +61,8 @@ log = logging.getLogger(__name__)
 pytestmark = pytest.mark.root
 
 
-def requesting(pod: Pod, memory: int) -> Pod:
-    """The pod with a request, and a limit of the same, as Guaranteed pods have."""
+def with_memory(pod: Pod, memory: int) -> Pod:
+    """Return the pod with this memory as request and as limit, as a Guaranteed pod has it."""
     amounts = {"memory": Quantity.from_value(memory), "cpu": Quantity.parse("100m")}
     (container,) = pod.spec.containers
     resources = ResourceRequirements(requests=amounts, limits=amounts)
@@ -71,12 +71,13 @@ def requesting(pod: Pod, memory: int) -> Pod:
 
 
 def score(pod: Pod) -> int:
-    """Below 0 takes a capability that not every machine gives."""
+    """Return the kubelet's oom_score_adj, at least 0: lower values need a capability that not every machine
+    gives."""
     return max(oom_score_adj(pod, pod.spec.containers[0], CAPACITY), 0)
 
 
 async def one_run(number: int, cgroup: str, directory: Path) -> str:
-    """How the hog ended: `evicted`, or `killed` by the kernel."""
+    """Run one memory hog, and return how it ended: `evicted`, or `killed` by the kernel."""
     chance = random.Random(number)
     node = PrivateNode(cgroup)
     mounts = readable_mounts()
@@ -88,7 +89,7 @@ async def one_run(number: int, cgroup: str, directory: Path) -> str:
         uses = chance.randint(4, 24) * MIB
         pod = make_pod(f"calm{place}", priority=chance.choice([None, 0, 1000]))
         if chance.random() < 0.5:
-            pod = requesting(pod, uses + 16 * MIB)
+            pod = with_memory(pod, uses + 16 * MIB)
         else:
             pod = make_pod(
                 f"calm{place}", memory_request=str(uses + 16 * MIB), priority=chance.choice([None, 0, 1000])

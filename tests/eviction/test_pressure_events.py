@@ -43,7 +43,7 @@ needs_pressure = pytest.mark.skipif(
 
 @pytest.fixture
 def group(private_cgroup_root: str) -> Path:
-    """A cgroup whose processes have 16 MiB: its directory in the v2 hierarchy."""
+    """Make a cgroup whose processes have 16 MiB, and return its directory in the v2 hierarchy."""
     directory = UNIFIED / private_cgroup_root.strip("/")
     directory.mkdir()
     limit = "memory.limit_in_bytes" if MOUNTS.version == 1 else "memory.max"
@@ -54,7 +54,7 @@ def group(private_cgroup_root: str) -> Path:
 
 
 def thrash(data: str, *directories: Path) -> subprocess.Popen[bytes]:
-    """A process in these groups that writes and reads far more than they may hold."""
+    """Start a process in these groups that writes and reads far more than they may hold."""
     return subprocess.Popen([sys.executable, "-S", "-E", "-c", _THRASH, data, *map(str, directories)])
 
 
@@ -103,7 +103,7 @@ async def test_a_removed_cgroup_wakes_once_and_is_dropped(group: Path):
 
 @pytest.mark.parametrize("refusal", [errno.EOPNOTSUPP, errno.EPERM, errno.ENODEV, errno.EBUSY])
 async def test_a_kernel_that_refuses_triggers(tmp_path, monkeypatch, caplog, refusal):
-    """What cannot be had here: pressure accounting switched off, no privilege on an old kernel."""
+    """Simulate pressure accounting that is switched off, and an old kernel without privilege."""
     (tmp_path / "memory.pressure").write_text("")
     attempts = refusing(monkeypatch, lambda trigger: refusal)
     events = PressureEvents(tmp_path, lambda: None)
@@ -133,7 +133,7 @@ async def test_a_kernel_without_pressure_files_logs_nothing(tmp_path, caplog):
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, refusal: Callable[[bytes], int]) -> list[bytes]:
-    """Has triggers answered with these errors (0: taken); those that were tried."""
+    """Let writes of triggers fail with these errors (0: accept it), and return the list of attempts."""
     attempts: list[bytes] = []
     real = os.write
 

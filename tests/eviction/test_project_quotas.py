@@ -98,8 +98,8 @@ def test_a_deleted_file_that_is_open_is_counted_and_evicted_for(tmp_path: Path, 
         f"""
         import asyncio, pathlib
         sys.path[:0] = [{str(TESTS.parent)!r}]
-        from tests.eviction.quota_scene import counted_and_evicted_for
-        report(asyncio.run(counted_and_evicted_for(pathlib.Path(SCRATCH), {kind!r})))
+        from tests.eviction.quota_scene import measure_and_evict
+        report(asyncio.run(measure_and_evict(pathlib.Path(SCRATCH), {kind!r})))
         """,
         disk=disk,
     )

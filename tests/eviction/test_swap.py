@@ -75,8 +75,8 @@ def test_swap_that_pods_may_use_is_available_and_swap_in_use_is_used(tmp_path: P
         f"""
         import asyncio, pathlib
         sys.path[:0] = [{str(TESTS.parent)!r}]
-        from tests.eviction.swap_scene import counted
-        report(asyncio.run(counted(pathlib.Path(CGROUPS), pathlib.Path(SCRATCH))))
+        from tests.eviction.swap_scene import rankings_and_evictions
+        report(asyncio.run(rankings_and_evictions(pathlib.Path(CGROUPS), pathlib.Path(SCRATCH))))
         """,
         disk=disk,
     )

@@ -22,7 +22,7 @@ API = {"kubernetes.io/config.source": "api"}
 
 
 def eater(mib: int, request: str = "", priority: int = 0):
-    """A pod that holds `mib` MiB: tail keeps its input in memory, because nothing reads its output."""
+    """Build a pod that holds `mib` MiB: tail keeps its input in memory, because nothing reads its output."""
     size = mib * MIB
     container = {
         "name": "main", "image": BUSYBOX_TAG, "imagePullPolicy": "Never",
@@ -57,7 +57,7 @@ async def rig(tmp_path, containerd, private_cgroup_root):
 
 
 def pod_of(rig, name):
-    """An API server's pod keeps its name, a static one gets the node's appended."""
+    """Return the pod of a name. A pod of the API keeps it, a static pod's ends with the node's."""
     return next((p for p in rig.node.pods() if p.metadata.name in (name, f"{name}-n1")), None)
 
 
