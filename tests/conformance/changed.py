@@ -1,7 +1,7 @@
-"""What v1.36 decides otherwise than v1.32: the cases of the older set that no longer hold, and why.
+"""Find the recorded cases of v1.32 that v1.36 decides otherwise, with the reasons.
 
 v1.36 is the rule (docs/differences.d names the differences from v1.32). A case is left out only where the
-changed rule gives it another input; whatever else it pins is still compared.
+changed rule gives it another input; all its other results are still compared.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from engine.api.resources import ranking_list
 
 
 def sums_changed(pods: Iterable[Pod]) -> bool:
-    """Whether a pod's request for preemption and ranking is another one than in v1.32, which took a sidecar
-    for an ordinary init container and did not know `spec.resources`."""
+    """Tell whether a pod's request for preemption and ranking differs from v1.32's.
+
+    v1.32 counted a sidecar like an ordinary init container, and did not know `spec.resources`.
+    """
     return any(_in_v1_32(pod) != _asked_for(ranking_list(pod)) for pod in pods)
 
 
@@ -39,8 +41,10 @@ def _asked_for(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
 
 
 def hints_of_device_nodes(case: dict[str, Any], hints: list[Any] | None) -> list[Any] | None:
-    """A recorded list of hints without the masks that v1.36 no longer lists: those with a NUMA node that no
-    device of the resource is attached to."""
+    """Return a recorded list of hints without the masks that v1.36 no longer lists.
+
+    These contain a NUMA node to which no device of the resource is attached.
+    """
     nodes = {node for device in case["devices"] for node in device["numa"] or ()} & set(case["numa_nodes"])
     if hints is None or not nodes:
         return hints
@@ -52,7 +56,7 @@ INSUFFICIENT = "Insufficient free disk space on the node's image filesystem"
 
 
 def ports_changed(pods: Iterable[Pod]) -> bool:
-    """v1.36 counts the host ports of sidecars, v1.32 did not."""
+    """Tell whether a sidecar has a host port, which v1.36 counts and v1.32 did not."""
     return any(
         port.host_port
         for pod in pods

@@ -24,11 +24,14 @@ def reader(directory: Path) -> Vectors:
 
 @pytest.fixture(scope="session")
 def vectors(request: pytest.FixtureRequest) -> Vectors:
-    """Reads the cases of one file: `for case in vectors("qos")`. A missing file fails the test."""
+    """Return a function that yields the v1.32 cases of a file: `for case in vectors("qos")`.
+
+    A missing file fails the test.
+    """
     return reader(Path(request.config.getoption("--vectors")))
 
 
 @pytest.fixture(scope="session")
 def answers(request: pytest.FixtureRequest) -> Vectors:
-    """The same for v1.36; a case is `in` and `out`."""
+    """Return the same function for v1.36; a case has `in` and `out`."""
     return reader(Path(request.config.getoption("--vectors-1.36")))

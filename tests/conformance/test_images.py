@@ -29,7 +29,7 @@ def order(request, monkeypatch):
 
 
 class Scenario:
-    """The recorded world of one case: what the runtime lists, which removals fail."""
+    """Replay one recorded case: the images and containers that the runtime lists, and removals that fail."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         policy = case["policy"]

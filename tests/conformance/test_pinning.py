@@ -63,11 +63,11 @@ def pod_of(given: dict[str, Any]) -> Pod:
 
 
 class Refused(Exception):
-    """The configuration is refused; the text begins with the manager's name, as it was recorded."""
+    """Report a refused configuration; the text begins with the manager's name, as in the recording."""
 
 
 class Machine:
-    """The managers of one recorded machine; `takes` lists what was free at each choice of CPUs."""
+    """Run the managers of one recorded machine. Raises `Refused` if one refuses the configuration."""
 
     def __init__(self, given: dict[str, Any], root: Path) -> None:
         settings = given["config"]
@@ -133,7 +133,7 @@ class Machine:
         await self.memory.stop()
 
     def first_hints(self, pod: Pod) -> dict[str, dict[str, dict[str, bool]]]:
-        """What is asked of the topology policy first: the pod's hints, or its first container's."""
+        """Return the hints that the topology policy gets first: the pod's, or its first container's."""
         if self.policy.name == "none":
             return {}
         whole = self.policy.scope == "pod"
@@ -141,11 +141,11 @@ class Machine:
         found: dict[str, dict[str, bool]] = {}
         for provider in (self.cpus, self.memory):
             hints = provider.pod_hints(pod) if whole else provider.container_hints(pod, first)
-            found.update({kind: self.listed(one) for kind, one in (hints or {}).items()})
+            found.update({kind: self.preferred_by_mask(one) for kind, one in (hints or {}).items()})
         return {"hints": {"" if whole else first.name: found}}
 
-    def listed(self, hints: Hints) -> dict[str, bool]:
-        """Hints by mask of node ids: whether they are preferred."""
+    def preferred_by_mask(self, hints: Hints) -> dict[str, bool]:
+        """Return whether each hint is preferred, by its mask of node ids."""
         if isinstance(hints, DeviceCounts):
             hints = hints.flags(len(self.numa.nodes))
         assert hints is not None
@@ -191,7 +191,7 @@ class Machine:
 
 
 async def replay(given: dict[str, Any], root: Path) -> dict[str, Any]:
-    """The answers to a history's events, and both state files at its end."""
+    """Return the answers to a history's events, and both state files at its end."""
     try:
         machine = Machine(given, root)
     except Refused as error:
@@ -230,7 +230,7 @@ async def replay(given: dict[str, Any], root: Path) -> dict[str, Any]:
 
 
 def comparable(out: dict[str, Any]) -> dict[str, Any]:
-    """An answer without the order in which a container's blocks are listed, which is the kubelet's map's."""
+    """Return an answer with each container's memory blocks sorted: the kubelet lists them in map order."""
     found = msgspec.json.decode(msgspec.json.encode(out))
     for answer in found.get("answers", []):
         for containers in answer["held"].values():
@@ -247,11 +247,11 @@ def comparable(out: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-class Watched:
-    """Notes choices at which the kubelet may take half a core, or a part of a socket, for a whole one.
+class MisledDetector:
+    """Detect choices at which the kubelet may take half a core, or a part of a socket, for a whole one.
 
-    It compares what is free of them with averages over the machine, which does not hold where siblings are
-    offline: it then gives CPUs that are reserved, shared or another container's.
+    It compares their free CPUs with averages over the machine, which are wrong where siblings are offline. It
+    then gives away CPUs that are reserved, shared or another container's.
     """
 
     def __init__(self) -> None:
@@ -268,31 +268,31 @@ class Watched:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    watched = Watched()
-    monkeypatch.setattr(static_policy, "take", watched.take)
-    return watched
+def detector(monkeypatch: pytest.MonkeyPatch) -> MisledDetector:
+    detector = MisledDetector()
+    monkeypatch.setattr(static_policy, "take", detector.take)
+    return detector
 
 
 @pytest.fixture
 def memory_root() -> Iterator[Path]:
-    """A directory that need not outlive a power cut: the histories write some ten thousand files."""
+    """Yield a directory in memory if there is one: the histories write some ten thousand files."""
     shm = Path("/dev/shm")
     root = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
     yield root
     shutil.rmtree(root)
 
 
-def test_histories(answers: Any, watched: Watched, memory_root: Path) -> None:
+def test_histories(answers: Any, detector: MisledDetector, memory_root: Path) -> None:
     misled = 0
     for number, case in enumerate(answers("pinning")):
         root = memory_root / str(number)
         root.mkdir()
-        watched.misled = False
+        detector.misled = False
         got, wanted = comparable(asyncio.run(replay(case["in"], root))), comparable(case["out"])
         if "error" not in got:
             assert_nothing_is_given_twice(case["in"], got)
-        if got != wanted and watched.misled:
+        if got != wanted and detector.misled:
             misled += 1
             continue
         assert got == wanted, case
@@ -310,7 +310,8 @@ def test_histories_beyond(name: str, memory_root: Path) -> None:
 
 
 def assert_nothing_is_given_twice(given: dict[str, Any], got: dict[str, Any]) -> None:
-    """No CPU is two containers' that run at one time, or exclusive and shared, or taken from the reserved."""
+    """Check that no CPU belongs to two running containers, or to one and to the shared CPUs (with the
+    reserved)."""
     kinds = {
         (event["pod"]["uid"], container["name"]): container["kind"]
         for event in given["events"]

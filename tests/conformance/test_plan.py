@@ -34,7 +34,7 @@ class _NoDigest:
 
 
 def cluster_of(cases: list[dict[str, Any]]) -> tuple[Snapshot, set[int]]:
-    """The cases as one List, and those that hold an object which is refused."""
+    """Return the cases as one snapshot, a node each, and the numbers of cases with a refused object."""
     items = []
     names = [f"n{number}" for number in range(len(cases))]
     if len(cases) == 1:
@@ -90,7 +90,7 @@ def test_admission(vectors):
 
 
 def recorded_preemption(case: dict[str, Any]) -> dict[str, Any]:
-    """A case of v1.36 in the form of those of v1.32."""
+    """Convert a case of v1.36 to the form of v1.32."""
     given, found = case["in"], case["out"]
     needs = [{"resource": resource, "quantity": amount} for resource, amount in given["needs"]]
     outcome = {"error": found["error"]} if found["error"] else {"victims": found["victims"] or []}

@@ -16,7 +16,7 @@ STATES = ["waiting", "running", "terminated"]
 
 
 class Worker:
-    """Drives a state machine through recorded steps, keeping published results by container."""
+    """Drive a state machine through recorded steps, and keep the published results by container."""
 
     def __init__(self, state: Any) -> None:
         self.state = state

@@ -50,7 +50,7 @@ def pods_of(documents: list[dict[str, Any]]) -> list[Pod]:
 
 @pytest.fixture
 def fillers(twin, monkeypatch):
-    """Columns of pods, and the choice of victims, by kernel or twin."""
+    """Use the kernel or the twin to fill columns of pods and to choose victims."""
     monkeypatch.setattr("engine.tables.pods.Filler", (_requests_py if twin else _requests_c).Filler)
     monkeypatch.setattr("engine.tables.amounts.requests", (_requests_py if twin else _requests_c).requests)
     chooser = (_preemption_py if twin else _preemption_c).victims
@@ -72,8 +72,11 @@ def test_preemption(answers):
 
 
 def in_any_order(message: str) -> str:
-    """A message without what follows the kubelet's map order where several extended resources or huge pages
-    are short: which is named first, and in which order a failed preemption lists them."""
+    """Return a message without the parts that follow the kubelet's map order.
+
+    When several extended resources or huge pages are short, that order decides which is named first, and how
+    a failed preemption lists them.
+    """
     before, res, listed = message.partition("[(res: ")
     if res:
         return before + ", ".join(sorted(listed.rstrip(" ,]").split("), ")))
@@ -206,7 +209,7 @@ def test_choice_of_devices(answers):
 
 
 def device_kind(given: dict[str, Any], id: str) -> str:
-    """The class of a device, within which the kubelet takes any."""
+    """Return the class of a device; within it, the kubelet takes any device."""
     if id in (given["reusable"] or ()):
         return "reusable"
     device = next(device for device in given["devices"] if device["id"] == id)
@@ -267,7 +270,7 @@ def test_cgroup_values(answers, twin, monkeypatch):
 
 
 class Runtime:
-    """Removes whatever it is told to."""
+    """Report a file system and remove every image that it is asked to."""
 
     def __init__(self, capacity: int, available: int) -> None:
         self.reading = FilesystemReading(capacity, available)
@@ -314,6 +317,6 @@ async def test_image_collection(answers, twin, monkeypatch):
 
 
 def test_data_is_whole(answers):
-    """Each file has cases, so that a test above cannot pass on none."""
+    """Check that each file has cases, so that no test above passes on an empty file."""
     for name in ("preempt", "admission", "evict", "hints", "devices", "cgroups", "images"):
         assert msgspec.json.encode(next(answers(name)))
