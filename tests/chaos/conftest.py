@@ -1,4 +1,4 @@
-"""A member of a cluster as a process of its own, on a hollow runtime, to which everything can happen."""
+"""Run a member of a cluster as a process of its own, on a hollow runtime, for tests that disturb it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAST = {
 
 
 class Member:
-    """The agent of the node n1, and what the cluster heard of it."""
+    """Hold the agent of the node n1, and read what it reported to the cluster."""
 
     def __init__(self, cluster: Cluster, runtime: HollowRuntime, agent: AgentProcess) -> None:
         self.cluster, self.runtime, self.agent = cluster, runtime, agent
@@ -59,15 +59,15 @@ class Member:
 
     @property
     def reports(self) -> int:
-        """How many statuses of the node were written."""
+        """Return the number of status patches for the node."""
         return len(self._statuses())
 
     def unready(self) -> list[Object]:
-        """The statuses after the first that called the node something else than ready."""
+        """Return the Ready conditions other than True that were reported after the first True one."""
         found = [condition(status, "Ready") for status in self._statuses() if "status" in status]
-        said = [each for each in found if each]
-        first = next((at for at, each in enumerate(said) if each.get("status") == "True"), len(said))
-        return [each for each in said[first:] if each.get("status", "True") != "True"]
+        reported = [each for each in found if each]
+        first = next((at for at, each in enumerate(reported) if each.get("status") == "True"), len(reported))
+        return [each for each in reported[first:] if each.get("status", "True") != "True"]
 
     def _statuses(self) -> list[Object]:
         path = f"{NODE}/status"
@@ -79,7 +79,7 @@ class Member:
 
     @property
     def rss(self) -> int:
-        """The agent's resident memory in KiB."""
+        """Return the agent's resident memory in KiB."""
         found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.agent.pid}/status").read_text())
         assert found is not None, self.agent.log()[-4000:]
         return int(found[1])
@@ -88,8 +88,8 @@ class Member:
     def descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.agent.pid}/fd").iterdir()))
 
-    async def goes_on(self, times: int = 3) -> None:
-        """Wait until the lease was renewed so many times from now on."""
+    async def wait_for_renewals(self, times: int = 3) -> None:
+        """Wait until the lease was renewed `times` times from now on. Fails if the agent ends."""
         wanted = self.renewals + times
         await eventually(lambda: self.renewals >= wanted or self.agent.status is not None)
         assert self.agent.status is None, self.agent.log()[-4000:]
@@ -106,7 +106,7 @@ MakeMember = Callable[..., AbstractAsyncContextManager[Member]]
 
 @pytest.fixture
 def member(cluster: Cluster) -> MakeMember:
-    """Runs an agent of the cluster while it is entered; what is said of it is as for `AgentProcess`."""
+    """Return a context manager that runs an agent of the cluster; it takes the options of `AgentProcess`."""
 
     @asynccontextmanager
     async def run(
@@ -140,7 +140,7 @@ def member(cluster: Cluster) -> MakeMember:
     return run
 
 
-def much(name: str, short: int) -> int:
+def repetitions(name: str, short: int) -> int:
     """Return the number of repetitions: the variable `name`, or a few in the suite."""
     return int(os.environ.get(name, short))
 

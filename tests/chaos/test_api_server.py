@@ -1,7 +1,6 @@
-"""An API server that comes and goes every two seconds, and one that never stops telling of other objects.
+"""Let an API server come and go every two seconds, and another send watch events without end.
 
-`KUBENGINE_FLAPPING_SECONDS` says how long the first goes on, `KUBENGINE_STORM_EVENTS` how many events the
-second sends.
+`KUBENGINE_FLAPPING_SECONDS` sets the length of the first, `KUBENGINE_STORM_EVENTS` the events of the second.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 
-from tests.chaos.conftest import MakeMember, Member, meanwhile, much
+from tests.chaos.conftest import MakeMember, Member, meanwhile, repetitions
 from tests.cluster_rig import PODS, Object
 from tests.node_rig import container
 from tests.ports import free_port
 
-FLAPPING = much("KUBENGINE_FLAPPING_SECONDS", 12)
-EVENTS = much("KUBENGINE_STORM_EVENTS", 20_000)
+FLAPPING = repetitions("KUBENGINE_FLAPPING_SECONDS", 12)
+EVENTS = repetitions("KUBENGINE_STORM_EVENTS", 20_000)
 UP = DOWN = 2.0
 MOST_GROWTH = 16 << 10
 """KiB."""
@@ -40,7 +39,7 @@ async def test_one_that_flaps(member: MakeMember) -> None:
             assert len(node.server.requests) - asked < MOST_REQUESTS * UP
             if number in (flaps // 2, flaps - 1):
                 sizes.append((node.rss, node.descriptors))
-        await node.goes_on()
+        await node.wait_for_renewals()
         (rss, descriptors), (later, more) = sizes[0], sizes[-1]
         assert later - rss < MOST_GROWTH
         assert more - descriptors < 10
@@ -55,8 +54,8 @@ async def test_one_that_flaps(member: MakeMember) -> None:
         assert "Traceback" not in node.agent.log()
 
 
-async def told_of_nothing(node: Member, done: asyncio.Event) -> None:
-    """Many changes of objects that a watch of this node brings and that mean nothing to it."""
+async def update_annotations(node: Member, done: asyncio.Event) -> None:
+    """Change an annotation of the pod `busy` `EVENTS` times, and then set `done`."""
     for number in range(EVENTS):
         pod: Object = node.server.get(f"{PODS}/busy")
         annotations = pod["metadata"].setdefault("annotations", {})
@@ -77,7 +76,7 @@ def healthy(port: int) -> bytes:
 
 
 async def test_a_storm_of_watch_events(member: MakeMember) -> None:
-    """The lease and another port's `/healthz` go on in turn, and nothing is kept of what was told."""
+    """Keep the lease renewed and `/healthz` answered during the storm, and the memory bounded."""
     port = free_port()
     async with member(healthzPort=port) as node:
         await node.cluster.run("busy", containers=[container()])
@@ -85,7 +84,7 @@ async def test_a_storm_of_watch_events(member: MakeMember) -> None:
         done = asyncio.Event()
         rss = node.rss
         asked = len(node.server.requests)
-        async with meanwhile(told_of_nothing(node, done)):
+        async with meanwhile(update_annotations(node, done)):
             answers = 0
             while not done.is_set():
                 assert await asyncio.to_thread(healthy, port) == b"ok"
@@ -93,7 +92,7 @@ async def test_a_storm_of_watch_events(member: MakeMember) -> None:
                 await asyncio.sleep(0.05)
         assert answers
         renewals = node.renewals
-        await node.goes_on()
+        await node.wait_for_renewals()
         assert node.rss - rss < 2 * MOST_GROWTH
         assert len(node.server.requests) - asked < 100 + 20 * (node.renewals - renewals + answers)
         now = await node.container("busy")

@@ -1,7 +1,7 @@
-"""The wall clock of an agent jumps by hours, forward and back, and runs too fast and too slowly.
+"""Let the wall clock of an agent jump by hours, forward and back, and run too fast and too slowly.
 
-A real agent sees another time than all others (`set_clock.c`): the cluster, its runtime and its plugins have
-the right one. `KUBENGINE_CLOCK_JUMPS` says how many jumps.
+A real agent sees a time of its own (`set_clock.c`): the cluster, its runtime and its plugins have the right
+one. `KUBENGINE_CLOCK_JUMPS` sets the number of jumps.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pytest
 
 from engine.runtime.hollow import PREFIX
 from engine.testing.device_plugin import SampleDevicePlugin
-from tests.chaos.conftest import NODE, MakeMember, Member, much
+from tests.chaos.conftest import NODE, MakeMember, Member, repetitions
 from tests.cluster_rig import PODS, Object, condition
 from tests.node_rig import container
 from tests.waiting import eventually
 
-JUMPS = much("KUBENGINE_CLOCK_JUMPS", 3)
+JUMPS = repetitions("KUBENGINE_CLOCK_JUMPS", 3)
 GPU = "example.com/gpu"
 HOUR = 3600.0
 FASTER = 500_000_000
@@ -32,7 +32,7 @@ FASTER = 500_000_000
 
 
 class Clock:
-    """The agent's wall clock."""
+    """Set the agent's wall clock through a file that the agent's library maps."""
 
     def __init__(self, file: Path) -> None:
         file.write_bytes(bytes(24))
@@ -65,16 +65,16 @@ def clock(tmp_path: Path) -> Iterator[Clock]:
 
 
 @pytest.fixture
-def seen(library: Path, clock: Clock, tmp_path: Path) -> dict[str, str]:
-    """What lets a process see that clock."""
+def clock_environment(library: Path, clock: Clock, tmp_path: Path) -> dict[str, str]:
+    """Return the environment that makes a process use that clock."""
     return {"LD_PRELOAD": str(library), "SET_CLOCK": str(tmp_path / "clock")}
 
 
 PROBE = {"exec": {"command": ["true"]}, "periodSeconds": 1, "initialDelaySeconds": 1}
 
 
-async def pods_that_wait(member: Member) -> None:
-    """One that is probed, one that fails again and again."""
+async def run_pods(member: Member) -> None:
+    """Run a pod that is probed, and one that fails again and again."""
     gpu = {"resources": {"limits": {GPU: "1"}}}
     await member.cluster.run(
         "steady", containers=[container(livenessProbe=PROBE, readinessProbe=PROBE, **gpu)]
@@ -90,18 +90,18 @@ async def pods_that_wait(member: Member) -> None:
     await member.cluster.ready("steady")
 
 
-def lives_on(before: Object, after: Object) -> bool:
-    """Whether the container is the same and was never restarted."""
+def same_container(before: Object, after: Object) -> bool:
+    """Tell whether the pod's container is the same, equally ready, and has not been restarted."""
     names = ("containerID", "ready", "restartCount", "state")
     one, other = (pod["status"]["containerStatuses"][0] for pod in (before, after))
     return bool([one[name] for name in names] == [other[name] for name in names])
 
 
-async def everything_goes_on(member: Member) -> None:
-    """Lease, heartbeats, probes and restarts, once more each."""
+async def wait_for_all_work(member: Member) -> None:
+    """Wait for another lease renewal, heartbeat, probe and restart."""
     reports, probed = member.reports, member.probed
     restarts = (await member.container("failing"))["restartCount"]
-    await member.goes_on()
+    await member.wait_for_renewals()
     await eventually(lambda: member.reports > reports)
     await eventually(lambda: member.probed > probed + 1)
 
@@ -111,10 +111,12 @@ async def everything_goes_on(member: Member) -> None:
     await eventually(restarted)
 
 
-async def test_a_clock_that_jumps_by_hours(member: MakeMember, clock: Clock, seen: dict[str, str]) -> None:
+async def test_a_clock_that_jumps_by_hours(
+    member: MakeMember, clock: Clock, clock_environment: dict[str, str]
+) -> None:
     chance = random.Random(JUMPS)
     jumps = [6.0, -12.0, 0.0, *(chance.uniform(-200, 200) for _ in range(JUMPS))][:JUMPS]
-    async with member(environment=seen) as node:
+    async with member(environment=clock_environment) as node:
         plugins = node.agent.root / "device-plugins"
         await eventually(plugins.exists)
         plugin = SampleDevicePlugin(GPU, plugins / "gpu.sock", count=2)
@@ -122,17 +124,17 @@ async def test_a_clock_that_jumps_by_hours(member: MakeMember, clock: Clock, see
         try:
             await plugin.register(plugins)
             await eventually(lambda: node.node()["status"].get("allocatable", {}).get(GPU) == "2")
-            await pods_that_wait(node)
+            await run_pods(node)
             pod = await node.cluster.pod("steady")
             assert pod is not None
-            await everything_goes_on(node)
+            await wait_for_all_work(node)
             since = condition(node.node(), "Ready")["lastTransitionTime"]
             for hours in jumps:
                 before = len(node.server.requests)
                 renewals = node.renewals
                 await plugin.stop()
                 clock.set(hours=hours)
-                await everything_goes_on(node)
+                await wait_for_all_work(node)
                 await plugin.start()
                 await plugin.register(plugins)
                 await eventually(lambda: node.node()["status"].get("allocatable", {}).get(GPU) == "2")
@@ -145,7 +147,7 @@ async def test_a_clock_that_jumps_by_hours(member: MakeMember, clock: Clock, see
                 await node.cluster.gone("late")
             now = await node.cluster.pod("steady")
             assert now is not None
-            assert lives_on(pod, now)
+            assert same_container(pod, now)
             assert condition(now, "Ready") == condition(pod, "Ready"), "no transition, no time of one"
             assert condition(node.node(), "Ready")["lastTransitionTime"] == since
             assert node.unready() == []
@@ -154,33 +156,33 @@ async def test_a_clock_that_jumps_by_hours(member: MakeMember, clock: Clock, see
 
 
 async def test_a_clock_that_runs_too_fast_and_too_slowly(
-    member: MakeMember, clock: Clock, seen: dict[str, str]
+    member: MakeMember, clock: Clock, clock_environment: dict[str, str]
 ) -> None:
-    async with member(environment=seen) as node:
+    async with member(environment=clock_environment) as node:
         await node.cluster.run("p", containers=[container(readinessProbe=PROBE)])
         pod = await node.cluster.ready("p")
         for slew in (FASTER, -FASTER, 0):
             clock.set(slew=slew)
-            await node.goes_on()
+            await node.wait_for_renewals()
         now = await node.cluster.pod("p")
         assert now is not None
-        assert lives_on(pod, now)
+        assert same_container(pod, now)
         assert node.unready() == []
 
 
 async def test_certificates_are_good_again_once_the_clock_is(
-    member: MakeMember, clock: Clock, seen: dict[str, str]
+    member: MakeMember, clock: Clock, clock_environment: dict[str, str]
 ) -> None:
-    """A clock that was set back by years calls the server's certificate not yet valid; pods stay."""
-    async with member(environment=seen) as node:
+    """Keep pods while the clock is set back by years, and the server's certificate is not yet valid."""
+    async with member(environment=clock_environment) as node:
         await node.cluster.run("p", containers=[container()])
         pod = await node.cluster.ready("p")
         clock.set(hours=-3 * 365 * 24)
         node.server.disconnect("system:node:n1")
         await eventually(lambda: "certificate is not yet valid" in node.agent.log())
         clock.set()
-        await node.goes_on()
+        await node.wait_for_renewals()
         now = await node.cluster.pod("p")
         assert now is not None
-        assert lives_on(pod, now)
+        assert same_container(pod, now)
         assert node.server.get(NODE)

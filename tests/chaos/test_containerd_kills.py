@@ -1,7 +1,7 @@
-"""containerd is killed (SIGKILL) at random points while pods come and go.
+"""Kill containerd (SIGKILL) at random points while pods come and go.
 
-No pod ever has two processes of its container, none that ran is restarted, and in the end nothing is left.
-`KUBENGINE_CONTAINERD_KILLS` says how often.
+No pod ever has two processes of its container, no container that ran is restarted, and nothing is left at the
+end. `KUBENGINE_CONTAINERD_KILLS` sets the number of kills.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pytest
 from engine.cri.client import RuntimeClient
 from engine.host.mountinfo import mounts_below
 from engine.testing.containerd import Containerd
-from tests.chaos.conftest import much
+from tests.chaos.conftest import repetitions
 from tests.groups import groups_with
 from tests.node_rig import Rig
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root, pytest.mark.slow]
 
-KILLS = much("KUBENGINE_CONTAINERD_KILLS", 5)
+KILLS = repetitions("KUBENGINE_CONTAINERD_KILLS", 5)
 NAMES = "abcd"
 UID = {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
 LONGEST = 2.5
@@ -44,7 +44,7 @@ async def rig(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) 
 
 
 class Campaign:
-    """Manifests that change, and the processes that run because of them."""
+    """Change manifests at random, and count the processes of their pods."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -56,18 +56,18 @@ class Campaign:
         await asyncio.sleep(self._chance.random() * most)
 
     def change(self) -> None:
-        """One manifest comes, goes, or is another pod from now on."""
+        """Add, remove or replace one manifest."""
         name = self._chance.choice(NAMES)
         path = self._rig.manifests / f"{name}.yaml"
         if path.exists() and self._chance.random() < 0.4:
             path.unlink()
             return
         variable, _, value = self._mark.partition("=")
-        said = {"name": "SAID", "value": str(self._chance.random())}
+        salt = {"name": "SALT", "value": str(self._chance.random())}
         container = {
             "name": "c", "image": "busybox", "imagePullPolicy": "Never",
             "command": ["/bin/sh", "-c", "exec sleep 100000"],
-            "env": [{"name": variable, "value": value}, UID, said],
+            "env": [{"name": variable, "value": value}, UID, salt],
         }  # fmt: skip
         self._rig.write(name, {"containers": [container]})
 
@@ -75,13 +75,13 @@ class Campaign:
         return sorted(path.stem for path in self._rig.manifests.glob("*.yaml"))
 
     def processes(self) -> Counter[str]:
-        """How many run, by the pod's uid."""
+        """Return the number of running container processes, by the pod's uid."""
         found: Counter[str] = Counter()
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
-                said = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdecimal() else []
-                if self._mark.encode() in said and (entry / "cmdline").read_bytes().startswith(b"sleep"):
-                    found[next(v for v in said if v.startswith(b"POD_UID=")).decode()] += 1
+                variables = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdecimal() else []
+                if self._mark.encode() in variables and (entry / "cmdline").read_bytes().startswith(b"sleep"):
+                    found[next(v for v in variables if v.startswith(b"POD_UID=")).decode()] += 1
         return found
 
     def check(self) -> None:

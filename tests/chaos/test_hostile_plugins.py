@@ -1,7 +1,7 @@
-"""Hostile storage drivers, registration sockets and credential programs beside a real agent.
+"""Run hostile storage drivers, registration sockets and credential programs beside a real agent.
 
-Each does its worst while the agent goes on: the lease is renewed, a good driver is taken on and serves a pod,
-memory and descriptors stay bounded, and no file outside of the driver's volume is touched.
+The agent must go on: it renews the lease, registers a good driver that serves a pod, keeps memory and
+descriptors bounded, and touches no file outside of the driver's volume.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ HUGE = 12 << 20
 
 
 class Liar(RegistrationServicer):
-    """Registers with `info`."""
+    """Serve a registration socket that answers GetInfo with `info`."""
 
     def __init__(self, **info: Any) -> None:
         self._info = info
-        self.told: list[registration.RegistrationStatus] = []
+        self.statuses: list[registration.RegistrationStatus] = []
 
     async def GetInfo(self, request: Any, context: Any) -> registration.PluginInfo:
         return registration.PluginInfo(**self._info)
 
     async def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:
-        self.told.append(request)
+        self.statuses.append(request)
         return registration.RegistrationStatusResponse()
 
 
@@ -85,7 +85,7 @@ def csi(**info: Any) -> dict[str, Any]:
 
 
 def odd_files(registry: Path, outside: Path) -> None:
-    """What is no socket, or leads elsewhere."""
+    """Fill the registry with files that are no sockets, and links that lead elsewhere."""
     (registry / "file.sock").write_bytes(b"x" * 1000)
     os.mkfifo(registry / "fifo.sock")
     (registry / "loop.sock").symlink_to(registry / "loop.sock")
@@ -95,8 +95,9 @@ def odd_files(registry: Path, outside: Path) -> None:
     Path(os.fsdecode(os.fsencode(registry) + b"/\xff.sock")).touch()
 
 
-async def a_good_one_serves(node: Member, directory: Path, name: str = "good.csi.example.com") -> None:
-    with contextlib.suppress(Exception):  # it may be known
+async def check_good_driver(node: Member, directory: Path, name: str = "good.csi.example.com") -> None:
+    """Check that a well-behaved driver registers, and serves a volume of a pod."""
+    with contextlib.suppress(Exception):  # it may exist
         node.server.create(f"{STORAGE}/csidrivers", {"metadata": {"name": name}, "spec": SPEC})
     driver = SampleCsiDriver(directory, node.agent.root / "plugins_registry", name)
     await driver.start()
@@ -122,7 +123,7 @@ async def test_registration_sockets(member: MakeMember, short: Path) -> None:
     async with member() as node, AsyncExitStack() as stack:
         registry = node.agent.root / "plugins_registry"
         await eventually(registry.is_dir)
-        await a_good_one_serves(node, short / "d1")
+        await check_good_driver(node, short / "d1")
         rss, descriptors = node.rss, node.descriptors
         odd_files(registry, short)
         for number in range(50):
@@ -148,24 +149,26 @@ async def test_registration_sockets(member: MakeMember, short: Path) -> None:
             name: await stack.enter_async_context(registering(registry / f"{name}.sock", **info))
             for name, info in lies.items()
         }
-        await a_good_one_serves(node, short / "d2", "other.csi.example.com")
-        await node.goes_on()
-        await eventually(lambda: all(liars[name].told for name in ("type", "name", "versions")))
-        assert not [name for name, liar in liars.items() if any(each.plugin_registered for each in liar.told)]
+        await check_good_driver(node, short / "d2", "other.csi.example.com")
+        await node.wait_for_renewals()
+        await eventually(lambda: all(liars[name].statuses for name in ("type", "name", "versions")))
+        assert not [
+            name for name, liar in liars.items() if any(each.plugin_registered for each in liar.statuses)
+        ]
         assert node.rss - rss < MOST_GROWTH
         assert node.unready() == []
         await stack.aclose()
         for path in registry.iterdir():
             path.unlink()
         await eventually(lambda: node.descriptors <= descriptors + 10)
-        await a_good_one_serves(node, short / "d3", "third.csi.example.com")
+        await check_good_driver(node, short / "d3", "third.csi.example.com")
         assert (short / "private").read_text() == "private"
         assert "Traceback" not in node.agent.log()
         assert len(node.agent.log()) < 4 << 20
 
 
 class Hostile(SampleCsiDriver):
-    """A driver of which one method misbehaves while `worst` is set."""
+    """Serve as a driver whose NodePublishVolume runs `worst`, if that is set."""
 
     worst: Callable[[Any, Any], Any] | None = None
 
@@ -193,7 +196,7 @@ def worst_of(victim: Path) -> dict[str, Callable[[Any, Any], Any]]:
         return wire.NodePublishVolumeResponse()
 
     async def leaves_directories(request: Any, context: Any) -> Any:
-        """Nest them deeper than a path may be long."""
+        """Nest directories deeper than a path may be long."""
         Path(request.target_path).mkdir(parents=True, exist_ok=True)
         below = os.open(request.target_path, os.O_RDONLY)
         for _ in range(200):
@@ -223,11 +226,11 @@ async def test_storage_drivers(member: MakeMember, short: Path, kind: str) -> No
             volumes = [{"name": "v", "csi": {"driver": DRIVER}}]
             rss = node.rss
             await node.cluster.run("p", containers=[container(volumeMounts=mounts)], volumes=volumes)
-            await node.goes_on()
-            await a_good_one_serves(node, short / "d2")
+            await node.wait_for_renewals()
+            await check_good_driver(node, short / "d2")
             assert node.rss - rss < MOST_GROWTH
             await node.cluster.delete("p")
-            await node.goes_on()
+            await node.wait_for_renewals()
             assert (victim / "file").read_text() == "private"
             driver.worst = None
             for each in (node.agent.root / "pods").glob("*/volumes/kubernetes.io~csi/v/mount"):
@@ -256,7 +259,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_credential_programs(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of them returns credentials within its time, and nothing of it is left."""
+    """Expect that no program returns credentials within its time, and that the loop stays responsive."""
     monkeypatch.setattr(providers, "PROGRAM_SECONDS", 1.0)
     config = write_programs(tmp_path, script=f"#!/bin/sh\n{PROGRAMS[name]}\n")
     programs = providers.load_programs(config, tmp_path / "bin", lambda: 0.0)

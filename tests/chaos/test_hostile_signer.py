@@ -1,6 +1,6 @@
-"""A signer of certificates that does its worst with the requests of a running agent.
+"""Let a signer of certificates mistreat the requests of a running agent.
 
-The agent goes on with the certificate that it has, asks again with pauses, and takes the first good one.
+The agent goes on with its current certificate, asks again with pauses, and accepts the first good one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WAIT_SECONDS = 1.0
 
 
 class Signer:
-    """Answers each request of the node with what `sign` makes of its name, and counts them."""
+    """Find the node's certificate requests, and answer them."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
@@ -88,7 +88,7 @@ async def expired(signer: Signer, name: str) -> None:
 
 
 async def a_huge_chain(signer: Signer, name: str) -> None:
-    """Megabytes of other certificates, of which none belongs to the key."""
+    """Answer with megabytes of other certificates, of which none has the key."""
     other = await self_signed(await new_key(), "n1", ["n1"], 1)
     signer.answer(name, encoded(other * 2000))
 

@@ -1,7 +1,7 @@
-"""An agent for which no memory is left: the kernel kills it at its cgroup's limit, or its allocations fail.
+"""Leave no memory to an agent: the kernel kills it at its cgroup's limit, or its allocations fail.
 
-It ends or goes on; pods stay as they are, and with memory it does its work again. `KUBENGINE_MEMORY_SQUEEZES`
-says how often.
+It ends or goes on, its pods stay as they are, and with memory it works again. `KUBENGINE_MEMORY_SQUEEZES`
+sets the number of rounds.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.conftest import MakeMember, Member, meanwhile, much
+from tests.chaos.conftest import MakeMember, Member, meanwhile, repetitions
 from tests.cluster_rig import PODS, Cluster
 from tests.node_rig import container
 from tests.waiting import eventually
 
-SQUEEZES = much("KUBENGINE_MEMORY_SQUEEZES", 2)
+SQUEEZES = repetitions("KUBENGINE_MEMORY_SQUEEZES", 2)
 MEMORY = Path("/sys/fs/cgroup/memory")
 PLENTY = 1 << 32
 SQUEEZED_SECONDS = 5.0
@@ -33,7 +33,7 @@ ENTER = 'echo $$ >"$0/cgroup.procs"; exec "$@"'
 
 
 class Group:
-    """A cgroup with a limit of memory."""
+    """Limit the memory of a cgroup (v1 or v2), and read its use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,8 +70,8 @@ def group() -> Iterator[Group]:
         path.rmdir()
 
 
-async def comes_and_goes(cluster: Cluster) -> None:
-    """A pod that the agent has work with, again and again."""
+async def recreate_pod(cluster: Cluster) -> None:
+    """Create and delete a large pod again and again, so that the agent has work."""
     while True:
         with contextlib.suppress(Exception):
             big = {"name": "busy", "annotations": {"big": "x" * MUCH}}
@@ -83,20 +83,20 @@ async def comes_and_goes(cluster: Cluster) -> None:
         await asyncio.sleep(0.2)
 
 
-async def lives_through(node: Member, squeeze: Callable[[], None], relieve: Callable[[], None]) -> None:
-    """Start the agent again where it did not survive."""
-    async with meanwhile(comes_and_goes(node.cluster)):
+async def squeeze_and_relieve(node: Member, squeeze: Callable[[], None], relieve: Callable[[], None]) -> None:
+    """Squeeze and relieve the agent under work, and start it again if it did not survive."""
+    async with meanwhile(recreate_pod(node.cluster)):
         squeeze()
         with contextlib.suppress(AssertionError):
             await eventually(lambda: node.agent.status is not None, SQUEEZED_SECONDS)
         relieve()
     if node.agent.status is not None:
         await node.agent.start()
-    await node.goes_on()
+    await node.wait_for_renewals()
 
 
-class Kept:
-    """Pods that nothing may happen to."""
+class SteadyPods:
+    """Run two pods, and check that their containers stay ready without a restart."""
 
     def __init__(self, node: Member) -> None:
         self._node = node
@@ -114,7 +114,7 @@ class Kept:
             assert (status["containerID"], status["restartCount"], status["ready"]) == (id, 0, True)
 
 
-async def work_is_done_again(node: Member, number: int) -> None:
+async def check_work(node: Member, number: int) -> None:
     name = f"later-{number}"
     await node.cluster.run(name, containers=[container()])
     await node.cluster.ready(name)
@@ -126,20 +126,20 @@ async def work_is_done_again(node: Member, number: int) -> None:
 async def test_a_limit_that_the_kernel_enforces(member: MakeMember) -> None:
     with group() as limited:
         async with member(within=["sh", "-c", ENTER, str(limited.path)]) as node:
-            kept = Kept(node)
-            await kept.run()
+            steady = SteadyPods(node)
+            await steady.run()
             for number in range(SQUEEZES):
-                await lives_through(node, limited.squeeze, lambda: limited.limit(PLENTY))
-                await kept.check()
-                await work_is_done_again(node, number)
+                await squeeze_and_relieve(node, limited.squeeze, lambda: limited.limit(PLENTY))
+                await steady.check()
+                await check_work(node, number)
         await eventually(lambda: not (limited.path / "cgroup.procs").read_text())
 
 
 async def test_allocations_that_fail(member: MakeMember) -> None:
     chance = random.Random(SQUEEZES)
     async with member() as node:
-        kept = Kept(node)
-        await kept.run()
+        steady = SteadyPods(node)
+        await steady.run()
         for number in range(SQUEEZES):
             found = re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{node.agent.pid}/status").read_text())
             assert found is not None
@@ -154,6 +154,6 @@ async def test_allocations_that_fail(member: MakeMember) -> None:
                     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
                     resource.prlimit(pid, resource.RLIMIT_AS, unlimited)
 
-            await lives_through(node, squeeze, relieve)
-            await kept.check()
-            await work_is_done_again(node, number)
+            await squeeze_and_relieve(node, squeeze, relieve)
+            await steady.check()
+            await check_work(node, number)

@@ -10,17 +10,17 @@ import subprocess
 
 import pytest
 
-from tests.chaos.conftest import MakeMember, Member, much
+from tests.chaos.conftest import MakeMember, Member, repetitions
 from tests.cluster_rig import Object
 from tests.node_rig import container
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
 
-TURNS = much("KUBENGINE_READ_ONLY_TURNS", 1)
+TURNS = repetitions("KUBENGINE_READ_ONLY_TURNS", 1)
 PRIVATE = ["unshare", "--mount"]
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"'
-"""Over what is there: a file system with files open for writing is not made read-only by asking."""
+"""Mounts over the directory: a file system with files open for writing cannot be remounted read-only."""
 WRITABLE = 'umount "$0"'
 VOLUMES = [{"name": "v", "emptyDir": {}}]
 MOUNTS = [{"name": "v", "mountPath": "/v"}]
@@ -46,12 +46,12 @@ async def test_pods_stay_and_what_waited_is_done(member: MakeMember) -> None:
             new = f"new-{number}"
             await run(node, new)
 
-            def told(new: str = new) -> bool:
+            def reports_the_change(new: str = new) -> bool:
                 return any("ead-only" in text for text in messages(node, new))
 
-            await eventually(told)
+            await eventually(reports_the_change)
             await node.cluster.delete("goes")
-            await node.goes_on()
+            await node.wait_for_renewals()
             assert (await node.container("stays"))["containerID"] == before["containerID"]
             await turn(node, WRITABLE)
             await node.cluster.ready(new)
