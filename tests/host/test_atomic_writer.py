@@ -35,7 +35,7 @@ def volume(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def outside(volume: Path) -> Iterator[Path]:
-    """What lies beside the volume is as it was, whatever happened."""
+    """Yield the directory beside the volume, and check afterwards that nothing in it has changed."""
     outside = volume.parent / "outside"
     before = {p.name: p.lstat() for p in outside.iterdir()}
     yield outside
@@ -48,8 +48,8 @@ def show(volume: Path, files: Mapping[str, PublishedFile], group: int | None = N
         return publish(directory, files, group=group, now=NOW)
 
 
-def seen(volume: Path) -> dict[str, str]:
-    """What a container sees by the names that it was promised."""
+def visible_files(volume: Path) -> dict[str, str]:
+    """Return the files that a container sees, by name, read through the volume's links."""
     top = volume / "..data"
     files = [Path(where) / name for where, _, names in os.walk(f"{top}/") for name in names]
     names = [str(file.relative_to(top)) for file in files]
@@ -63,7 +63,7 @@ def test_lies_on_disk_as_a_kubelet_leaves_it(volume: Path) -> None:
     assert sorted(os.listdir(volume)) == sorted(["..data", current, "labels", "sub"])
     assert os.readlink(volume / "labels") == "..data/labels"
     assert os.readlink(volume / "sub") == "..data/sub"
-    assert seen(volume) == {"labels": "a", "sub/deep/cpu": "1"}
+    assert visible_files(volume) == {"labels": "a", "sub/deep/cpu": "1"}
     modes = {p: stat.S_IMODE((volume / p).stat().st_mode) for p in (current, "labels", "sub", "sub/deep/cpu")}
     assert modes == {current: 0o755, "labels": 0o644, "sub": 0o755, "sub/deep/cpu": 0o400}
 
@@ -84,7 +84,7 @@ def test_equal_files_stay_and_different_ones_are_swapped(volume: Path) -> None:
         assert show(volume, files)
         current = os.readlink(volume / "..data")
         assert current != before
-        assert seen(volume) == {path: file.data.decode() for path, file in files.items()}
+        assert visible_files(volume) == {path: file.data.decode() for path, file in files.items()}
         assert sorted(os.listdir(volume)) == sorted(["..data", current, *{p.split("/")[0] for p in files}])
 
 
@@ -179,7 +179,7 @@ def test_planted_links_are_replaced_and_never_followed(
     plant(volume, outside)
     files = {"labels": text(""), "sub/cpu": text("1")}
     assert show(volume, files)
-    assert seen(volume) == {"labels": "", "sub/cpu": "1"}
+    assert visible_files(volume) == {"labels": "", "sub/cpu": "1"}
     assert sorted(os.listdir(volume)) == sorted(["..data", os.readlink(volume / "..data"), "labels", "sub"])
     assert not show(volume, files)
 
@@ -238,7 +238,7 @@ def test_a_failure_leaves_the_old_set_whole(
     with pytest.raises(OSError, match="No space"):
         show(volume, {"a": text("2"), "b": text("2"), "c": text("2")})
     assert sorted(os.listdir(volume)) == before
-    assert set(seen(volume).values()) == {"1"}
+    assert set(visible_files(volume).values()) == {"1"}
 
 
 def test_a_reader_sees_all_old_or_all_new(volume: Path) -> None:

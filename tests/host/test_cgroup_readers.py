@@ -1,4 +1,4 @@
-"""Every reader of cgroups finds them by the mount table, wherever the hierarchies are mounted."""
+"""Check that every reader of cgroups finds them by the mount table, wherever the hierarchies are mounted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = {
 
 @pytest.fixture
 def hybrid(tmp_path: Path) -> Mounts:
-    """v1 hierarchies under names of their own, and a v2 one beside them."""
+    """Return mounts with v1 hierarchies under unusual names, and a v2 one beside them."""
     for name, text in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -103,8 +103,8 @@ def test_a_file_that_cannot_be_set_aside_is_reported(
     assert "cannot be set aside (File name too long)" in caplog.text
 
 
-class Disk:
-    """Fails so many reads with an error."""
+class FailingDisk:
+    """Fail the first `times` reads with an error."""
 
     def __init__(self, patch: pytest.MonkeyPatch, times: int, number: int) -> None:
         self.times = times
@@ -122,7 +122,7 @@ class Disk:
 def test_one_fault_of_the_disk_is_not_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
     keep(path, b"said")
-    Disk(monkeypatch, 1, errno.EIO)
+    FailingDisk(monkeypatch, 1, errno.EIO)
     assert kept(path, bytes, without="") == b"said"
 
 
@@ -132,7 +132,7 @@ def test_an_unreadable_file_is_neither_damaged_nor_missing(
 ) -> None:
     path = tmp_path / "f"
     keep(path, b"said")
-    Disk(monkeypatch, 2, number)
+    FailingDisk(monkeypatch, 2, number)
     with pytest.raises(Unavailable, match=str(path)):
         kept(path, bytes, without="")
     assert kept(path, bytes, without="") == b"said"

@@ -23,7 +23,7 @@ def names(directory: Path) -> list[str]:
 
 
 class FailingOs:
-    """`os`, whose `call` fails the `at`-th time."""
+    """Stand in for `os`; its function `call` fails the `at`-th time with EIO."""
 
     def __init__(self, call: str, at: int) -> None:
         self._call, self._left = call, at

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """Names as no mount table likes them."""
+    """Yield a directory with a blank, a tab, a backslash and a newline in its name; a mount table escapes
+    them."""
     place = tmp_path / "a b\tc\\d\ne"
     place.mkdir()
     yield place

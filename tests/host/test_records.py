@@ -29,7 +29,7 @@ from tests.no_files import NO_FILES, make_no_file
 from tests.waiting import eventually
 
 DAMAGES = int(os.environ.get("KUBENGINE_KEPT_DAMAGES", "600"))
-"""How many strange files are read (`make chaos`: 36,000)."""
+"""How many damaged files are read (`make chaos`: 36,000)."""
 HISTORY = (
     {"a": b"1", "b": b"{}", "c": b""},
     {"a": b"2 3"},
@@ -47,13 +47,13 @@ POD_END = TerminationRecord(PodEnd("Evicted", "low"), PodStatus(phase="Failed"))
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A directory where syncs cost nothing."""
+    """Yield a directory in memory, where syncs cost nothing."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory)
 
 
 @asynccontextmanager
-async def at_work(path: Path, **options: Any) -> AsyncIterator[RecordStore]:
+async def opened_store(path: Path, **options: Any) -> AsyncIterator[RecordStore]:
     opened = RecordStore(path, **options)
     opened.open()
     opened.start()
@@ -68,7 +68,7 @@ async def put(opened: RecordStore, records: Mapping[str, bytes]) -> None:
 
 
 def read(path: Path, names: StoredNames | None = None) -> dict[str, bytes]:
-    """What the next agent finds."""
+    """Return the records that the next agent finds."""
     opened = RecordStore(path, names=names)
     opened.open()
     found = {name: opened.get(name) for name in opened._places}
@@ -81,7 +81,7 @@ async def written(path: Path) -> list[tuple[int, dict[str, bytes]]]:
     """Write the history; return the file's length and the acknowledged records after each group."""
     known: dict[str, bytes] = {}
     moments = [(0, known)]
-    async with at_work(path) as opened:
+    async with opened_store(path) as opened:
         for group in HISTORY:
             await put(opened, group)
             known = {**known, **group}
@@ -97,13 +97,13 @@ async def test_the_newest_record_of_each_key_is_read(tmp_path: Path) -> None:
 
 
 async def test_records_put_at_the_same_time_share_a_write(tmp_path: Path) -> None:
-    async with at_work(tmp_path / "records") as opened:
+    async with opened_store(tmp_path / "records") as opened:
         await put(opened, {str(number): b"x" for number in range(500)})
         assert opened.writes <= 3
 
 
 async def test_a_record_that_is_the_same_is_not_written_again(tmp_path: Path) -> None:
-    async with at_work(tmp_path / "records") as opened:
+    async with opened_store(tmp_path / "records") as opened:
         await opened.put("a", b"1")
         await opened.put("a", b"1")
         assert opened.writes == 1
@@ -122,7 +122,7 @@ async def test_a_power_cut_at_any_byte_loses_nothing_that_was_acknowledged(memor
         assert all(any(known.get(name) == value for known in states) for name, value in found.items())
         if length in {size for size, _ in moments}:
             assert found == acknowledged
-        async with at_work(path) as opened:
+        async with opened_store(path) as opened:
             await opened.put("later", b"6")
         assert read(path) == {**found, "later": b"6"}
 
@@ -141,7 +141,7 @@ async def test_a_crash_at_any_step_loses_nothing_that_was_acknowledged(
         shutil.copytree(path.parent, copy)
         steps.append((step, copy / "records", dict(acknowledged)))
 
-    async with at_work(path, fault=crashed) as opened:
+    async with opened_store(path, fault=crashed) as opened:
         for number in range(12):
             for group in HISTORY:
                 group = {**group, "number": b"%d" % number}
@@ -193,7 +193,7 @@ async def test_a_record_that_is_damaged_later_is_not_believed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "records"
-    async with at_work(path) as opened:
+    async with opened_store(path) as opened:
         await put(opened, {"a": b"1111", "b": b"2"})
         path.write_bytes(path.read_bytes().replace(b"1111", b"1121"))
         assert opened.get("a") is None
@@ -207,13 +207,13 @@ async def test_what_is_no_file_is_set_aside(
 ) -> None:
     path = tmp_path / "records"
     make_no_file(path, kind)
-    async with at_work(path) as opened:
+    async with opened_store(path) as opened:
         await opened.put("a", b"1")
     assert read(path) == {"a": b"1"}
 
 
-class Disk:
-    """Refuses the next `times` calls of one function with an error, after it has done `part` of its work."""
+class FailingDisk:
+    """Let the next `times` calls of one function of `os` fail; `pwrite` first writes all but 3 bytes."""
 
     def __init__(self, patch: pytest.MonkeyPatch, name: str, number: int, times: int = 1) -> None:
         self.times = times
@@ -237,9 +237,9 @@ async def test_what_the_disk_refuses_is_refused_and_everything_else_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
     path = tmp_path / "records"
-    async with at_work(path) as opened:
+    async with opened_store(path) as opened:
         await opened.put("a", b"1")
-        Disk(monkeypatch, name, number)
+        FailingDisk(monkeypatch, name, number)
         opened.put_soon("soon", b"2")
         with pytest.raises(Refused, match=str(path)) as refused:
             await opened.put("a", b"3")
@@ -253,9 +253,9 @@ async def test_what_the_disk_refuses_is_refused_and_everything_else_stays(
 async def test_one_fault_of_the_disk_is_not_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with at_work(tmp_path / "records") as opened:
+    async with opened_store(tmp_path / "records") as opened:
         await opened.put("a", b"1")
-        Disk(monkeypatch, "pread", errno.EIO)
+        FailingDisk(monkeypatch, "pread", errno.EIO)
         assert opened.get("a") == b"1"
 
 
@@ -263,16 +263,16 @@ async def test_a_shortage_is_neither_damage_nor_absence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "records"
-    async with at_work(path) as opened:
+    async with opened_store(path) as opened:
         await opened.put("a", b"1")
-    Disk(monkeypatch, "open", errno.EMFILE, times=3)
+    FailingDisk(monkeypatch, "open", errno.EMFILE, times=3)
     with pytest.raises(Unavailable, match=str(path)):
         RecordStore(path).open()
     assert read(path) == {"a": b"1"}
 
 
 class Directories(StoredNames):
-    """Knows the keys in `known`, and refuses a name to `nameless`."""
+    """Know the keys in `known`, and raise OSError for the key "nameless"."""
 
     def __init__(self) -> None:
         self.known = {"a", "b", "c"}
@@ -289,7 +289,7 @@ class Directories(StoredNames):
 
 async def test_a_record_without_a_name_fails_alone(tmp_path: Path) -> None:
     path, names = tmp_path / "records", Directories()
-    async with at_work(path, names=names) as opened:
+    async with opened_store(path, names=names) as opened:
         failed, well = await asyncio.gather(
             opened.put("nameless", b"1"), opened.put("a", b"2"), return_exceptions=True
         )
@@ -303,7 +303,7 @@ async def test_records_that_nothing_needs_are_not_read_and_vanish(
 ) -> None:
     monkeypatch.setattr(store, "OUTDATED_BYTES", 0)
     path, names = tmp_path / "records", Directories()
-    async with at_work(path, names=names) as opened:
+    async with opened_store(path, names=names) as opened:
         await put(opened, {"a": b"1", "b": b"2", "c": b"3"})
     names.known = {"a"}
     assert read(path, names) == {"a": b"1"}
@@ -318,7 +318,7 @@ async def test_a_discarded_record_does_not_come_back(tmp_path: Path) -> None:
         if step == "records written":
             asyncio.run_coroutine_threadsafe(hold.wait(), loop).result()
 
-    async with at_work(tmp_path / "records", fault=wait) as opened:
+    async with opened_store(tmp_path / "records", fault=wait) as opened:
         putting = asyncio.ensure_future(opened.put("a", b"1"))
         await eventually(lambda: bool(opened._under_way))
         opened.discard("a")
@@ -335,14 +335,15 @@ async def test_a_discarded_record_does_not_come_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [b"two\nlines"])
 async def test_what_does_not_fit_in_a_line_is_our_bug(tmp_path: Path, value: bytes) -> None:
-    async with at_work(tmp_path / "records") as opened:
+    async with opened_store(tmp_path / "records") as opened:
         with pytest.raises(Exception, match="one line"):
             await opened.put("a", value)
         await opened.put("b", b"1")
 
 
-def strange(content: bytes, chance: random.Random) -> bytes:
-    """What can happen to the file: flipped bits, a cut, a part of it twice, zeros, other values."""
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    """Return a damaged copy: flipped bits, a cut, a repeated or lost part, zeros, or a line with another
+    value."""
     match chance.randrange(5):
         case 0:
             data = bytearray(content)
@@ -391,7 +392,7 @@ def expected(data: bytes) -> tuple[dict[str, bytes], bool]:
 @pytest.mark.timeout(0 if DAMAGES > 600 else 300)
 async def test_any_content_is_read_or_named(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = memory / "records"
-    async with at_work(path) as opened:
+    async with opened_store(path) as opened:
         await AcceptedSpecs(opened).keep(POD)
         await TerminationRecords(opened).write("u", POD_END)
         ReadinessRecords(opened).write("u", {"c": ("id", True, False)})
@@ -399,7 +400,7 @@ async def test_any_content_is_read_or_named(memory: Path, caplog: pytest.LogCapt
     content = path.read_bytes()
     chance = random.Random(34)
     for _ in range(DAMAGES):
-        path.write_bytes(bad := strange(content, chance))
+        path.write_bytes(bad := damaged(content, chance))
         caplog.clear()
         again = RecordStore(path)
         again.open()

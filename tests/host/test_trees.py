@@ -29,7 +29,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def make_deep(top: Path, levels: int, leaf: Callable[[int], None] = lambda _: None) -> None:
-    """A chain of directories, with a file beside each step; `leaf` gets the descriptor of the last."""
+    """Make a chain of directories with a file in each, and call `leaf` with the descriptor of the last."""
     top.mkdir(exist_ok=True)
     at = os.open(top, os.O_RDONLY)
     for _ in range(levels):
@@ -44,7 +44,7 @@ def make_deep(top: Path, levels: int, leaf: Callable[[int], None] = lambda _: No
 
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
-    """Room for the levels that are held and little more."""
+    """Limit open files to those that the walk holds, and a few more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(int(fd) for fd in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + HELD_LEVELS + 16, before[1]))

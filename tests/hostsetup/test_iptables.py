@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture
 def inside() -> Iterator[list[str]]:
-    """The command that enters the namespace."""
+    """Yield the command prefix that enters a new network namespace. Skips if it has no iptables tables."""
     holder = subprocess.Popen(
         ["unshare", "--net", "sh", "-c", "echo; exec sleep 600"], stdout=subprocess.PIPE, text=True
     )

@@ -41,30 +41,30 @@ def places(tmp_path: Path) -> HostPlaces:
     )
 
 
-def of(places: HostPlaces, **fields: object) -> HostSetup:
+def host_setup(places: HostPlaces, **fields: object) -> HostSetup:
     config = KubeletConfiguration(**fields)  # type: ignore[arg-type]
     return HostSetup(config, places, recorder=EventRecorder(lambda: 0.0), tasks=Tasks())
 
 
 def test_a_node_does_not_start_with_swap_unless_it_may(places: HostPlaces):
-    of(places).check()
+    host_setup(places).check()
     places.swaps.write_text(f"{HEADING}/swap file 1 0 -2\n")
     with pytest.raises(Refused, match="running with swap on is not supported, please disable swap") as caught:
-        of(places).check()
+        host_setup(places).check()
     assert "failSwapOn" in str(caught.value)
-    of(places, fail_swap_on=False).check()
+    host_setup(places, fail_swap_on=False).check()
     places.swaps.unlink()
-    of(places).check()
+    host_setup(places).check()
 
 
 def test_a_node_refuses_to_start_with_different_protected_tunables(places: HostPlaces):
     with pytest.raises(Refused, match="protectKernelDefaults: invalid kernel flag"):
-        of(places, protect_kernel_defaults=True).check()
+        host_setup(places, protect_kernel_defaults=True).check()
 
 
 def test_the_systems_cgroup_is_not_the_root(places: HostPlaces):
     with pytest.raises(InvalidInput, match="systemCgroups: system container cannot be root"):
-        of(places, system_cgroups="/", cgroup_root="/").check()
+        host_setup(places, system_cgroups="/", cgroup_root="/").check()
 
 
 async def test_a_started_node_has_its_tunables_score_and_files(
@@ -72,7 +72,7 @@ async def test_a_started_node_has_its_tunables_score_and_files(
 ):
     limits: list[int] = []
     monkeypatch.setattr(setup, "set_open_files", limits.append)
-    host = of(places, oom_score_adj=-998, max_open_files=4321)
+    host = host_setup(places, oom_score_adj=-998, max_open_files=4321)
     await host.start()
     await eventually(lambda: places.oom_score.read_text() == "-998")
     await host.stop()
@@ -82,7 +82,7 @@ async def test_a_started_node_has_its_tunables_score_and_files(
 
 async def test_protected_tunables_are_not_written(places: HostPlaces, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(setup, "set_open_files", lambda _most: None)
-    host = of(places, protect_kernel_defaults=True)
+    host = host_setup(places, protect_kernel_defaults=True)
     await host.start()
     await host.stop()
     assert (places.sysctls / "vm/overcommit_memory").read_text() == "0\n"
@@ -102,13 +102,13 @@ async def test_missing_tools_are_reported_once_and_the_node_starts(
     for name in TUNABLES:
         (places.sysctls / name).unlink()
     caplog.set_level("INFO", "kubengine.hostsetup")
-    host = of(places, max_open_files=7)
+    host = host_setup(places, max_open_files=7)
     await host.start()
     await asyncio.sleep(0.2)
     await host.stop()
-    said = [record.message for record in caplog.records]
+    messages = [record.message for record in caplog.records]
     for word in ("kernel tunables", "RLIMIT_NOFILE", "kmsg", "no-such-iptables", "oomScoreAdj"):
-        assert sum(word in message for message in said) == 1, word
+        assert sum(word in message for message in messages) == 1, word
 
 
 def test_more_open_files_than_the_kernel_allows_are_refused():
@@ -118,7 +118,7 @@ def test_more_open_files_than_the_kernel_allows_are_refused():
 
 @pytest.fixture
 def hierarchy(tmp_path: Path) -> Path:
-    """A cgroup of the test's own that stands for a hierarchy's root."""
+    """Make a cgroup that stands in for a hierarchy's root. Skips without root or a cgroup hierarchy."""
     mounts = [Path(each.path) for each in setup.find_mounts().hierarchies if "pids" in each.controllers]
     if os.geteuid() != 0 or not mounts:
         pytest.skip("needs root and a cgroup hierarchy")
@@ -163,10 +163,10 @@ def test_a_cgroup_that_cannot_be_made_is_named(hierarchy: Path):
 
 
 @pytest.mark.parametrize(
-    ("release", "swap", "told"), [("6.1.0-13-amd64", True, 1), ("6.1.0", False, 0), ("6.12.3", True, 0)]
+    ("release", "swap", "warnings"), [("6.1.0-13-amd64", True, 1), ("6.1.0", False, 0), ("6.12.3", True, 0)]
 )
 async def test_volumes_of_memory_that_may_be_swapped_are_an_event(
-    places: HostPlaces, monkeypatch: pytest.MonkeyPatch, release: str, swap: bool, told: int
+    places: HostPlaces, monkeypatch: pytest.MonkeyPatch, release: str, swap: bool, warnings: int
 ):
     monkeypatch.setattr(setup, "set_open_files", lambda _most: None)
     kernel = os.uname_result(("Linux", "n", release, "v", "x86_64"))
@@ -177,4 +177,4 @@ async def test_volumes_of_memory_that_may_be_swapped_are_an_event(
     host = HostSetup(KubeletConfiguration(fail_swap_on=False), places, recorder=recorder, tasks=Tasks())
     await host.start()
     await host.stop()
-    assert sum(event.reason == "PossibleMemoryBackedVolumesOnDisk" for event in recorder) == told
+    assert sum(event.reason == "PossibleMemoryBackedVolumesOnDisk" for event in recorder) == warnings

@@ -1,4 +1,4 @@
-"""Bodies of HTTP answers that end late, early, or not at all."""
+"""Read bodies of HTTP answers that end late, early, or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.host.http.bodies import read_body
 
 
 class Body(io.BytesIO):
-    """An answer that gives at most `step` bytes at a time."""
+    """Return at most `step` bytes for each read of a body."""
 
     def __init__(self, data: bytes, length: int | None, step: int) -> None:
         super().__init__(data)
@@ -30,7 +30,7 @@ def test_a_body_is_read_whole(length: int | None, step: int) -> None:
 
 
 def test_no_more_is_read_than_the_length_says() -> None:
-    """What follows on the connection is another answer, or never comes."""
+    """Stop at the length: the next bytes of the connection are another answer, or never come."""
     body = Body(b"0123456789next", 10, 4)
     assert read_body(body, 100) == b"0123456789"
     assert body.read() == b"next"

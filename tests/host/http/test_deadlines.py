@@ -37,15 +37,15 @@ class TricklingServer:
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                taken, _ = self._listener.accept()
-                threading.Thread(target=self._answer, args=[taken], daemon=True).start()
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._answer, args=[connection], daemon=True).start()
 
-    def _answer(self, taken: socket.socket) -> None:
-        with contextlib.suppress(OSError), taken:
-            taken.recv(65536)
-            taken.sendall(self._head)
+    def _answer(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            connection.recv(65536)
+            connection.sendall(self._head)
             while not self._ended.wait(0.05):
-                taken.sendall(b"0")
+                connection.sendall(b"0")
 
     def close(self) -> None:
         self._ended.set()
@@ -55,7 +55,7 @@ class TricklingServer:
 
 @pytest.fixture(params=HEADS)
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a server that trickles this part of its answers."""
+    """Yield the address of a server that trickles this part of its answers."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = TricklingServer(listener, HEADS[request.param])
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -101,11 +101,11 @@ def test_each_request_of_a_connection_has_a_deadline_of_its_own() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        taken, _ = listener.accept()
-        with taken:
+        connection, _ = listener.accept()
+        with connection:
             for _ in range(2):
-                taken.recv(65536)
-                taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
     server = threading.Thread(target=serve)
     server.start()
