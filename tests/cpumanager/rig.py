@@ -1,4 +1,4 @@
-"""A CPU manager of eight CPUs on a directory, and what it recorded."""
+"""Run CPU managers of eight CPUs on one directory, and read the events and decisions that they record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROCESSORS = [Processor(cpu, cpu % 4, 0, 0, 0) for cpu in range(8)]
 
 
 def pinned_pod(uid: str, cpus: int, **spec: Any) -> Pod:
-    """A Guaranteed pod of one container c."""
+    """Build a Guaranteed pod of one container c with `cpus` exclusive CPUs."""
     amounts = {"cpu": str(cpus), "memory": "64Mi"}
     container = {"name": "c", "image": "x", "resources": {"limits": amounts, "requests": amounts}}
     meta = {"name": uid, "namespace": "d", "uid": uid}
@@ -40,7 +40,7 @@ def anywhere(pod: Pod, container: Container) -> Hint:
 
 @dataclass
 class Rig:
-    """Agents that come and go; `events` and `decisions` are the last agent's."""
+    """Run one agent after another; `recorder` and `decisions` are the last agent's."""
 
     root: Path
     config: dict[str, Any] = field(
@@ -82,7 +82,7 @@ class Rig:
             await manager.stop()
 
     def start_pod(self, manager: CpuManager, pod: Pod) -> None:
-        """Admit a pod; its container runs from now on."""
+        """Admit a pod, and list its container as running from now on."""
         assert manager.concerns(pod)
         manager.allocate(pod, pod.spec.containers[0], anywhere(pod, pod.spec.containers[0]))
         self.running.append(RunningContainer(pod.uid, "c", f"id-of-{pod.uid}"))
@@ -92,8 +92,8 @@ class Rig:
         cpus = manager.policy.state.held(uid, "c")
         return None if cpus is None else cpu_set.text(cpus)
 
-    def said(self, reason: str) -> list[str]:
-        """The messages of the events with this reason."""
+    def messages(self, reason: str) -> list[str]:
+        """Return the messages of the events with this reason."""
         return [event.message for event in self.recorder if event.reason == reason]
 
 

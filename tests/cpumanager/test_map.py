@@ -51,7 +51,7 @@ def test_under_the_policy_none_all_cpus_are_shared() -> None:
 
 
 def test_the_page_shows_each_cpu_with_its_location_and_use() -> None:
-    told = {
+    state = {
         "policy": "static",
         "reserved": "0",
         "shared": "0-1,4-5",
@@ -62,7 +62,7 @@ def test_the_page_shows_each_cpu_with_its_location_and_use() -> None:
         ],
         "containers": [{"pod": "d/p", "podUID": "u", "container": "c", "cpus": "2-3,6-7"}],
     }
-    assert cpu_rows(told) == {
+    assert cpu_rows(state) == {
         "node 0": {
             "node": 0,
             "caches": [

@@ -325,10 +325,10 @@ async def test_a_driver_that_gives_cpus_is_reported(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     async with rig.agent() as manager:
         manager.driver_connected("gpu.example.com")
-        assert rig.said("CPUDriverClash") == []
+        assert rig.messages("CPUDriverClash") == []
         manager.driver_connected("dra.cpu")
-        assert len(rig.said("CPUDriverClash")) == 1
+        assert len(rig.messages("CPUDriverClash")) == 1
     rig.config = {"cpuManagerPolicy": "none"}
     async with rig.agent() as manager:
         manager.driver_connected("dra.cpu")
-        assert rig.said("CPUDriverClash") == []
+        assert rig.messages("CPUDriverClash") == []

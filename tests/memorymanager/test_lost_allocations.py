@@ -1,4 +1,4 @@
-"""What an agent does with a memory state that does not match: it keeps what is valid and reports the rest."""
+"""Start an agent on a memory state that does not match: it keeps what is valid and reports the rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 
 def pod_of(uid: str, gib: int, **spec: Any) -> Pod:
-    """A Guaranteed pod of one container c."""
+    """Build a Guaranteed pod of one container c with `gib` GiB."""
     amounts = {"cpu": "250m", "memory": f"{gib}Gi"}
     container = {"name": "c", "image": "x", "resources": {"limits": amounts, "requests": amounts}}
     meta = {"name": uid, "namespace": "d", "uid": uid}
@@ -43,7 +43,7 @@ WHOLE = pod_of(
 
 @dataclass
 class Rig:
-    """Two NUMA nodes of so many GiB, of which the first reserves some, and agents that come and go."""
+    """Run one agent after another on two NUMA nodes of `gib` GiB; node 0 reserves `reserved` GiB."""
 
     root: Path
     gib: tuple[int, int] = (8, 8)
@@ -72,24 +72,24 @@ class Rig:
             await manager.stop()
 
     def adopt(self, manager: MemoryManager, *pods: Pod) -> dict[str, str]:
-        """Tell an agent of running pods; the NUMA nodes of each."""
+        """Let an agent adopt running pods, and return the NUMA nodes of each by uid."""
         for pod in pods:
             manager.adopted(pod, lambda pod, container: ANYWHERE)
         return {pod.uid: manager.mems(pod, "c") for pod in pods}
 
-    def said(self, reason: str) -> list[str]:
+    def messages(self, reason: str) -> list[str]:
         return [event.message for event in self.recorder if event.reason == reason]
 
 
-def reserved(manager: MemoryManager, uid: str) -> int:
-    """The bytes that a pod's container has."""
+def reserved_bytes(manager: MemoryManager, uid: str) -> int:
+    """Return the bytes that the pod's container has reserved."""
     assert manager.policy is not None
     return sum(block.size for block in manager.policy.state.held(uid, "c") or ())
 
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> Rig:
-    """A machine on which pod a has memory of node 0, and pod b of node 1."""
+    """Return a machine on which pod a has memory of node 0, and pod b of node 1."""
     rig = Rig(tmp_path)
     async with rig.agent() as manager:
         manager.allocate(A, A.spec.containers[0], ANYWHERE)
@@ -102,17 +102,17 @@ async def test_the_same_machine_says_nothing(rig: Rig) -> None:
     async with rig.agent() as manager:
         assert rig.adopt(manager, A, B) == {"a": "0", "b": "1"}
     assert (rig.root / FILE_NAME).read_bytes() == before
-    assert rig.said("MemoryManagerStateChanged") == rig.said("MemoryReassigned") == []
+    assert rig.messages("MemoryManagerStateChanged") == rig.messages("MemoryReassigned") == []
 
 
 async def test_a_larger_reservation_moves_only_the_pod_that_it_concerns(rig: Rig) -> None:
     rig.reserved = 6
     async with rig.agent() as manager:
         assert rig.adopt(manager, A, B) == {"a": "", "b": "1"}
-    (changed,) = rig.said("MemoryManagerStateChanged")
+    (changed,) = rig.messages("MemoryManagerStateChanged")
     assert changed.endswith(f"c of pod a: NUMA nodes [0] have {2 * GIB} bytes of memory left, not {3 * GIB}")
-    (said,) = rig.said("MemoryReassigned")
-    assert said.startswith("Container c has no reserved memory from now on: ")
+    (message,) = rig.messages("MemoryReassigned")
+    assert message.startswith("Container c has no reserved memory from now on: ")
     (decision,) = [one for one in rig.decisions.after(0) if one.outcome == "reassigned"]
     assert decision.inputs["reason"] in changed
 
@@ -121,7 +121,7 @@ async def test_memory_that_was_added_is_used(rig: Rig) -> None:
     rig.gib = (8, 16)
     async with rig.agent() as manager:
         assert rig.adopt(manager, A, B) == {"a": "0", "b": "1"}
-    assert rig.said("MemoryManagerStateChanged") == [
+    assert rig.messages("MemoryManagerStateChanged") == [
         f"NUMA node 1 has {16 * GIB} bytes of memory to give, and had {8 * GIB}"
     ]
 
@@ -132,17 +132,19 @@ async def test_a_resize_that_a_kubelet_admitted_is_reserved(rig: Rig, gib: int) 
     rig.fields = {**rig.fields, "featureGates": {EXCLUSIVE_MEMORY_GATE: True}}
     async with rig.agent() as manager:
         assert rig.adopt(manager, pod_of("a", gib), B) == {"a": "0", "b": "1"}
-        assert reserved(manager, "a") == gib * GIB
-    assert rig.said("MemoryReassigned") == []
+        assert reserved_bytes(manager, "a") == gib * GIB
+    assert rig.messages("MemoryReassigned") == []
 
 
 async def test_a_resize_that_a_kubelet_admitted_may_find_too_little_memory(rig: Rig) -> None:
     rig.fields = {**rig.fields, "featureGates": {EXCLUSIVE_MEMORY_GATE: True}}
     async with rig.agent() as manager:
         assert rig.adopt(manager, pod_of("a", 8)) == {"a": "0"}
-        assert reserved(manager, "a") == 3 * GIB
-    (said,) = rig.said("MemoryReassigned")
-    assert said.startswith("The pod keeps less reserved memory than it requests: Container c has its memory")
+        assert reserved_bytes(manager, "a") == 3 * GIB
+    (message,) = rig.messages("MemoryReassigned")
+    assert message.startswith(
+        "The pod keeps less reserved memory than it requests: Container c has its memory"
+    )
 
 
 async def test_the_policy_may_change_both_ways(rig: Rig) -> None:
@@ -153,8 +155,8 @@ async def test_the_policy_may_change_both_ways(rig: Rig) -> None:
     rig.fields = static
     async with rig.agent() as manager:
         assert rig.adopt(manager, A, B) == {"a": "0", "b": "1"}
-    assert rig.said("MemoryManagerStateChanged") == ["the policy was 'None'"]
-    assert len(rig.said("MemoryReassigned")) == 2
+    assert rig.messages("MemoryManagerStateChanged") == ["the policy was 'None'"]
+    assert len(rig.messages("MemoryReassigned")) == 2
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff", b'{"policyName":"Static","checksum":1}'])
@@ -162,7 +164,7 @@ async def test_a_damaged_file_is_set_aside(rig: Rig, damage: bytes) -> None:
     (rig.root / FILE_NAME).write_bytes(damage)
     async with rig.agent() as manager:
         assert rig.adopt(manager, A, B) == {"a": "0", "b": "1"}
-    assert "reserving memory for running pods again" in rig.said("MemoryManagerStateChanged")[0]
+    assert "reserving memory for running pods again" in rig.messages("MemoryManagerStateChanged")[0]
 
 
 async def test_a_whole_pod_keeps_its_memory_through_a_restart(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ async def test_a_whole_pod_keeps_its_memory_through_a_restart(tmp_path: Path) ->
         assert rig.adopt(manager, WHOLE) == {"w": "0"}
         assert manager.mems(WHOLE, "helper") == "0"
     assert (rig.root / FILE_NAME).read_bytes() == before
-    assert rig.said("MemoryManagerStateChanged") == []
+    assert rig.messages("MemoryManagerStateChanged") == []
 
     rig.gib = (4, 8)
     async with rig.agent() as manager:
@@ -191,11 +193,11 @@ async def test_a_whole_pod_keeps_its_memory_through_a_restart(tmp_path: Path) ->
         manager.release("w")
         assert manager.policy is not None
         assert all(not node.number_of_assignments for node in manager.policy.state.nodes.values())
-    assert rig.said("MemoryReassigned")[0].startswith("The pod now has reserved memory on NUMA nodes [1]")
+    assert rig.messages("MemoryReassigned")[0].startswith("The pod now has reserved memory on NUMA nodes [1]")
 
     rig.gib = (8, 8)
     (rig.root / FILE_NAME).write_bytes(before)
     del rig.fields["featureGates"]
     async with rig.agent() as manager:
         assert rig.adopt(manager, WHOLE) == {"w": ""}
-    assert "the feature gate PodLevelResourceManagers is off" in rig.said("MemoryManagerStateChanged")[0]
+    assert "the feature gate PodLevelResourceManagers is off" in rig.messages("MemoryManagerStateChanged")[0]

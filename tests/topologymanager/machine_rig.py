@@ -1,7 +1,7 @@
-"""A made-up machine whose agents come and go: the managers of CPUs and memory on disk, and a runtime.
+"""Run agents one after another on a made-up machine: CPU and memory managers on disk, and a runtime.
 
-`World.check` holds what the managers say, what their files say and what the runtime was told against the
-rules: no CPU belongs to two containers or is exclusive and shared, and no NUMA node gives memory twice.
+`World.check` compares the managers, their files and the runtime with the rules: no CPU belongs to two
+containers or is exclusive and shared, and no memory is reserved twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def pod_of(uid: str, containers: list[tuple[str, int, int]]) -> Pod:
-    """A Guaranteed pod of containers (kind, CPUs, MiB); 0 CPUs stand for a quarter of one."""
+    """Build a Guaranteed pod of containers (kind, CPUs, MiB); 0 CPUs stand for a quarter of one."""
     init: list[dict[str, Any]] = []
     main: list[dict[str, Any]] = []
     for number, (kind, count, mebibytes) in enumerate(containers):
@@ -56,21 +56,21 @@ def pod_of(uid: str, containers: list[tuple[str, int, int]]) -> Pod:
     return convert({"metadata": {"name": uid, "namespace": "d", "uid": uid}, "spec": spec}, Pod, "pod")
 
 
-def stays(pod: Pod, container: Container) -> bool:
-    """Whether a container runs as long as its pod."""
+def runs_on(pod: Pod, container: Container) -> bool:
+    """Tell whether a container runs as long as its pod: it is a main container or a sidecar."""
     return container not in pod.init_containers or container.is_sidecar
 
 
 class Crash(BaseException):
-    """The agent dies."""
+    """Kill the agent: not even `except Exception` in it may catch this."""
 
 
 @dataclass
 class World:
-    """A machine with its runtime, which outlive the agents: where containers run by what they were told.
+    """Hold a machine and its runtime, which outlive the agents.
 
-    The agent dies after `crash_at` more steps of the state files, and the disk fails at the `fail_at`-th; 0
-    is never.
+    `cpusets` are the CPUs that the runtime was last given for each container. The agent dies at the
+    `crash_at`-th next step of the state files, and the disk fails at the `fail_at`-th; 0 is never.
     """
 
     root: Path
@@ -79,7 +79,7 @@ class World:
     memory: list[NodeMemory]
     offline: set[int] = field(default_factory=set)
     pods: dict[str, Pod] = field(default_factory=dict)
-    told: dict[str, str] = field(default_factory=dict)
+    cpusets: dict[str, str] = field(default_factory=dict)
     started: dict[str, int] = field(default_factory=dict)
     """The CPUs that containers started with and have kept."""
     crash_at: int = 0
@@ -101,14 +101,15 @@ class World:
             RunningContainer(uid, one.name, f"{uid}/{one.name}")
             for uid, pod in self.pods.items()
             for one in pod.all_containers
-            if stays(pod, one)
+            if runs_on(pod, one)
         ]
 
     async def move(self, container: str, cpus: str) -> None:
-        self.told[container] = cpus
+        self.cpusets[container] = cpus
 
     def step(self, name: str) -> None:
-        """A step of a state file, in the thread that writes it."""
+        """Count a step of a state file, and fail or crash if it is due; runs in the thread that writes the
+        file."""
         if self._dead.is_set():
             raise Crash(name)
         self.steps += 1
@@ -122,8 +123,8 @@ class World:
                 self._loop.call_soon_threadsafe(self._dead.set)
                 raise Crash(name)
 
-    async def unless_dead(self, work: Awaitable[T]) -> T:
-        """The work's result. Raises `Crash` if the agent dies first."""
+    async def unless_crashed(self, work: Awaitable[T]) -> T:
+        """Return the work's result. Raises `Crash` if the agent dies first."""
         doing = asyncio.ensure_future(work)
         dying = asyncio.ensure_future(self._dead.wait())
         await asyncio.wait({doing, dying}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,14 +136,14 @@ class World:
         raise Crash
 
     async def start(self) -> None:
-        """Start an agent, again after each death. Raises `InvalidInput` where the machine cannot be used."""
+        """Start an agent, again after each death. Raises `InvalidInput` if the machine cannot be used."""
         while True:
             self._loop, self._dead = asyncio.get_running_loop(), asyncio.Event()
             self._make()
             try:
-                await self.unless_dead(self._begin())
+                await self.unless_crashed(self._begin())
             except Crash:
-                await self._bury()
+                await self._end_tasks()
             except Refused:
                 await self.end()
             else:
@@ -161,7 +162,7 @@ class World:
             move=self.move,
             **common,
         )
-        self.promised = MemoryManager(
+        self.memory_manager = MemoryManager(
             context,
             machine=lambda: self.memory,
             reserved={"memory": Quantity.from_value(held_back)},
@@ -181,63 +182,66 @@ class World:
             policy=self.topology_policy,
             is_running=lambda uid, container: False,
             fault=no_fault,
-            providers=[self.cpus, self.promised],
+            providers=[self.cpus, self.memory_manager],
         )
 
     async def _begin(self) -> None:
         await self.cpus.start()
-        await self.promised.start()
+        await self.memory_manager.start()
         for pod in self.pods.values():
             self.cpus.adopted(pod, self._place)
-            self.promised.adopted(pod, self._place)
+            self.memory_manager.adopted(pod, self._place)
         self.cpus.collect(self.pods)
-        self.promised.collect(self.pods)
+        self.memory_manager.collect(self.pods)
         await self.flush()
 
     def _place(self, pod: Pod, container: Container) -> Hint:
-        providers = (self.cpus, self.promised)
+        providers = (self.cpus, self.memory_manager)
         decision = self.topology_policy.decide([one.container_hints(pod, container) for one in providers])
         return decision.hint if decision.admit else Hint(None, preferred=False)
 
     async def flush(self) -> None:
-        """Wait until all is on disk, through failures of the disk."""
+        """Wait until everything is on disk, and retry when the disk fails."""
         while True:
             with suppress(Refused):
                 await self.cpus.flush()
-                await self.promised.flush()
+                await self.memory_manager.flush()
                 return
 
     async def end(self) -> None:
-        """Stop the agent, which may die of it."""
+        """Stop the agent; it may die of that."""
         try:
-            await self.unless_dead(self._stop())
+            await self.unless_crashed(self._stop())
         except Crash:
-            await self._bury()
+            await self._end_tasks()
 
     async def _stop(self) -> None:
-        for manager in (self.cpus, self.promised):
+        for manager in (self.cpus, self.memory_manager):
             with suppress(Refused):
                 await manager.stop()
 
-    async def _bury(self) -> None:
-        """End what is left of a dead agent; its files cannot be written any longer."""
+    async def _end_tasks(self) -> None:
+        """End the tasks of a dead agent; its files cannot be written any longer."""
         self.crashes += 1
-        for task in (self.cpus._mover, self.cpus._file._writer, self.promised._file._writer):
+        for task in (self.cpus._mover, self.cpus._file._writer, self.memory_manager._file._writer):
             await task.stop()
 
     async def do(self, work: Awaitable[None]) -> bool:
-        """Work of the agent, and wait until all is on disk; False if it dies, and another is started."""
+        """Run the agent's work, and wait until everything is on disk.
+
+        If the agent dies, starts another and returns False.
+        """
         try:
-            await self.unless_dead(work)
-            await self.unless_dead(self.flush())
+            await self.unless_crashed(work)
+            await self.unless_crashed(self.flush())
         except Crash:
-            await self._bury()
+            await self._end_tasks()
             await self.start()
             return False
         return True
 
     async def admit(self, pod: Pod) -> None:
-        """Admit and run a pod if there is a place for it, again after the agent's death."""
+        """Admit and run a pod if it fits; try again after each death of the agent."""
         admitted = False
 
         async def judge() -> None:
@@ -254,14 +258,14 @@ class World:
             self.pods[pod.uid] = pod
             for container in pod.all_containers:
                 name = f"{pod.uid}/{container.name}"
-                self.told[name] = self.cpus.cpuset(pod, container.name)
+                self.cpusets[name] = self.cpus.cpuset(pod, container.name)
                 if self.cpus.policy is not None and self.cpus.policy.state.held(pod.uid, container.name):
-                    self.started[name] = cpu_set.parse(self.told[name])
-                self.promised.container_started(pod, container)
+                    self.started[name] = cpu_set.parse(self.cpusets[name])
+                self.memory_manager.container_started(pod, container)
             await self.do(asyncio.sleep(0))
 
     async def resize(self, uid: str, change: int, mebibytes: int) -> None:
-        """Resize the pod's containers by so many CPUs and MiB each, if there is a place for that."""
+        """Resize each of the pod's containers by so many CPUs and MiB, if that fits."""
         old = self.pods[uid]
         amounts = []
         for one in sorted(old.all_containers, key=lambda container: container.name):
@@ -269,7 +273,7 @@ class World:
             requests = one.requests
             cpus = requests["cpu"].value if not requests["cpu"].milli % 1000 else 0
             memory = requests["memory"].value // MIB
-            if stays(old, one):
+            if runs_on(old, one):
                 cpus, memory = cpus and max(cpus + change, 1), max(memory + mebibytes, 8)
             amounts.append((kind, cpus, memory))
         new = pod_of(uid, amounts)
@@ -278,9 +282,9 @@ class World:
         async def begin() -> None:
             nonlocal resized
             try:
-                self.promised.check_growth(new)
+                self.memory_manager.check_growth(new)
                 self.cpus.resize(old, new, self._aligned(new), whole_pod=self.topology_policy.scope == "pod")
-                self.promised.grow(new)
+                self.memory_manager.grow(new)
                 resized = True
             except CannotResize:
                 resized = False
@@ -290,23 +294,24 @@ class World:
         if resized:
             self._check_resized(old, new)
             self.pods[uid] = new
-            self.promised.shrink(new)
+            self.memory_manager.shrink(new)
             await self.do(asyncio.sleep(0))
 
     def _aligned(self, pod: Pod) -> Align:
         def align(container: Container | None, hints: Mapping[str, Hints]) -> Hint | None:
             names = [one.name for one in pod.all_containers if container in (None, one)]
-            kept = [self.promised.kept_hints(pod.uid, name) for name in names]
+            kept = [self.memory_manager.kept_hints(pod.uid, name) for name in names]
             decision = self.topology_policy.decide([hints, *kept])
             return decision.hint if decision.admit else None
 
         return align
 
     def _check_resized(self, old: Pod, new: Pod) -> None:
-        """Growing CPUs include the earlier ones, and no container lost one that it started with."""
+        """Check that growing CPUs include the earlier ones, and that no container lost one that it started
+        with."""
         for was, now in zip(old.all_containers, new.all_containers, strict=True):
             name = f"{new.uid}/{now.name}"
-            if name not in self.started or not stays(new, now):
+            if name not in self.started or not runs_on(new, now):
                 continue
             assert self.cpus.policy is not None
             held = self.cpus.policy.state.held(new.uid, now.name)
@@ -314,14 +319,14 @@ class World:
                 continue
             assert self.started[name] & ~held == 0
             if was.requests["cpu"] < now.requests["cpu"]:
-                assert cpu_set.parse(self.told[name]) & ~held == 0
+                assert cpu_set.parse(self.cpusets[name]) & ~held == 0
 
     async def remove(self, uid: str) -> None:
         del self.pods[uid]
 
         async def release() -> None:
             self.cpus.release(uid)
-            self.promised.release(uid)
+            self.memory_manager.release(uid)
 
         await self.do(release())
 
@@ -333,7 +338,7 @@ class World:
     # What has to hold
 
     def check(self) -> None:
-        """Hold the managers, both files and the runtime against the rules."""
+        """Compare the managers, both files and the runtime with the rules."""
         self._check_cpus()
         self._check_memory()
 
@@ -345,9 +350,9 @@ class World:
             pod = self.pods[one.pod_uid]
             held = policy.state.held(one.pod_uid, one.name)
             if held is None:
-                assert cpu_set.parse(self.told[one.id]) == (policy.state.shared or policy.reserved)
+                assert cpu_set.parse(self.cpusets[one.id]) == (policy.state.shared or policy.reserved)
                 continue
-            assert cpu_set.parse(self.told[one.id]) == held
+            assert cpu_set.parse(self.cpusets[one.id]) == held
             assert held & (used | policy.state.shared | policy.reserved | ~policy.topology.cpus) == 0
             container = next(c for c in pod.all_containers if c.name == one.name)
             assert held.bit_count() == container.requests["cpu"].value
@@ -365,11 +370,11 @@ class World:
         assert {uid for uid, _ in listed} <= self.pods.keys()
 
     def _blocks(self) -> Iterator[Block]:
-        assert self.promised.policy is not None
-        return chain.from_iterable(blocks for _, _, blocks in self.promised.policy.state.entries())
+        assert self.memory_manager.policy is not None
+        return chain.from_iterable(blocks for _, _, blocks in self.memory_manager.policy.state.entries())
 
     def _check_memory(self) -> None:
-        policy = self.promised.policy
+        policy = self.memory_manager.policy
         assert policy is not None
         nodes = policy.state.nodes
         for node, state in nodes.items():
@@ -382,12 +387,12 @@ class World:
             assert table.free + table.reserved == table.allocatable
             assert table.allocatable == self.unclaimed[node] - table.system_reserved
         for group in {state.cells for state in nodes.values()}:
-            promised = sum(block.size for block in self._blocks() if block.nodes == group)
-            assert promised == sum(nodes[node].memory_map["memory"].reserved for node in group)
+            reserved = sum(block.size for block in self._blocks() if block.nodes == group)
+            assert reserved == sum(nodes[node].memory_map["memory"].reserved for node in group)
         for uid, pod in self.pods.items():
             for container in pod.all_containers:
                 blocks = policy.state.held(uid, container.name)
-                if stays(pod, container) and blocks is not None:
+                if runs_on(pod, container) and blocks is not None:
                     assert sum(block.size for block in blocks) == container.requests["memory"].value
         checkpoint = memory_checkpoint.decode((self.root / MEMORY_FILE).read_bytes())
         assert checkpoint.machine_state == nodes
@@ -401,6 +406,6 @@ class World:
 
 
 def reserve(memory: list[NodeMemory], mebibytes: int) -> list[MemoryReservation]:
-    """A reservation on the first node that has memory."""
+    """Return a reservation on the first node that has memory."""
     first = next(one for one in memory if one.memory)
     return [MemoryReservation(first.node, {"memory": Quantity.from_value(mebibytes * MIB)})]

@@ -86,8 +86,8 @@ EVENTS = st.lists(
 )
 
 
-async def happen(world: World, number: int, what: str, argument: Any) -> None:
-    """One event. Raises `InvalidInput` where the machine, as it is now, cannot be used."""
+async def apply_event(world: World, number: int, what: str, argument: Any) -> None:
+    """Apply one event. Raises `InvalidInput` if the machine, as it is now, cannot be used."""
     online = [one.cpu for one in world.every if one.cpu not in world.offline]
     if what == "admit":
         await world.admit(pod_of(f"p{number}", [*argument, ("main", 0, 16)]))
@@ -120,7 +120,7 @@ async def happen(world: World, number: int, what: str, argument: Any) -> None:
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    """A directory that need not outlive a power cut."""
+    """Yield a directory in memory, if there is one; it need not outlive a power cut."""
     shm = Path("/dev/shm")
     root = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
     try:
@@ -166,7 +166,7 @@ def test_random_histories(
         try:
             await world.start()
             for number, (what, argument) in enumerate(events):
-                await happen(world, number, what, argument)
+                await apply_event(world, number, what, argument)
                 world.check()
         except InvalidInput:
             return
@@ -177,7 +177,7 @@ def test_random_histories(
 
 
 def test_an_agent_may_die_and_the_disk_may_fail_at_every_step_of_its_state_files() -> None:
-    """The same history once for each step at which it can be cut off."""
+    """Run the same history once for each step at which it can be interrupted."""
     processors = [Processor(cpu, cpu // 2, cpu // 4, cpu // 4, cpu // 4) for cpu in range(12) if cpu != 7]
     memory = [NodeMemory(0, 512 * MIB), NodeMemory(1, 512 * MIB), NodeMemory(2, 0), NodeMemory(3, 256 * MIB)]
     events: list[tuple[str, Any]] = [
@@ -200,7 +200,7 @@ def test_an_agent_may_die_and_the_disk_may_fail_at_every_step_of_its_state_files
         world = World(root, config, processors, list(memory), crash_at=crash_at, fail_at=fail_at)
         await world.start()
         for number, (what, argument) in enumerate(events):
-            await happen(world, number, what, argument)
+            await apply_event(world, number, what, argument)
             world.check()
         await world.end()
         return world
