@@ -1,4 +1,4 @@
-"""A real dbus-daemon with a stand-in for logind."""
+"""Provide a real dbus-daemon with a stand-in for logind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for logind, and for the systemd that reloads it, on a bus of the test's own."""
+"""Stand in for logind, and for the systemd that reloads it, on a bus of the test's own."""
 
 from __future__ import annotations
 
@@ -25,13 +25,18 @@ NAMES = ("org.freedesktop.login1", "org.freedesktop.systemd1")
 
 
 class StandInLogind(threading.Thread):
-    """Serves until `end`. `delay` is InhibitDelayMaxSec, read from `drop_ins` at a reload unless `deaf`;
-    `locks` are what inhibitors were asked for and the read ends of their pipes."""
+    """Serve as logind until `end`.
 
-    def __init__(self, bus: str, drop_ins: Path, *, delay: float = 5.0, deaf: bool = False) -> None:
+    `delay` is InhibitDelayMaxSec, which a reload reads from `drop_ins` unless `ignores_reloads`. `locks`
+    holds the arguments of each Inhibit call, and the read end of its pipe.
+    """
+
+    def __init__(
+        self, bus: str, drop_ins: Path, *, delay: float = 5.0, ignores_reloads: bool = False
+    ) -> None:
         super().__init__(daemon=True)
         self.delay = delay
-        self.deaf = deaf
+        self.ignores_reloads = ignores_reloads
         self.drop_ins = drop_ins
         self.locks: list[tuple[tuple[str, ...], int]] = []
         self.reloads: list[tuple[Any, ...]] = []
@@ -63,7 +68,7 @@ class StandInLogind(threading.Thread):
         elif member == "KillUnit":
             self.reloads.append(message.body)
             found = re.search(r"InhibitDelayMaxSec=(\d+)", (self.drop_ins / "99-kubelet.conf").read_text())
-            if found and not self.deaf:
+            if found and not self.ignores_reloads:
                 self.delay = float(found[1])
             reply = new_method_return(message)
         else:
@@ -73,8 +78,8 @@ class StandInLogind(threading.Thread):
     def prepare_for_shutdown(self, begins: bool) -> None:
         self._connection.send(new_signal(MANAGER, "PrepareForShutdown", "b", (begins,)))
 
-    def held(self) -> list[bool]:
-        """Of each lock that was taken, whether it is still held."""
+    def locks_held(self) -> list[bool]:
+        """Return for each inhibitor lock whether the agent still holds it."""
         return [not _closed(reading) for _, reading in self.locks]
 
     def end(self) -> None:

@@ -31,7 +31,7 @@ MakeLogind = Callable[..., StandInLogind]
 
 
 class Pods:
-    """Pods by name with their priority; each is over when `over` has its name, and without volumes then."""
+    """Stand in for pods of these priorities; `finish` ends a pod and unmounts its volumes."""
 
     def __init__(self, **priorities: int) -> None:
         self.pods = [
@@ -39,19 +39,19 @@ class Pods:
             for name, priority in priorities.items()
         ]
         self.ends: list[tuple[str, PodEnd]] = []
-        self.over: dict[str, asyncio.Event] = {name: asyncio.Event() for name in priorities}
+        self.killed: dict[str, asyncio.Event] = {name: asyncio.Event() for name in priorities}
         self.unmounted: dict[str, asyncio.Event] = {name: asyncio.Event() for name in priorities}
 
     async def kill(self, pod: Pod, end: PodEnd) -> None:
         self.ends.append((pod.metadata.name, end))
-        await self.over[pod.metadata.name].wait()
+        await self.killed[pod.metadata.name].wait()
 
     async def volumes_left(self, pod: Pod) -> None:
         await self.unmounted[pod.metadata.name].wait()
 
     def finish(self, *names: str) -> None:
         for name in names:
-            self.over[name].set()
+            self.killed[name].set()
             self.unmounted[name].set()
 
     @property
@@ -117,7 +117,7 @@ async def test_pods_end_by_priority_while_the_lock_is_held(shutdowns: Shutdowns,
     served = logind()
     pods = Pods(web=0, worker=-5, system=CRITICAL)
     manager = await shutdowns.start(pods)
-    await eventually(lambda: served.held() == [True])
+    await eventually(lambda: served.locks_held() == [True])
     assert served.locks[0][0] == (
         *("shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay"),
     )
@@ -138,15 +138,15 @@ async def test_pods_end_by_priority_while_the_lock_is_held(shutdowns: Shutdowns,
         "TerminationByKubelet",
         20,
     )
-    pods.over["web"].set()
+    pods.killed["web"].set()
     pods.finish("worker")
     await asyncio.sleep(0.1)
     assert len(pods.ends) == 2, "volumes of the first group are waited for"
     pods.finish("web")
     await eventually(lambda: len(pods.ends) == 3)
-    assert served.held() == [True]
+    assert served.locks_held() == [True]
     pods.finish("system")
-    await eventually(lambda: served.held() == [False])
+    await eventually(lambda: served.locks_held() == [False])
     assert shutdowns.events == ["Shutdown manager detected shutdown event"]
     assert shutdowns.times() == (NOW, NOW)
 
@@ -155,11 +155,11 @@ async def test_a_group_has_only_its_own_time(shutdowns: Shutdowns, logind: MakeL
     served = logind()
     pods = Pods(slow=0, at_once=50, last=100)
     await shutdowns.start(pods, Period(0, 1), Period(50, 0), Period(100, 20))
-    await eventually(lambda: served.held() == [True])
+    await eventually(lambda: served.locks_held() == [True])
     served.prepare_for_shutdown(True)
     await eventually(lambda: pods.ended == ["slow", "at_once", "last"])
     pods.finish("last")
-    await eventually(lambda: served.held() == [False])
+    await eventually(lambda: served.locks_held() == [False])
     assert [end.grace_period_seconds for _, end in pods.ends] == [1, 0, 20]
     pods.finish("slow", "at_once")
 
@@ -170,11 +170,11 @@ async def test_after_a_cancelled_shutdown_the_next_one_is_delayed_again(
     served = logind()
     pods = Pods(web=0, system=CRITICAL)
     manager = await shutdowns.start(pods)
-    await eventually(lambda: served.held() == [True])
+    await eventually(lambda: served.locks_held() == [True])
     served.prepare_for_shutdown(True)
     await eventually(lambda: pods.ended == ["web"])
     served.prepare_for_shutdown(False)
-    await eventually(lambda: served.held() == [False, True])
+    await eventually(lambda: served.locks_held() == [False, True])
     assert manager.problem() == ""
     manager.check_admission()
     pods.finish("web")
@@ -187,7 +187,7 @@ async def test_after_a_cancelled_shutdown_the_next_one_is_delayed_again(
     served.prepare_for_shutdown(True)
     await eventually(lambda: pods.ended == ["web", "web", "system"])
     pods.finish("system")
-    await eventually(lambda: served.held() == [False, False])
+    await eventually(lambda: served.locks_held() == [False, False])
 
 
 async def test_logind_is_asked_to_wait_as_long_as_pods_need(
@@ -195,7 +195,7 @@ async def test_logind_is_asked_to_wait_as_long_as_pods_need(
 ):
     served = logind(delay=5)
     await shutdowns.start(Pods(), Period(0, 40), Period(CRITICAL, 2))
-    await eventually(lambda: served.held() == [True])
+    await eventually(lambda: served.locks_held() == [True])
     assert served.delay == 42
     assert served.reloads == [("systemd-logind.service", "all", 1)]
     written = (tmp_path / "logind.conf.d/99-kubelet.conf").read_text()
@@ -205,7 +205,7 @@ async def test_logind_is_asked_to_wait_as_long_as_pods_need(
 async def test_a_longer_delay_of_logind_is_kept(shutdowns: Shutdowns, logind: MakeLogind, tmp_path: Path):
     served = logind(delay=600)
     await shutdowns.start(Pods())
-    await eventually(lambda: served.held() == [True])
+    await eventually(lambda: served.locks_held() == [True])
     assert not served.reloads
     assert not (tmp_path / "logind.conf.d").exists()
 
@@ -213,11 +213,11 @@ async def test_a_longer_delay_of_logind_is_kept(shutdowns: Shutdowns, logind: Ma
 async def test_where_logind_keeps_its_delay_pods_have_that(
     shutdowns: Shutdowns, logind: MakeLogind, caplog: pytest.LogCaptureFixture
 ):
-    served = logind(delay=5, deaf=True)
+    served = logind(delay=5, ignores_reloads=True)
     await shutdowns.start(Pods())
-    await eventually(lambda: served.held() == [True])
-    (said,) = (record.message for record in caplog.records if record.name == "kubengine.shutdown")
-    assert said == (
+    await eventually(lambda: served.locks_held() == [True])
+    (message,) = (record.message for record in caplog.records if record.name == "kubengine.shutdown")
+    assert message == (
         "a shutdown may need 30 s to end pods, but logind waits only 5 s: "
         "logind: InhibitDelayMaxSec is 5 s after logind reloaded its configuration"
     )
@@ -226,11 +226,11 @@ async def test_where_logind_keeps_its_delay_pods_have_that(
 async def test_a_logind_that_restarts_gives_another_lock(shutdowns: Shutdowns, logind: MakeLogind):
     first = logind()
     await shutdowns.start(Pods())
-    await eventually(lambda: first.held() == [True])
+    await eventually(lambda: first.locks_held() == [True])
     first.end()
     first.locks.clear()
     second = logind()
-    await eventually(lambda: second.held() == [True])
+    await eventually(lambda: second.locks_held() == [True])
 
 
 async def test_a_machine_without_logind_is_reported_once_and_logind_is_used_once_it_starts(
@@ -238,12 +238,12 @@ async def test_a_machine_without_logind_is_reported_once_and_logind_is_used_once
 ):
     await shutdowns.start(Pods())
     await asyncio.sleep(0.5)
-    said = [record.message for record in caplog.records if record.name == "kubengine.shutdown"]
-    assert len(said) == 1
-    assert said[0].startswith("a shutdown of this machine will not wait for its pods: ")
-    assert "org.freedesktop.login1" in said[0]
+    messages = [record.message for record in caplog.records if record.name == "kubengine.shutdown"]
+    assert len(messages) == 1
+    assert messages[0].startswith("a shutdown of this machine will not wait for its pods: ")
+    assert "org.freedesktop.login1" in messages[0]
     served = logind()
-    await eventually(lambda: served.held() == [True])
+    await eventually(lambda: served.locks_held() == [True])
 
 
 async def test_a_shutdown_signal_of_another_process_is_ignored(
@@ -256,7 +256,7 @@ async def test_a_shutdown_signal_of_another_process_is_ignored(
 
     served = logind()
     manager = await shutdowns.start(Pods(web=0))
-    await eventually(lambda: served.held() == [True])
+    await eventually(lambda: served.locks_held() == [True])
     with open_dbus_connection(bus) as stranger:
         stranger.send(new_signal(MANAGER, "PrepareForShutdown", "b", (True,)))
     await asyncio.sleep(0.2)
@@ -278,9 +278,9 @@ async def test_a_damaged_state_is_reported_and_replaced(
     served = logind()
     await shutdowns.start(Pods())
     assert "the times of the last shutdown are unknown" in caplog.text
-    await eventually(lambda: served.held() == [True])
+    await eventually(lambda: served.locks_held() == [True])
     served.prepare_for_shutdown(True)
-    await eventually(lambda: served.held() == [False])
+    await eventually(lambda: served.locks_held() == [False])
     assert set(shutdowns.state) == {"startTime", "endTime"}
 
 
@@ -296,7 +296,7 @@ async def test_a_pod_that_cannot_be_killed_holds_up_no_other(shutdowns: Shutdown
     pods.kill = kill  # type: ignore[method-assign]
     pods.finish("broken", "fine")
     await shutdowns.start(pods)
-    await eventually(lambda: served.held() == [True])
+    await eventually(lambda: served.locks_held() == [True])
     served.prepare_for_shutdown(True)
-    await eventually(lambda: served.held() == [False])
+    await eventually(lambda: served.locks_held() == [False])
     assert sorted(pods.ended) == ["broken", "fine"]

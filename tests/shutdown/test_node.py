@@ -66,7 +66,7 @@ def rejections(rig: Rig) -> dict[tuple[str, ...], float]:
     return rig.node.registry.counter("kubelet_admission_rejections_total", "", ["reason"]).values
 
 
-def known(rig: Rig, name: str) -> Pod:
+def pod_named(rig: Rig, name: str) -> Pod:
     pod = rig.pod(name)
     assert pod is not None
     return pod
@@ -75,11 +75,11 @@ def known(rig: Rig, name: str) -> Pod:
 async def test_pods_have_ended_before_the_machine_goes_down(up: Up):
     rig, served = up
     rig.write("web", {"terminationGracePeriodSeconds": 1, "containers": [container()]})
-    await eventually(lambda: rig.phase("web") == "Running" and served.held() == [True])
+    await eventually(lambda: rig.phase("web") == "Running" and served.locks_held() == [True])
     assert ready(rig).status == "True"
     served.prepare_for_shutdown(True)
-    await eventually(lambda: served.held() == [False])
-    status = known(rig, "web").status
+    await eventually(lambda: served.locks_held() == [False])
+    status = pod_named(rig, "web").status
     assert (status.phase, status.reason) == ("Failed", "Terminated")
     assert status.message == "Pod was terminated in response to imminent node shutdown."
     (disrupted,) = (each for each in status.conditions or () if each.type == "DisruptionTarget")
@@ -88,7 +88,7 @@ async def test_pods_have_ended_before_the_machine_goes_down(up: Up):
     assert ready(rig).message == "node is shutting down"
     rig.write("late", {"containers": [container()]})
     await eventually(lambda: rig.phase("late") == "Failed")
-    late = known(rig, "late").status
+    late = pod_named(rig, "late").status
     assert (late.reason, late.message) == (
         "NodeShutdown",
         "Pod was rejected: Pod was rejected as the node is shutting down.",
@@ -99,9 +99,9 @@ async def test_pods_have_ended_before_the_machine_goes_down(up: Up):
 async def test_static_pods_run_again_after_the_reboot(up: Up):
     rig, served = up
     rig.write("web", {"terminationGracePeriodSeconds": 1, "containers": [container()]})
-    await eventually(lambda: rig.phase("web") == "Running" and served.held() == [True])
+    await eventually(lambda: rig.phase("web") == "Running" and served.locks_held() == [True])
     served.prepare_for_shutdown(True)
-    await eventually(lambda: rig.phase("web") == "Failed" and served.held() == [False])
+    await eventually(lambda: rig.phase("web") == "Failed" and served.locks_held() == [False])
     await rig.restart()
     await eventually(lambda: rig.phase("web") == "Running")
     assert ready(rig).status == "True"
