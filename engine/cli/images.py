@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from engine.api.encoding.counts import counted
 from engine.cli.agent.client import AgentClient, agent_option, json_option, print_json
 from engine.cli.output.amounts import show_age, show_bytes
 
@@ -45,7 +46,7 @@ def command(context: click.Context, agent: AgentClient, as_json: bool) -> None:
     total, count = sum(image["size"] for image in answer["images"]), len(answer["images"])
     size = f", {show_bytes(total)}" if total else ""
     click.echo(
-        f"{count} image{'s' if count != 1 else ''}{size}; collected from "
+        f"{counted(count, 'image')}{size}; collected from "
         f"{answer['highThresholdPercent']} % of the disk down to {answer['lowThresholdPercent']} %, "
         f"order {answer['order']}"
     )

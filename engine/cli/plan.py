@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.cli import KUBECTL
 from engine.cli.output.console import table_console
@@ -26,7 +27,7 @@ from engine.cli.plan_options import options_named, parameter_options, parameters
 from engine.plan.answers.answer import Answer
 from engine.plan.answers.explain import explain
 from engine.plan.answers.output import FORMATS, WIDTH, format_for, provenance, write_answer
-from engine.plan.answers.readable import counted, printable
+from engine.plan.answers.readable import printable
 from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions import QUESTIONS
 from engine.plan.reading.progress import Step, progress

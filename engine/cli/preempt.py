@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from engine.admission.asked_pod import PodParameters, pods_asked_about
 from engine.api.amounts.sizes import quantity_size
+from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import SOURCE_ANNOTATION, SOURCE_FILE
@@ -161,7 +162,7 @@ def _print(answer: dict[str, Any], limit: int) -> None:
     console = table_console()
     count = len(preemption["victims"])
     click.echo(
-        f"{answer['pod']} is admitted after {count} pod{'s' if count != 1 else ''} "
+        f"{answer['pod']} is admitted after {counted(count, 'pod')} "
         f"{'are' if count != 1 else 'is'} preempted (policy {preemption['policy']}). "
         f"Short: {_amounts(preemption['requirements'])}."
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.api.encoding.counts import counted
 from engine.plan.answers.answer import Answer
-from engine.plan.answers.readable import counted, readable
+from engine.plan.answers.readable import readable
 
 SENTENCES = {
     "fits": "{object} fits on {node} without preemption",

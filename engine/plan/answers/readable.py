@@ -18,11 +18,6 @@ def readable(amount: int, unit: str) -> str:
     return binary_size(amount) if amount >= 0 else f"-{binary_size(-amount)}"
 
 
-def counted(count: int, noun: str) -> str:
-    """Format a count of things that an answer has no unit for: `1 replica`, `1,250 replicas`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def printable(text: str) -> str:
     """Return a text from elsewhere as a terminal may show it: with escapes for control characters, which
     would color, move or overwrite other text, and for those that reverse its direction.

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.placement.constraints import knows_constraints
@@ -176,7 +177,7 @@ def _way(snapshot: Snapshot, move: PodMove, course: DrainCourse) -> str:
     if move.victims:
         said += f", where it preempts {', '.join(snapshot.pod_label(row) for row in move.victims)}"
     if move.equal:
-        said += f" (equally good: {move.equal} other{'s' if move.equal > 1 else ''})"
+        said += f" (equally good: {counted(move.equal, 'other')})"
     return f"{said}, in round {move.round}" if course.rounds > 1 else said
 
 
@@ -199,9 +200,7 @@ def _add_budgets(node: NDArray[np.int32], rows: Rows, fates: dict[int, _Fate], c
 
 def _conclude(rows: Rows, source: int, fate: _Fate, *, verified: bool) -> None:
     if fate.obstacles:
-        said = ", ".join(
-            f"{count} {'pod' if count == 1 else 'pods'} {what}" for what, count in fate.obstacles.items()
-        )
+        said = ", ".join(f"{counted(count, 'pod')} {what}" for what, count in fate.obstacles.items())
         rows.add(source, "not-drained", "", said, sum(fate.obstacles.values()), "pods")
     elif verified:
         rows.add(source, "drained", "", "all its other pods fit elsewhere", fate.moved, "pods")

@@ -17,9 +17,9 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
-from engine.plan.answers.readable import counted
 from engine.plan.placement.consolidate import CONTROL_PLANE
 from engine.plan.placement.constraints import knows_constraints
 from engine.plan.placement.moves import Mover

@@ -11,9 +11,9 @@ import numpy as np
 from msgspec import Meta
 
 from engine.api.amounts.sizes import quantity_size
+from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
-from engine.plan.answers.readable import counted
 from engine.plan.history.history import History
 from engine.plan.history.history_file import read_history
 from engine.plan.rightsizing.replay import POD_BATCH, PodUse

@@ -21,12 +21,12 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from engine.api.amounts.sizes import quantity_size
+from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.api.quantity import Quantity
 from engine.eviction.signals import ALLOCATABLE_MEMORY_AVAILABLE, MEMORY_AVAILABLE
 from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.plan.answers.answer import Answer, Rows
-from engine.plan.answers.readable import counted
 from engine.plan.history.history import History
 from engine.plan.history.history_file import read_history
 from engine.plan.placement.budgets import Budgets

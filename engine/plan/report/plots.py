@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from engine.api.encoding.counts import counted
 from engine.plan.answers.answer import USED_AFTER, USED_BEFORE
 from engine.plan.answers.output import plain, summary
-from engine.plan.answers.readable import counted, readable
+from engine.plan.answers.readable import readable
 from engine.plan.report import svg
 
 TOP = 15

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from engine.api.encoding.counts import counted
 from engine.plan.history.codes import MISSING, decode
 from engine.plan.history.history import History
 from engine.plan.rightsizing.recommended import ContainerAmounts, RecommendedContainer
@@ -79,7 +80,7 @@ def _from_use(unit: ContainerUnit, history: History, rule: SizingRule, limits: L
         place = min(max(math.ceil(len(codes) * percentile / 100) - 1, 0), len(codes) - 1)
         use = float(decode(np.partition(codes, place)[place : place + 1])[0])
         peak = "the maximum" if percentile == 100 else f"p{percentile:g}"
-        pods = "1 pod" if len(unit.rows(name)) == 1 else f"{len(unit.rows(name)):,} pods"
+        pods = counted(len(unit.rows(name)), "pod")
         reasons[name] = f"{peak} of {len(codes):,} values of {pods}, plus {margin:g} %"
         needed = use * (1 + margin / 100)
         if name == "cpu":
