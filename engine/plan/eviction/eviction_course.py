@@ -103,8 +103,9 @@ class _Alike:
 
 
 class Courses:
-    """Compute the course of each node until no threshold is due or no pod is left to evict: `found`, and in
-    `stores` (one or more, the same on each node) what is available then.
+    """Compute the course of each node until no threshold is due or no pod is left to evict: `found` for nodes
+    where one was met, by their positions, and in `stores` (one or more, the same on each node) what is
+    available then.
 
     `order` returns the pods that may be evicted of some nodes (their positions), in order of eviction;
     `pods` is the number of pods in the snapshot.
@@ -122,7 +123,7 @@ class Courses:
         max_evictions: int,
     ) -> None:
         count = len(stores[0].capacity)
-        self.found = [EvictionRun([]) for _ in range(count)]
+        self.found: dict[int, EvictionRun] = {}
         self._stores, self._layout, self._transition_period = stores, layout, transition_period
         self._store_of = {signal: store for store in stores for signal in store.signals}
         self._limits = [
@@ -167,6 +168,9 @@ class Courses:
         """Run one pass and its consequences; nodes whose course has ended are left out afterwards."""
         seen = alike.tracker.update(self._observations(int(alike.nodes[0]), alike.looks), alike.now)
         if not seen.act_on and not seen.waiting:
+            if alike.began is None:
+                alike.nodes = alike.nodes[:0]
+                return
             last_seen = alike.tracker.last_seen.items()
             clears = {condition: round(at + self._transition_period) for condition, at in last_seen}
             for course in self._courses(alike.nodes):
@@ -184,11 +188,18 @@ class Courses:
         stuck = self._evict(self._clean_up(alike, threshold), threshold)
         for node in stuck.tolist():
             missing = max(self._missing(due, node) for due in seen.act_on)
-            self.found[node].began, self.found[node].missing = alike.began, missing
+            course = self._course(node)
+            course.began, course.missing = alike.began, missing
         alike.nodes = np.setdiff1d(alike.nodes, stuck, assume_unique=True)
 
     def _courses(self, nodes: NDArray[np.int64]) -> Iterator[EvictionRun]:
-        return map(self.found.__getitem__, nodes.tolist())
+        return map(self._course, nodes.tolist())
+
+    def _course(self, node: int) -> EvictionRun:
+        found = self.found.get(node)
+        if found is None:
+            found = self.found[node] = EvictionRun([])
+        return found
 
     def _observations(self, node: int, look: int) -> Observations:
         return {

@@ -4,8 +4,12 @@ changes.
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import load_config
@@ -34,12 +38,15 @@ class NodeConfigurations:
     """
 
     def __init__(self, snapshot: Snapshot, file: str = "", changes: dict[str, Any] | None = None) -> None:
-        self._texts: list[str] = snapshot.nodes["config"].to_pylist()
+        distinct = snapshot.nodes["config"].combine_chunks().dictionary_encode()
+        self._texts: list[str] = distinct.dictionary.to_pylist()
+        self._code: NDArray[np.int32] = distinct.indices.to_numpy()
         self._changes = changes or {}
         self._decoded: dict[str, KubeletConfiguration] = {}
         given = load_config([Path(file)])[0] if file else None
         self._base = json_encoder(str)(given).decode() if given is not None else ""
-        self._known = 0 if file else sum(bool(text) for text in self._texts)
+        with_text = np.array([bool(text) for text in self._texts], bool)
+        self._known = 0 if file else int(np.count_nonzero(with_text[self._code]))
         try:
             _check(self.of_text(""))
         except InvalidInput as error:
@@ -52,15 +59,20 @@ class NodeConfigurations:
             rows.note(f"changed in every configuration: {', '.join(sorted(self._changes))}")
         if self._base:
             rows.note("every node has the given configuration")
-        elif self._known < len(self._texts):
-            rows.note("nodes assumed to have the default configuration", len(self._texts) - self._known)
+        elif self._known < len(self._code):
+            rows.note("nodes assumed to have the default configuration", len(self._code) - self._known)
 
     def of(self, node: int) -> KubeletConfiguration:
-        return self.of_text(self._texts[node])
+        return self.of_text(self._texts[self._code[node]])
 
     def key(self, node: int) -> str:
         """Return a key that is equal for nodes with the same configuration."""
-        return "" if self._base else self._texts[node]
+        return "" if self._base else self._texts[self._code[node]]
+
+    @cached_property
+    def codes(self) -> NDArray[np.int32]:
+        """Return int32[nodes] that is equal for nodes with the same configuration."""
+        return np.zeros_like(self._code) if self._base else self._code
 
     def of_text(self, text: str) -> KubeletConfiguration:
         text = self._base or text

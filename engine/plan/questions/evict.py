@@ -136,23 +136,18 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
         rows,
     )
     images = _unused_images(snapshot, parameters, configurations, rows)
-    standing = snapshot.tables.columns.priority.astype(np.int64) << 3 | snapshot.tables.columns.qos << 1
-    alike: dict[tuple[str, Layout, tuple[int, ...]], list[int]] = {}
-    for node in range(snapshot.node_count):
-        key = configurations.key(node), stores.layouts[node], stores.readable[node]
-        alike.setdefault(key, []).append(node)
-    for (_, layout, readable), nodes in alike.items():
-        mine = stores.of(np.array(nodes, np.int64), layout, readable)
+    for nodes, layout, readable in stores.alike():
+        mine = stores.of(nodes, layout, readable)
         for store in mine:
             if IMAGEFS_AVAILABLE in store.signals:
-                store.images = np.array([images(node) for node in nodes], np.int64)
-        rules = _rules(configurations.of(nodes[0]), layout, main, parameters)
+                store.images = np.array([images(node) for node in nodes.tolist()], np.int64)
+        rules = _rules(configurations.of(int(nodes[0])), layout, main, parameters)
         if not rules.thresholds or not any(main in store.signals for store in mine):
             decision, what = ("unknown", "reading of") if rules.thresholds else ("calm", "threshold for")
             nothing = np.zeros(len(nodes), np.int64)
-            rows.block(np.array(nodes), decision, "", f"no {what} {main}", nothing, kind.unit)
+            rows.block(nodes, decision, "", f"no {what} {main}", nothing, kind.unit)
             continue
-        played = _Played(rows, snapshot, nodes, mine, rules, kind, parameters.max_evictions, standing)
+        played = _Played(rows, snapshot, nodes, mine, rules, kind, parameters.max_evictions)
         played.add_calm()
         for place in played.pressed:
             played.add(place)
@@ -175,57 +170,55 @@ class _Played:
         self,
         rows: Rows,
         snapshot: Snapshot,
-        nodes: Sequence[int],
+        nodes: NDArray[np.int64],
         stores: Sequence[NodeStore],
         rules: _Rules,
         kind: Kind,
         max_evictions: int,
-        standing: NDArray[np.int64],
     ) -> None:
-        self._rows, self._nodes, self._unit, self._standing = rows, nodes, kind.unit, standing
+        self._rows, self._nodes, self._unit = rows, nodes, kind.unit
+        self._columns = snapshot.tables.columns
         self._signals = [store.signals for store in stores]
         places, distances = nearest(rules.thresholds, stores)
         above = [f"{threshold.signal} is above {threshold.value}" for threshold in rules.thresholds]
         self._nearest = coded(places, above), distances
-        before = [(store.capacity - store.available).tolist() for store in stores]
+        before = [store.capacity - store.available for store in stores]
         self._courses = Courses(
             stores,
             rules.thresholds,
             layout=rules.layout,
             transition_period=rules.transition_period,
-            order=NodesPods(snapshot, np.array(nodes, np.int64), kind.ranked).in_order,
+            order=NodesPods(snapshot, nodes, kind.ranked).in_order,
             pods=snapshot.placed,
             max_evictions=max_evictions,
         ).found
-        self._available = [store.available.tolist() for store in stores]
-        self._used = list(
-            zip(before, [(store.capacity - store.available).tolist() for store in stores], strict=True)
-        )
-
-        self._calm = np.array([course.began is None for course in self._courses], bool)
-
-    @property
-    def pressed(self) -> list[int]:
-        """Return the nodes with pressure, as positions among the nodes."""
-        places: list[int] = np.flatnonzero(~self._calm).tolist()
-        return places
+        self._available = [store.available for store in stores]
+        self._used = [
+            (used, store.capacity - store.available) for used, store in zip(before, stores, strict=True)
+        ]
+        self.pressed = sorted(place for place, course in self._courses.items() if course.began is not None)
+        """The nodes with pressure, as positions among the nodes."""
 
     def add_calm(self) -> None:
         """Add the rows of the nodes without pressure."""
-        calm, (reasons, distances) = self._calm, self._nearest
-        nodes = np.array(self._nodes)[calm]
-        self._rows.block(nodes, "calm", "", reasons.filter(pa.array(calm)), distances[calm], self._unit)
+        reasons, distances = self._nearest
+        calm = np.ones(len(self._nodes), bool)
+        calm[self.pressed] = False
+        self._rows.block(
+            self._nodes[calm], "calm", "", reasons.filter(pa.array(calm)), distances[calm], self._unit
+        )
 
     def add(self, place: int) -> None:
         """Add the rows of one node with pressure."""
-        rows, node, unit = self._rows, self._nodes[place], self._unit
+        rows, node, unit = self._rows, int(self._nodes[place]), self._unit
         found = self._courses[place]
         assert found.began is not None
         evicted = 0
         for step in found.steps:
             if isinstance(step, Evictions):
                 evicted += len(step.pods)
-                keys = self._standing[step.pods] | step.known
+                priority = self._columns.priority[step.pods].astype(np.int64)
+                keys = priority << 3 | self._columns.qos[step.pods] << 1 | step.known
                 rows.add_pods(node, "evict", AnswerPodRows(step.pods, keys, step.freed), unit)
                 continue
             said = f"{step.threshold.signal} below {step.threshold.value}"
@@ -234,15 +227,17 @@ class _Played:
             else:
                 rows.add(node, "reclaim", "", "unused images", step.amount, unit)
         for signals, (used, left) in zip(self._signals, self._used, strict=True):
-            rows.add_use(node, signals[0].partition(".")[0], used[place], left[place], unit)
+            rows.add_use(node, signals[0].partition(".")[0], int(used[place]), int(left[place]), unit)
         signal, value = found.began.signal, found.began.value
         if found.missing:
             reason = f"{signal} stays below {value} after {evicted} evicted"
             rows.add(node, "stuck", "", reason, found.missing, unit)
             return
         available = next(
-            there for there, signals in zip(self._available, self._signals, strict=True) if signal in signals
-        )[place]
+            int(there[place])
+            for there, signals in zip(self._available, self._signals, strict=True)
+            if signal in signals
+        )
         rows.add(node, "relieved", "", f"{signal} was below {value}: {evicted} evicted", available, unit)
         for condition, seconds in found.clears.items():
             rows.add(node, "clears", condition, "after the transition period", seconds, "s")

@@ -4,9 +4,9 @@ process ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from engine.plan.snapshot.schema import MAX_AMOUNT
 from engine.tables.eviction import Ranked
 
 Resource = Literal["memory", "disk", "inodes", "processes"]
+LAYOUTS: Final[tuple[Layout, ...]] = ("shared", "imagefs", "split")
 SAME_READING = 0.01
 """Statistics of one file system are taken at slightly different times, once for each of its uses."""
 
@@ -107,8 +108,8 @@ class _Column(NamedTuple):
 class NodeStores:
     """Hold each node's stores after its pods' growth; stores that cannot be read are left out.
 
-    For each node, `layouts` and `readable` (the indices of its stores in its layout) say which it has; `of`
-    returns those of nodes for which both are equal. `usage` is the pods' total use, known or assumed;
+    `alike` groups the nodes that have the same ones, and `of` returns those of such nodes. `usage` is the
+    pods' total use, known or assumed;
     `given` is a signal and, computed from the capacities, the amount available in its store on every node.
     """
 
@@ -124,9 +125,10 @@ class NodeStores:
     ) -> None:
         self._resource, self._configurations = resource, configurations
         self._offsets, self._node_names = snapshot.offsets, snapshot.node_names
-        self._limits: dict[tuple[str, int], int] = {}
         self._memory = _capacity(snapshot, "memory")
-        self.layouts = _layouts(snapshot) if resource in ("disk", "inodes") else _one_layout(snapshot)
+        self._layout = (
+            _layouts(snapshot) if resource in ("disk", "inodes") else np.zeros(snapshot.node_count, np.int64)
+        )
         self._readings = _readings(snapshot, resource)
         self._given: dict[str, Unusable] = {}
         if given is not None:
@@ -138,17 +140,25 @@ class NodeStores:
             self._given_signal = signal
         self._held: dict[str, _Held] = {}
         self._put_use("all", usage, grow(*usage))
-        if any(layout != "shared" for layout in self.layouts):
+        if self._layout.any():
             self._divide(snapshot, usage, grow, rows)
-        self._columns = {layout: self._stores(layout) for layout in set(self.layouts)}
-        places = {
-            layout: [column.readable.tolist() for column in columns]
-            for layout, columns in self._columns.items()
-        }
-        self.readable = [
-            tuple(place for place, has in enumerate(places[layout]) if has[node])
-            for node, layout in enumerate(self.layouts)
-        ]
+        there = {LAYOUTS[number] for number in np.unique(self._layout).tolist()}
+        self._columns = {layout: self._stores(layout) for layout in LAYOUTS if layout in there}
+
+    def alike(self) -> Iterator[tuple[Unusable, Layout, list[int]]]:
+        """Yield nodes with the same configuration and layout that have the same stores, and the indices of
+        these in the layout.
+        """
+        readable = np.zeros(len(self._layout), np.int64)
+        for layout, columns in self._columns.items():
+            mine = self._layout == LAYOUTS.index(layout)
+            for place, column in enumerate(columns):
+                readable |= (mine & column.readable).astype(np.int64) << place
+        code = (self._configurations.codes.astype(np.int64) << 8 | self._layout << 4) | readable
+        found, which = np.unique(code, return_inverse=True)
+        for number, key in enumerate(found.tolist()):
+            places = [place for place in range(4) if key >> place & 1]
+            yield np.flatnonzero(which == number), LAYOUTS[key >> 4 & 3], places
 
     def of(self, nodes: Unusable, layout: Layout, readable: Iterable[int]) -> list[NodeStore]:
         """Return their columns, one entry for each of the nodes, without images."""
@@ -169,7 +179,7 @@ class NodeStores:
             held = self._held[self._part(group, layout)]
             if group[0] == ALLOCATABLE_MEMORY_AVAILABLE:
                 limited = np.flatnonzero((capacity < 0) & held.known)
-                limits = np.array([self._allocatable_limit(node) for node in limited.tolist()], np.int64)
+                limits = self._allocatable_limits(limited)
                 capacity, available = capacity.copy(), available.copy()
                 capacity[limited], available[limited] = limits, np.maximum(limits - held.before[limited], 0)
             if self._given and self._given_signal in group:
@@ -178,19 +188,20 @@ class NodeStores:
         return columns
 
     def _put_use(self, part: str, before: Usage, grown: Unusable) -> None:
-        unknown = _per_node(1 - before[1].astype(np.int64), self._offsets)
+        known = _per_node(before[1], self._offsets) == np.diff(self._offsets)
         uses = [self._sums(values) for values in (before[0], grown)]
-        self._held[part] = _Held((grown, before[1]), uses[0], uses[1] - uses[0], unknown == 0)
+        self._held[part] = _Held((grown, before[1]), uses[0], uses[1] - uses[0], known)
 
     def _sums(self, values: Unusable) -> Unusable:
         """Sum per node. Raise `InvalidInput` if a sum exceeds the range of amounts."""
-        # The sums of floats first: those of int64 would wrap around without an error.
-        beyond = np.flatnonzero(_per_node(values.astype(np.float64), self._offsets) > MAX_AMOUNT)
-        if len(beyond):
-            name = self._node_names[int(beyond[0])]
-            raise InvalidInput(
-                f"its pods use more {self._resource} than can be counted", subject=f"node {name}"
-            )
+        if int(values.max(initial=0)) * len(values) > MAX_AMOUNT:
+            # The sums of floats first: those of int64 would wrap around without an error.
+            beyond = np.flatnonzero(_per_node(values.astype(np.float64), self._offsets) > MAX_AMOUNT)
+            if len(beyond):
+                name = self._node_names[int(beyond[0])]
+                raise InvalidInput(
+                    f"its pods use more {self._resource} than can be counted", subject=f"node {name}"
+                )
         return _per_node(values, self._offsets)
 
     def _part(self, group: tuple[str, ...], layout: Layout) -> str:
@@ -218,39 +229,39 @@ class NodeStores:
         nothing = np.zeros(len(layers), np.int64)
         self._put_use("none", (nothing, np.ones(len(layers), np.uint8)), nothing)
 
-    def _allocatable_limit(self, node: int) -> int:
-        """Return the bytes that the cgroup of all pods may use, by the configuration; -1 if memory is not
-        known.
+    def _allocatable_limits(self, nodes: Unusable) -> Unusable:
+        """Return the bytes that the cgroup of all pods may use on each of these nodes, by the configuration;
+        -1 if memory is not known.
         """
-        memory = int(self._memory[node])
+        pairs = np.stack([self._configurations.codes[nodes], self._memory[nodes]])
+        distinct, first, which = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
+        limits = [
+            self._allocatable_limit(int(nodes[at]), memory)
+            for at, memory in zip(first.tolist(), distinct[1].tolist(), strict=True)
+        ]
+        return np.array(limits, np.int64)[which]
+
+    def _allocatable_limit(self, node: int, memory: int) -> int:
         if memory < 0:
             return -1
-        key = self._configurations.key(node), memory
-        if key not in self._limits:
-            config = self._configurations.of(node)
-            limit = CgroupSettings.resolve(config, {"memory": memory}, cgroup_v2=True).root_values().memory
-            self._limits[key] = -1 if limit is None else limit
-        return self._limits[key]
+        config = self._configurations.of(node)
+        limit = CgroupSettings.resolve(config, {"memory": memory}, cgroup_v2=True).root_values().memory
+        return -1 if limit is None else limit
 
 
 def _per_node(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
     """Sum one value per pod over each node."""
-    sums = np.concatenate([np.zeros(1, values.dtype), values.cumsum()])
-    return np.diff(sums[offsets])
+    running = values.cumsum()
+    return np.diff(np.concatenate([np.zeros(1, running.dtype), running])[offsets])
 
 
-def _one_layout(snapshot: Snapshot) -> list[Layout]:
-    return ["shared"] * snapshot.node_count
-
-
-def _layouts(snapshot: Snapshot) -> list[Layout]:
-    """Return where images and writable layers lie on each node, by whether file systems have
-    equal readings.
+def _layouts(snapshot: Snapshot) -> NDArray[np.int64]:
+    """Return where images and writable layers lie on each node, as an index of `LAYOUTS`, by whether file
+    systems have equal readings.
     """
     dedicated = ~_same(snapshot, "imagefs", "nodefs")
     split = dedicated & ~_same(snapshot, "containerfs", "imagefs")
-    names: tuple[Layout, ...] = ("shared", "imagefs", "split")
-    return [names[number] for number in (dedicated.astype(np.int64) + split).tolist()]
+    return dedicated.astype(np.int64) + split
 
 
 def _same(snapshot: Snapshot, one: str, other: str) -> NDArray[np.bool_]:

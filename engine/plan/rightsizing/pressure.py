@@ -115,7 +115,8 @@ def evictions(
             order=NodesPods(snapshot, nodes, "memory").in_order, pods=snapshot.placed,
             max_evictions=MOST_EVICTIONS,
         )  # fmt: skip
-        for node, course in zip(nodes.tolist(), courses.found, strict=True):
+        for place, course in sorted(courses.found.items()):
+            node = int(nodes[place])
             for step in course.steps:
                 if isinstance(step, Evictions):
                     found += [EvictedPod(pod, node, int(use[pod])) for pod in step.pods.tolist()]
