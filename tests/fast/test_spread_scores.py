@@ -1,4 +1,4 @@
-"""The compiled scores by spread are those of the twin."""
+"""The compiled choice of nodes by score is that of the twin."""
 
 from __future__ import annotations
 
@@ -12,48 +12,55 @@ from engine._fast.placement import _spread_scores_c, _spread_scores_py
 FORMS = pytest.mark.parametrize("form", [_spread_scores_c, _spread_scores_py], ids=["kernel", "twin"])
 
 
-@given(st.integers(1, 40), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_replicas_spread_over_the_same_nodes(nodes, keys, most, seed):
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_the_same_nodes_and_cells_are_found(nodes, cells, scores, seed):
     draw = np.random.default_rng(seed)
-    chosen = np.flatnonzero(draw.integers(0, 2, nodes))
-    base = draw.choice([0.5, 1.5, 0.5 + 2.3], nodes)
-    domain = draw.integers(-1, most, (keys, nodes), np.int32)
-    values = np.concatenate([draw.random((keys, most)) * 5, np.zeros((keys, 1))], axis=1)
-    size = draw.choice([0.0, 1.0, 10_000.0])  # none, few and many distinct counts
-    base, values = base * size + 0.5, values * size
-    keyed = (draw.random(nodes) < 0.8).astype(np.uint8)
-    totals = []
-    for form in (_spread_scores_c, _spread_scores_py):
-        total = np.arange(len(chosen))
-        form.add_spread(total, chosen, 2, base, domain, values, keyed)
-        totals.append(total.tolist())
-    assert totals[0] == totals[1]
-    for row in domain:
-        names, row = np.unique(row, return_inverse=True)
-        row = (row - (names[0] == -1)).astype(np.int32)
-        counts = [
-            form.domains_among(row, chosen, len(names)) for form in (_spread_scores_c, _spread_scores_py)
-        ]
-        assert counts[0] == counts[1] == len({int(one) for one in row[chosen]})
+    chosen = draw.integers(0, 2, nodes, np.uint8)
+    cell = draw.integers(0, cells, nodes, np.int32)
+    total, score = draw.integers(-scores, scores, nodes), draw.integers(0, scores, cells)
+    best, some, fewer = (
+        [one.tolist() for one in found]
+        for found in zip(
+            *(
+                (
+                    form.best_nodes(total, chosen, cell, score),
+                    form.seen_cells(cell, chosen, cells),
+                    form.seen_cells(cell, chosen, cells - 1),
+                )
+                for form in (_spread_scores_c, _spread_scores_py)
+            ),
+            strict=True,
+        )
+    )
+    assert best[0] == best[1]
+    assert some[0] == some[1]
+    assert fewer[0] == fewer[1]
 
 
 @FORMS
-def test_the_domain_with_fewest_replicas_gets_100(form):
-    zones, counts = np.array([[0, 0, 1, -1]], np.int32), np.array([[4.0, 2.0, 0.0]])
-    total = np.zeros(4, np.int64)
-    nodes, keyed = np.arange(4), np.array([1, 1, 1, 0], np.uint8)
-    form.add_spread(total, nodes, 1, np.zeros(4), zones, counts, keyed)
-    assert total.tolist() == [50, 50, 100, 0]
+def test_equal_nodes_are_all_found(form):
+    cell, score = np.array([0, 0, 1, 1, 2], np.int32), np.array([2, 0, 9])
+    chosen = np.array([1, 1, 1, 0, 0], np.uint8)
+    assert form.best_nodes(np.array([1, 1, 3, 3, 3]), chosen, cell, score).tolist() == [0, 1, 2]
+    assert form.seen_cells(cell, chosen, 3).tolist() == [True, True, False]
+
+
+@FORMS
+def test_no_node_is_best_of_none(form):
+    none = np.zeros(2, np.uint8)
+    assert not len(form.best_nodes(np.zeros(2, np.int64), none, none.astype(np.int32), np.zeros(1, np.int64)))
 
 
 def test_arrays_of_unequal_length_are_refused():
-    none, yes = np.zeros((0, 2)), np.ones(2, np.uint8)
-    with pytest.raises(ValueError, match="one total per node"):
-        _spread_scores_c.add_spread(
-            np.zeros(1, np.int64), np.arange(2), 1, np.zeros(2), none.astype(np.int32), none, yes
+    one, two = np.ones(1, np.uint8), np.zeros(2, np.int32)
+    with pytest.raises(ValueError, match="a total and a cell for each node"):
+        _spread_scores_c.best_nodes(np.zeros(2, np.int64), one, two, np.zeros(1, np.int64))
+    with pytest.raises(ValueError, match="a cell for each node"):
+        _spread_scores_c.seen_cells(two, one, 1)
+
+
+def test_cells_without_a_score_are_refused():
+    with pytest.raises(ValueError, match="a score for each cell"):
+        _spread_scores_c.best_nodes(
+            np.zeros(1, np.int64), np.ones(1, np.uint8), np.array([1], np.int32), np.zeros(1, np.int64)
         )
-
-
-def test_numbers_beyond_the_last_domain_are_refused():
-    with pytest.raises(ValueError, match="without gaps"):
-        _spread_scores_c.domains_among(np.array([5], np.int32), np.arange(1), 1)

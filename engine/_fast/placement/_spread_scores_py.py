@@ -1,6 +1,8 @@
-"""Score all nodes at once by how evenly the replicas of a pod would spread.
+"""Choose the nodes with the highest score, part of which depends only on the cell that a node is in.
 
-Source: PodTopologySpread of the v1.36 scheduler.
+A cell is a set of nodes that are in the same domain of every topology key by which a pod spreads, and hold
+equally many of its replicas. There are few of them, so what PodTopologySpread of the v1.36 scheduler adds is
+computed for each cell, not for each node.
 """
 
 from __future__ import annotations
@@ -8,39 +10,25 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = 100
 
+def seen_cells(cell: NDArray[np.int32], nodes: NDArray[np.uint8], cells: int) -> NDArray[np.bool_]:
+    """Return bool[cells]: the cells that some of the `nodes`, uint8[all nodes], are in.
 
-def domains_among(domain: NDArray[np.int32], nodes: NDArray[np.int64], most: int) -> int:
-    """Return how many domains of a topology key these nodes are in, of `most` that there are.
-
-    `domain` numbers the domain of each node from 0; -1, without the label, is a domain too.
+    `cell` numbers the cell of each node from 0; greater numbers than `cells` are passed over.
     """
-    return len(np.unique(domain[nodes]))
+    found = np.zeros(cells, bool)
+    mine = cell[nodes != 0]
+    found[mine[mine < cells]] = True
+    return found
 
 
-def add_spread(
-    total: NDArray[np.int64],
-    nodes: NDArray[np.int64],
-    weight: int,
-    base: NDArray[np.float64],
-    domain: NDArray[np.int32],
-    values: NDArray[np.float64],
-    keyed: NDArray[np.uint8],
-) -> None:
-    """Add `weight` times the score by spread, 0 to 100, to the `total` of each of these nodes.
-
-    The count of a node is its `base` plus, for each row of `domain` [keys, all nodes], the value in `values`
-    [keys, domains + 1] of its domain; the last value of a row is that of nodes without the label. Counts are
-    cut to integers; the fewest get 100, and all others in proportion. Nodes that are not `keyed` get nothing.
+def best_nodes(
+    total: NDArray[np.int64], nodes: NDArray[np.uint8], cell: NDArray[np.int32], score: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return those of the `nodes`, uint8[all nodes], whose `total` plus the `score` of their cell is highest,
+    in ascending order.
     """
-    counts = base[nodes]
-    for row, value in zip(domain, values, strict=True):
-        counts = counts + value[row[nodes]]
-    used = keyed[nodes] != 0
-    whole = counts.astype(np.int64)
-    if not used.any():
-        return
-    low, most = int(whole[used].min()), int(whole[used].max())
-    scores = MOST * (most + low - whole) // most if most else np.full(len(whole), MOST)
-    total += weight * np.where(used, scores, 0)
+    there = np.flatnonzero(nodes)
+    sums = total[there] + score[cell[there]]
+    found: NDArray[np.int64] = there[sums == sums.max()] if len(there) else there
+    return found

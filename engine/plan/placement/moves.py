@@ -84,7 +84,7 @@ class Mover:
         if self._scores is None:
             return Placement(self.capacity.choose(request, self._rule, allowed))
         nodes = self.capacity.fitting(request, allowed)
-        if not len(nodes):
+        if not nodes.any():
             return Placement(NO_NODE)
         best = self._scores.best(row, request, nodes)
         return Placement(int(best[0]), equal=len(best) - 1)

@@ -38,7 +38,7 @@ class NodeCapacity:
         """Return the node for one pod among the `allowed` ones, -1 if it fits nowhere; the first node wins a
         tie.
         """
-        candidates = self.fitting(request, allowed)
+        candidates = np.flatnonzero(self.fitting(request, allowed))
         if not len(candidates):
             return NO_NODE
         left = ((self.free[:2, candidates] - request[:2, None]) * self._scale[:, candidates]).min(axis=0)
@@ -47,12 +47,12 @@ class NodeCapacity:
 
     def fitting(
         self, request: NDArray[np.int64], allowed: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.int64]:
-        """Return the open nodes, among the `allowed` ones, that have a free slot and these amounts."""
-        fits = self._fits(request) & self.open
+    ) -> NDArray[np.bool_]:
+        """Return bool[nodes]: the open nodes, among the `allowed` ones, with a slot and these amounts."""
+        fits: NDArray[np.bool_] = self._fits(request) & self.open
         if allowed is not None:
             fits &= allowed
-        return np.flatnonzero(fits)
+        return fits
 
     def _fits(self, request: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return bool[nodes]: the nodes with a free slot and these amounts, open or not."""

@@ -8,7 +8,7 @@ of them; here all are scored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast.placement.spread_scores import add_spread, domains_among
 from engine.admission.selectors import selects_labels, tolerates
 from engine.api.pod import Pod, ResourceRequirements
 from engine.api.quantity import Quantity
@@ -25,28 +24,24 @@ from engine.api.scheduling import (
     NodeSelector,
     PodAffinity,
     PodAffinityTerm,
-    TopologySpreadConstraint,
     WeightedPodAffinityTerm,
 )
 from engine.plan.placement.constraints import Constraints
 from engine.plan.placement.node_capacity import NodeCapacity, sum_on_nodes
-from engine.plan.placement.topology import PodRows, Undecidable, spread_selector
+from engine.plan.placement.spread import MOST, SpreadScores
+from engine.plan.placement.topology import PodRows, Undecidable
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.kept import once_per_snapshot
 from engine.plan.snapshot.lazy_table import coded, value_of
+from engine.plan.snapshot.node_labels import Nodes
 from engine.plan.snapshot.objects import decoded_spec
 
-MOST: Final = 100
 MOST_TEMPLATES: Final = 4
 """Templates whose scores are kept: pods that follow one another often have the same one."""
-HOSTNAME: Final = "kubernetes.io/hostname"
 SOFT: Final = "PreferNoSchedule"
 ASSUMED: Final = {"cpu": Quantity.parse("100m"), "memory": Quantity.parse("200Mi")}
 """Requests that the scheduler assumes for a container without any when it scores by least allocated."""
 HARD_AFFINITY_WEIGHT: Final = 1
-DEFAULT_SPREAD: Final = (("topology.kubernetes.io/zone", 3), (HOSTNAME, 5))
-"""Keys and skews by which replicas spread if they have no constraint of their own."""
-SPREAD_OWNERS: Final = ("ReplicaSet/", "StatefulSet/", "ReplicationController/")
 SMALLEST_IMAGES: Final = 23 * 2**20
 LARGEST_IMAGE: Final = 1000 * 2**20
 
@@ -72,15 +67,13 @@ class NodeScores:
     def __init__(self, snapshot: Snapshot, capacity: NodeCapacity, constraints: Constraints) -> None:
         self._snapshot, self._capacity, self._constraints = snapshot, capacity, constraints
         self._template: NDArray[np.int32] = snapshot.pods["template"].to_numpy()
-        self._owners, self._owner_code = coded(snapshot.pods, "owner")
         self._terms: dict[int, list[tuple[int, PodAffinityTerm]]] = {}
         self._sizes: dict[str, Values] = {}
-        self._owned: dict[tuple[int, str], PodRows] = {}
+        self._spread = SpreadScores(snapshot, constraints)
         self._known: dict[int, _TemplateScores] = {}
         allocatable = np.stack([snapshot.allocatable(name) for name in ASSUMED])
         self._allocatable: Values = np.maximum(allocatable, 0)
         self._assumed: dict[int, Values] = {}
-        self._bases: dict[tuple[int, ...], NDArray[np.float64]] = {}
         requested = self._capacity.total[:2] - self._capacity.free[:2]
         self._used = requested + assumed_on_nodes(snapshot)
         self._balance = _balance(requested, self._capacity.total[:2])
@@ -94,26 +87,19 @@ class NodeScores:
         for template, known in self._known.items():
             known.fixed[node] = known.images[node] + self._by_amounts(template, known.request, one)[0]
 
-    def best(self, row: int, request: Values, nodes: Values) -> Values:
-        """Return the nodes with the highest score among `nodes`."""
-        total = self.of(row, request, nodes)
-        found: Values = nodes[total == total.max()]
-        return found
-
-    def of(self, row: int, request: Values, nodes: Values) -> Values:
-        """Return int64[len(nodes)]: the score of each of these nodes for a pod."""
+    def best(self, row: int, request: Values, nodes: Nodes) -> Values:
+        """Return those of `nodes`, bool[nodes], that have the highest score for a pod, in ascending order."""
         pod, known = self._constraints.pod(row), self._of_template(row, request)
-        total: Values = known.fixed.take(nodes)
+        total = known.fixed
         # Without soft taints every node gets 100, which chooses none of them.
         if known.soft_taints is not None:
-            total += 3 * _reversed(known.soft_taints[nodes])
+            total = total + 3 * (MOST - _normalized(known.soft_taints, nodes))
         if known.preferred is not None:
-            total += 2 * _normalized(known.preferred[nodes])
-        self._add_spread(total, row, pod, nodes)
+            total = total + 2 * _normalized(known.preferred, nodes)
         near = self._near(row, pod, nodes)
         if near is not None:
-            total += 2 * near
-        return total
+            total = total + 2 * near
+        return self._spread.best(total, row, pod, nodes)
 
     def _of_template(self, row: int, request: Values) -> _TemplateScores:
         """Return what the pods of a template have in common; `take` keeps it for pods that follow."""
@@ -185,89 +171,7 @@ class NodeScores:
             found += term.weight * self._constraints.nodes.selected(selector)
         return found
 
-    def _add_spread(self, total: Values, row: int, pod: Pod, nodes: Values) -> None:
-        """Add the score of soft topology spread: the constraints of the pod, or the default ones."""
-        topology = self._constraints.topology
-        given = pod.spec.topology_spread_constraints or ()
-        soft = [one for one in given if one.when_unsatisfiable == "ScheduleAnyway"]
-        if not given:
-            alike = self._replicas(row)
-            wanted = [(key, skew, alike) for key, skew in DEFAULT_SPREAD] if alike is not None else []
-        else:
-            own, labels = (topology.namespace_of(row),), topology.labels_of(row)
-            wanted = [
-                (one.topology_key, one.max_skew, topology.matching(spread_selector(one, labels), own))
-                for one in soft
-            ]
-        if not wanted:
-            return
-        keyed = np.ones(self._snapshot.node_count, bool)
-        candidates = nodes
-        if given:
-            for key, _, _ in wanted:
-                keyed &= topology.domains_of(key)[0] >= 0
-            candidates = nodes[keyed[nodes]]
-        base = self._base(tuple(skew for key, skew, _ in wanted if key == HOSTNAME))
-        by_host: list[tuple[Values, NDArray[np.float64]]] = []
-        domains: list[NDArray[np.int32]] = []
-        values: list[NDArray[np.float64]] = []
-        for index, (key, skew, pods) in enumerate(wanted):
-            domain, _ = topology.domains_of(key)
-            if key == HOSTNAME:
-                weight = np.log(len(candidates) + 2)
-                at, held = np.unique(topology.places(pods), return_counts=True)
-                by_host.append((at, np.where(domain[at] >= 0, held * weight, 0.0)))
-                continue
-            weight = np.log(domains_among(domain, candidates, self._constraints.nodes.distinct(key)) + 2)
-            counted = self._counted(row, soft[index] if given else None, keyed)
-            domains.append(domain)
-            values.append(topology.on_domains(key, pods, counted) * weight + skew - 1)
-        # Few nodes hold replicas: adding these counts and taking them off again spares a copy of all.
-        before = [(at, base[at]) for at, _ in by_host]
-        for at, counts in by_host:
-            base[at] += counts
-        add_spread(total, nodes, 2, base, *_rows(domains, values, len(base)), keyed.view(np.uint8))
-        for at, counts in before:
-            base[at] = counts
-
-    def _base(self, skews: tuple[int, ...]) -> NDArray[np.float64]:
-        """Return float64[nodes]: the part of the counts by host name that pods do not change."""
-        found = self._bases.get(skews)
-        if found is None:
-            named = self._constraints.topology.domains_of(HOSTNAME)[0] >= 0
-            # Half a point, because the scheduler rounds the sum, and `add_spread` cuts it off.
-            found = np.where(named, 0.5 + sum(skew - 1 for skew in skews), 0.5)
-            self._bases[skews] = found
-        return found
-
-    def _counted(
-        self, row: int, constraint: TopologySpreadConstraint | None, keyed: NDArray[np.bool_]
-    ) -> NDArray[np.bool_]:
-        """Return the nodes whose pods a constraint counts; None stands for a default constraint."""
-        tolerated, affine = self._constraints.by_template(row)
-        counted = keyed.copy()
-        if constraint is None or constraint.node_affinity_policy != "Ignore":
-            counted &= affine
-        if constraint is not None and constraint.node_taints_policy == "Honor":
-            counted &= tolerated
-        return counted
-
-    def _replicas(self, row: int) -> PodRows | None:
-        """Return the pods of the same controller; None for one whose pods have no selector of
-        their own. (Services would select more; a snapshot does not hold them.)
-        """
-        codes = self._owner_code
-        if not self._owners[codes[row]].startswith(SPREAD_OWNERS):
-            return None
-        topology = self._constraints.topology
-        namespace = topology.namespace_of(row)
-        key = int(codes[row]), namespace
-        if key not in self._owned:
-            rows = np.flatnonzero(codes == codes[row])
-            self._owned[key] = topology.in_namespaces(rows, (namespace,))
-        return self._owned[key]
-
-    def _near(self, row: int, pod: Pod, nodes: Values) -> Values | None:
+    def _near(self, row: int, pod: Pod, nodes: Nodes) -> Values | None:
         """Score preferred affinity between pods, in both directions, and required affinity of others; None
         if there is none.
         """
@@ -276,13 +180,13 @@ class NodeScores:
             return None
         topology = self._constraints.topology
         own, labels = (topology.namespace_of(row),), topology.labels_of(row)
-        sums = np.zeros(len(nodes), np.int64)
+        sums = np.zeros(self._snapshot.node_count, np.int64)
         for weight, term in preferences:
             try:
                 pods = topology.selected(term, own)
             except Undecidable:
                 continue
-            sums += weight * self._in_domain(term.topology_key, pods, nodes)
+            sums += weight * self._in_domain(term.topology_key, pods)
         for template in self._attracting:
             for weight, term in self._terms_of(template):
                 if not selects_labels(term.label_selector, labels):
@@ -296,15 +200,15 @@ class NodeScores:
                     if spaces:
                         continue
                     pods = topology.in_namespaces(pods, own)
-                sums += weight * self._in_domain(term.topology_key, pods, nodes)
-        low, span = int(sums.min()), int(sums.max() - sums.min())
+                sums += weight * self._in_domain(term.topology_key, pods)
+        among = sums[nodes]
+        low, span = int(among.min()), int(among.max() - among.min())
         return (MOST * ((sums - low) / span)).astype(np.int64) if span else None
 
-    def _in_domain(self, key: str, pods: PodRows, nodes: Values) -> Values:
+    def _in_domain(self, key: str, pods: PodRows) -> Values:
         topology = self._constraints.topology
-        domain = topology.domains_of(key)[0][nodes]
         counts = np.append(topology.on_domains(key, pods), 0)
-        found: Values = counts[domain]
+        found: Values = counts[topology.domains_of(key)[0]]
         return found
 
     @cached_property
@@ -429,24 +333,7 @@ def _balance(used: Values, total: Values) -> Values:
     return found
 
 
-def _normalized(values: Values) -> Values:
-    most = int(values.max(initial=0))
+def _normalized(values: Values, nodes: Nodes) -> Values:
+    """Return the values in proportion to the greatest one among `nodes`, which gets 100."""
+    most = int(values.max(initial=0, where=nodes))
     return MOST * values // most if most else values
-
-
-def _reversed(values: Values) -> Values:
-    return MOST - _normalized(values)
-
-
-def _rows(
-    domains: Sequence[NDArray[np.int32]], values: Sequence[NDArray[np.float64]], count: int
-) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Return int32[keys, nodes] and float64[keys, domains + 1], with 0 for nodes without the label."""
-    if len(domains) == 1:
-        return domains[0][None, :], np.append(values[0], 0.0)[None, :]
-    most = max((len(one) for one in values), default=0) + 1
-    padded = [np.append(one, np.zeros(most - len(one))) for one in values]
-    return (
-        np.array(domains, np.int32).reshape(len(domains), count),
-        np.array(padded, np.float64).reshape(len(domains), most),
-    )

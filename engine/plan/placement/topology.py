@@ -55,7 +55,7 @@ class PodTopology:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         pods = snapshot.pods
-        self._node: NDArray[np.int64] = pods["node"].to_numpy().astype(np.int64)
+        self._node: NDArray[np.int32] = pods["node"].to_numpy().copy()
         self._node[snapshot.placed :] = NO_NODE
         self._template: NDArray[np.int32] = pods["template"].to_numpy()
         labels, self._label_code = coded(pods, "labels")
@@ -83,10 +83,10 @@ class PodTopology:
         found = domain[at]
         return np.bincount(found[found >= 0], minlength=count)
 
-    def places(self, pods: PodRows) -> NDArray[np.int64]:
+    def places(self, pods: PodRows) -> NDArray[np.int32]:
         """Return the node of each of these pods that is on one."""
         at = self._node[pods]
-        found: NDArray[np.int64] = at[at != NO_NODE]
+        found: NDArray[np.int32] = at[at != NO_NODE]
         return found
 
     def of_template(self, template: int) -> PodRows:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -20,9 +21,9 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
-from engine.plan.answers.readable import counted
 from engine.plan.placement.constraints import knows_constraints
 from engine.plan.placement.moves import Mover
 from engine.plan.placement.node_capacity import template_requests
@@ -82,7 +83,7 @@ def headroom(snapshot: Snapshot, parameters: HeadroomParameters) -> Answer:
 
 class _Headroom:
     def __init__(self, snapshot: Snapshot, parameters: HeadroomParameters) -> None:
-        self._parameters = parameters
+        self._parameters, self._whole = parameters, snapshot
         self._workloads = _workloads(snapshot, parameters)
         copies = [replace(one, count=one.count + parameters.most) for one in self._workloads]
         self._snapshot, self._copies = with_pods(snapshot, copies)
@@ -93,12 +94,14 @@ class _Headroom:
         self._mover = Mover.over_all_nodes(self._snapshot, "scheduler")
         self._template: NDArray[np.int32] = self._snapshot.pods["template"].to_numpy()
         self._requests = template_requests(self._snapshot)
-        self._node: NDArray[np.int64] = np.full(self._snapshot.pods.num_rows, NO_NODE)
+        self._node: NDArray[np.int32] = np.full(self._snapshot.pods.num_rows, NO_NODE, np.int32)
         self._node[: snapshot.placed] = snapshot.column("node")
-        single = without_controller(snapshot)
-        pinned = bound_to_node(snapshot)
-        self._ends = single | pinned
-        self._single = int((single & ~pinned).sum())
+        self._before: list[dict[int, int]] = []
+
+    @cached_property
+    def _owned(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return bool[placed] each: pods that nothing creates again, and those that no other node takes."""
+        return without_controller(self._whole), bound_to_node(self._whole)
 
     def answer(self) -> Answer:
         pods, left = self._mix()
@@ -108,8 +111,11 @@ class _Headroom:
         losses = [self._lose(name, nodes) for name, nodes in self._failures()]
         for loss in losses:
             self._add(loss)
-        if losses and self._single:
-            self._rows.note(SINGLE, self._single)
+        if losses:
+            single, pinned = self._owned
+            ending = int((single & ~pinned).sum())
+            if ending:
+                self._rows.note(SINGLE, ending)
         headline = self._headline(pods, left, [count for count, _ in more], losses)
         return replace(self._rows.answer(), headline=headline)
 
@@ -147,8 +153,13 @@ class _Headroom:
             target, why, _ = self._mover.place(row, NO_NODE, self._requested(row))
         except Undecidable as unknown:
             return NO_NODE, str(unknown)
-        self._node[row] = target
+        self._book(row, target)
         return target, why
+
+    def _book(self, row: int, node: int) -> None:
+        if self._before:
+            self._before[-1].setdefault(row, int(self._node[row]))
+        self._node[row] = node
 
     def _more(self, number: int) -> tuple[int, str]:
         """Return how many more copies of a workload fit, and why not one more; nothing stays placed."""
@@ -163,18 +174,18 @@ class _Headroom:
     @contextmanager
     def _undone(self) -> Iterator[None]:
         """Take back all moves at the end."""
-        before = self._node.copy()
+        self._before.append({})
         try:
             yield
         finally:
-            changed = np.flatnonzero(self._node != before).tolist()
-            for row in changed:
+            before = self._before.pop()
+            for row in before:
                 if self._node[row] != NO_NODE:
                     self._mover.leave(row, int(self._node[row]), self._requested(row))
-            for row in changed:
-                if before[row] != NO_NODE:
-                    self._mover.enter(row, int(before[row]), self._requested(row))
-            self._node = before
+            for row, node in before.items():
+                if node != NO_NODE:
+                    self._mover.enter(row, node, self._requested(row))
+                self._node[row] = node
 
     def _failures(self) -> list[tuple[str, list[int]]]:
         """Return the name and nodes of each failure. Raise `InvalidInput` for a label that no node has."""
@@ -204,7 +215,7 @@ class _Headroom:
             leaving = leaving[np.argsort(-priority[leaving].astype(np.int64), kind="stable")]
             for row in leaving.tolist():
                 self._mover.leave(row, int(self._node[row]), self._requested(row))
-                self._node[row] = NO_NODE
+                self._book(row, NO_NODE)
             reasons = [
                 why for row in leaving.tolist() for target, why in (self._place(row),) if target == NO_NODE
             ]
@@ -215,8 +226,9 @@ class _Headroom:
 
     def _ends_with_node(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         found = np.zeros(len(rows), bool)
-        old = rows < len(self._ends)
-        found[old] = self._ends[rows[old]]
+        single, pinned = self._owned
+        old = rows < len(single)
+        found[old] = (single | pinned)[rows[old]]
         return found
 
     def _add(self, loss: _Loss) -> None:

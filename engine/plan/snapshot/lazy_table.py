@@ -18,7 +18,7 @@ class LazyTable:
     """Offer the parts of `pa.Table` that access columns; `whole` returns a real table.
 
     The first use of a column raises its errors, not the opening of the table. With `value`, single values of
-    a column that is not there yet are computed without it.
+    a column that is not there yet are computed without it; with `codes`, what `coded` returns is, too.
     """
 
     def __init__(
@@ -27,11 +27,13 @@ class LazyTable:
         columns: Columns,
         rows: Callable[[], int],
         value: Callable[[str, int], Any] | None = None,
+        codes: Callable[[str], tuple[list[str], NDArray[np.int32]]] | None = None,
     ) -> None:
         self.column_names = list(column_names)
         self._make = columns
         self._rows = rows
         self._value = value
+        self._codes = codes
         self._made: dict[str, pa.ChunkedArray] = {}
         self._coded: dict[str, tuple[list[str], NDArray[np.int32]]] = {}
 
@@ -57,7 +59,7 @@ class LazyTable:
     def coded(self, name: str) -> tuple[list[str], NDArray[np.int32]]:
         """Return what the function `coded` does, computed once: questions read the same columns."""
         if name not in self._coded:
-            self._coded[name] = _texts_and_codes(self[name])
+            self._coded[name] = self._codes(name) if self._codes is not None else _texts_and_codes(self[name])
         return self._coded[name]
 
     def value(self, name: str, row: int) -> Any:

@@ -49,8 +49,8 @@ class NodeLabels:
         self._source: _Source = (
             _Columns(snapshot.nodes) if TAINTS in snapshot.nodes.column_names else _Documents(snapshot)
         )
-        self._domains: dict[str, tuple[NDArray[np.int32], list[str]]] = {}
-        self._distinct: dict[str, int] = {}
+        self._domains: dict[str, tuple[NDArray[np.int32], pa.Array]] = {}
+        self._values: dict[str, list[str]] = {}
         self._groups: dict[tuple[str, ...], tuple[list[int], NDArray[np.int64]]] = {}
 
     def of(self, node: int) -> Labels:
@@ -60,29 +60,25 @@ class NodeLabels:
 
     def values_of(self, key: str) -> tuple[NDArray[np.int32], list[str]]:
         """Return int32[nodes] that numbers the values of a label, -1 without the label; and the values."""
-        found = self._domains.get(key)
-        if found is None:
-            column = self._source.label(key)
-            found = self._domains[key] = (
-                column.indices.fill_null(-1).to_numpy(zero_copy_only=False),
-                column.dictionary.to_pylist(),
-            )
-        return found
+        domain, values = self._column(key)
+        if key not in self._values:
+            self._values[key] = values.to_pylist()
+        return domain, self._values[key]
 
     def domains_of(self, key: str) -> tuple[NDArray[np.int32], int]:
         """Return int32[nodes]: the domain of each node, -1 without the label; and the number of domains.
 
         A part of a cluster may have no node in some of them.
         """
-        domain, values = self.values_of(key)
+        domain, values = self._column(key)
         return domain, len(values)
 
-    def distinct(self, key: str) -> int:
-        """Return the number of domains, of which the nodes without the label are one."""
-        found = self._distinct.get(key)
+    def _column(self, key: str) -> tuple[NDArray[np.int32], pa.Array]:
+        found = self._domains.get(key)
         if found is None:
-            domain, count = self.domains_of(key)
-            found = self._distinct[key] = count + int((domain < 0).any())
+            column = self._source.label(key)
+            domain = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+            found = self._domains[key] = domain, column.dictionary
         return found
 
     @cached_property
@@ -112,17 +108,12 @@ class NodeLabels:
         if any(term.match_fields for term in terms):
             asked = range(len(self._names))
             return np.array([matches(self._some(node, wanted), self._names[node]) for node in asked], bool)
-        first, group = self._grouped(wanted)
+        first, group = self.grouped(wanted)
         matching = [matches(self._some(node, wanted), self._names[node]) for node in first]
         found: Nodes = np.array(matching, bool)[group]
         return found
 
-    def _some(self, node: int, keys: Sequence[str]) -> Labels:
-        """Return the labels of a node with these keys."""
-        columns = ((key, *self.values_of(key)) for key in keys)
-        return {key: values[domain[node]] for key, domain, values in columns if domain[node] >= 0}
-
-    def _grouped(self, keys: tuple[str, ...]) -> tuple[list[int], NDArray[np.int64]]:
+    def grouped(self, keys: tuple[str, ...]) -> tuple[list[int], NDArray[np.int64]]:
         """Return the first node of each group with equal values of labels, and int64[nodes]: the groups."""
         found = self._groups.get(keys)
         if found is None:
@@ -133,6 +124,11 @@ class NodeLabels:
             _, first, group = np.unique(code, return_index=True, return_inverse=True)
             found = self._groups[keys] = first.tolist(), group
         return found
+
+    def _some(self, node: int, keys: Sequence[str]) -> Labels:
+        """Return the labels of a node with these keys."""
+        columns = ((key, *self.values_of(key)) for key in keys)
+        return {key: values[domain[node]] for key, domain, values in columns if domain[node] >= 0}
 
 
 class _Source(Protocol):
