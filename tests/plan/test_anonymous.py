@@ -58,7 +58,8 @@ def named(tmp_path: Path) -> Snapshot:
                                              "labelSelector": {"matchLabels": {"app": "web"}}}])  # fmt: skip
     cluster.pods("StatefulSet shop/vault", ["n1"], {"cpu": "1"}, None,
                  nodeSelector={"example.com/tier": "gold", "kubernetes.io/hostname": "n1"},
-                 volumes=[{"name": "d", "persistentVolumeClaim": {"claimName": "disk-7"}}])  # fmt: skip
+                 volumes=[{"name": "d", "persistentVolumeClaim": {"claimName": "disk-7"}},
+                          {"name": "e", "gcePersistentDisk": {"pdName": "team"}}])  # fmt: skip
     cluster.pods("Deployment shop/secret", ["n2"], {"cpu": "500m"}, None,
                  tolerations=[{"key": "example.com/secret", "operator": "Equal", "value": "team"}],
                  affinity={"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [

@@ -19,6 +19,7 @@ from engine.api.encoding.json_text import encode_json
 from engine.plan.anonymize.device_objects import device_claims, device_objects
 from engine.plan.anonymize.pseudonyms import Pseudonyms, replaced_taint, selecting
 from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, Snapshot, without_labels
+from engine.plan.snapshot.inline_volumes import INLINE_VOLUME
 from engine.plan.snapshot.lazy_table import whole
 
 KEPT_PRIORITIES: Final = ("system-node-critical", "system-cluster-critical")
@@ -120,6 +121,10 @@ def _owner(names: Pseudonyms, text: str) -> str:
 def _claims(names: Pseudonyms, text: str) -> str:
     claims = []
     for one in text.split():
+        if one.startswith(INLINE_VOLUME):
+            plugin, disk = one.removeprefix(INLINE_VOLUME).split("/")
+            claims.append(f"{INLINE_VOLUME}{plugin}/{names.of('handle', disk)}")
+            continue
         prefix = EPHEMERAL_CLAIM if one.startswith(EPHEMERAL_CLAIM) else ""
         claims.append(prefix + names.of("claim", one.removeprefix(prefix)))
     return " ".join(claims)

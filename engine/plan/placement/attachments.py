@@ -1,9 +1,9 @@
 """Limit how many volumes of a CSI driver a node attaches: NodeVolumeLimits, v1.36.
 
 The limits are those of CSINodes. A volume that several pods of a node share counts once. An in-tree volume
-counts for the CSI driver that replaces its plugin, and an ephemeral one for its pod. Not counted, because a
-snapshot does not hold them: VolumeAttachments without a pod, in-tree volumes without a claim, and ephemeral
-volumes of pods that are asked about and have no claim yet.
+counts for the CSI driver that replaces its plugin, also without a claim, and an ephemeral one for its pod.
+Not counted, because a snapshot does not hold them: VolumeAttachments without a pod, and ephemeral volumes of
+pods that are asked about and have no claim yet.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from engine.plan.placement.attachments import AttachedVolume, AttachLimits
 from engine.plan.placement.device_claims import DeviceClaims
 from engine.plan.placement.topology import Allowed, PodTopology, Undecidable
 from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, NO_NODE, Snapshot
+from engine.plan.snapshot.inline_volumes import INLINE_VOLUME, attached_as
 from engine.plan.snapshot.lazy_table import coded
 from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 from engine.plan.snapshot.objects import decoded_spec
@@ -101,6 +102,8 @@ class Constraints:
         yield "node selector or affinity", affine
         if row in self._claim_names:
             for claim in self._claim_names[row].split():
+                if claim.startswith(INLINE_VOLUME):
+                    continue
                 # A pod that moves gets another ephemeral volume, wherever it goes.
                 if row >= self._snapshot.placed or not claim.startswith(EPHEMERAL_CLAIM):
                     name = claim.removeprefix(EPHEMERAL_CLAIM)
@@ -186,10 +189,18 @@ class Constraints:
         found = {}
         if self._snapshot.attach_limits.num_rows:
             for row, text in self._claim_names.items():
-                names = [claim.removeprefix(EPHEMERAL_CLAIM) for claim in text.split()]
-                keys = [(namespaces[row].as_py(), name) for name in names]
-                found[row] = frozenset(self._volumes[key].csi for key in keys if key in self._volumes)
+                namespace = namespaces[row].as_py()
+                volumes = (self._attached(namespace, name) for name in text.split())
+                found[row] = frozenset(volume for volume in volumes if volume is not None)
         return AttachLimits(self._snapshot, found)
+
+    def _attached(self, namespace: str, claim: str) -> AttachedVolume | None:
+        """Return the volume that a node attaches for a claim, or for a cloud disk in a pod's spec."""
+        if claim.startswith(INLINE_VOLUME):
+            disk = attached_as(claim)
+            return AttachedVolume(*disk) if disk is not None else None
+        found = self._volumes.get((namespace, claim.removeprefix(EPHEMERAL_CLAIM)))
+        return found.csi if found is not None else None
 
     @cached_property
     def _devices(self) -> DeviceClaims | None:
@@ -225,5 +236,6 @@ def _texts(snapshot: Snapshot, name: str) -> dict[int, str]:
     if name not in snapshot.pods.column_names:
         return {}
     texts, codes = coded(snapshot.pods, name)
-    rows = np.flatnonzero(np.array([bool(text) for text in texts], bool)[codes])
+    there = np.array([bool(text) for text in texts], bool)
+    rows = np.flatnonzero(there[codes]) if there.any() else np.zeros(0, np.int64)
     return {row: texts[code] for row, code in zip(rows.tolist(), codes[rows].tolist(), strict=True)}

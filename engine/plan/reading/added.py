@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from engine.api.encoding.json_text import encode_json
 from engine.api.pod import Pod
@@ -16,8 +17,9 @@ from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
 from engine.api.struct import to_builtins
 from engine.plan.reading.templates import Templates
 from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot, column_of, without_labels
+from engine.plan.snapshot.inline_volumes import inline_names
 from engine.plan.snapshot.kept import share_kept
-from engine.plan.snapshot.lazy_table import LazyTable, whole
+from engine.plan.snapshot.lazy_table import LazyTable, coded, whole
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, ResourceNames
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -72,7 +74,13 @@ def with_pods(snapshot: Snapshot, added: Sequence[AddedPods]) -> tuple[Snapshot,
         both = pa.concat_tables([part, pa.table(more, part.schema)])
         return both.unify_dictionaries().combine_chunks()
 
-    pods = LazyTable(known_pods.column_names, columns, lambda: start)
+    def codes(name: str) -> tuple[list[str], NDArray[np.int32]]:
+        texts, known = coded(known_pods, name)
+        number = {text: code for code, text in enumerate(texts)}
+        more = [number.setdefault(row[name], len(number)) for row in rows]
+        return list(number), np.concatenate([known, np.array(more, np.int32)])
+
+    pods = LazyTable(known_pods.column_names, columns, lambda: start, codes=codes)
     more = replace(snapshot, pods=pods, templates=joined)
     if more.resources.names == snapshot.resources.names:
         share_kept(snapshot, more)
@@ -86,6 +94,7 @@ def _row(one: AddedPods, template: int, qos: int) -> dict[str, Any]:
         flags |= HAS_PRIORITY | (CRITICAL if priority >= SYSTEM_CRITICAL_PRIORITY else 0)
     volumes = pod.spec.volumes or ()
     claims = [one.persistent_volume_claim.claim_name for one in volumes if one.persistent_volume_claim]
+    claims += [name for volume in volumes for name in inline_names(to_builtins(volume))]
     return {
         "namespace": pod.metadata.namespace or "default",
         "name": pod.metadata.name,

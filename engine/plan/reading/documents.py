@@ -8,7 +8,7 @@ Fields whose values repeat stay undecoded (`Raw`): a cluster has few distinct va
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta as Constraint
@@ -68,13 +68,18 @@ class ClaimName(DocumentStruct):
 
 
 class PodVolume(DocumentStruct):
-    """Hold a volume, of which only the claim matters: it can tie the pod to some nodes. That of a generic
-    `ephemeral` volume is made with the pod, and named after both.
+    """Hold a volume, of which only the claim or the cloud disk matters: it can tie the pod to some nodes. The
+    claim of a generic `ephemeral` volume is made with the pod, and named after both.
     """
 
     name: str = ""
     persistent_volume_claim: ClaimName | None = None
     ephemeral: Raw = EMPTY
+    aws_elastic_block_store: dict[str, Any] | None = None
+    azure_disk: dict[str, Any] | None = None
+    cinder: dict[str, Any] | None = None
+    gce_persistent_disk: dict[str, Any] | None = None
+    portworx_volume: dict[str, Any] | None = None
 
 
 class PodDeviceClaim(DocumentStruct):

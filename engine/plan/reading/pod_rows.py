@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from engine.plan.reading.documents import (
 )
 from engine.plan.reading.templates import MAX_KNOWN, Templates, Unusable
 from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, POD_FIELDS, REPEATED_TEXT, TEMPLATE_CLAIM
+from engine.plan.snapshot.inline_volumes import inline_names
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, MIRROR, PROTECTED, QOS_CODES, STATIC
 
 _labels = msgspec.json.Decoder(dict[str, str] | None)
@@ -186,14 +188,27 @@ def _created(moment: datetime | None) -> float:
 
 
 def _claims(pod: str, volumes: list[PodVolume]) -> str:
-    """Return the names of the claims that a pod mounts, separated by spaces."""
+    """Return the names of the claims and cloud disks that a pod mounts, separated by spaces."""
     names = []
     for volume in volumes:
         if volume.persistent_volume_claim is not None:
             names.append(volume.persistent_volume_claim.claim_name)
         elif bytes(volume.ephemeral) not in (b"", b"null"):
             names.append(f"{EPHEMERAL_CLAIM}{pod}-{volume.name}")
+        else:
+            names.extend(inline_names(_sources(volume)))
     return " ".join(names)
+
+
+def _sources(volume: PodVolume) -> dict[str, Any]:
+    """Return the cloud disk of a volume, by the field that has it."""
+    return {
+        "awsElasticBlockStore": volume.aws_elastic_block_store,
+        "azureDisk": volume.azure_disk,
+        "cinder": volume.cinder,
+        "gcePersistentDisk": volume.gce_persistent_disk,
+        "portworxVolume": volume.portworx_volume,
+    }
 
 
 def _device_claims(spec: PodSpecFields, status: PodStatusFields) -> str:

@@ -15,6 +15,7 @@ from engine.api.encoding.json_text import encode_json
 from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION
 from engine.api.timestamps import rfc3339
 from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, TEMPLATE_CLAIM, Snapshot
+from engine.plan.snapshot.inline_volumes import INLINE_VOLUME, inline_source
 from engine.plan.snapshot.lazy_table import whole
 from engine.tables import HAS_PRIORITY, MIRROR, QOS_NAMES, STATIC
 
@@ -192,6 +193,8 @@ def _claimed(number: int, pod: str, claim: str) -> dict[str, Any]:
     """Return the volume of a claim. That of an ephemeral one is named after the pod, unless names have been
     replaced.
     """
+    if claim.startswith(INLINE_VOLUME):
+        return {"name": f"claim-{number}", **inline_source(claim)}
     name = claim.removeprefix(EPHEMERAL_CLAIM)
     if name != claim and name.startswith(f"{pod}-"):
         return {"name": name.removeprefix(f"{pod}-"), "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}

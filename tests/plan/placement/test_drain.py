@@ -102,6 +102,7 @@ def made_for(pod: str) -> list[dict[str, Any]]:
     return [claim, csi(**reached_from(ZONE, "a"))]
 
 
+DISK = {"volumes": [{"name": "d", "gcePersistentDisk": {"pdName": "v"}}]}
 PORT = {"container": {"ports": [{"containerPort": 80, "hostPort": 80}]}}
 
 
@@ -145,6 +146,18 @@ GOES = [
         "where another pod has its in-tree volume already",
         [node("n2"), attaches("n2", 1, GCE), pod("other", "n2", **CLAIM), claimed("pv"), in_tree()],
         CLAIM,
+        "n2",
+    ),
+    (
+        "where a disk without a claim can be attached",
+        [node("n2"), node("n3"), attaches("n2", 0, GCE), attaches("n3", 1, GCE)],
+        DISK,
+        "n3",
+    ),
+    (
+        "where another pod has its disk without a claim already",
+        [node("n2"), attaches("n2", 1, GCE), pod("other", "n2", **DISK)],
+        DISK,
         "n2",
     ),
     (

@@ -74,6 +74,21 @@ async def test_ephemeral_volumes_leave_the_nodes_that_the_scheduler_takes(site: 
     assert "" in bound.values()
 
 
+async def test_disks_without_a_claim_leave_the_nodes_that_the_scheduler_takes(site: Site) -> None:
+    """Each node attaches two disks; one pod in five has the disk of another one."""
+    await offer(site)
+    bound, disks = {}, list[Object]()
+    for number in range(2 * NODE_COUNT + 10):
+        name = f"p{number:03}"
+        if not disks or site.draw.random() > 0.2:
+            disks.append({"gcePersistentDisk": {"pdName": name, "readOnly": True}})
+        bound[name] = await site.run(
+            plain(name, "100m", volumes=[{"name": "data", **site.draw.choice(disks[-5:])}])
+        )
+    assert not await differences(site, bound)
+    assert "" in bound.values()
+
+
 async def test_the_same_pods_are_preempted(site: Site) -> None:
     """A pod of higher priority waits behind a gate while the snapshot is taken.
 
