@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 def seen_cells(cell: NDArray[np.int32], nodes: NDArray[np.uint8], cells: int) -> NDArray[np.bool_]:
     """Return bool[cells]: the cells that some of the `nodes`, uint8[all nodes], are in.
 
-    `cell` numbers the cell of each node from 0; greater numbers than `cells` are passed over.
+    `cell` numbers the cell of each node from 0; nodes with other numbers count for none.
     """
     found = np.zeros(cells, bool)
     mine = cell[nodes != 0]
