@@ -19,7 +19,7 @@ from engine.plan.on_dask import pack, unpack
 from engine.plan.questions.image_gc import ImageGCParameters
 from engine.plan.questions.preempt import PreemptParameters
 from engine.plan.snapshot.columnar_file import TABLES, node_ranges, write_snapshot, write_stream
-from engine.plan.snapshot.lazy_table import whole
+from engine.plan.snapshot.lazy_table import rows_with, whole
 
 
 def same(a: Snapshot, b: Snapshot) -> None:
@@ -204,3 +204,13 @@ def test_made_up_nodes_are_never_overcommitted():
 def test_senseless_sizes_are_refused(nodes, density):
     with pytest.raises(InvalidInput):
         synthesize(nodes, density)
+
+
+def test_a_pod_is_found_in_every_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.plan.snapshot.columnar_file.ROW_GROUP", 7)
+    made = synthesize(3, 10, 1)
+    write_snapshot(made, tmp_path / "made.kes")
+    pods = SnapshotFile(tmp_path / "made.kes").load().pods
+    names = made.pods["name"].to_pylist()
+    assert [rows_with(pods, "name", name) for name in names] == [[row] for row in range(len(names))]
+    assert rows_with(pods, "name", "nobody") == rows_with(made.pods, "name", "nobody") == []

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from engine.admission.asked_pod import PodParameters, pods_asked_about
 from engine.admission.predicates import NATIVE
@@ -16,7 +13,7 @@ from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.resources import pod_requests
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.lazy_table import value_of
+from engine.plan.snapshot.lazy_table import rows_with, value_of
 from engine.plan.snapshot.objects import pod_object
 from engine.tables import ABSENT
 
@@ -71,8 +68,7 @@ def pod_like(snapshot: Snapshot, label: str) -> tuple[Pod, str]:
     namespace, _, name = label.rpartition("/")
     pods = snapshot.pods
     # Namespaces repeat and names hardly do, so the names are compared first.
-    named = pc.equal(pods["name"], pa.scalar(name, pa.large_string())).to_numpy()
-    for row in np.flatnonzero(named).tolist():
+    for row in rows_with(pods, "name", name):
         if value_of(pods, "namespace", row) == (namespace or "default"):
             pod = pod_object(snapshot, row)
             pod.metadata.labels = msgspec.json.decode(value_of(pods, "labels", row) or "null")

@@ -185,8 +185,15 @@ class SnapshotFile:
             number = int(np.searchsorted(starts, row, "right")) - 1
             return part(column, number)[row - int(starts[number])].as_py()
 
+        def parts(column: str) -> Iterator[pa.ChunkedArray]:
+            return (read([column], [group])[column] for group in chosen)
+
         return LazyTable(
-            file.schema_arrow.names, lambda names: read(names, chosen), lambda: int(starts[-1]), value
+            file.schema_arrow.names,
+            lambda names: read(names, chosen),
+            lambda: int(starts[-1]),
+            value,
+            parts=parts,
         )
 
     @property
