@@ -24,8 +24,13 @@ from engine.devices.selection import DeviceSelection, SelectionError, select
 from engine.devices.state import DeviceState
 from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint
-from engine.metrics import Metric
-from engine.topologymanager.alignment_metrics import CONTAINER, NUMA_NODE, POD, AlignmentMetrics
+from engine.topologymanager.alignment_metrics import (
+    CONTAINER,
+    NUMA_NODE,
+    POD,
+    AlignmentMetrics,
+    AlignmentTally,
+)
 from engine.topologymanager.pod_level import manages_pod_level, manages_whole_pod
 from engine.topologymanager.policy import ANYWHERE, Hint, Hints, TopologyDecision, TopologyPolicy
 from engine.topologymanager.provider import HintProvider
@@ -82,6 +87,7 @@ class Attempt(msgspec.Struct):
     hint: Hint = ANYWHERE
     affinity: tuple[int, ...] | None = None
     locked: frozenset[str] = frozenset()
+    tally: AlignmentTally = msgspec.field(default_factory=AlignmentTally)
 
 
 class Allocator:
@@ -128,12 +134,16 @@ class Allocator:
             ("resource_name",),
         )
 
-    async def pod(self, pod: Pod) -> None:
+    async def pod(self, pod: Pod, tally: AlignmentTally) -> None:
         """Give every container of the pod its devices, CPUs and memory.
+
+        `tally` receives the alignments of this try alone: an admission that waits has several tries, and the
+        kubelet, where pods do not wait, counts each admission once.
 
         Raises `SelectionError`, `AllocationError`, `TopologyError` or `Refused`.
         """
-        attempt = Attempt(pod, providers=[one for one in self._providers if one.concerns(pod)])
+        tally.aligned = tally.failed = 0
+        attempt = Attempt(pod, providers=[one for one in self._providers if one.concerns(pod)], tally=tally)
         if self._policy.name == "none" and not attempt.providers and not self._state.resources:
             return
         async with self._all_or_nothing(attempt):
@@ -147,7 +157,7 @@ class Allocator:
                     if manages_whole_pod(self._config, pod):
                         for provider in attempt.providers:
                             provider.allocate_pod(pod, attempt.hint)
-                    self._count_alignment(self._alignment.aligned)
+                    attempt.tally.aligned += 1
             else:
                 await self._choose_all(attempt)
             await self._hand_out_all(attempt)
@@ -241,7 +251,7 @@ class Allocator:
         if not decision.proven:
             log.warning("pod %s: %s", attempt.pod.full_name, UNPROVEN_MESSAGE)
         if not decision.admit:
-            self._count_alignment(self._alignment.failed)
+            attempt.tally.failed += 1
             message = TOPOLOGY_MESSAGE
             if manages_pod_level(self._config, attempt.pod):
                 message = POD_LEVEL_MESSAGES[self._policy.scope]
@@ -250,10 +260,11 @@ class Allocator:
         hint = attempt.hint = decision.hint
         attempt.affinity = None if hint.mask is None else self._policy.numa.ids(hint.mask)
 
-    def _count_alignment(self, counter: Metric) -> None:
-        """Count a container, or a pod, of a policy that guarantees one NUMA node."""
+    def count(self, tally: AlignmentTally) -> None:
+        """Count the alignments of an admission, if the policy guarantees one NUMA node."""
         if self._policy.name == "single-numa-node":
-            counter.inc(self._policy.scope, NUMA_NODE)
+            self._alignment.aligned.inc(self._policy.scope, NUMA_NODE, by=tally.aligned)
+            self._alignment.failed.inc(self._policy.scope, NUMA_NODE, by=tally.failed)
 
     async def _container(self, attempt: Attempt, container: Container, *, init: bool) -> None:
         """Choose and claim what the container asks for, and track what later containers may reuse."""
@@ -270,7 +281,7 @@ class Allocator:
                 for provider in attempt.providers:
                     provider.allocate(pod, container, attempt.hint)
             if self._policy.scope == "container":
-                self._count_alignment(self._alignment.aligned)
+                attempt.tally.aligned += 1
         has: dict[str, set[str]] = {
             e.resource_name: set(e.devices) for e in state.entries_of(pod.uid, container.name)
         }

@@ -41,7 +41,7 @@ from engine.devices.transient_refusals import (
 from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, no_fault
 from engine.host.stopping import stop_all
-from engine.topologymanager.alignment_metrics import TopologyAdmissionMetrics
+from engine.topologymanager.alignment_metrics import AlignmentTally, TopologyAdmissionMetrics
 from engine.topologymanager.policy import ANYWHERE, Hint, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError, HintProvider
 
@@ -294,12 +294,13 @@ class DeviceManager:
         limits of `admission_retry`.
         """
         begun = time.perf_counter()
+        tally = AlignmentTally()
         self._pending[pod.uid] = self._pending.get(pod.uid, 0) + 1
         self._metrics.requests.inc()
         try:
             await self.await_plugins(pod, report)
             begun = time.perf_counter()
-            await self._allocate(pod, report)
+            await self._allocate(pod, report, tally)
         except TopologyError as error:
             self._count_error()
             raise AdmissionRejected("TopologyAffinityError", str(error)) from error
@@ -315,6 +316,7 @@ class DeviceManager:
             if not self._pending[pod.uid]:
                 del self._pending[pod.uid]
             self._waiting = {key: until for key, until in self._waiting.items() if key[0] != pod.uid}
+            self._allocator.count(tally)
             self._metrics.milliseconds.observe((time.perf_counter() - begun) * 1000)
 
     def _count_error(self) -> None:
@@ -322,12 +324,12 @@ class DeviceManager:
         if self.policy.name != "none":
             self._metrics.errors.inc()
 
-    async def _allocate(self, pod: Pod, report: ReportWaiting) -> None:
+    async def _allocate(self, pod: Pod, report: ReportWaiting, tally: AlignmentTally) -> None:
         while True:
             self.collect()
             news = self._news
             try:
-                await self._allocator.pod(pod)
+                await self._allocator.pod(pod, tally)
             except (SelectionError, AllocationError, TopologyError, KubengineError) as error:
                 # A call fails at once when the plugin goes away, while its device stream may end a moment
                 # later. Only this end marks the plugin as away and lets the pod wait.

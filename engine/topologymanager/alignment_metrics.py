@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.metrics import Registry
 
 NUMA_NODE, PHYSICAL_CPU, UNCORE_CACHE = "numa_node", "physical_cpu", "uncore_cache"
 CONTAINER, POD = "container", "pod"
 ADMISSION_BUCKETS = tuple(0.05 * 2**i for i in range(15))
 """Upper bounds in milliseconds."""
+
+
+class AlignmentTally(msgspec.Struct):
+    """Hold how often one try to admit a pod was aligned to a NUMA node, and how often it could not be."""
+
+    aligned: int = 0
+    failed: int = 0
 
 
 class AlignmentMetrics:

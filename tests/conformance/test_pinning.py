@@ -31,6 +31,7 @@ from engine.devices.state import DeviceState
 from engine.host.state_file import no_fault
 from engine.memorymanager.manager import MemoryManager
 from engine.memorymanager.state import NodeMemory
+from engine.topologymanager.alignment_metrics import AlignmentTally
 from engine.topologymanager.policy import Hints, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError
 from engine.topologymanager.search import DeviceCounts
@@ -158,7 +159,7 @@ class Machine:
     async def admit(self, pod: Pod) -> dict[str, Any]:
         answer: dict[str, Any] = self.first_hints(pod)
         try:
-            await self.allocator.pod(pod)
+            await self.allocator.pod(pod, AlignmentTally())
         except AllocationError as error:
             return {**answer, "admit": False, "reason": error.reason, "message": error.message}
         except TopologyError as error:

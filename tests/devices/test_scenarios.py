@@ -480,6 +480,36 @@ async def test_a_pod_waits_for_the_numa_room_of_one_that_ends(agent):
     assert agent.devices(wide) == ["gpu-2", "gpu-3"]
 
 
+@pytest.mark.parametrize("scope", ["container", "pod"])
+async def test_a_pod_that_waits_counts_one_failed_alignment(agent, scope):
+    """Each try of a waiting pod fails; the admission fails once."""
+    ending: set[str] = set()
+    await agent.restart(
+        topology_manager_policy="single-numa-node",
+        topology_manager_scope=scope,
+        section=DevicesSection(),
+        leaves=ending.__contains__,
+    )
+    await agent.plugin(count=4, numa=2)
+    first = await agent.admit(agent.make_pod("a"))
+    ending.add(first.uid)
+    told: list[str] = []
+
+    async def tell(reason: str, message: str) -> None:
+        told.append(reason)
+
+    wide = agent.make_pod("wide", agent.container("narrow", gpu=1), agent.container("app", gpu=3))
+    allocating = asyncio.create_task(agent.manager.allocate(wide, tell))
+    await eventually(lambda: told == ["AwaitingDevices"])
+    gone(agent, first)
+    with pytest.raises(AdmissionRejected, match="Topology locality"):
+        await allocating
+    counted = agent.registry.metrics["kubelet_container_aligned_compute_resources_failure_count"].values
+    assert counted[scope, "numa_node"] == 1
+    aligned = agent.registry.metrics["kubelet_container_aligned_compute_resources_count"].values
+    assert aligned[scope, "numa_node"] == {"container": 2, "pod": 1}[scope]
+
+
 def gone(agent, pod):
     agent.pods.remove(pod)
     agent.manager.pod_removed(pod.uid)

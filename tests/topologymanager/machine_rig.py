@@ -33,6 +33,7 @@ from engine.memorymanager import checkpoint as memory_checkpoint
 from engine.memorymanager.manager import FILE_NAME as MEMORY_FILE
 from engine.memorymanager.manager import MemoryManager
 from engine.memorymanager.state import Block, NodeMemory
+from engine.topologymanager.alignment_metrics import AlignmentTally
 from engine.topologymanager.policy import Hint, Hints, Numa, TopologyPolicy
 from engine.topologymanager.provider import AllocationError, CannotResize
 from tests.contexts import NothingKept, node_context
@@ -247,7 +248,7 @@ class World:
         async def judge() -> None:
             nonlocal admitted
             try:
-                await self._allocator.pod(pod)
+                await self._allocator.pod(pod, AlignmentTally())
                 admitted = True
             except (AllocationError, TopologyError, Refused):
                 admitted = False
