@@ -1,4 +1,4 @@
-"""A browser of one's own, told over a pipe what to do (the Chrome DevTools protocol)."""
+"""Control a browser of the test's own over a pipe (the Chrome DevTools protocol)."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ OPTIONS = [
 
 
 class Browser:
-    """One page. `complaints` are errors that the page wrote to its console or raised."""
+    """Control one page; `complaints` holds the errors that it raised or wrote to its console."""
 
     def __init__(self, profile: Path) -> None:
         self.complaints: list[str] = []
         self._number = 0
         self._rest = b""
-        told, self._to = os.pipe()
-        self._from, said = os.pipe()
+        commands, self._to = os.pipe()
+        self._from, messages = os.pipe()
         os.set_blocking(self._from, False)
-        command = f'exec "$@" 3<&{told} 4>&{said}'
+        command = f'exec "$@" 3<&{commands} 4>&{messages}'
         try:
             self._process = subprocess.Popen(
                 ["bash", "-c", command, "browser", str(PROGRAM), *OPTIONS, f"--user-data-dir={profile}"],
-                pass_fds=(told, said), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=(commands, messages), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         finally:
-            os.close(told)
-            os.close(said)
+            os.close(commands)
+            os.close(messages)
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for part in ("Page", "Runtime", "Log", "Network"):
@@ -69,13 +69,13 @@ class Browser:
         assert "errorText" not in answer, answer["errorText"]
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression is in the page."""
+        """Evaluate a JavaScript expression in the page, and return its value."""
         answer = self.do("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def until(self, expression: str) -> Any:
-        """The value of an expression once it is true."""
+        """Wait until a JavaScript expression is true in the page, and return its value."""
         deadline = time.monotonic() + PATIENCE
         while not (value := self.value(expression)):
             assert time.monotonic() < deadline, (
@@ -99,7 +99,7 @@ class Browser:
         )
 
     def prefer(self, scheme: str) -> None:
-        """A system that is `light` or `dark`."""
+        """Emulate a system whose preferred colour scheme is `light` or `dark`."""
         self.do("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def picture(self, path: Path) -> None:
@@ -108,19 +108,19 @@ class Browser:
     def _ask(self, method: str, session: str = "", **params: Any) -> Any:
         self._number += 1
         number = self._number
-        asked = {"id": number, "method": method, "params": params} | (
+        request = {"id": number, "method": method, "params": params} | (
             {"sessionId": session} if session else {}
         )
-        os.write(self._to, json.dumps(asked).encode() + b"\0")
+        os.write(self._to, json.dumps(request).encode() + b"\0")
         deadline = time.monotonic() + PATIENCE
         while True:
             message = self._message(deadline)
             if message.get("id") == number:
                 assert "error" not in message, message
                 return message["result"]
-            self._hear(message)
+            self._note_complaint(message)
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _note_complaint(self, message: dict[str, Any]) -> None:
         params = message.get("params", {})
         match message.get("method"):
             case "Runtime.exceptionThrown":

@@ -1,4 +1,4 @@
-"""A node whose only pod works, over a made-up tree of cgroups (v2)."""
+"""A node whose only pod is busy, over directories that stand for cgroups (v2)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _proc(top: Path) -> Path:
 
 @dataclass
 class BusyView(SecuredView):
-    """A node with one pod that works: its numbers rise from one reading to the next."""
+    """Represent a node with one busy pod, whose numbers rise from one reading to the next."""
 
     tree: Path = Path()
     reads: int = 0
@@ -106,5 +106,5 @@ def let_it_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def interfaces(pid: int | str) -> list[Interface]:
-    """Counters that rise."""
+    """Return one network interface, whose counters rise with the clock."""
     return [Interface("eth0", *[time.monotonic_ns() // 10**6] * 8)]

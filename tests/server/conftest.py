@@ -14,7 +14,7 @@ from tests.server.served import Served, View
 
 @pytest.fixture
 async def serve(tmp_path: Path) -> AsyncIterator[Callable[[View], Any]]:
-    """Starts a server over a view; stops all of them at the end."""
+    """Yield a function that starts a server over a view; stop all of these servers at the end."""
     started: list[HttpServer] = []
 
     async def start(view: View) -> Served:

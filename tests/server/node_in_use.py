@@ -112,7 +112,10 @@ def manifest(name: str, containers: list[Object], **spec: Any) -> Object:
 
 @asynccontextmanager
 async def node_in_use(directory: Path, cgroup_root: str) -> AsyncIterator[str]:
-    """The address of the page of `worker-1`, with `PODS` from an API server; afterwards nothing is left."""
+    """Run node `worker-1` with `PODS` of an API server and devices, and yield the address of its page.
+
+    At the end, the pods, the node and its runtime are removed.
+    """
     socket = directory / "r.sock"
     runtime = EmbeddedRuntime(socket=socket, root=directory / "images", state=directory / "state")
     async with AsyncExitStack() as stack:

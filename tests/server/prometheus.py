@@ -1,4 +1,4 @@
-"""Debian's Prometheus on a port of its own, with targets and rules that a test gives it."""
+"""Debian's Prometheus on a free port, with targets and rules that a test gives it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needs_prometheus = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Target:
-    """A page of the port 127.0.0.1:`number`, read as a cluster's monitoring reads kubelets."""
+    """Describe a page of 127.0.0.1:`number` that Prometheus reads as a cluster's monitoring does."""
 
     number: int
     page: str
@@ -52,7 +52,7 @@ class Target:
 
 @dataclass
 class Prometheus:
-    """A server that answers; its log is a file."""
+    """Represent a running Prometheus server on port `number`, whose log is a file."""
 
     number: int
     log: Path
@@ -86,7 +86,7 @@ class Prometheus:
             await process.wait()
 
     async def ask(self, path: str, **query: str) -> Any:
-        """The data of an answer of its API; None while it does not answer yet."""
+        """Return the data of an answer of the Prometheus API, or None while it does not answer yet."""
         url = f"http://127.0.0.1:{self.number}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         return await asyncio.to_thread(self._ask, url)
 
@@ -120,12 +120,12 @@ class Prometheus:
 
 
 async def promtool(*arguments: str, stdin: bytes = b"") -> tuple[int, str]:
-    """Return its exit code and output."""
+    """Run promtool with `stdin` as its input; return its exit code and its output, errors included."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         "promtool", *arguments, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
     )
     async with asyncio.timeout(PATIENCE):
-        said, _ = await process.communicate(stdin)
+        output, _ = await process.communicate(stdin)
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()

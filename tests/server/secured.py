@@ -29,12 +29,12 @@ LIMIT = 20.0
 
 @dataclass
 class Shown:
-    """A serving certificate that is there."""
+    """Stand in for a manager of a serving certificate that has this pair, or none."""
 
     pair: CertificatePair | None
 
     async def start(self) -> None:
-        """Nothing is to be made."""
+        """Do nothing: there is no certificate to request."""
 
 
 class Runtime:
@@ -57,7 +57,7 @@ class Runtime:
 
 @dataclass
 class SecuredView(View):
-    """A node n1 with one running pod `default/p` of one container `c`."""
+    """Represent a node n1 with one running pod `default/p` of one container `c`."""
 
     name: str = "n1"
     api: Any = None
@@ -105,7 +105,7 @@ def running_pod() -> Pod:
 
 @dataclass
 class Secured:
-    """A port that listens, and ways to talk to it. `authority` signs clients' certificates."""
+    """Hold a listening secure port and send requests to it; `authority` signs the clients' certificates."""
 
     view: SecuredView
     port: SecurePort
@@ -133,8 +133,10 @@ class Secured:
         token: str = "",
         certificate: CertificatePair | None = None,
     ) -> list[tuple[int, bytes]]:
-        """Statuses and bodies of requests (method, target), one after the other, on one connection as long as
-        the server keeps it open."""
+        """Send requests (method, target) one after the other; return their statuses and bodies.
+
+        They use one connection as long as the server keeps it open.
+        """
         reader, writer = await self.connect(certificate)
         headers = [("host", "n"), *([("authorization", f"Bearer {token}")] if token else [])]
         http, answers = h11.Connection(h11.CLIENT), []

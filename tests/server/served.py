@@ -38,7 +38,7 @@ WITHOUT_DEBUGGING = [
 
 @dataclass
 class View:
-    """A node whose pods and components a test sets."""
+    """Represent a node whose pods and components a test sets."""
 
     config: KubeletConfiguration = field(
         default_factory=lambda: KubeletConfiguration(read_only_port=free_port(), healthz_port=free_port())
@@ -88,7 +88,7 @@ class Answer:
 
 @dataclass
 class Served:
-    """A running server and raw ways to talk to it."""
+    """Hold a running server, and send raw bytes and requests to it."""
 
     view: View
     server: HttpServer
@@ -97,7 +97,7 @@ class Served:
     async def raw(
         self, data: bytes, *, port: int | None = None, unix: bool = False, limit: float = 20
     ) -> bytes:
-        """Everything that comes back for these bytes until the server closes."""
+        """Send bytes, and return all that the server sends until it closes the connection."""
         async with asyncio.timeout(limit):
             reader, writer = await self.connect(port=port, unix=unix)
             writer.write(data)

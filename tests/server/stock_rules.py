@@ -1,6 +1,6 @@
-"""What the rules and dashboards that clusters come with ask of kubelets: series by their well-known names.
+"""The kubelet series that the common rules and dashboards of clusters query.
 
-`RECORDED` are the recorded series that dashboards are drawn from, `ASKED` what alerts and dashboards ask of a
+`RECORDED` holds recorded series that dashboards draw, `ASKED` the queries of alerts and dashboards for a
 kubelet's own series.
 """
 

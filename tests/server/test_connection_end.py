@@ -59,13 +59,13 @@ async def test_a_closing_tls_connection_sends_everything(tmp_path: Path) -> None
 
 
 async def test_a_tls_connection_may_have_closed_already(tmp_path: Path) -> None:
-    async def over(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def closed(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"all of it")
         await writer.drain()
         writer.close()
         await eventually(lambda: writer.get_extra_info("socket") is None)
 
-    assert await read_until_closed(tmp_path, over) == b"all of it"
+    assert await read_until_closed(tmp_path, closed) == b"all of it"
 
 
 async def test_nothing_is_written_to_a_connection_that_is_closing() -> None:

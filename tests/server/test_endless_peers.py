@@ -96,14 +96,17 @@ async def served(serve: Any) -> Served:
     return started
 
 
-Held = Callable[[Callable[[], bool]], Awaitable[None]]
+CheckTurns = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
 @pytest.fixture
-def held(served: Served, lease: LeaseController) -> Held:
-    """Waits until the peers are `busy`, then holds a healthy port and the lease to their turns."""
+def check_turns(served: Served, lease: LeaseController) -> CheckTurns:
+    """Return a function that waits until the peers are `busy`, then checks how many turns the loop needs.
 
-    async def hold(busy: Callable[[], bool]) -> None:
+    Within these, a health check must be answered and the lease renewed.
+    """
+
+    async def check(busy: Callable[[], bool]) -> None:
         await eventually(busy)
         with TurnGauge() as gauge:
             assert (await served.ask("GET", "/healthz", port=served.view.config.healthz_port)).body == b"ok"
@@ -116,7 +119,7 @@ def held(served: Served, lease: LeaseController) -> Held:
         assert answered < MOST_TURNS
         assert renewed < 20 * MOST_TURNS, "the server answers from this loop too"
 
-    return hold
+    return check
 
 
 def all_busy(peers: list[EndlessPeer]) -> Callable[[], bool]:
@@ -125,12 +128,14 @@ def all_busy(peers: list[EndlessPeer]) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("kind", HTTP)
 @pytest.mark.parametrize("listener", ["read-only", "socket"])
-async def test_listeners_without_authentication(served: Served, held: Held, listener: str, kind: str) -> None:
+async def test_listeners_without_authentication(
+    served: Served, check_turns: CheckTurns, listener: str, kind: str
+) -> None:
     begin, data = HTTP[kind]
     open = to_path(served.socket_path) if listener == "socket" else to_port(served.view.config.read_only_port)
     async with contextlib.AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(EndlessPeer(open, data, begin=begin)) for _ in range(PEERS)]
-        await held(all_busy(peers))
+        await check_turns(all_busy(peers))
 
 
 @pytest.fixture
@@ -149,14 +154,16 @@ async def port(tmp_path: Path) -> AsyncIterator[Secured]:
 
 
 @pytest.mark.parametrize("kind", HTTP)
-async def test_the_port(port: Secured, held: Held, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_port(
+    port: Secured, check_turns: CheckTurns, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     begin, data = HTTP[kind]
     async with contextlib.AsyncExitStack() as stack:
         opener = to_tls_port(port.number)
         peers = [
             await stack.enter_async_context(EndlessPeer(opener, data, begin=begin)) for _ in range(PEERS)
         ]
-        await held(lambda: all(peer.sent for peer in peers))
+        await check_turns(lambda: all(peer.sent for peer in peers))
     assert "socket.send() raised exception" not in caplog.text
 
 
@@ -165,7 +172,7 @@ async def test_unknown_clients_have_one_answer_each(port: Secured) -> None:
     assert (await port.raw(HEAD + b"\r\n" + HEAD + b"\r\n")).count(b"HTTP/1.1 401 ") == 1
 
 
-async def test_a_session_between_two_that_never_stop(port: Secured, held: Held) -> None:
+async def test_a_session_between_two_that_never_stop(port: Secured, check_turns: CheckTurns) -> None:
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         port.view.runtime.url = f"http://127.0.0.1:{listener.getsockname()[1]}/exec/x"
@@ -173,7 +180,7 @@ async def test_a_session_between_two_that_never_stop(port: Secured, held: Held) 
         pair = port.authority.issue("user")
         context = ssl.create_default_context(cafile=str(port.authority.certificate))
         context.load_cert_chain(pair.certificate, pair.key)
-        asked = (
+        request = (
             b"POST /exec/default/p/c?input=1&output=1&command=x HTTP/1.1\r\nHost: n\r\n"
             b"Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n"
         )
@@ -183,15 +190,15 @@ async def test_a_session_between_two_that_never_stop(port: Secured, held: Held) 
 
         peers = [
             await stack.enter_async_context(EndlessPeer(from_listener(listener), b"y" * 65536, begin=agreed)),
-            await stack.enter_async_context(EndlessPeer(user, b"x" * 65536, begin=asked)),
+            await stack.enter_async_context(EndlessPeer(user, b"x" * 65536, begin=request)),
         ]
-        await held(all_busy(peers))
+        await check_turns(all_busy(peers))
 
 
 @pytest.mark.parametrize("kind", HTTP2)
 @pytest.mark.parametrize("streams", [False, True], ids=["unary", "streaming"])
 async def test_servers_of_plugins_and_the_runtime(
-    tmp_path: Path, held: Held, kind: str, streams: bool
+    tmp_path: Path, check_turns: CheckTurns, kind: str, streams: bool
 ) -> None:
     """A device plugin, storage driver or runtime at the other end of a channel."""
     begin, data = HTTP2[kind]
@@ -210,7 +217,7 @@ async def test_servers_of_plugins_and_the_runtime(
     with listening_at(tmp_path / "s") as listener:
         async with EndlessPeer(from_listener(listener), data, begin=begin) as peer:
             following = asyncio.create_task(follow())
-            await held(all_busy([peer]))
+            await check_turns(all_busy([peer]))
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
         channel.close()
@@ -218,7 +225,7 @@ async def test_servers_of_plugins_and_the_runtime(
 
 @pytest.mark.parametrize("kind", HTTP2)
 @pytest.mark.parametrize("watches", [False, True], ids=["get", "watch"])
-async def test_an_api_server(tmp_path: Path, held: Held, kind: str, watches: bool) -> None:
+async def test_an_api_server(tmp_path: Path, check_turns: CheckTurns, kind: str, watches: bool) -> None:
     begin, data = HTTP2[kind]
     async with ApiServer(tmp_path / "hostile") as named:
         kubeconfig = named.kubeconfig("system:node:n1")
@@ -244,13 +251,13 @@ async def test_an_api_server(tmp_path: Path, held: Held, kind: str, watches: boo
     with socket.create_server(address) as listener:
         async with EndlessPeer(from_listener(listener, context), data, begin=begin) as peer:
             following = asyncio.create_task(follow())
-            await held(all_busy([peer]))
+            await check_turns(all_busy([peer]))
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
         client.close()
 
 
-async def test_a_credential_plugin(held: Held) -> None:
+async def test_a_credential_plugin(check_turns: CheckTurns) -> None:
     """One that prints without end is killed at its bound, again and again."""
     ended = 0
     command = [sys.executable, "-c", "import os\nwhile 1: os.write(1, bytes(65536))"]
@@ -263,6 +270,6 @@ async def test_a_credential_plugin(held: Held) -> None:
             ended += 1
 
     following = asyncio.create_task(follow())
-    await held(lambda: ended > 0)
+    await check_turns(lambda: ended > 0)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Sockets: who may come in, what a bad peer can do, and what is left behind."""
+"""Listening sockets: which peers they accept, what a bad peer can do, and which files stay behind."""
 
 from __future__ import annotations
 

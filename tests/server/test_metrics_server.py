@@ -1,4 +1,4 @@
-"""`/metrics/resource` as metrics-server reads it: what `kubectl top` shows comes from nowhere else."""
+"""`/metrics/resource` as metrics-server reads it: it is the only source of `kubectl top`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOW = 1_700_000_000.0
 
 @dataclass
 class Point:
-    """Seconds of CPU, bytes, and Unix milliseconds of the last number that came."""
+    """Hold CPU seconds, memory bytes, and the start and the newest timestamp in Unix milliseconds."""
 
     cpu: float = 0.0
     memory: float = 0.0
@@ -107,7 +107,7 @@ FILES = {
 
 
 async def usage_of(mount: Path, of_b: Mapping[str, str]) -> NodeUsage:
-    """Of a node with one pod n/p: container `a` that is read, and `b` with these files."""
+    """Sample a node with one pod n/p: container `a` has readable files, container `b` has `of_b`."""
     for group, files in {"": FILES, "pods/u": FILES, "pods/u/s": FILES, "pods/u/id-a": FILES}.items():
         write(mount / group, files)
     write(mount / "pods/u/id-b", of_b)
@@ -130,14 +130,14 @@ def write(directory: Path, files: Mapping[str, str]) -> None:
         (directory / name).write_text(text)
 
 
-def page(usage: NodeUsage, told: cri.PodSandboxStats | None = None) -> str:
-    message = cri.ListPodSandboxStatsResponse(stats=[told] if told is not None else [])
+def page(usage: NodeUsage, stats: cri.PodSandboxStats | None = None) -> str:
+    message = cri.ListPodSandboxStatsResponse(stats=[stats] if stats is not None else [])
     stats = runtime_numbers.read(message.SerializeToString())
     return b"".join(resource_metrics(usage, [*runtime_use(usage, stats)])).decode()
 
 
 def of_runtime(uid: str, *names: str, cpu: bool = True) -> cri.PodSandboxStats:
-    """Two seconds of CPU and 5 bytes, three seconds ago."""
+    """Return a runtime's statistics of a pod, 3 s old: 2 s of CPU and 5 bytes for it and each container."""
     at = int(NOW - 3) * 10**9
     used: dict[str, Any] = {
         "memory": cri.MemoryUsage(timestamp=at, working_set_bytes=cri.UInt64Value(value=5))
@@ -193,12 +193,12 @@ async def test_a_pod_is_left_out_while_a_container_has_only_one_number(tmp_path:
 
 
 async def test_the_runtime_supplies_what_cgroups_lack(tmp_path: Path) -> None:
-    """Of the container without a group all, of one with half of the numbers the other half."""
-    told = of_runtime("u", "a", "b")
-    pods = read(page(await usage_of(tmp_path / "none", {}), told))[1]
+    """A container without a cgroup gets all its numbers from the runtime; one with half of them, the rest."""
+    stats = of_runtime("u", "a", "b")
+    pods = read(page(await usage_of(tmp_path / "none", {}), stats))[1]
     assert pods["n/p"]["a"] == Point(2.5, 70, 2.5, int(NOW * 1000))
     assert pods["n/p"]["b"] == Point(2, 5, 2.5, int(NOW - 3) * 1000)
-    half = page(await usage_of(tmp_path / "half", {"memory.current": "9\n"}), told)
+    half = page(await usage_of(tmp_path / "half", {"memory.current": "9\n"}), stats)
     assert read(half)[1]["n/p"]["b"] == Point(2, 9, 2.5, int(NOW * 1000))
 
 

@@ -1,4 +1,4 @@
-"""The page of the node: one document, told what changes, and nobody at work when nobody reads."""
+"""The page of the node: one document that receives changes, and costs nothing while nobody reads it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_sidecars_are_counted_as_kubectl_counts_them() -> None:
 
 
 class Devices:
-    """Counts its calls, and fails while `fails` is set."""
+    """Count the calls of `describe`, and fail while `fails` is set."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -104,7 +104,7 @@ def test_names_are_never_interpreted_as_html() -> None:
 
 @asynccontextmanager
 async def reading(served: Served) -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
-    """Events of `/live` as they come, after the head of the answer."""
+    """Read the stream of `/live`, and yield an iterator over its events as (name, data)."""
     reader, writer = await served.connect()
     writer.write(b"GET /live HTTP/1.1\r\nHost: node\r\n\r\n")
     assert b"text/event-stream" in await reader.readuntil(b"\r\n\r\n")
@@ -138,15 +138,15 @@ async def test_a_reader_gets_everything_first_and_then_the_changes(serve: Any) -
     view = View(known=[pod("web"), pod("db")])
     async with reading(await serve(view)) as events:
         assert await anext(events) == ("begin", {})
-        told = await next_of(events, "pods")
-        assert {key: row["name"] for key, row in told["rows"].items()} == {
+        event = await next_of(events, "pods")
+        assert {key: row["name"] for key, row in event["rows"].items()} == {
             "uid-web": "default/web",
             "uid-db": "default/db",
         }
         view.known = [pod("web", "Failed"), pod("db")]
-        told = await next_of(events, "pods")
-        assert list(told["rows"]) == ["uid-web"]
-        assert told["rows"]["uid-web"]["phase"] == "Failed"
+        event = await next_of(events, "pods")
+        assert list(event["rows"]) == ["uid-web"]
+        assert event["rows"]["uid-web"]["phase"] == "Failed"
         view.known = [pod("db")]
         assert await next_of(events, "pods") == {"rows": {}, "gone": ["uid-web"]}
 
@@ -207,7 +207,7 @@ def answers(url: str) -> bool:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[str]:
-    """The address of an agent of one pod with a probe, which asks for a device."""
+    """Run an agent of one pod with a probe, which requests a device; yield its address."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     manifests = tmp_path / "pods"

@@ -72,7 +72,7 @@ def look(url: str, directory: Path) -> None:
 
 
 def every_pod_and_group_has_its_use(browser: Browser) -> None:
-    """CPU and memory, in the sixth and seventh column."""
+    """Wait until each row of pods and cgroups shows CPU and memory, in columns 6 and 7."""
     for part in ("pods", "cgroups"):
         rows = f"[...document.querySelectorAll('#{part} tbody tr')]"
         browser.until(f"{rows}.every((row) => /^[0-9.]+m?$/.test(row.cells[5].innerText))")

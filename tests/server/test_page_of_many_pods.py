@@ -1,4 +1,4 @@
-"""The page of a node with a thousand pods: what is told, what a change costs a browser, keys, a phone."""
+"""The page of a node with a thousand pods: how much is sent, what a change costs a browser, keys, a phone."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def crowded() -> View:
     return View(known=known, components={"cgroups": Cgroups(), "probes": Probes()})
 
 
-async def told(view: View, until: set[str]) -> dict[str, bytes]:
+async def first_rows(view: View, parts: set[str]) -> dict[str, bytes]:
     """Return the first rows that a new reader gets of each part, until it has those of `parts`."""
-    heard: dict[str, bytes] = {}
+    rows: dict[str, bytes] = {}
     news = live(PageWatch(view)).body
     assert not isinstance(news, bytes)
     try:
@@ -93,18 +93,18 @@ async def told(view: View, until: set[str]) -> dict[str, bytes]:
             async for block in news:
                 for event in block.split(b"\n\n"):
                     name, _, data = event.removeprefix(b"event: ").partition(b"\ndata: ")
-                    heard.setdefault(name.decode(), data)
-                if until <= heard.keys():
-                    return heard
+                    rows.setdefault(name.decode(), data)
+                if parts <= rows.keys():
+                    return rows
     finally:
         await news.aclose()  # type: ignore[attr-defined]
-    raise AssertionError(f"only {sorted(heard)}")
+    raise AssertionError(f"only {sorted(rows)}")
 
 
 async def test_all_of_it_is_less_than_a_megabyte() -> None:
-    heard = await told(crowded(), {"pods", "cgroups", "probes", "use"})
-    assert len(json.loads(heard["pods"])["rows"]) == PODS
-    assert sum(map(len, heard.values())) < 1_000_000
+    rows = await first_rows(crowded(), {"pods", "cgroups", "probes", "use"})
+    assert len(json.loads(rows["pods"])["rows"]) == PODS
+    assert sum(map(len, rows.values())) < 1_000_000
 
 
 @pytest.mark.slow
@@ -149,8 +149,9 @@ FOCUSED = "document.activeElement.cells?.[0].innerText"
 
 
 def only_what_changes_is_touched(browser: Browser, view: View) -> None:
-    """Rows that stay are not moved, and the focused row keeps the focus; if it is removed, the next row gets
-    it.
+    """Check that rows that stay are not moved, and that the focused row keeps the focus.
+
+    If that row is removed, the next row gets the focus.
     """
     browser.value("document.querySelectorAll('#pods tbody tr')[500].focus()")
     browser.value(COUNT_MOVES % "#pods")

@@ -1,4 +1,4 @@
-"""The node's own port: who may come in, by which credentials, to what."""
+"""The node's own port: which credentials give access to which paths."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ async def test_without_an_api_server_reviews_are_refused(
 
 
 async def test_a_node_of_no_cluster_shows_its_configuration_there(open_port: Open) -> None:
-    """That is where the kubelet's own suite asks for it."""
+    """The kubelet's own tests read the configuration there."""
     port = await open_port(
         api=False,
         authentication={"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
@@ -238,8 +238,8 @@ async def test_anonymous_users_have_one_refusal_for_each_connection(
     refused = await port.raw(2 * request.format("").encode())
     assert refused.count(b"HTTP/1.1 403 ") == 1
     last = "Authorization: Bearer good\r\nConnection: close\r\n"
-    known = request.format("Authorization: Bearer good\r\n") + request.format(last)
-    assert (await port.raw(known.encode())).count(b"HTTP/1.1 403 ") == 2
+    two_requests = request.format("Authorization: Bearer good\r\n") + request.format(last)
+    assert (await port.raw(two_requests.encode())).count(b"HTTP/1.1 403 ") == 2
 
 
 async def test_debugging_can_be_off(server: ApiServer, open_port: Open) -> None:
@@ -283,8 +283,10 @@ class Clock:
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n"
 
 
-async def known(port: Secured, pair: CertificatePair) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection on which one question has been answered."""
+async def used_connection(
+    port: Secured, pair: CertificatePair
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a connection with this client certificate on which one request has been answered."""
     reader, writer = await port.connect(pair)
     writer.write(HEALTH)
     assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
@@ -295,10 +297,10 @@ async def test_a_connection_ends_with_its_certificate(server: ApiServer, open_po
     clock = Clock()
     port = await open_port(clock=clock)
     server.reviews.allowed = {(READER, "*")}
-    reader, writer = await known(port, server.authority.issue(READER))
+    reader, writer = await used_connection(port, server.authority.issue(READER))
     clock.ahead = 3 * 86400
     writer.write(HEALTH)
-    assert await ended(reader)
+    assert await closes(reader)
     writer.transport.abort()
     assert (await port.ask("GET", "/healthz", token="good")).status == 200
 
@@ -307,15 +309,15 @@ async def test_a_silent_connection_ends_with_its_certificate(server: ApiServer, 
     pair = server.authority.issue(READER)
     port = await open_port(clock=Clock(end_of(pair) - time.time() - 2))
     server.reviews.allowed = {(READER, "*")}
-    reader, writer = await known(port, pair)
-    assert await ended(reader)
+    reader, writer = await used_connection(port, pair)
+    assert await closes(reader)
     writer.transport.abort()
 
 
 def end_of(pair: CertificatePair) -> float:
-    asked = ["openssl", "x509", "-noout", "-enddate", "-in", pair.certificate]
-    said = subprocess.check_output(asked, text=True)
-    return ssl.cert_time_to_seconds(said.strip().partition("=")[2])
+    command = ["openssl", "x509", "-noout", "-enddate", "-in", pair.certificate]
+    output = subprocess.check_output(command, text=True)
+    return ssl.cert_time_to_seconds(output.strip().partition("=")[2])
 
 
 @pytest.mark.parametrize("seen_by", ["another", "itself"])
@@ -326,7 +328,7 @@ async def test_a_connection_ends_with_the_authority_that_vouched_for_it(
     authorities.write_bytes(server.authority.certificate.read_bytes())
     port = await open_port(authentication={"x509": {"clientCAFile": str(authorities)}})
     server.reviews.allowed = {(READER, "*")}
-    reader, writer = await known(port, server.authority.issue(READER))
+    reader, writer = await used_connection(port, server.authority.issue(READER))
     by_token, other = await port.connect()
     authorities.write_bytes(authorities.read_bytes())
     assert (await port.ask("GET", "/healthz", token="good")).status == 200
@@ -337,15 +339,15 @@ async def test_a_connection_ends_with_the_authority_that_vouched_for_it(
         writer.write(HEALTH)
     else:
         assert (await port.ask("GET", "/healthz", token="good")).status == 200
-    assert await ended(reader)
+    assert await closes(reader)
     other.write(HEALTH.replace(b"Host: n", b"Host: n\r\nAuthorization: Bearer good"))
     assert (await by_token.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
     for each in (writer, other):
         each.transport.abort()
 
 
-async def ended(reader: asyncio.StreamReader) -> bool:
-    """Whether nothing came but the connection's end."""
+async def closes(reader: asyncio.StreamReader) -> bool:
+    """Tell whether the connection ends and no more bytes arrive."""
     async with asyncio.timeout(PATIENCE):
         try:
             return await reader.read() == b""
@@ -397,9 +399,9 @@ async def test_files_that_change_are_used_from_the_next_connection_on(
     assert after != before
     shown.pair.key.write_text("half a key")
     for _ in range(3):
-        assert await serial() == after, "what cannot be read leaves the one before in force"
-    said = [each for each in caplog.messages if "the previous one stays in use" in each]
-    assert len(said) == 1, "however many connect"
+        assert await serial() == after, "an unreadable pair leaves the previous one in use"
+    messages = [each for each in caplog.messages if "the previous one stays in use" in each]
+    assert len(messages) == 1, "one message, however many clients connect"
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ async def test_a_thousand_leave_nothing_behind(port: Secured, sent: bytes, answe
     for _ in range(CLIENTS // AT_ONCE):
         await asyncio.gather(*(client() for _ in range(AT_ONCE)))
     whole = await port.ask("GET", "/stats/summary", certificate=pair)
-    assert (whole.status, len(whole.body) > 1_000_000) == (200, True), "who reads is served"
+    assert (whole.status, len(whole.body) > 1_000_000) == (200, True), "a reading client is served"
     await eventually(lambda: not port.port._connections)
     await eventually(lambda: (descriptors(), len(asyncio.all_tasks())) <= (before, tasks))
     assert not port.port._sessions

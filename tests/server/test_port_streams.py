@@ -30,7 +30,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Backend:
-    """A runtime's streaming server: answers each upgrade with `answer`, then lets `talk` have it."""
+    """Serve as a runtime's streaming server: answer each upgrade with `answer`, then call `talk`."""
 
     def __init__(self) -> None:
         self.answer = AGREED

@@ -55,9 +55,9 @@ async def test_promtool_finds_nothing_wrong_with_any_page(port: Secured) -> None
     for page in PAGES:
         answer = await port.ask("GET", page, token="good")
         assert answer.status == 200
-        _, said = await promtool("check", "metrics", stdin=answer.body)
+        _, complaints = await promtool("check", "metrics", stdin=answer.body)
         strange = ("container_memory_failcnt", "container_fs_inodes_total")
-        assert [line for line in said.splitlines() if not line.startswith(strange)] == [], page
+        assert [line for line in complaints.splitlines() if not line.startswith(strange)] == [], page
 
 
 async def test_the_stock_rules_have_results(port: Secured, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What each page says."""
+"""The answers of each path."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ SAMPLES: dict[str, Any] = {
 
 
 def _another(name: str, value: Any) -> Any:
-    """A value of the same kind that is not the default."""
+    """Return a value of the same type that is not the default, or None if there is none."""
     match value:
         case _ if name in SAMPLES:
             return SAMPLES[name]

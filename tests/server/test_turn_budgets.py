@@ -1,7 +1,7 @@
 """How much of an endless peer's bytes each reader takes in one turn of the event loop.
 
-`test_endless_peers.py` holds the agent's health beside such peers. Here each budget is held by itself: the
-bytes wait already, so nothing but the reader limits how many are taken.
+`test_endless_peers.py` tests the agent's health beside such peers. Here each budget is tested alone: the
+bytes wait already, so only the reader limits how many it takes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def meter() -> AsyncIterator[TurnMeter]:
 
 
 class Metered:
-    """A core of HTTP/2 that counts the bytes it is given."""
+    """Wrap a core of HTTP/2, and count the bytes that it receives."""
 
     def __init__(self, core: ClientConnection, meter: TurnMeter) -> None:
         self._core, self._meter = core, meter
@@ -72,7 +72,7 @@ class Metered:
 
 
 class Sink:
-    """Writes to a peer that takes everything at once."""
+    """Stand in for a writer whose peer accepts everything at once."""
 
     def __init__(self, meter: TurnMeter | None = None) -> None:
         self._meter = meter
@@ -83,13 +83,13 @@ class Sink:
             self._meter.add(len(data))
 
     async def drain(self) -> None:
-        """Nothing waits."""
+        """Return at once: no bytes wait."""
 
     def is_closing(self) -> bool:
         return False
 
     def pause_reading(self) -> None:
-        """Everything has come already."""
+        """Do nothing: all input has already arrived."""
 
     resume_reading = abort = pause_reading
 
@@ -269,11 +269,11 @@ async def test_a_list(meter: TurnMeter, tmp_path: Path, connect: Connect) -> Non
             return decode(data, kind)
 
         client.decode = counted  # type: ignore[method-assign]
-        heard: list[int] = []
+        sizes: list[int] = []
         resource = WatchedResource("/api/v1/pods", Pod, "spec.nodeName=n1")
-        handler: WatchHandler[Pod] = WatchHandler(lambda pods: heard.append(len(pods)), print, print)
+        handler: WatchHandler[Pod] = WatchHandler(lambda pods: sizes.append(len(pods)), print, print)
         await ResourceWatch(client, resource, handler)._list()
-    assert heard == [500]
+    assert sizes == [500]
     assert meter.total > 4 * BYTES_IN_A_TURN
     assert meter.most < 2 * BYTES_IN_A_TURN
 

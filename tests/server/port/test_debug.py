@@ -1,4 +1,4 @@
-"""Profiles of the agent and its verbosity, asked for over its own port."""
+"""Profiles of the agent and its verbosity, read and set over its own port."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ async def test_what_does_not_exist_is_reported(port: Secured, path: str, status:
 async def test_one_profile_is_taken_at_a_time_and_ends_with_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun, over = threading.Event(), threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     def sampled(seconds: float, ended: threading.Event) -> str:
         begun.set()
         ended.wait()
-        over.set()
+        ended.set()
         return ""
 
     monkeypatch.setattr(profiling, "sampled_stacks", sampled)
@@ -101,7 +101,7 @@ async def test_one_profile_is_taken_at_a_time_and_ends_with_its_client(
     second: Response = await profiles.answer(request, "profile")
     assert (second.status, second.body) == (500, profiling.BUSY.encode())
     first.cancel()
-    await eventually(over.is_set)
+    await eventually(ended.is_set)
     await asyncio.gather(first, return_exceptions=True)
     assert not profiles._sampling
 

@@ -23,7 +23,7 @@ FIXED = ["--utc", "--no-pager", "--output=short-precise"]
 
 @pytest.fixture
 def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A /var/log, with a journalctl on PATH that prints its arguments."""
+    """Return a directory that stands for /var/log, and put a journalctl that prints its arguments on PATH."""
     programs, top = tmp_path / "bin", tmp_path / "log"
     programs.mkdir()
     top.mkdir()

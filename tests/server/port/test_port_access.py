@@ -52,5 +52,5 @@ def test_verbs(method: str, verb: str) -> None:
 
 
 def test_a_refusal_has_the_kubelets_message() -> None:
-    said = refusal(RequestUser("U"), Needs("get", ("pods", "proxy")))
-    assert said == "Forbidden (user=U, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"
+    message = refusal(RequestUser("U"), Needs("get", ("pods", "proxy")))
+    assert message == "Forbidden (user=U, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"
