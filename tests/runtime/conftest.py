@@ -28,7 +28,7 @@ async def embedded(tmp_path: Path, busybox_archive: Path, private_cgroup_root: s
 async def pods(
     request: pytest.FixtureRequest, tmp_path: Path, busybox_archive: Path, private_cgroup_root: str
 ) -> AsyncIterator[Pods]:
-    """The same test against the embedded runtime and a real containerd."""
+    """Yield the pods of an embedded runtime or of a real containerd; a test that uses them runs with both."""
     if request.param == "embedded":
         async with embedded_runtime(tmp_path, busybox_archive, private_cgroup_root) as made:
             yield made

@@ -1,4 +1,4 @@
-"""Making pods in a few words, and running an embedded runtime that must leave nothing."""
+"""Pods for tests of runtimes, and an embedded runtime that must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 
 class Pods:
-    """Makes pods and containers in a few words, and remembers the sandboxes to remove."""
+    """Make pods and containers with short calls, and keep their configurations, to remove all of them."""
 
     def __init__(self, client: RuntimeClient, directory: Path, cgroup_root: str, kind: str) -> None:
         self.client = client
@@ -85,9 +85,9 @@ class Pods:
         return await self.start(sandbox or await self.pod(), "/bin/sh", "-c", script, **fields)
 
     async def output(self, script: str, sandbox: str = "", **fields: Any) -> str:
-        """Standard output of a shell that writes some and ends well.
+        """Run a shell script, and return its standard output; it must exit with 0.
 
-        containerd on a busy machine may say that it has ended before all of its log is written.
+        A busy containerd may report the exit before it has written all of the log.
         """
         container = await self.shell(script, sandbox, **fields)
         status = await self.ended(container)
@@ -138,7 +138,10 @@ class Pods:
 async def embedded_runtime(
     directory: Path, archive: Path, cgroup_root: str, **options: Any
 ) -> AsyncIterator[Pods]:
-    """An embedded runtime below `directory` with the images of `archive`; afterwards nothing may be left."""
+    """Run an embedded runtime below `directory` with the images of `archive`, and yield its pods.
+
+    At the end, purge the runtime and check that no process, mount, cgroup, bridge or file is left.
+    """
     root, state = directory / "root", directory / "state"
     runtime = EmbeddedRuntime(socket=directory / "r.sock", root=root, state=state, **options)
     await runtime.start()

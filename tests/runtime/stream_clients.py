@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE
 
 
 class Refusal(Exception):
-    """The server answered something else than 101."""
+    """Raised when a server answers an upgrade with another status than 101."""
 
     def __init__(self, status: int, head: str, body: str) -> None:
         super().__init__(f"{status}: {body}")
@@ -30,7 +30,10 @@ class Refusal(Exception):
 async def upgraded(
     url: str, method: str, headers: list[tuple[str, str]], early: bytes = b""
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, dict[str, str]]:
-    """A connection after its 101. Raises Refusal."""
+    """Open a connection, upgrade it, and return its reader, writer and the answer's headers.
+
+    Raises Refusal if the status is not 101.
+    """
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     lines = [f"{method} {parts.path} HTTP/1.1", f"Host: {parts.netloc}"]
@@ -51,7 +54,7 @@ async def upgraded(
 
 
 class Spdy:
-    """A SPDY/3.1 client that, as moby's does, neither honours nor opens windows."""
+    """Speak SPDY/3.1 as a client that, like moby's, neither honours nor opens windows."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, version: str) -> None:
         self.reader, self.writer, self.version = reader, writer, version
@@ -78,7 +81,7 @@ class Spdy:
         return cls(reader, writer, answer.get("x-stream-protocol-version", ""))
 
     async def open(self, **headers: str) -> int:
-        """A new stream, accepted or refused."""
+        """Open a stream with these headers, wait until it is accepted or reset, and return its number."""
         stream, self._next = self._next, self._next + 2
         block = struct.pack("!I", len(headers))
         for name, value in headers.items():
@@ -103,7 +106,10 @@ class Spdy:
                 await self._changed.wait()
 
     async def all_of(self, stream: int) -> bytes:
-        """What a stream brought until its end, or the connection's: containerd closes without more words."""
+        """Return all data of a stream, up to its end or the connection's.
+
+        Containerd closes the connection without ending the streams.
+        """
         await self.until(lambda: stream in self.finished or self.closed)
         return bytes(self.received[stream])
 
@@ -151,7 +157,7 @@ class Spdy:
 
 
 class WebSocket:
-    """A WebSocket client of channels."""
+    """Speak the WebSocket protocols of Kubernetes that number channels, as a client."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, version: str) -> None:
         self.reader, self.writer, self.version = reader, writer, version
@@ -202,7 +208,7 @@ class WebSocket:
 
 @contextlib.asynccontextmanager
 async def tunnelled(socket: WebSocket) -> AsyncIterator[Spdy]:
-    """A SPDY client whose bytes are the messages of a WebSocket."""
+    """Yield a SPDY client whose bytes travel in the messages of a WebSocket."""
     incoming = asyncio.StreamReader()
 
     async def unwrap() -> None:
@@ -229,7 +235,7 @@ async def tunnelled(socket: WebSocket) -> AsyncIterator[Spdy]:
 
 
 def masked(data: bytes, kind: int = 2, *, final: bool = True) -> bytes:
-    """A frame from a client."""
+    """Return the bytes of a masked frame, as a WebSocket client sends it."""
     mask = os.urandom(4)
     size = len(data)
     head = struct.pack("!B", (0x80 if final else 0) | kind)

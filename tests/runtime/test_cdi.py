@@ -1,4 +1,4 @@
-"""Specification files of several drivers in one directory: what one of them breaks harms no other."""
+"""CDI specification files of several drivers in one directory: a broken one does not harm the others."""
 
 from __future__ import annotations
 

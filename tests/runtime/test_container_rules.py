@@ -1,4 +1,4 @@
-"""What a runtime must refuse, honour and tell, beyond what containers themselves see."""
+"""Rules of a runtime that a container cannot see itself: what it refuses, honours and reports."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ async def test_image_volumes_are_read_only_and_report_their_pull(embedded: Pods)
     with pytest.raises(Refused, match="must be read-only"):
         await embedded.create(sandbox, "true", mounts=mount(readonly=False))
     container = await embedded.create(sandbox, "true", mounts=mount(readonly=True))
-    [told] = (await embedded.status(container)).mounts
-    assert (told.image.image, told.image.image_ref) == ("volume:1", image.id)
-    assert await embedded.client.pull_image("volume:1") == told.image.image_ref
+    [reported] = (await embedded.status(container)).mounts
+    assert (reported.image.image, reported.image.image_ref) == ("volume:1", image.id)
+    assert await embedded.client.pull_image("volume:1") == reported.image.image_ref
 
 
 def _seccomp_mode(pid: int) -> str:
@@ -207,7 +207,7 @@ async def test_stats_list_dead_containers_too(embedded: Pods) -> None:
 
 @pytest.mark.root
 async def test_deep_trees_in_a_root_file_system(embedded: Pods) -> None:
-    """As deep as a shell gets: measured, and removed."""
+    """A directory tree as deep as a shell can make it is measured and removed."""
     sandbox = await embedded.pod()
     container = await embedded.shell("while mkdir d && cd d; do :; done 2>/dev/null", sandbox)
     await embedded.ended(container)

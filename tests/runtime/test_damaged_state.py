@@ -1,4 +1,4 @@
-"""The embedded runtime starts whatever became of its kept files, and says which one is bad."""
+"""The embedded runtime starts with damaged state files, and reports which file is bad."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.runtime.pods import Pods
 
 
 class Shape:
-    """A container of which only the directory matters."""
+    """Stand in for a container of which only the id, which names its directory, matters."""
 
     id = "c"
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.root
 
 
 class Tar:
-    """Writes tars with headers that no tool would write."""
+    """Write tar archives with headers that no ordinary tool would write."""
 
     def __init__(self) -> None:
         self._out = io.BytesIO()
@@ -78,7 +78,7 @@ def test_names_that_escape_are_refused_and_nothing_outside_changes(
 
 
 def test_whiteouts_hide_only_layers_below(tmp_path: Path) -> None:
-    """Whichever comes first, the layer's own path or its whiteout."""
+    """The order of a layer's own path and its whiteout does not matter."""
     layer = (
         Tar()
         .add("file", b"new").add(".wh.file")

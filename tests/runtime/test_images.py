@@ -324,7 +324,7 @@ async def test_without_overlayfs_layers_are_copied(
 async def test_volumes_of_a_host_image_where_the_runtime_is_kept_on_an_overlay(
     tmp_path: Path, busybox_archive: Path, private_cgroup_root: str
 ) -> None:
-    """Overlayfs takes no upper directory on another overlay, such as the root of most containers."""
+    """Overlayfs refuses an upper directory on another overlay, such as the root of most containers."""
     with overlay(tmp_path) as directory:
         volume = directory / "volume"
         volume.mkdir()

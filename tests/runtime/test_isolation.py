@@ -1,4 +1,4 @@
-"""What a container is given and denied, on the embedded runtime and on containerd alike."""
+"""What a container may use and what it is denied, on the embedded runtime and on containerd alike."""
 
 from __future__ import annotations
 

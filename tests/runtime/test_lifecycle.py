@@ -123,14 +123,14 @@ async def test_end_by_signal_is_128_more(pods: Pods) -> None:
 
 async def test_stop_lets_the_container_end_itself(pods: Pods) -> None:
     container = await pods.shell("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done")
-    await _log_says(pods, container, "ready")
+    await _log_has(pods, container, "ready")
     await pods.client.stop_container(container, 10)
     assert (await pods.status(container)).exit_code == 7
 
 
 async def test_stop_kills_after_the_grace(pods: Pods) -> None:
     container = await pods.shell("trap '' TERM; echo ready; while :; do sleep 0.05; done")
-    await _log_says(pods, container, "ready")
+    await _log_has(pods, container, "ready")
     began = time.monotonic()
     await pods.client.stop_container(container, 1)
     assert time.monotonic() - began >= 0.9
@@ -211,13 +211,13 @@ async def test_out_of_memory_is_the_reason(pods: Pods) -> None:
     status = await pods.ended(container)
     assert status.exit_code != 0
 
-    async def said() -> bool:  # containerd learns it from another event
+    async def reports_it() -> bool:  # containerd learns it from another event
         return (await pods.status(container)).reason == "OOMKilled"
 
-    await eventually(said)
+    await eventually(reports_it)
 
 
-async def _log_says(pods: Pods, container: str, text: str) -> None:
+async def _log_has(pods: Pods, container: str, text: str) -> None:
     async def there() -> bool:
         return any(line[2] == text for line in pods.log(await pods.status(container)))
 

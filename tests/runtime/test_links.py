@@ -1,4 +1,4 @@
-"""What the kernel is told of pods' network, and by whom."""
+"""The netlink messages that set up the pods' network, and the process that sends them."""
 
 from __future__ import annotations
 

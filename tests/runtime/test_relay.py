@@ -1,4 +1,4 @@
-"""The shims' relay: what it copies, what it waits for, and whom it lets go."""
+"""The shims' relay: which bytes it copies, when it waits, and which peers it drops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.runtime.shim.relay import BACKLOG, CODE, EXIT, FRAME, STDIN, STDOUT,
 
 
 class NodeContext:
-    """A relay between pipes of a made-up process and one peer."""
+    """Connect a relay to the pipes of a made-up process and to one peer."""
 
     def __init__(self, **options: Any) -> None:
         self.process_in, stdin = os.pipe()
@@ -40,7 +40,7 @@ class NodeContext:
         self.peer.close()
 
     def frames(self) -> list[tuple[int, bytes]]:
-        """What the peer has got so far."""
+        """Return the stream numbers and payloads of the frames that the peer has received so far."""
         self.peer.setblocking(False)
         data, found = b"", []
         while True:
@@ -84,7 +84,7 @@ def test_unread_input_of_a_peer_does_not_cost_it_the_exit_code(made: NodeContext
     made.relay.finish(7, 5)
     made.peer.send(FRAME.pack(STDIN, 2) + b"in")
     made.relay.part(0.1)
-    assert made.frames() == [(EXIT, CODE.pack(7))]  # or the connection would have been reset
+    assert made.frames() == [(EXIT, CODE.pack(7))]  # unread input would reset the connection
 
 
 def test_input_arrives_and_ends(made: NodeContext) -> None:

@@ -38,7 +38,7 @@ def wanted(kind: cri.SecurityProfile.ProfileType, path: Path | None = None, **fi
 
 
 async def mode(pods: Pods, container: str) -> str:
-    """`Seccomp:` of a command that was run in the container: 0 for none, 2 for a filter."""
+    """Return the `Seccomp:` mode of a command that runs in the container: 0 for none, 2 for a filter."""
     answer = await pods.client.exec_sync(container, ["grep", "Seccomp:", "/proc/self/status"], 10)
     return answer.stdout.decode().split()[1]
 

@@ -1,4 +1,4 @@
-"""SPDY and WebSocket codecs, sessions, tickets and the protocols' words: without sockets."""
+"""SPDY and WebSocket codecs, sessions, tickets and protocol names, tested without sockets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def joined(found: list[spdy.Frame]) -> list[spdy.Frame]:
-    """Pieces of data frames put together again."""
+    """Return the frames with adjacent data frames of a stream merged into one."""
     whole: list[spdy.Frame] = []
     for frame in found:
         last = whole[-1] if whole else None
@@ -121,13 +121,13 @@ def test_header_bombs_stay_small() -> None:
 
 
 class Client:
-    """Frames for a session, and what it answers."""
+    """Encode frames for a session, and decode its answers."""
 
     def __init__(self, **options: int) -> None:
         self.session = SpdySession(**options)
         self.writer, self.reader = spdy.FrameWriter(), spdy.FrameReader()
 
-    def tell(self, *sent: spdy.Frame) -> list[Event]:
+    def send(self, *sent: spdy.Frame) -> list[Event]:
         return self.session.receive(b"".join(self.writer.encode(frame) for frame in sent))
 
     def answers(self) -> list[spdy.Frame]:
@@ -136,30 +136,30 @@ class Client:
 
 def test_streams_open_carry_data_and_close() -> None:
     client = Client()
-    assert client.tell(spdy.SynStream(1, {"streamtype": ["stdin"]})) == [
+    assert client.send(spdy.SynStream(1, {"streamtype": ["stdin"]})) == [
         Opened(1, {"streamtype": ["stdin"]}, False)
     ]
     client.session.accept(1)
     assert client.answers() == [spdy.SynReply(1, {})]
-    assert client.tell(spdy.Data(1, b"ab"), spdy.Data(1, b"c", True)) == [
+    assert client.send(spdy.Data(1, b"ab"), spdy.Data(1, b"c", True)) == [
         Received(1, b"ab", False),
         Received(1, b"c", True),
     ]
     client.session.send(1, b"bye", last=True)
     assert client.answers() == [spdy.Data(1, b"bye", True)]
     assert not client.session.writable(1)
-    assert client.tell(spdy.Data(1, b"late")) == []
+    assert client.send(spdy.Data(1, b"late")) == []
 
 
 def test_resets_pings_and_farewells() -> None:
     client = Client()
-    client.tell(spdy.SynStream(1, {}))
-    assert client.tell(spdy.RstStream(1, 5)) == [Reset(1)]
-    assert client.tell(spdy.RstStream(1, 5)) == []
+    client.send(spdy.SynStream(1, {}))
+    assert client.send(spdy.RstStream(1, 5)) == [Reset(1)]
+    assert client.send(spdy.RstStream(1, 5)) == []
     assert client.session.sendable(1) == 0
-    client.tell(spdy.Ping(7), spdy.Ping(2))
+    client.send(spdy.Ping(7), spdy.Ping(2))
     assert client.answers() == [spdy.Ping(7)]
-    assert client.tell(spdy.GoAway(0)) == [Left()]
+    assert client.send(spdy.GoAway(0)) == [Left()]
     client.session.go_away()
     assert client.answers() == [spdy.GoAway(1, 0)]
 
@@ -167,45 +167,45 @@ def test_resets_pings_and_farewells() -> None:
 def test_stream_ids_rise_and_are_odd() -> None:
     for bad in (2, 1):
         client = Client()
-        client.tell(spdy.SynStream(1, {}))
+        client.send(spdy.SynStream(1, {}))
         with pytest.raises(spdy.SpdyError, match="after stream 1"):
-            client.tell(spdy.SynStream(bad, {}))
+            client.send(spdy.SynStream(bad, {}))
 
 
 def test_too_many_streams_are_refused_one_by_one() -> None:
     client = Client(max_streams=2)
-    events = client.tell(*(spdy.SynStream(number, {}) for number in (1, 3, 5)))
+    events = client.send(*(spdy.SynStream(number, {}) for number in (1, 3, 5)))
     assert [event.stream for event in events if isinstance(event, Opened)] == [1, 3]
     assert client.answers() == [spdy.RstStream(5, spdy.REFUSED_STREAM)]
-    client.tell(spdy.RstStream(1, 5))
-    assert len(client.tell(spdy.SynStream(7, {}))) == 1
+    client.send(spdy.RstStream(1, 5))
+    assert len(client.send(spdy.SynStream(7, {}))) == 1
 
 
 def test_data_of_no_stream_is_answered() -> None:
     client = Client()
-    assert client.tell(spdy.Data(9, b"x")) == []
+    assert client.send(spdy.Data(9, b"x")) == []
     assert client.answers() == [spdy.RstStream(9, spdy.INVALID_STREAM)]
 
 
 def test_windows_count_once_the_client_shows_that_it_keeps_them() -> None:
     client = Client()
-    client.tell(spdy.SynStream(1, {}), spdy.SynStream(3, {}))
+    client.send(spdy.SynStream(1, {}), spdy.SynStream(3, {}))
     assert client.session.sendable(1) > WINDOW
     client.session.send(1, b"x" * 1000)
-    client.tell(spdy.WindowUpdate(1, 500))
+    client.send(spdy.WindowUpdate(1, 500))
     assert client.session.sendable(1) == WINDOW - 1000  # the connection's
-    client.tell(spdy.WindowUpdate(0, 5000))
+    client.send(spdy.WindowUpdate(0, 5000))
     assert client.session.sendable(1) == WINDOW - 500
-    client.tell(spdy.Settings({spdy.INITIAL_WINDOW: 100}))
+    client.send(spdy.Settings({spdy.INITIAL_WINDOW: 100}))
     assert client.session.sendable(3) == 100
     assert client.session.sendable(1) == 0
     with pytest.raises(spdy.SpdyError, match="window"):
-        client.tell(spdy.Settings({spdy.INITIAL_WINDOW: 0xFFFFFFFF}))
+        client.send(spdy.Settings({spdy.INITIAL_WINDOW: 0xFFFFFFFF}))
 
 
 def test_consumed_bytes_are_credited_to_the_client() -> None:
     client = Client()
-    client.tell(spdy.SynStream(1, {}), spdy.Data(1, b"x" * WINDOW))
+    client.send(spdy.SynStream(1, {}), spdy.Data(1, b"x" * WINDOW))
     client.session.consumed(1, WINDOW // 2 - 1)
     assert client.answers() == []
     client.session.consumed(1, 1)
@@ -217,10 +217,10 @@ def test_a_client_gives_no_credit_to_a_server_without_windows() -> None:
     server = Client(client=True)
     stream = server.session.open({})
     server.answers()
-    server.tell(spdy.SynReply(stream, {}), spdy.Data(stream, b"x" * WINDOW))
+    server.send(spdy.SynReply(stream, {}), spdy.Data(stream, b"x" * WINDOW))
     server.session.consumed(stream, WINDOW)
     assert server.answers() == []
-    server.tell(spdy.WindowUpdate(stream, 1))
+    server.send(spdy.WindowUpdate(stream, 1))
     server.session.consumed(stream, 1)
     assert server.answers() == [spdy.WindowUpdate(0, WINDOW + 1), spdy.WindowUpdate(stream, WINDOW + 1)]
 

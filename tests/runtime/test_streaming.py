@@ -172,7 +172,7 @@ async def test_a_command_ends_with_its_client(pods: Pods) -> None:
         answer = await pods.client.exec_sync(container, ["ps", "-o", "args"], 10)
         return b"sleep 4321" not in answer.stdout and b"cat" not in answer.stdout.split(b"\n")
 
-    if pods.kind == "embedded":  # containerd 1.6 lets it run on
+    if pods.kind == "embedded":  # containerd 1.6 does not stop it
         await eventually(gone)
 
 
@@ -188,7 +188,7 @@ async def test_a_slow_client_slows_the_command_and_not_the_memory(embedded: Pods
         return (await embedded.client.exec_sync(container, ["cat", "/tmp/at"], 10)).stdout
 
     seen, same = b"", 0
-    while same < 5:  # it has come to a stop
+    while same < 5:  # output stopped
         await asyncio.sleep(0.2)
         now = await written()
         same, seen = (same + 1 if now and now == seen else 0), now
@@ -273,7 +273,10 @@ async def test_two_clients_see_the_same_output(pods: Pods) -> None:
 
 
 async def serving(pods: Pods, **fields: object) -> tuple[str, str]:
-    """A pod with a small web server on port 8080 that answers `page`."""
+    """Start a pod whose web server answers `page` on port 8080.
+
+    Return the ids of its sandbox and container.
+    """
     sandbox = await pods.pod(**fields)
     script = "mkdir /tmp/w; echo page > /tmp/w/index.html; exec httpd -f -p 8080 -h /tmp/w"
     container = await pods.shell(script, sandbox)
@@ -400,7 +403,7 @@ async def test_streams_need_something_that_runs(pods: Pods) -> None:
     with pytest.raises(KubengineError):
         await exec_url(pods, "0123456789", "true")
     await pods.client.stop_pod_sandbox(sandbox)
-    if pods.kind == "embedded":  # containerd finds out when the client comes
+    if pods.kind == "embedded":  # containerd notices when the client connects
         with pytest.raises(KubengineError):
             await forward_url(pods, sandbox)
 

@@ -1,4 +1,4 @@
-"""The streaming server against clients that are slow, hostile, strict or gone; its processes are made up."""
+"""The streaming server against clients that are slow, hostile, strict or gone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTAINER = RuntimeContainer("c", SANDBOX, cri.ContainerConfig(), 0, state=RUNNI
 
 
 class Echo:
-    """A process that prints what it reads, or all of `output`, and ends with its input."""
+    """Stand in for a process that prints its input, or all of `output`, and exits when its input ends."""
 
     def __init__(self, output: bytes = b"") -> None:
         self.closed = False
@@ -57,7 +57,7 @@ class Echo:
 
 
 class Made:
-    """A server and the processes that its clients got."""
+    """Run a streaming server, and hold the processes that it opened for its clients."""
 
     def __init__(self) -> None:
         self.server = StreamingServer(self)
@@ -87,7 +87,7 @@ async def made() -> AsyncIterator[Made]:
 
 
 async def raw(made: Made, data: bytes) -> bytes:
-    """What the server answers to these bytes until it closes."""
+    """Send bytes to the streaming server, and return its answer when it has closed the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", made.server.port)
     writer.write(data)
     async with asyncio.timeout(PATIENCE):
@@ -195,7 +195,7 @@ async def test_noise_instead_of_spdy_ends_the_session(made: Made, data: bytes) -
         if data[0] & 0x80:
             await client.until(lambda: client.going_away or client.closed)
         else:
-            await client.close()  # a data frame of half a gigabyte, of which nothing comes
+            await client.close()  # the header of a data frame of half a gigabyte, without its data
         await eventually(lambda: made.processes[0].closed)
 
 
@@ -218,7 +218,7 @@ async def test_a_dead_client_is_noticed_while_its_output_is_not_read(
     client = await Spdy.connect(made.url(), V4)
     ids = [await client.open(streamtype=name) for name in ("error", "stdin", "stdout")]
     client.reading.clear()
-    for _ in range(40):  # echoed to nobody, so that the server stops to read
+    for _ in range(40):  # nobody reads the echo, so the server stops reading
         client.send(ids[1], b"x" * 65536)
     await asyncio.sleep(0.1)
     client.writer.transport.abort()

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.root
 
 
 class Process:
-    """`kubengine runtime` as a process of its own, below `directory`."""
+    """Run `kubengine runtime` in another process, with its files below `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.socket = directory / "r.sock"
@@ -180,11 +180,11 @@ async def test_killed_while_pods_are_being_made(
                 assert state in (cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING), status
                 if container.state == cri.CONTAINER_RUNNING:
                     await pods.client.exec_sync(container.id, ["true"], 10)
-            known = {c.id for c in containers} | set(sandboxes)
+            listed = {c.id for c in containers} | set(sandboxes)
             top = Path("/sys/fs/cgroup/memory", private_cgroup_root.strip("/"))
 
-            async def nobody_runs_unknown(top: Path = top, known: set[str] = known) -> bool:
-                groups = [g for g in top.glob("*/*") if g.is_dir() and g.name not in known]
+            async def nobody_runs_unknown(top: Path = top, listed: set[str] = listed) -> bool:
+                groups = [g for g in top.glob("*/*") if g.is_dir() and g.name not in listed]
                 return not any((group / "cgroup.procs").read_text() for group in groups)
 
             await eventually(nobody_runs_unknown)
@@ -287,7 +287,7 @@ os._exit(sandbox.run(
 
 
 def test_a_sandbox_knows_itself_however_slow_its_parent_is(tmp_path: Path) -> None:
-    """Its parent comes to run only when the sandbox has pivoted away from /proc and is done."""
+    """The parent runs again only after the sandbox has pivoted away from /proc and is done."""
     arguments = [sys.executable, "-c", SLOW_PARENT, str(tmp_path)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE, check=True)
     message = ast.literal_eval(done.stdout)

@@ -1,4 +1,4 @@
-"""What containers see of the processes that start them, and what these believe of what they hear."""
+"""What a container can see of the processes that start it, and which of its messages they believe."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.waiting import eventually
 OURS = "for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in kubengine-shim) "
 
 
-class Held:
-    """Starts that stop where the program is about to be executed."""
+class HeldStarts:
+    """Stop each start of a container just before its program is executed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: list[Conversation] = []
@@ -67,7 +67,7 @@ async def test_neighbours_cannot_look_into_a_process_that_is_about_to_start(
     sandbox = await embedded.pod()
     looker = await embedded.start(sandbox, "sleep", "1000", pid=cri.POD)
     started = await embedded.create(sandbox, "sleep", "1000", pid=cri.POD)
-    held = Held(monkeypatch)
+    held = HeldStarts(monkeypatch)
     task = await held.start(embedded, started)
     script = (
         OURS
@@ -94,7 +94,7 @@ async def test_even_who_may_trace_finds_no_pipe_of_ours_and_cannot_write_our_pro
     )
     tracer = await embedded.shell(script, sandbox, pid=cri.POD, linux=_security("SYS_PTRACE"))
     started = await embedded.create(sandbox, "sleep", "1000", pid=cri.POD)
-    held = Held(monkeypatch)
+    held = HeldStarts(monkeypatch)
     task = await held.start(embedded, started)
 
     async def inside(*command: str) -> bool:
@@ -113,7 +113,7 @@ async def test_even_who_may_trace_finds_no_pipe_of_ours_and_cannot_write_our_pro
 
 
 def _standard_copies(descriptors: str) -> set[str]:
-    """Descriptors from which 0, 1 and 2 were copied."""
+    """Return the descriptors whose targets are also those of descriptors 0, 1 or 2."""
     pairs = [line.split() for line in descriptors.splitlines() if " " in line]
     standard = {words[1] for words in pairs if words[0] in ("0", "1", "2")}
     return {words[0] for words in pairs if words[1] in standard}
@@ -133,7 +133,7 @@ async def test_the_process_that_holds_the_pod_has_no_privileges(embedded: Pods) 
 
 
 def _image(pods: Pods, path: str, kind: bytes, data: bytes = b"", link: str = "") -> str:
-    """busybox with something else at `path`; answers the image's name."""
+    """Import busybox with another file of type `kind` at `path`, and return the image's name."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         info = tarfile.TarInfo(path)
@@ -146,7 +146,7 @@ def _image(pods: Pods, path: str, kind: bytes, data: bytes = b"", link: str = ""
 
 @pytest.mark.root
 @pytest.mark.parametrize(
-    ("path", "kind", "data", "link", "said"),
+    ("path", "kind", "data", "link", "message"),
     [
         ("etc/passwd", tarfile.FIFOTYPE, b"", "", "/etc/passwd: not a regular file"),
         ("etc/group", tarfile.FIFOTYPE, b"", "", "/etc/group: not a regular file"),
@@ -158,11 +158,11 @@ def _image(pods: Pods, path: str, kind: bytes, data: bytes = b"", link: str = ""
     ids=["fifo", "group-fifo", "directory", "device", "circle", "huge"],
 )
 async def test_odd_user_files_are_named(
-    embedded: Pods, path: str, kind: bytes, data: bytes, link: str, said: str
+    embedded: Pods, path: str, kind: bytes, data: bytes, link: str, message: str
 ) -> None:
     image = _image(embedded, path, kind, data, link)
     container = await embedded.create(await embedded.pod(), "true", image=image)
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(Refused, match=message):
         await embedded.client.start_container(container)
     status = await embedded.status(container)
     assert (status.reason, status.exit_code) == ("StartError", 128)
@@ -187,7 +187,7 @@ async def test_odd_lines_of_user_files_are_ignored(embedded: Pods) -> None:
     assert await embedded.output("id -u; id -G", image="odd:1") == "1000\n1000 50000"
 
 
-def _said(data: bytes) -> dict[str, Any]:
+def _receive(data: bytes) -> dict[str, Any]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(data)
@@ -215,14 +215,14 @@ def _said(data: bytes) -> dict[str, Any]:
     ],
 )
 def test_the_output_of_a_child_is_checked(data: bytes) -> None:
-    answer = _said(data)
+    answer = _receive(data)
     assert answer.keys() <= {"error"}
 
 
 def test_which_messages_of_a_child_are_accepted() -> None:
-    assert _said(b"") == {}
-    assert _said(messages.pack({"user": [1, 2, [3]], "more": 1})) == {"user": [1, 2, [3]]}
-    assert _said(messages.pack({"error": "no such file", "user": [0, 0, []]})) == {"error": "no such file"}
+    assert _receive(b"") == {}
+    assert _receive(messages.pack({"user": [1, 2, [3]], "more": 1})) == {"user": [1, 2, [3]]}
+    assert _receive(messages.pack({"error": "no such file", "user": [0, 0, []]})) == {"error": "no such file"}
 
 
 async def test_answers_of_helpers_are_bounded_objects() -> None:

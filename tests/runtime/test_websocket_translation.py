@@ -29,13 +29,13 @@ HANDSHAKE = (
 
 
 class Port:
-    """The node's port, and clients of it."""
+    """Open WebSockets on the node's port, and read its counters."""
 
     def __init__(self, secured: Secured) -> None:
         self._secured = secured
 
     async def open(self, url: str, path: str, protocol: str = V5, **query: str) -> WebSocket:
-        """A WebSocket whose session is at the runtime's `url`."""
+        """Open a WebSocket whose session the runtime serves at `url`, and check the handshake."""
         self._secured.view.runtime.url = url
         reader, writer = await self._secured.connect()
         writer.write(HANDSHAKE.format(f"{path}?{urlencode(query)}", protocol).encode())
