@@ -87,7 +87,7 @@ def pod(name: str, namespace: str = "default", limits: dict[str, str] | None = N
 
 @asynccontextmanager
 async def staying(line: str, desk: Path) -> AsyncIterator[Process]:
-    """What `line` starts, until it is interrupted as on a terminal; its output is in a file of the desk."""
+    """Start the command `line`, and interrupt it at the end as a terminal does; its output is in a log."""
     with (desk / "staying.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             "sh", "-ec", f"exec {line}", cwd=desk, stdout=log, stderr=log, start_new_session=True
@@ -117,7 +117,7 @@ async def all_run(root: Path | str, pods: int, process: Process) -> None:
 
 
 async def asked(line: str, desk: Path) -> Outcome:
-    """What `line` answered; one that follows is ended when it has said something."""
+    """Run `line`, and return its outcome; a command with `--follow` is interrupted after its first line."""
     process = await asyncio.create_subprocess_exec(
         "sh", "-ec", f"exec {line}" if "--follow" in line else line,
         cwd=desk, stdin=DEVNULL, stdout=PIPE, stderr=PIPE,
@@ -132,7 +132,7 @@ async def asked(line: str, desk: Path) -> Outcome:
 
 
 def lay_out(desk: Path) -> None:
-    """The files that the documents' lines name."""
+    """Write the files that the lines of the documents name."""
     (desk / "bin").mkdir(parents=True)
     (desk / "bin/kubectl").write_text(KUBECTL)
     (desk / "bin/kubectl").chmod(0o755)
@@ -160,14 +160,17 @@ def lay_out(desk: Path) -> None:
 
 
 def look(desk: Path) -> None:
-    """Files about the node that runs."""
+    """Save the pods and the node that the running agent shows as files."""
     for file, path in (("pods.json", "pods"), ("pods.yaml", "pods"), ("node.yaml", "kubengine/node")):
         with urlopen(f"http://127.0.0.1:10255/{path}", timeout=PATIENCE) as answer:
             (desk / file).write_bytes(answer.read())
 
 
 async def member(desk: Path, lines: list[str]) -> list[Outcome]:
-    """A node of a cluster with a plugin's devices, asked everything, with another agent beside it."""
+    """Run `lines` on a node of a cluster with a plugin's devices, next to another agent.
+
+    Return the outcome of each line.
+    """
     async with ApiServer(desk / "api") as server:
         shutil.copy(server.kubeconfig("system:node:node"), "/etc/kubernetes/kubelet.conf")
         trainer = pod("trainer", limits={"example.com/gpu": "2"})

@@ -26,8 +26,11 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def command_lines(document: Path) -> list[str]:
-    """Each that a reader may type, without its comment: lines of `sh` blocks, lines of others after a
-    prompt, and what stands in the text with arguments that need not be filled in."""
+    """Return each command line that a reader may type, without its comment.
+
+    These are the lines of `sh` blocks, those after a prompt in other blocks, and code spans in the text whose
+    arguments need not be filled in.
+    """
     text = document.read_text()
     found = [line for block in blocks(document, "sh") for line in _lines(block)]
     for language in ("", "console"):

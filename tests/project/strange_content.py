@@ -45,7 +45,7 @@ def _taken(_: bytes, others: Sequence[bytes], chance: random.Random) -> bytes:
 
 
 def _well_formed(content: bytes, _: Sequence[bytes], chance: random.Random) -> bytes:
-    """With a checksum that is right."""
+    """Return changed content with a correct checksum."""
     try:
         plain = unsealed(content)
     except ValueError:
@@ -58,7 +58,10 @@ def _well_formed(content: bytes, _: Sequence[bytes], chance: random.Random) -> b
 
 
 def _checkpoint(content: bytes, chance: random.Random) -> bytes:
-    """The devices' checkpoint, whose checksum is the kubelet's; where it cannot have one, a wrong one."""
+    """Return a changed checkpoint of devices with the kubelet's checksum.
+
+    The checksum is wrong if the changed data cannot be encoded.
+    """
     document = json.loads(content)
     if "Data" not in document:
         return json.dumps(_changed(document, chance)).encode()
@@ -71,7 +74,7 @@ def _checkpoint(content: bytes, chance: random.Random) -> bytes:
 
 
 def _changed(value: Any, chance: random.Random) -> Any:
-    """A document with one value in it that is another one, is not there, or has another name."""
+    """Return a copy of a document in which one value is replaced, removed or renamed."""
     if not isinstance(value, dict | list) or not value or chance.random() < 0.15:
         return chance.choice(VALUES)
     changed = dict(value) if isinstance(value, dict) else list(value)

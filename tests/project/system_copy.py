@@ -17,8 +17,10 @@ done
 
 
 def in_a_copy_of_the_system(script: str, scratch: Path, **environment: str) -> list[str]:
-    """The lines that a shell script says; `scratch` is a directory for it, where each tree's changes are in
-    `TREE/changed`. Needs root."""
+    """Run a shell script on a copy of the file system, and return the lines that it prints.
+
+    The changes of each tree are in `TREE/changed` of the directory `scratch`. Needs root.
+    """
     scratch.mkdir(exist_ok=True)
     run = subprocess.run(
         [

@@ -130,7 +130,7 @@ MAY_TOUCH = {
 
 
 def words(path: Path) -> Iterator[str]:
-    """Every attribute that a file names, called there or handed on; and `open`."""
+    """Yield every attribute name in a file, and `open`."""
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Attribute):
             yield node.attr

@@ -19,7 +19,7 @@ _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*|-[a-zA-Z])(?![\w-])")
 
 
 def command_lines(text: str) -> Iterator[str]:
-    """What follows `kubengine` in a code span or on a line of a block, up to a pipe or a comment."""
+    """Yield the arguments of `kubengine` in code spans and on lines of blocks, up to a pipe or a comment."""
     text = re.sub(r"\\\n\s*", " ", text)
     for found in re.findall(r"(?:^ {4,}|^|`|\$ |/|sudo |\| )kubengine ([^`\n]+)", text, re.MULTILINE):
         yield re.split(r" \| | #| > |  ", found)[0]
@@ -36,7 +36,7 @@ def takes_a_value(command: click.Command, word: str) -> bool:
 
 
 def called(line: str) -> tuple[list[str], set[str]]:
-    """The commands on a line from the top, and every option that may stand there."""
+    """Return the path of commands on a line, and every option that these commands accept."""
     command: click.Command = _kubengine
     path, known = [], options(command)
     words = iter(line.split())

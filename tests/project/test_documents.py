@@ -50,7 +50,7 @@ def test_differences_are_all_linked() -> None:
 
 
 def engine_code() -> str:
-    """All of the package but the definition of the configuration itself."""
+    """Return the text of the package without the definitions of the configuration."""
     definitions = {"config.py", "kubengine_config.py"}
     files = [path for path in (ROOT / "engine").rglob("*.py") if path.name not in definitions]
     return "\n".join(path.read_text() for path in files)

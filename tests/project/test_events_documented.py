@@ -12,14 +12,14 @@ TABLES = (ROOT / "docs/reference/events.md").read_text()
 
 
 def parts(of_modules_with: str) -> Iterator[ast.AST]:
-    """All that the package's modules are made of whose text has the pattern."""
+    """Yield all syntax nodes of the package's modules whose text has the pattern."""
     for text in (path.read_text() for path in (ROOT / "engine").rglob("*.py")):
         if re.search(of_modules_with, text):
             yield from ast.walk(ast.parse(text))
 
 
 def recorded() -> set[str]:
-    """Reasons that stand as words beside the type, where an event is recorded."""
+    """Return the reasons that are literals next to an event's type."""
     found = set()
     for node in parts("NORMAL|WARNING"):
         if isinstance(node, ast.Call):

@@ -219,7 +219,7 @@ KUBERNETES_TYPES = (Pod, engine.KubeletConfiguration, engine.KubengineConfigurat
 
 
 def _signature(thing: Any) -> str:
-    """Names, kinds, types and defaults of the parameters, and the result's type."""
+    """Return the names, kinds, types and defaults of the parameters, and the type of the result."""
     if thing in KUBERNETES_TYPES or (inspect.isclass(thing) and issubclass(thing, Enum)):
         return ""
     try:

@@ -103,7 +103,7 @@ WRITERS = {
 
 @dataclass(frozen=True)
 class Kept:
-    """What `owner` writes to `file` below a directory, and how it reads it."""
+    """Describe a file that `owner` writes below a directory, and how it writes and reads it."""
 
     owner: str
     file: str
@@ -146,7 +146,7 @@ def _read_image_records(directory: Path) -> dict[str, dict[str, float]]:
 
 
 def _rebooted(directory: Path) -> bool:
-    """Whether another boot id was known."""
+    """Tell whether the file holds another boot id, so that a Rebooted event is recorded."""
     recorder = EventRecorder(lambda: 0.0)
     NodeEvents(recorder, "n", directory / "boot_id").started("two")
     return any(event.reason == "Rebooted" for event in recorder)
@@ -263,7 +263,7 @@ KEPT = [
 
 
 def damaged(content: bytes) -> Iterator[bytes]:
-    """With one bit of it flipped, and cut to every length."""
+    """Yield the content with each of its bits flipped, and cut to every shorter length."""
     for bit in range(8 * len(content)):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -306,7 +306,7 @@ def is_sealed(content: bytes) -> bool:
 
 
 async def written(kept: Kept, directory: Path) -> bytes:
-    """What the owner writes."""
+    """Let the owner write its file, and return the content."""
     directory.mkdir(exist_ok=True)
     writing = kept.write(directory)
     if inspect.isawaitable(writing):

@@ -20,7 +20,7 @@ def links(text: str) -> list[tuple[str, str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """What can stand after `#`, as GitHub and the site make it of headings."""
+    """Return the anchors that GitHub and the site derive from the headings."""
     headings = re.findall(r"^#+ (.*)$", _FENCED.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

@@ -52,7 +52,7 @@ BACKEND = "from setuptools import build_meta; import sys; build_meta.build_{what
 
 @pytest.fixture(scope="module")
 def tracked() -> set[str]:
-    """The files of this checkout that are the project's."""
+    """Return the names of the files that git tracks."""
     if not (ROOT / ".git").exists():
         pytest.skip("needs a git checkout to know the project's files")
     command = ["git", "ls-files"]
@@ -62,7 +62,7 @@ def tracked() -> set[str]:
 
 @pytest.fixture(scope="module")
 def sdist(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source archive of a copy of the checkout."""
+    """Return the path of the source archive of a copy of the checkout."""
     copy = tmp_path_factory.mktemp("checkout")
     for name in tracked:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def sdist(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the source archive."""
+    """Return the path of the wheel that is built from the source archive."""
     directory = tmp_path_factory.mktemp("unpacked")
     subprocess.run(["tar", "-xf", sdist, "-C", directory], check=True)
     return build("wheel", directory / f"kubengine-{VERSION}")
@@ -95,7 +95,7 @@ def build(what: str, tree: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new environment's programs: the wheel, what it says that it requires, and nothing else."""
+    """Return the programs' directory of an environment that has only the wheel and its requirements."""
     home = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     python = home / "bin/python"
@@ -209,7 +209,7 @@ def test_optional_processor_instructions_are_only_in_variants_picked_at_run_time
 
 
 def beyond_the_baseline(library: str) -> Iterator[str]:
-    """Functions of `library` with instructions that the first x86-64 processors lack."""
+    """Yield the functions of `library` with instructions that the first x86-64 processors lack."""
     command = ["objdump", "--disassemble", "--no-show-raw-insn", library]
     function = library
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listing:
@@ -325,7 +325,7 @@ changed
 
 @pytest.fixture(scope="module")
 def packages(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Debian packages of the wheel, in a directory."""
+    """Return a directory with the Debian packages of the wheel; skip where they cannot be built."""
     if shutil.which("dpkg-deb") is None or shutil.which(deb.PYTHON, path="/usr/bin") is None:
         pytest.skip(f"needs Debian, and its own {deb.PYTHON}, which the packages are for")
     directory = tmp_path_factory.mktemp("packages")

@@ -56,7 +56,7 @@ def verdict(field: str) -> str:
 
 @cache
 def code() -> str:
-    """The agent's, but for what only reads, checks or fills in specs."""
+    """Return the agent's code without the parts that only read, check or fill in specs."""
     files = [p.relative_to(ROOT) for p in (ROOT / "engine").rglob("*.py")]
     return "\n".join(
         (ROOT / p).read_text()
@@ -66,7 +66,7 @@ def code() -> str:
 
 
 def attribute(field: str) -> str:
-    """The name in our types. Fails where there is none."""
+    """Return the name of a pod's field in our types; fail if there is none."""
     kind: Any = PodSpec
     name = ""
     for part in field.replace("[]", "").split("."):
@@ -83,7 +83,7 @@ def _inner(kind: Any) -> list[Any]:
 
 
 def with_field(field: str) -> Pod:
-    """A pod that has the field, and whatever else its shape asks for."""
+    """Return a pod that has the field, and the other fields that its shape requires."""
     spec: dict[str, Any] = {"containers": [{"name": "c", "image": "i"}]}
     here: Any = spec
     parts = field.split(".")

@@ -85,7 +85,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster that is made up stands behind it."""
+    """Put a kubectl on PATH that answers for a made-up cluster."""
     program = tmp_path / "bin/kubectl"
     program.parent.mkdir()
     program.write_text(KUBECTL)

@@ -25,7 +25,7 @@ ROOMS = ("admission", "cgroups", "containers", "devices", "eviction", "images", 
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Modules that a fresh interpreter has after one statement."""
+    """Return the modules that one statement loads in a new interpreter."""
     program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
