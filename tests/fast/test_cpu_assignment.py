@@ -17,7 +17,7 @@ Levels = tuple[dict[int, int], dict[int, int], dict[int, int], dict[int, int]]
 
 
 class Machine(NamedTuple):
-    """Sets of CPUs by id: cores, caches, sockets, nodes; and the free CPUs."""
+    """Hold sets of CPUs as bit masks: those of each core, cache, socket and node by id, and the free ones."""
 
     levels: Levels
     free: int
@@ -28,7 +28,7 @@ class Machine(NamedTuple):
 
 
 def grouped(keys: list[int], ids: list[int], numbers: list[int]) -> dict[int, int]:
-    """CPU `numbers[i]` belongs to the member that `keys[i]` stands for."""
+    """Return the CPUs of each group as bit masks; CPU `numbers[i]` is in the group of `keys[i]`."""
     found: dict[int, int] = {}
     for key, number in zip(keys, numbers, strict=True):
         name = ids[key % len(ids)]
@@ -38,7 +38,7 @@ def grouped(keys: list[int], ids: list[int], numbers: list[int]) -> dict[int, in
 
 @st.composite
 def regular(draw: st.DrawFn) -> Machine:
-    """Cores of one size within caches within nodes and sockets, then some CPUs offline."""
+    """Draw a machine of equal cores in caches, nodes and sockets, with some CPUs offline."""
     threads, cores = draw(st.integers(1, 4)), draw(st.integers(1, 64))
     nodes, sockets = draw(st.integers(1, 16)), draw(st.integers(1, 8))
     in_cache = draw(st.integers(1, 16))
@@ -58,7 +58,7 @@ def regular(draw: st.DrawFn) -> Machine:
 
 @st.composite
 def irregular(draw: st.DrawFn) -> Machine:
-    """Each CPU belongs to whatever core, cache, socket and node; ids in no order."""
+    """Draw a machine whose CPUs are in arbitrary cores, caches, sockets and nodes; ids have no order."""
     numbers = sorted(draw(st.sets(st.integers(0, 300), min_size=1, max_size=60)))
     levels: list[dict[int, int]] = []
     for most in (40, 12, 6, 10):
@@ -70,7 +70,7 @@ def irregular(draw: st.DrawFn) -> Machine:
 
 
 def draw_free(draw: st.DrawFn, numbers: list[int]) -> int:
-    """All CPUs but a few, or any of them; now and then one that the machine does not have."""
+    """Draw the free CPUs: all but a few, or any of them; sometimes one that the machine does not have."""
     everything = sum(1 << number for number in numbers)
     some = sum(1 << number for number in draw(st.sets(st.sampled_from(numbers), max_size=12)))
     stranger = draw(st.sampled_from([0, 0, 0, 1 << 2000]))
@@ -111,7 +111,7 @@ def test_distributed(machine: Machine, data: st.DataObject, spread: bool, group:
 
 
 def machine_of(free: tuple[int, ...], size: int) -> Machine:
-    """NUMA nodes of `size` CPUs, one per core, two nodes a socket; `free[i]` CPUs of node i are free."""
+    """Return NUMA nodes of `size` CPUs, one a core, two nodes a socket; `free[i]` CPUs of node i are free."""
     nodes = {node: ((1 << size) - 1) << node * size for node in range(len(free))}
     sockets: dict[int, int] = {}
     for node, cpus in nodes.items():

@@ -219,7 +219,7 @@ def test_an_early_end_of_a_search_is_reported_and_its_answer_is_valid(case, step
 
 
 def intersections(nodes, families):
-    """Every mask that taking one hint of each resource leads to."""
+    """Return every mask that choosing one hint of each resource leads to."""
     masks = {(1 << nodes) - 1}
     for flags, _ in families:
         hints = set(np.flatnonzero(flags).tolist()) or {(1 << nodes) - 1}

@@ -57,8 +57,11 @@ def picked(form, name, data):
 
 
 def assert_agreed(name, data):
-    """What the library reads the kernel reads; what it refuses the kernel may read where no column asks for
-    what is wrong."""
+    """Check that the kernel reads all that the library reads.
+
+    If the library refuses a message, the kernel may read it: its fault may be in a field that no column
+    needs.
+    """
     twin, kernel = picked(_message_fields_py, name, data), picked(_message_fields_c, name, data)
     assert kernel == twin or (isinstance(kernel, tuple) and not isinstance(twin, tuple))
 

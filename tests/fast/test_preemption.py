@@ -31,7 +31,7 @@ def amount(rng: np.random.Generator) -> int:
 
 
 def drawn(rng: np.random.Generator, largest: int):
-    """Columns of 2 to 6 resources, few distinct values (so ties abound), needs for 0 to 6 of them."""
+    """Draw columns of 2 to 6 resources with few distinct values, so that ties abound, and their needs."""
     resources = int(rng.integers(2, 6, endpoint=True))
     pods = int(rng.choice([0, 1, largest, rng.integers(largest, endpoint=True)], p=[0.03, 0.03, 0.04, 0.9]))
     values = np.array([amount(rng) for _ in range(rng.integers(1, 7))], np.int64)
@@ -137,7 +137,7 @@ def test_fronts_and_kinds_in_larger_tables(kind, share, pods):
 
 
 def in_numpy(ranking, qos, flags, priority, rows, critical, ours, ids, needs):
-    """The twin's rule for one class that suffices, on whole arrays: it would take minutes."""
+    """Apply the twin's rule for one class that suffices, on whole arrays: the twin would take minutes."""
     order, chosen = np.arange(ranking.shape[1]), []
     wanted = list(zip(ids.tolist(), needs.tolist(), strict=True))
     while wanted:

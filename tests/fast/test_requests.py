@@ -58,7 +58,7 @@ NAMES = ["example.com/gpu", "hugepages-2Mi"]
 
 
 def check(pod: Pod) -> bool:
-    """Whether the filler took the pod; then its row must be right."""
+    """Tell whether the filler accepted the pod; if so, check its row."""
     names = ResourceNames(NAMES)
     columns = PodColumns.zeros(2, len(names))
     taken = _requests_c.Filler(columns).fill([pod], 0, 1, 7, names.ids, {})

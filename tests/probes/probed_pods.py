@@ -67,7 +67,7 @@ class Rig:
 async def serving(
     handler: Handler, host: str = "127.0.0.1", *, port: int = 0, **how: Any
 ) -> AsyncIterator[int]:
-    """A TCP server on that port, or a free one; yields it. Ends its connections when left."""
+    """Serve TCP on `port`, or on a free one, and yield it; at the end, close its connections."""
     tasks: set[asyncio.Task[Any]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -111,9 +111,10 @@ FAST = {"periodMilliseconds": 50, "timeoutMilliseconds": 2000}
 
 
 def pod_with(uid: str = "u1", *, restart_policy: str = "Always", sidecar: bool = False, **probes: Any) -> Pod:
-    """A pod of one container `app` with probes as in a manifest, ticking every 50 ms unless they say more.
+    """Return a pod of one container `app` with probes as in a manifest.
 
-    `liveness={"tcpSocket": {"port": 80}}`; the key `ms` holds the annotation's times.
+    `liveness={"tcpSocket": {"port": 80}}`; the key `ms` holds the annotation's times, by default those of
+    `FAST`.
     """
     times = {type: {**FAST, **probe.pop("ms", {})} for type, probe in probes.items()}
     container = {"name": "app", "image": "x", "ports": [{"name": "web", "containerPort": 0}]}

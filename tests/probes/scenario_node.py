@@ -18,7 +18,7 @@ from tests.system.busybox import WAIT, container
 
 
 class ScenarioNode:
-    """Pods with one container `app` (or a sidecar of that name) that runs a shell script and has probes."""
+    """Run pods with one container or sidecar `app`, which runs a shell script and has probes."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -103,7 +103,7 @@ class ScenarioNode:
         return [event.message for event in self.node.recorder if event.reason == reason]
 
     def times(self, reason: str, text: str = "", *, container: str = "") -> list[float]:
-        """When events of a reason were recorded, of one container or of any."""
+        """Return the times of events with a reason, of one container or of any."""
         return [
             e.at
             for e in self.node.recorder

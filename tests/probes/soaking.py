@@ -103,7 +103,7 @@ class Containers:
 
 
 def least(node: Containers) -> int:
-    """How many probes the container with the fewest has had."""
+    """Return the number of probes of the container that has had the fewest."""
     return min(sum(probe["outcomes"].values()) for probe in node.manager.describe()["probes"])
 
 
@@ -164,7 +164,7 @@ def main() -> None:
 
 @contextmanager
 def burning(number: int) -> Iterator[None]:
-    """This process has to share with so many that never sleep."""
+    """Make this process share the CPU with `number` processes that never sleep."""
     if number:
         os.nice(BEHIND)
     burners = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(number)]

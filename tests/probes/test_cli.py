@@ -21,7 +21,7 @@ async def run(*arguments: str):
 
 @pytest.fixture
 async def described(rig, monkeypatch):
-    """An agent with a good and a failing probe."""
+    """Run an agent with a good and a failing probe, and let the commands read its answers."""
     async with serving(replying(OK)) as port:
         rig.run(pod_with("good", readiness=http(port)))
         rig.run(pod_with("bad", readiness={"tcpSocket": {"port": 1}, "failureThreshold": 1}))

@@ -28,7 +28,7 @@ Answer = Callable[[cri.ExecSyncRequest, grpc.ServicerContext], cri.ExecSyncRespo
 
 
 class Runtime(cri_v1_pb2_grpc.RuntimeServiceServicer):
-    """Answers ExecSync as the test sets it."""
+    """Answer ExecSync as the test sets it, and count the requests."""
 
     def __init__(self) -> None:
         self.answer: Answer = lambda request, context: cri.ExecSyncResponse()
@@ -220,7 +220,7 @@ FORMS = pytest.mark.parametrize("form", [twin, compiled], ids=["twin", "compiled
 
 
 def answered(message: bytes, status: bytes = b"0") -> bytes:
-    """What a server sends that answers with `message`."""
+    """Return the bytes that an HTTP/2 server sends to answer a call with `message`."""
     data = b"\0" + len(message).to_bytes(4, "big") + message
     frames = [data[at : at + 16384] for at in range(0, len(data), 16384)]
     return (

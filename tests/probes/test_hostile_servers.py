@@ -18,7 +18,7 @@ QUICK = {"timeoutMilliseconds": 300}
 
 
 async def drip(reader, writer):
-    """A header that never ends, one byte at a time."""
+    """Answer with a header that never ends, one byte at a time."""
     await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\nX: ")
     while True:
@@ -28,7 +28,7 @@ async def drip(reader, writer):
 
 
 async def endless(reader, writer):
-    """A body without an end."""
+    """Answer with a body that never ends."""
     await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
     while True:

@@ -32,7 +32,7 @@ def health(status: int) -> bytes:
 
 
 def answer(status: bytes, body: int = 0, *, ends: bool = True) -> bytes:
-    """`status` as one byte of HPACK, and DATA frames of at most 5,000 bytes."""
+    """Return an answer: `status` as one byte of HPACK, and DATA frames of at most 5,000 bytes."""
     flags = 5 if ends and not body else 4
     frames = SETTINGS + b"\0\0\1\1" + bytes((flags,)) + b"\0\0\0\1" + status
     for at in range(0, body, 5000):
@@ -43,7 +43,7 @@ def answer(status: bytes, body: int = 0, *, ends: bool = True) -> bytes:
 
 
 def sending(reply: bytes) -> Handler:
-    """Answers a preface at once, and waits until the peer has enough."""
+    """Return a handler that answers the preface at once, and waits until the peer closes."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(24)

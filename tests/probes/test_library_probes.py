@@ -19,7 +19,7 @@ from tests.waiting import eventually
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key and a self-signed certificate for another name, in one file."""
+    """Return the path of a key and a self-signed certificate for another host name."""
     path = tmp_path_factory.mktemp("tls") / "wrong.pem"
     make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=wrong.example"
     subprocess.run([*make.split(), "-keyout", path, "-out", f"{path}.crt"], check=True, capture_output=True)

@@ -51,7 +51,7 @@ class Networks(PodNetworks):
 
 @contextlib.contextmanager
 def pod_network(*command: str) -> Iterator[int]:
-    """A process alone in a network with nothing but a loopback; its pid."""
+    """Start a process in a network that has only a loopback, and yield its pid."""
     inside = 'ip link set lo up && exec "$0" "$@"'
     with subprocess.Popen(
         ["unshare", "--net", "sh", "-c", inside, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE

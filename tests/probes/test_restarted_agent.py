@@ -27,7 +27,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 def tries(rig: Rig) -> int:
-    """How often the agent that is there now has probed."""
+    """Return the number of probes that the current agent has made."""
     probes: Any = rig.node.components["probes"] if rig.node is not None else None
     return sum(sum(probe["outcomes"].values()) for probe in probes.describe()["probes"])
 

@@ -44,7 +44,7 @@ def server() -> h2.connection.H2Connection:
 
 
 class Answers:
-    """What a client has heard."""
+    """Collect the events of a client: heads, bodies, ended streams and others."""
 
     def __init__(self, client: ClientConnection) -> None:
         self.client = client
@@ -69,7 +69,7 @@ class Answers:
 
     @property
     def broken(self) -> int:
-        """The error that the connection broke of, or 0."""
+        """Return the error code that broke the connection, or 0."""
         return next((number for kind, _, number in self.others if kind == core.BROKEN), 0)
 
 
@@ -243,8 +243,10 @@ def h2_accepts(data: bytes) -> bool:
 
 
 def h2_is_lax(one: bytes) -> bool:
-    """HEADERS or RST_STREAM of a stream that never was, and promises: errors by
-    RFC 9113 (5.1.1, 6.4, 8.4) that h2 may let pass."""
+    """Tell whether h2 may accept a frame that RFC 9113 forbids.
+
+    These are HEADERS and RST_STREAM of a stream that was never opened (5.1.1, 6.4), and PUSH_PROMISE (8.4).
+    """
     return one[3] == 5 or (one[3] in (1, 3) and one[8] not in (1, 3))
 
 

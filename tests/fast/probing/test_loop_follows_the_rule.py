@@ -32,7 +32,7 @@ def loop() -> Iterator[ProbeLoop]:
 
 
 class Probe:
-    """One probe of the loop that a test ticks by hand."""
+    """Hold one probe of the loop, whose attempts a test starts and finishes."""
 
     def __init__(self, loop: ProbeLoop, **rules: Any) -> None:
         self.loop = loop
@@ -45,7 +45,7 @@ class Probe:
         self._until(lambda: self.info["ended"] or self.info["next"] > HOUR / 2)
 
     def due(self) -> None:
-        """The loop asks for an attempt."""
+        """Wait until the loop asks for an attempt."""
         self._until(self._heard)
 
     def finish(self, outcome: int) -> None:

@@ -21,7 +21,7 @@ def loop() -> Iterator[ProbeLoop]:
 
 
 def wakings(loop: ProbeLoop, number: int, period: float, kind: int = TCP) -> set[int]:
-    """The milliseconds at which so many probes of random phase will begin."""
+    """Add `number` probes of random phase; return the milliseconds at which they will begin."""
     chance, found = random.Random(1), set()
     for _ in range(number):
         key = loop.add(

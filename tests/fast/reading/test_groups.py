@@ -47,7 +47,7 @@ Read = tuple[Any, Any, Any]
 
 
 def read(form: Any, mount: Path, cgroups: list[str], v1: bool, before: Any = None, **columns: Any) -> Read:
-    """All from the beginning, or anew over what was read `before`."""
+    """Read all cgroups without earlier numbers, or again over the numbers of a read `before`."""
     names = [cgroup.strip("/").encode() for cgroup in cgroups]
     numbers = np.full((len(names), WIDTH), ABSENT, np.int64) if before is None else before.copy()
     parents = np.array(columns.get("parents", [-1] * len(names)), np.int64)

@@ -24,7 +24,7 @@ def column(*values: int) -> np.ndarray:
 
 
 def used(cpu: np.ndarray, stalled: np.ndarray, seen: np.ndarray) -> list[MemberStep]:
-    """An object with another in it, and a number behind both."""
+    """Return the steps of an object that holds another one, and of a number behind both."""
     return [
         MemberStep(b'"cpu":{', None, OPEN),
         MemberStep(b'"time":', seen, MOMENT),
