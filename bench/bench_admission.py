@@ -34,7 +34,7 @@ ENTRY_BYTES = {"ordinary": 2 * 8, "uniform": 3 * 8, "equal": 2 * 8}
 
 
 def requests(kind: str, pods: int) -> np.ndarray:
-    """int64[3, pods]: milli-CPU, bytes, bytes."""
+    """Return int64[3, pods]: milli-CPU, bytes of memory, bytes of ephemeral storage."""
     rng = np.random.default_rng(7)
     if kind == "uniform":
         columns = [

@@ -47,7 +47,7 @@ def limited(uid: str, **annotations: str) -> Pod:
 
 
 def working(manager: CgroupManager, pod: Pod) -> subprocess.Popen[bytes]:
-    """A process in the pod's group that works as the module says."""
+    """Start a process in the pod's cgroup that works as the module describes."""
     manager.create_pod(pod)
     path = manager.tree.group(manager.pods.name(pod)).path
     groups = [Path(f"{hierarchy.path}{path}/cgroup.procs") for hierarchy in manager.mounts.hierarchies]

@@ -161,9 +161,9 @@ def pod(i: int) -> Pod:
 
 
 async def with_plugin(count: int) -> tuple[float, float, float]:
-    """Seconds from registering to allocatable, Allocate calls a second, CPU seconds of the agent for them.
+    """Return seconds from registration to allocatable, Allocate calls a second, and CPU seconds of the agent.
 
-    The sample plugin is a process of its own; 16 pods are admitted at a time.
+    The sample plugin is another process; 16 pods are admitted at a time.
     """
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)

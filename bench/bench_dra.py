@@ -34,7 +34,7 @@ DRIVERS, CLAIMS = 10, 100
 
 @pytest.fixture(scope="module")
 def peers() -> Iterator[tuple[Path, Path]]:
-    """A directory, and the kubeconfig of the API server that runs in it."""
+    """Run an API server and drivers; yield their directory and the kubeconfig of the server."""
     with tempfile.TemporaryDirectory(prefix="kb-") as directory:
         script = str(Path(__file__).with_name("dra_drivers.py"))
         command = [sys.executable, script, directory, str(DRIVERS), str(CLAIMS)]
@@ -84,7 +84,10 @@ async def _manager(directory: Path, kubeconfig: Path) -> tuple[ClaimManager, Api
 
 
 def _pod(first: int, claims: int) -> Pod:
-    """A pod that may use so many claims; the API server reserves each for `pod-N` of its number."""
+    """Return a pod that uses `claims` claims from number `first`.
+
+    The API server reserves each for `pod-N` of its number.
+    """
     names = [f"claim-{first + n}" for n in range(claims)]
     entries = [PodResourceClaim(name=name, resource_claim_name=name) for name in names]
     uid = f"pod-{first}"

@@ -126,7 +126,7 @@ def container(number: int, images: int) -> cri.Container:
 
 
 class Runtime:
-    """Has `count` images and twice as many containers, or as many as are asked for, and takes no time."""
+    """Stand in for a runtime with `count` images and `containers` containers that answers at once."""
 
     endpoint = "unix:///bench"
 

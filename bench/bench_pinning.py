@@ -32,7 +32,7 @@ from engine.topologymanager.policy import Numa, TopologyPolicy
 
 
 def machine(cpus: int, nodes: int) -> CpuTopology:
-    """Two threads a core, eight cores a cache, four nodes a socket."""
+    """Return a topology with two threads a core, eight cores a cache, and four nodes a socket."""
     cores = cpus // 2
     return CpuTopology(
         [

@@ -69,7 +69,7 @@ def server(programs: Path) -> Iterator[None]:
 
 
 def bare(programs: Path, kind: str, rate: int) -> float:
-    """CPU microseconds a probe of the system calls alone."""
+    """Return the CPU microseconds a probe that its system calls alone need."""
     number, url, port = TARGETS[kind]
     done = subprocess.run(
         [programs / "probe_bare", str(number), str(port), str(rate), "3"],
@@ -106,7 +106,7 @@ def test_beyond_the_system_calls(programs: Path, kind: str) -> None:
 
 @contextmanager
 def pods(programs: Path) -> Iterator[list[int]]:
-    """Descriptors of the network namespaces of `PODS` servers, each on its own loopback."""
+    """Start `PODS` servers, each on the loopback of its own network; yield the namespaces' descriptors."""
     script = 'ip link set lo up; exec "$0" "$@"'
     command = ["unshare", "--net", "sh", "-c", script, programs / "probe_server", str(PORT), "1"]
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def pods(programs: Path) -> Iterator[list[int]]:
 
 @pytest.fixture(scope="module")
 def as_many_servers(programs: Path) -> Iterator[None]:
-    """They share the ports of the node."""
+    """Run `PODS` servers that share one port in the node's network."""
     with ExitStack() as stack:
         for _ in range(PODS):
             stack.enter_context(serving(programs, PORT, 1))

@@ -20,7 +20,7 @@ Read = TypeVar("Read")
 
 
 class Lists:
-    """A runtime of `count` pods of one running container each, with containerd's fields."""
+    """Hold a runtime's lists of `count` pods with one running container each and containerd's fields."""
 
     def __init__(self, count: int) -> None:
         self.sandboxes = {

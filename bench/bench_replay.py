@@ -37,7 +37,7 @@ def plain(value: object) -> Any:
 
 
 class Day:
-    """The rows of one node's day."""
+    """Make the rows that a node records in a day."""
 
     def __init__(self, seed: int) -> None:
         self._random, self._seed = random.Random(seed), seed

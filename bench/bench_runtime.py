@@ -25,7 +25,7 @@ numbers = itertools.count()
 
 
 class Bench:
-    """A runtime and a client on a loop of their own."""
+    """Drive a runtime with a client, both on one event loop."""
 
     def __init__(self, runtime: HollowRuntime | EmbeddedRuntime, loop: asyncio.AbstractEventLoop) -> None:
         self.runtime = runtime

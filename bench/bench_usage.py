@@ -127,7 +127,7 @@ def read(sampler: UsageSampler) -> NodeUsage:
 def timed(
     benchmark: Benchmark, work: Callable[[], object], before: Callable[[], None] = lambda: None
 ) -> None:
-    """`before` each time, which does not count."""
+    """Measure the CPU time of `work`; `before` runs before each round and is not counted."""
     benchmark._timer = time.process_time
     benchmark.pedantic(work, setup=before, rounds=5, warmup_rounds=1)
 
@@ -154,7 +154,7 @@ def test_cadvisor_text(benchmark: Benchmark, sampler: UsageSampler) -> None:
 
 
 class Cadvisor:
-    """As a connection takes it, piece after piece."""
+    """Render the cAdvisor page in pieces, as a connection writes it."""
 
     def __init__(self) -> None:
         self._page = CadvisorPage()
@@ -170,7 +170,7 @@ def resource(usage: NodeUsage) -> None:
 
 
 def stats_of(usage: NodeUsage) -> bytes:
-    """What a runtime answers of the same pods."""
+    """Return the encoded ListPodSandboxStats answer of a runtime for the same pods."""
     second = int(usage.time) * 10**9
     told = [
         cri.PodSandboxStats(
@@ -202,7 +202,10 @@ def stats_of(usage: NodeUsage) -> bytes:
 
 
 class Summary:
-    """As a connection takes it, from what the runtime has sent on. Walks through files are kept."""
+    """Render the summary's pods in pieces, as a connection writes them, from a runtime's encoded statistics.
+
+    The files' usage is measured once.
+    """
 
     def __init__(self) -> None:
         self._pods, self._stats = SummaryPods(), b""

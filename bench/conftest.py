@@ -13,7 +13,10 @@ BANDWIDTH_BYTES = 256 << 20
 
 
 def memory_bandwidth() -> float:
-    """GB/s of one core reading and writing: the best of five copies of an array beyond any cache."""
+    """Return the GB/s that one core reads and writes.
+
+    It is the best of five copies of an array that is larger than any cache.
+    """
     source = np.ones(BANDWIDTH_BYTES // 8)
     target = np.empty_like(source)
     best = float("inf")
@@ -26,7 +29,7 @@ def memory_bandwidth() -> float:
 
 @pytest.fixture(scope="session")
 def bandwidth() -> float:
-    """`memory_bandwidth()` of this run, for kernels that say how much they touch."""
+    """Return `memory_bandwidth()` of this run, for kernels that report how many bytes they touch."""
     return memory_bandwidth()
 
 

@@ -37,7 +37,7 @@ Object = dict[str, Any]
 
 
 class Measured:
-    """One agent with its drivers, and the observer's client."""
+    """Measure one agent with its drivers, through a client of its API server."""
 
     def __init__(self, agent: BenchAgent, client: ApiClient) -> None:
         self._agent, self._client = agent, client
@@ -63,7 +63,7 @@ class Measured:
         return started - began, ended - started
 
     async def _pod(self, name: str, claims: int) -> None:
-        """A pod that is not bound yet, and its claims, allocated and reserved for it."""
+        """Create a pod that is not bound yet, and its claims, allocated and reserved for it."""
         own = [f"{name}-{driver}" for driver in range(claims)]
         container = {
             "name": "c",

@@ -71,7 +71,7 @@ def pod(number: int, probes: int) -> tuple[Pod, PodRecord]:
 
 
 def resident() -> int:
-    """Bytes that this process has in memory, without what it could give back."""
+    """Return the bytes that this process has in memory, after free memory went back to the kernel."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -149,7 +149,10 @@ def test_quantiles_are_of_the_nearest_rank() -> None:
 
 @asynccontextmanager
 async def cluster(tmp_path: Path, *, ready: bool = True, ends: bool = True) -> AsyncIterator[ApiServer]:
-    """A server whose deployments get their pods and whose pods become Ready."""
+    """Run an API server whose deployments get pods, which become Ready if `ready`; yield the server.
+
+    If `ends`, the pods of deleted namespaces are deleted.
+    """
     async with ApiServer(tmp_path / "api") as server:
         server.documents["/api/v1"] = {"resources": [resource("pods", "Pod"), resource("pods/log", "Pod")]}
         server.documents["/apis/apps/v1"] = {"resources": [resource("deployments", "Deployment")]}
@@ -167,8 +170,10 @@ def resource(name: str, kind: str) -> dict[str, Any]:
 
 
 async def controllers(server: ApiServer, ready: bool, ends: bool) -> None:
-    """Give namespaces service accounts, deployments two pods, pods the condition Ready; end what a deleted
-    namespace leaves.
+    """Do what controllers do, until cancelled.
+
+    Namespaces get service accounts, deployments two pods; pods become Ready if `ready`. If `ends`, the pods of
+    deleted namespaces are deleted.
     """
     while True:
         spaces = {each["metadata"]["name"] for each in server.list("/api/v1/namespaces")}

@@ -40,7 +40,7 @@ def kubelet(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A TMPDIR for the bench's workspaces: short, as unix sockets must be, and empty at the end."""
+    """Yield a temporary directory for workspaces, whose path is short enough for unix sockets."""
     with tempfile.TemporaryDirectory(prefix="kb-") as name:
         yield Path(name)
 
@@ -241,7 +241,7 @@ def test_an_agent_that_is_killed_ends_the_run_cleanly(directory: Path) -> None:
 
 @pytest.fixture
 def small_disk(directory: Path) -> Iterator[Path]:
-    """A file system of its own of 16 MB."""
+    """Mount a file system of 16 MB, and yield its path."""
     path = directory / "small"
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", path], check=True)

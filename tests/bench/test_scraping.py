@@ -21,7 +21,7 @@ BURNT = 0.05
 
 
 class Pages(BaseHTTPRequestHandler):
-    """One page takes processor time, which is all that is told apart here; another may be refused."""
+    """Serve an agent's pages: `busy` takes CPU time, and `refused` answers 500."""
 
     busy = PAGES["cadvisor"]
     refused = ""
@@ -37,7 +37,7 @@ class Pages(BaseHTTPRequestHandler):
         self.wfile.write(b"x" * 2000)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is said."""
+        """Write no log."""
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_the_cost_of_a_page_is_separated_from_other_pages_and_idle_time(
     assert figures["cadvisor_kb"] == figures["resource_kb"] == 2.0
     assert figures["resource_cpu_ms"] < figures["cadvisor_cpu_ms"]
     assert figures["between_cpu_ms_per_s"] >= 0
-    assert pages.asked == [*PAGES.values()] * 2, "what is made once is not counted"
+    assert pages.asked == [*PAGES.values()] * 2, "the first reading of each page is not counted"
 
 
 def test_a_refused_page_is_reported_with_its_message(session: Callable[[type[Pages]], Any]) -> None:
