@@ -37,7 +37,7 @@ class Done:
 def run_plan(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> Callable[..., Done]:
-    """The command in this process, as the console script runs it."""
+    """Return a function that runs `kubengine plan` in this process, as the console script does."""
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["kubengine", "plan", *arguments])

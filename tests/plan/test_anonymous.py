@@ -43,7 +43,7 @@ SECRETS = (
 
 @pytest.fixture
 def named(tmp_path: Path) -> Snapshot:
-    """A cluster whose names appear in owners, labels, selectors, affinity, taints, budgets and volumes."""
+    """Return a cluster with names in owners, labels, selectors, affinity, taints, budgets and volumes."""
     cluster = SizedCluster()
     for name in ("n1", "n2", "n3"):
         cluster.node(name)

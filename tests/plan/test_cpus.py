@@ -34,7 +34,7 @@ def node(name: str, cpu: int = 16, memory: int = 16) -> dict[str, Any]:
 
 
 def machine(cpus: int = 16, nodes: int = 2, threads: int = 1) -> list[dict[str, int]]:
-    """CPUs in cores of `threads`, and in NUMA nodes of equal size that are sockets."""
+    """Return CPUs in cores of `threads` and in NUMA nodes of equal size, each of which is a socket."""
     cores = cpus // threads
     return [
         {
@@ -49,7 +49,7 @@ def machine(cpus: int = 16, nodes: int = 2, threads: int = 1) -> list[dict[str, 
 
 
 def described(processors: list[dict[str, int]], held: str = "", reserved: str = "0") -> dict[str, Any]:
-    """What `kubengine cpus --json` prints."""
+    """Return the output of `kubengine cpus --json` as an object."""
     containers = [{"pod": "d/p", "podUID": "u", "container": "c", "cpus": held}] if held else []
     return {"policy": "static", "reserved": reserved, "processors": processors, "containers": containers}
 
@@ -67,7 +67,7 @@ def snapshot_of(path: Path, documents: dict[str, Any]) -> Snapshot:
 
 
 def answers(snapshot: Snapshot, **given: Any) -> list[tuple[str, str, int]]:
-    """The rows after `free`, as (node, decision, amount)."""
+    """Return the rows after `free`, as (node, decision, amount)."""
     given.setdefault("requests", {"cpu": "4", "memory": "1Gi"})
     parameters = CpusParameters(**given)
     check_cpus(snapshot, parameters)

@@ -40,7 +40,7 @@ SIGNALS = {
 
 @dataclass
 class Machine:
-    """What the agent's manager reads, measures and cleans up: a pod that is ended frees what it used."""
+    """Stand in for the manager's readers, collectors and runtime: a killed pod frees what it used."""
 
     layout: str
     pods: list[Pod]
@@ -86,7 +86,10 @@ class Machine:
 
 
 async def acted(machine: Machine, config: KubeletConfiguration) -> tuple[str, EvictionManager]:
-    """The manager's looks until nothing is met (`relieved`), or it finds nobody to evict (`stuck`)."""
+    """Synchronize until no threshold is met (`relieved`) or no pod can be evicted (`stuck`).
+
+    Return `calm` if none was met, and the manager.
+    """
     manager = EvictionManager(
         node_context(
             msgspec.structs.replace(config, local_storage_capacity_isolation=False),

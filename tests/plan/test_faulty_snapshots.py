@@ -194,7 +194,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 
 
 def steps(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every part of a document."""
+    """Yield the path of every part of a document."""
     children = (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     )
@@ -204,7 +204,10 @@ def steps(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutated(chance: random.Random, document: Any) -> bytes:
-    """One to three parts gone, renamed, multiplied or replaced; now and then the text is cut or spoilt."""
+    """Remove, rename, multiply or replace one to three parts of a document, and encode it.
+
+    Sometimes the text is truncated or has garbage in it.
+    """
     document = copy.deepcopy(document)
     for _ in range(chance.randint(1, 3)):
         *above, last = chance.choice(list(steps(document)) or [("x",)])
@@ -233,7 +236,7 @@ def mutated(chance: random.Random, document: Any) -> bytes:
 
 
 def read(path: Path, faults: FaultLog | None = None) -> Snapshot | str:
-    """The snapshot, or the words of the one clear error."""
+    """Return the snapshot, or the message of the one clear error."""
     try:
         return load_snapshot([str(path)], faults=faults)
     except InvalidInput as error:
@@ -241,7 +244,7 @@ def read(path: Path, faults: FaultLog | None = None) -> Snapshot | str:
 
 
 def all_read(snapshot: Snapshot) -> str:
-    """The words of the one clear error that reading every column ends in, none if it does not."""
+    """Read every column; return the message of the one clear error, or "" if there is none."""
     try:
         for table in TABLES:
             whole_table(getattr(snapshot, table))
@@ -251,7 +254,7 @@ def all_read(snapshot: Snapshot) -> str:
 
 
 def answered(snapshot: Snapshot) -> None:
-    """Every question has an answer or one clear error."""
+    """Check that every question has an answer or ends with one clear error."""
     for name, parameters in ASKED:
         with suppress(KubengineError):
             ask(Cluster(snapshot), name, msgspec.convert(parameters, QUESTIONS[name].parameters))
@@ -279,7 +282,7 @@ def test_a_spoilt_document_is_a_fault_that_names_it(kind: str, tmp_path: Path) -
 
 
 def spoilt_columns(column: pa.ChunkedArray) -> Iterator[tuple[str, pa.Array]]:
-    """The column in every way that a tool could have got it wrong."""
+    """Yield the column with each fault that a tool could write, after the fault's name."""
     rows = len(column)
     kind = column.type
     yield "missing values", pa.nulls(rows, kind)

@@ -40,7 +40,7 @@ def spec(cpu: int, memory: int, **fields: Any) -> dict[str, Any]:
 
 
 async def snapshot_of(rig: Rig) -> Snapshot:
-    """The node as the planner reads it from the agent's socket."""
+    """Return the snapshot of the node that the planner reads from the agent's socket."""
     path = rig.root / "kubengine.sock"
     server = HttpServer(rig.node, socket_path=path)
     await server.start()

@@ -252,7 +252,7 @@ def context(name: str, server: str) -> dict[str, Any]:
 
 
 class TestContexts:
-    """`find_context` follows kubectl's rules."""
+    """Compare `find_context` with kubectl's rules."""
 
     @pytest.fixture
     def files(self, tmp_path: Path) -> tuple[Path, Path]:

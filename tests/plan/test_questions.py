@@ -249,7 +249,7 @@ def test_an_invalid_growth_is_reported(cluster, growth):
 
 
 class _Disk:
-    """A store whose removals really free the file system, for `Collection`."""
+    """Stand in for an image store whose removals free space, for `Collection`."""
 
     def __init__(self, capacity: int, available: int) -> None:
         self.capacity, self.available, self.removed = capacity, available, []
@@ -416,7 +416,7 @@ def test_lint_finds_mixed_formulas_and_an_empty_reservation(cluster):
 
 
 def gpu_cluster(free: dict[int, int], held: dict[int, int]) -> Snapshot:
-    """One node of a synthetic cluster, its devices replaced: NUMA node → how many."""
+    """Return one node of a synthetic cluster with free and held devices, counted by NUMA node."""
     base = synthesize(60, 10, seed=1)
     node = int(np.flatnonzero(base.allocatable("nvidia.com/gpu") > 0)[0])
     rows = [

@@ -304,7 +304,7 @@ def test_a_deep_document_ends_the_file(tmp_path, data, words):
 
 
 class Endless(io.RawIOBase):
-    """JSON that goes on for a given size, made while it is read."""
+    """Generate JSON of a given size while it is read."""
 
     def __init__(self, head: bytes, body: bytes, size: int) -> None:
         self._head, self._body, self._left = head, body, size

@@ -256,7 +256,7 @@ def test_a_card_leads_to_the_rows_of_its_decision(answer, source, tmp_path):
 
 @pytest.fixture(scope="module")
 def compared(cluster) -> Answer:
-    """The pods that two sizes of a pod preempt."""
+    """Return the difference between the answers to two sizes of a preempting pod."""
     asked = [PreemptParameters(critical=True, requests={"cpu": amount}) for amount in (1, 2)]
     return difference(*(preempt(cluster, one) for one in asked))
 
@@ -349,7 +349,7 @@ def test_embedded_texts_end_no_element(source):
 
 
 def rows_of(*rows: tuple[int, str, int, str]) -> Answer:
-    """An answer of (node, decision, amount, unit)."""
+    """Return an answer with rows of (node, decision, amount, unit)."""
     answer = Rows([f"n{number}" for number in range(9)])
     for node, decision, amount, unit in rows:
         answer.add(node, decision, "", "", amount, unit)

@@ -42,7 +42,7 @@ def by_decision(answer: Answer, node: str = "") -> Rows:
 
 
 def with_configurations(snapshot: Snapshot, **fields: Any) -> Snapshot:
-    """The snapshot, each node of which shows this configuration."""
+    """Return the snapshot with this configuration on every node."""
     text = json_encoder(str)(KubeletConfiguration(**fields)).decode()
     nodes = pa.table(snapshot.nodes.select(snapshot.nodes.column_names))
     at = nodes.column_names.index("config")

@@ -16,7 +16,7 @@ GPU = "gpu.example.com"
 
 
 def node(name: str, zone: str = "a", *, ready: bool = True, cpu: str = "4", **fields: Any) -> dict[str, Any]:
-    """A node; `labels`, `images`, `memory` and `pods` go to their places, other fields to its spec."""
+    """Return a node; `labels`, `images`, `memory` and `pods` go to their fields, others to its spec."""
     labels = {HOST: name, ZONE: zone} | fields.pop("labels", {})
     amounts = {"cpu": cpu, "memory": fields.pop("memory", "8Gi"), "pods": fields.pop("pods", "110")}
     images = fields.pop("images", [])
@@ -35,7 +35,10 @@ def node(name: str, zone: str = "a", *, ready: bool = True, cpu: str = "4", **fi
 
 
 def pod(name: str, on: str, *, app: str = "web", owner: str = "ReplicaSet", **spec: Any) -> dict[str, Any]:
-    """A pod of a controller, or of none; `requests` and `container` go to its container."""
+    """Return a pod of a controller, or of none if `owner` is empty.
+
+    `requests` and `container` go to its container.
+    """
     requests = spec.pop("requests", {"cpu": "100m"})
     container = {"name": "main", "image": "x", "resources": {"requests": requests}}
     container |= spec.pop("container", {})
@@ -72,7 +75,7 @@ def read(tmp_path: Path, *objects: dict[str, Any]) -> Snapshot:
 
 
 def device_objects(*offering: str, on: str = "n1") -> list[dict[str, Any]]:
-    """A device on each of these nodes, and the claim of a pod that has the one of node `on`."""
+    """Return a device on each of these nodes and on `on`, and the claim that has the device of node `on`."""
     api = {"apiVersion": "resource.k8s.io/v1"}
     expression = f"device.driver == '{GPU}'"
     spec = {"selectors": [{"cel": {"expression": expression}}]}

@@ -37,7 +37,7 @@ NODE_COUNT = 12
 
 
 class Site:
-    """A control plane with a scheduler, and no kubelet."""
+    """Run a control plane with a scheduler and without a kubelet, and draw its random objects."""
 
     def __init__(self, plane: ControlPlane, admin: ApiClient, draw: random.Random) -> None:
         self.plane, self.admin, self.draw = plane, admin, draw
@@ -86,7 +86,7 @@ class Site:
         await self.admin.update(f"{NODES}/{name}/status", made, Object)
 
     def pod(self, name: str, **spec: Any) -> Object:
-        """A pod with some of the rules that decide where it goes."""
+        """Return a random pod with some of the rules that decide its node."""
         draw, app = self.draw, self.draw.choice(APPS)
         alike = {"labelSelector": {"matchLabels": {"app": app}}}
         near = {"labelSelector": {"matchLabels": {"app": draw.choice(APPS)}}}
@@ -198,7 +198,7 @@ async def scheduler_site(directory: Path, seed: int) -> AsyncIterator[Site]:
 
 @dataclass
 class Repeated:
-    """What the planner knows of the cluster, with pods on their nodes one after another."""
+    """Repeat the scheduler's placements in the planner: pods go to their nodes one after another."""
 
     snapshot: Snapshot
     mover: Mover
@@ -207,7 +207,7 @@ class Repeated:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Repeated:
-        """All pods have left their nodes."""
+        """Return the state in which all pods have left their nodes."""
         mover = Mover.over_all_nodes(snapshot, "scheduler")
         rows = {name: row for row, name in enumerate(snapshot.pods["name"].to_pylist())}
         requests = request_matrix(snapshot, np.arange(len(rows)))
@@ -221,7 +221,7 @@ class Repeated:
             self.mover.enter(row, self.snapshot.node_names.index(node), self.requests[row])
 
     def choices(self, name: str) -> set[str]:
-        """The nodes that are equally the best for a pod; the empty name if there is none."""
+        """Return the nodes that are equally good and best for a pod; the empty name if there is none."""
         row, capacity, found = self.rows[name], self.mover.capacity, set()
         more = 1
         while more:

@@ -71,12 +71,12 @@ DEVICE = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu"}]}
 
 
 def csi(**spec: Any) -> dict[str, Any]:
-    """The volume of the claim `data`, which a CSI driver attaches."""
+    """Return the volume of the claim `data`, which a CSI driver attaches."""
     return volume(csi={"driver": "disk.example.com", "volumeHandle": "v"}, **spec)
 
 
 def attaches(name: str, count: int, driver: str = "disk.example.com") -> dict[str, Any]:
-    """A node that attaches so many volumes of the driver."""
+    """Return a CSINode whose driver can attach `count` volumes to the node."""
     drivers = [{"name": driver, "nodeID": name, "allocatable": {"count": count}}]
     meta = {"name": name}
     return {
@@ -88,7 +88,7 @@ def attaches(name: str, count: int, driver: str = "disk.example.com") -> dict[st
 
 
 def in_tree(**spec: Any) -> dict[str, Any]:
-    """The volume of the claim `data`, of a plugin that a CSI driver has replaced."""
+    """Return the volume of the claim `data`, of an in-tree plugin that a CSI driver has replaced."""
     return volume(gcePersistentDisk={"pdName": "v"}, **spec)
 
 
@@ -96,7 +96,7 @@ EPHEMERAL = {"volumes": [{"name": "scratch", "ephemeral": {"volumeClaimTemplate"
 
 
 def made_for(pod: str) -> list[dict[str, Any]]:
-    """The claim and the volume of a pod's ephemeral volume, in zone a."""
+    """Return the claim and the volume of a pod's ephemeral volume, in zone a."""
     claim = claimed("pv")
     claim["metadata"]["name"] = f"{pod}-scratch"
     return [claim, csi(**reached_from(ZONE, "a"))]
@@ -350,7 +350,7 @@ def test_a_snapshot_without_constraints_proves_nothing(tmp_path):
 
 
 def _rewritten(snapshot: Snapshot, tmp_path: Path, **changes: Any) -> Snapshot:
-    """The same through a columnar file."""
+    """Write the snapshot with changes to a columnar file, and load it again."""
     from dataclasses import replace
 
     path = tmp_path / "cluster.kes"

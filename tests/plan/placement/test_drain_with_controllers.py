@@ -137,7 +137,7 @@ async def settled(admin: ApiClient, replicas: dict[str, int]) -> None:
 
 
 async def pods_on(admin: ApiClient, node: str) -> list[tuple[str, str]]:
-    """The app and the name of each pod on a node."""
+    """Return the app and the name of each pod on a node."""
     pods = (await admin.get(PODS, Object))["items"]
     mine = [pod["metadata"] for pod in pods if pod["spec"].get("nodeName") == node]
     return [(meta["labels"]["app"], meta["name"]) for meta in mine]

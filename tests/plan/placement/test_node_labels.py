@@ -37,13 +37,13 @@ KIND = "node.kubernetes.io/instance-type"
 
 
 def written(snapshot: Snapshot, path: Path) -> Snapshot:
-    """The snapshot as its file has it."""
+    """Write the snapshot to a file, and load it again."""
     write_snapshot(snapshot, path)
     return SnapshotFile(path).load()
 
 
 def without_columns(path: Path) -> Path:
-    """The same file in the first format, which had no columns of labels and taints."""
+    """Copy the file to the first format, which has no columns of labels and taints."""
     older = path.with_suffix(".older.kes")
     with zipfile.ZipFile(path) as file, zipfile.ZipFile(older, "w") as copy:
         for info in file.infolist():
@@ -133,7 +133,7 @@ def small(tmp_path: Path) -> Snapshot:
 
 
 def asked(snapshot: Snapshot, *names: str) -> list[object]:
-    """Answers, of all questions without names, that depend on labels and taints."""
+    """Return the rows of the named questions, or of all, whose answers depend on labels and taints."""
     questions = {
         "drain": DrainParameters(nodes=["n3"]),
         "headroom": HeadroomParameters(like=["shop/web-2"], most=20, fail="zone"),

@@ -24,7 +24,7 @@ def full(name: str, on: str, cpu: str) -> dict[str, Any]:
 
 
 def cluster(tmp_path, *waiting: dict[str, Any]) -> Any:
-    """A small and a large node, both full; a daemon takes 500m of each."""
+    """Return a snapshot of a small and a large node, both full; a daemon takes 500m of each."""
     objects = [group("s", "small", "4"), group("l", "large", "8")]
     objects += [full("fs", "s", "3500m"), full("fl", "l", "7500m")]
     objects += [pod(f"d{on}", on, owner="DaemonSet", requests={"cpu": "500m"}) for on in ("s", "l")]

@@ -199,7 +199,7 @@ def test_a_pod_without_a_controller_keeps_its_node_or_is_lost(tmp_path):
 
 
 def preempting(tmp_path, *more: dict[str, Any], **spec: Any) -> Snapshot:
-    """`moving` needs 3 CPUs; n2 and n3 have pods of lower priority."""
+    """Return a snapshot in which `moving` needs 3 CPUs; n2 and n3 have pods of lower priority."""
     listed = [node("n1"), node("n2"), node("n3"), pod("moving", "n1", requests={"cpu": "3"}, priority=100)]
     listed += [other("low", "n2", requests={"cpu": "2"}), other("tiny", "n2", requests={"cpu": "500m"})]
     listed += [other("high", "n3", requests={"cpu": "2"}, priority=50)]

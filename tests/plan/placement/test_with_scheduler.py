@@ -113,7 +113,7 @@ async def test_the_same_pods_are_preempted(site: Site) -> None:
 
 
 async def differences(site: Site, bound: dict[str, str]) -> dict[str, tuple[str, set[str]]]:
-    """The pods that the scheduler did not bind where the planner would, with the planner's choices."""
+    """Return the pods whose node is not among the planner's choices, with that node and the choices."""
     await site.bring_back_unplaced()
     repeated = Repeated.of(await site.snapshot())
     different = {}
@@ -148,7 +148,7 @@ async def offer(site: Site) -> None:
 
 
 async def volume_of(site: Site, number: int) -> dict[str, Any]:
-    """The spec of a pod with a bound claim: a new one, or one that another pod has."""
+    """Return the spec of a pod with a bound claim: a new one, or one that another pod has."""
     shared = number and site.draw.random() < 0.2
     name = site.draw.choice(site.volumes) if shared and site.volumes else f"d{number}"
     if name not in site.volumes:
@@ -200,7 +200,7 @@ async def run_with_ephemeral_volume(site: Site, name: str) -> str:
 
 
 async def claim_of(site: Site, number: int) -> dict[str, Any]:
-    """The spec of a pod with one or two ResourceClaims, of which another pod may have one."""
+    """Return the spec of a pod with one or two ResourceClaims, of which another pod may have one."""
     names = [f"c{number}-{index}" for index in range(site.draw.choice([1, 1, 2]))]
     for name in names:
         request = {"name": "gpus", "exactly": {"deviceClassName": GPU, "count": site.draw.choice([1, 1, 2])}}
@@ -216,7 +216,10 @@ async def claim_of(site: Site, number: int) -> dict[str, Any]:
 
 
 def preempted(snapshot: Snapshot, row: int, node: str) -> tuple[int, ...]:
-    """The pods that leave for one, on the node that the planner prefers or on this one; none if it fits."""
+    """Return the rows of the pods that are preempted for a pod, or none if it fits.
+
+    The planner chooses among all nodes, or has only `node`.
+    """
     mover = Mover.over_all_nodes(snapshot, "scheduler")
     mover.capacity.open[:] = [not node or name == node for name in snapshot.node_names]
     request = request_matrix(snapshot, np.array([row]))[0]

@@ -34,7 +34,7 @@ STUCK = "example.com/stuck:1"
 
 @pytest.fixture
 async def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HollowRuntime]:
-    """A runtime whose images fill a file system of 1000 MiB, and one of whose images cannot be removed."""
+    """Run a runtime whose images fill a file system of 1000 MiB, and which refuses to remove one image."""
     runtime = HollowRuntime(tmp_path / "cri.sock")
     remove = runtime.images.remove
 

@@ -42,7 +42,7 @@ WHOLE = 1000 * MIB
 
 @dataclass
 class Machine:
-    """What the signals and the pods' use are made to be."""
+    """Return signals and pods' usage as a test sets them, in bytes."""
 
     free_memory: int = 800 * MIB
     free_disk: int = 800 * MIB
@@ -92,7 +92,7 @@ def burstable(memory: str = "10Mi") -> dict[str, Any]:
 
 
 def pod_of(rig: Rig, name: str) -> Pod | None:
-    """A pod of an API server keeps its name."""
+    """Return the pod of this name, or None."""
     assert rig.node is not None
     return next((pod for pod in rig.node.pods() if pod.metadata.name == name), None)
 

@@ -21,7 +21,7 @@ MEMORY, CPU = "container_memory_working_set_bytes", "container_cpu_usage_seconds
 
 @dataclass
 class Recording:
-    """Samples of series, as OpenMetrics text: (metric, labels) to (Unix seconds, value)."""
+    """Hold samples of series for OpenMetrics text: (metric, labels) to (Unix seconds, value)."""
 
     samples: dict[tuple[str, str], list[tuple[int, float]]] = field(default_factory=dict)
 

@@ -20,7 +20,7 @@ WORST = TIMES.text(100)
 
 
 def cluster(outside: Any = 1 * GI, cores: Any = 0.2, *, slices: bool = True) -> SizedCluster:
-    """Two nodes of 16 GiB with a pod of 2 GiB and one core each; n2 uses less outside of pods."""
+    """Return two nodes of 16 GiB with a pod of 2 GiB and one core each; n2 uses less outside of pods."""
     made = SizedCluster()
     for name in ("n1", "n2"):
         made.node(name, **{"node.kubernetes.io/instance-type": "large"})
