@@ -15,7 +15,7 @@ DAY = 86_400.0
 
 
 class Recording:
-    """A recorder of states and rows of so many random bytes, and its clock."""
+    """Write states and rows of random bytes to a record, with a clock that a test moves."""
 
     def __init__(self, directory: Path, *, max_bytes: int = 1 << 20, max_age: float = 7 * DAY) -> None:
         self.now, self.states = 1_000_000.0, 0

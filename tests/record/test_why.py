@@ -62,7 +62,7 @@ def test_inputs_have_a_line_each() -> None:
 
 
 def context_of(directory: Path) -> NodeContext:
-    """A node whose configuration names a record, at a time that stands still."""
+    """Return the context of a node whose configuration names a record; its clock does not move."""
     return NodeContext.create(
         KubeletConfiguration(max_pods=77),
         KubengineConfiguration(record=RecordSection(directory=str(directory))),

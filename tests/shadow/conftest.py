@@ -17,7 +17,7 @@ from tests.system.kubelet import Kubelet
 
 @pytest.fixture
 def kubelet(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) -> Iterator[Kubelet]:
-    """A kubelet that is not started yet; its manifests are in `tmp_path / "manifests"`."""
+    """Yield a kubelet that has not been started; its manifests are in `tmp_path / "manifests"`."""
     with kubelet_of(tmp_path, containerd, private_cgroup_root) as kubelet:
         yield kubelet
 
@@ -26,7 +26,7 @@ def kubelet(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) ->
 def kubelet_of(
     directory: Path, containerd: Containerd, cgroup_root: str, *, kubeconfig: Path | None = None
 ) -> Iterator[Kubelet]:
-    """A kubelet of a node of its own, which ends with its pods; `kubeconfig` joins it to a cluster."""
+    """Yield a kubelet, and stop it and its pods at the end; `kubeconfig` joins it to a cluster."""
     more: dict[str, Any] = {
         "podPidsLimit": 500,
         "kubeReserved": {"cpu": "100m"},

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Fake(http.server.ThreadingHTTPServer):
-    """A kubelet whose answers a test sets: path → status and body; `None` closes the connection half way."""
+    """Serve a kubelet's answers, path to status and body; `None` closes the connection half way."""
 
     answers: dict[str, tuple[int, bytes] | None]
     asked: list[tuple[str, str]]

@@ -25,7 +25,7 @@ BEGAN = "2026-01-01T00:00:0{}Z"
 
 
 def pod(name: str, spec: Mapping[str, Any] | None = None, *, order: int = 0, **status: Any) -> Pod:
-    """A pod of the API server that started as number `order`, with one container by default."""
+    """Return a pod of the API server that started as number `order`, with one container by default."""
     document = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -47,7 +47,7 @@ def node(**allocatable: str) -> Node:
 
 
 def ran(attempt: int, *, code: int | None = None, at: float = 0.0, name: str = "c") -> ContainerRecord:
-    """A container that runs or, with a `code`, that ended ten seconds after `at`."""
+    """Return a container that runs or, with a `code`, exited ten seconds after `at`."""
     return ContainerRecord(
         id=f"{name}-{attempt}",
         name=name,
@@ -63,7 +63,7 @@ def ran(attempt: int, *, code: int | None = None, at: float = 0.0, name: str = "
 
 
 def record(of: Pod, *containers: ContainerRecord) -> PodRecord:
-    """What a runtime holds of a pod; the newest container first."""
+    """Return a runtime's record of a pod; the newest container comes first."""
     sandbox = SandboxRecord("s", ready=True, attempt=0, created_at=0.0, ips=("10.0.0.1",))
     return PodRecord(of.uid, of.metadata.name, "default", [sandbox], list(containers))
 

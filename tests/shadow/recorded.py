@@ -46,7 +46,10 @@ def waiting(seconds: int) -> list[dict[str, Any]]:
 
 
 def observations() -> Iterator[Observation]:
-    """Pods that come, fail, restart, are evicted and go; images, and a configuration that changes."""
+    """Yield observations of pods that start, fail, restart, are evicted and are deleted.
+
+    The images and the configuration change too.
+    """
     config = KubeletConfiguration(eviction_hard={"memory.available": "100"}, max_pods=5)
     large = pod("large", requesting(cpu="3"), phase="Failed", reason="OutOfcpu", message="Node didn't have")
     a, b = pod("a", requesting(memory="10")), pod("b", order=1)
@@ -81,7 +84,7 @@ def following() -> KubeletConfiguration:
 
 
 class RecordingShadow:
-    """Does with observations what a shadow does, with a second configuration next to it."""
+    """Judge and record observations as a shadow does, with a second configuration."""
 
     def __init__(self, directory: Path, **limits: Any) -> None:
         self.at = 1000.0

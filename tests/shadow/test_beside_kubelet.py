@@ -112,7 +112,7 @@ def test_it_agrees_with_the_kubelet_and_writes_nothing(running: Kubelet, tmp_pat
 
 
 def recorded(directory: Path) -> set[str]:
-    """The names of the rows of a record that is being written."""
+    """Return the names of the rows of a record that is being written."""
     found = any(directory.glob("*.krec"))
     return {row.name for row in Record(directory).rows()} if found else set()
 
@@ -172,14 +172,14 @@ def test_a_value_that_another_process_changed_is_a_difference(running: Kubelet, 
 
 
 class Report:
-    """The report of a shadow that runs, by its address."""
+    """Read the report of a running shadow."""
 
     def __init__(self, address: str) -> None:
         self._url = f"http://{address}/report.json"
         self.last: dict[str, Any] = {}
 
     def shows(self, condition: Callable[[dict[str, Any]], Any]) -> bool:
-        """Whether it shows what a test waits for."""
+        """Read the report; tell whether it satisfies a condition."""
         try:
             with urllib.request.urlopen(self._url, timeout=5) as answer:
                 self.last = json.load(answer)
@@ -264,7 +264,7 @@ def test_a_second_configuration_says_what_it_would_change(running: Kubelet, tmp_
 
 
 def configz(kubelet: Kubelet) -> bytes:
-    """The configuration that the kubelet shows on its authenticated port."""
+    """Return the configuration that the kubelet shows on its authenticated port."""
     port = yaml.safe_load(kubelet.config.read_text())["port"]
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE

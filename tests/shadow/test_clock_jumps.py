@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 
 def observations() -> list[Observation]:
-    """A node whose pod restarts, and whose kubelet removes an image, at one observation a minute."""
+    """Return an observation a minute of a node whose pod restarts and whose kubelet removes an image."""
     images = [SeenImage(f"sha256:{name}", 5 * GIB, False, "", (name,)) for name in "ab"]
     found = []
     for minute in range(30):

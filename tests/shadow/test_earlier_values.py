@@ -31,7 +31,7 @@ def rules(limit: int, directory: Path) -> CgroupRules:
 def compared(
     limits: list[int], has: int, directory: Path, *, created: float = 0.0, attempt: int = 0
 ) -> list[Finding]:
-    """The findings about a pod whose `pids.max` is `has`, after configurations with these limits."""
+    """Return the findings about a pod whose `pids.max` is `has`, after configurations with these limits."""
     one = pod("p")
     in_time = RulesInTime()
     for at, limit in enumerate(limits):

@@ -71,7 +71,7 @@ def recorded(tmp_path: Path, stream: str) -> list[RecordRow]:
 
 
 def event(name: str, reason: str, message: str, *, pod: str = "a", node: str = "n1") -> dict[str, Any]:
-    """An Event as a kubelet posts it."""
+    """Return an Event as a kubelet posts it."""
     about = {"kind": "Pod", "namespace": "default", "name": pod, "uid": f"uid-{pod}"}
     return {
         "apiVersion": "v1",

@@ -64,8 +64,9 @@ def gpus(count: int) -> dict[str, Any]:
 
 
 def with_devices(pods: list[Pod], *, healthy: str = "abcd", **held: str) -> Observation:
-    """An observation of pods that hold devices; `p` is the container c of a pod, `p_first` its init
-    container.
+    """Return an observation of pods that hold devices.
+
+    `p` is the container c of a pod, `p_first` its init container.
     """
     entries = []
     for key, ids in held.items():
@@ -155,7 +156,10 @@ def guaranteed(name: str, memory: str, order: int = 0) -> Pod:
 
 
 def with_memory(pods: list[Pod], **held: tuple[int, int]) -> Observation:
-    """An observation of a machine of two nodes with 1000 bytes each; `held` is NUMA node and bytes by pod."""
+    """Return an observation of two NUMA nodes of 1000 bytes each.
+
+    `held` is the NUMA node and the bytes of each pod.
+    """
     machine = {
         node: NodeState(0, {"memory": MemoryTable(1000, 0, 1000, 0, 1000)}, (node,)) for node in (0, 1)
     }
@@ -225,7 +229,10 @@ def test_memory_is_not_judged_without_the_policy() -> None:
 def aligned(
     pods: list[Pod], *, devices: str = "", known: bool = True, **held: tuple[int, int]
 ) -> Observation:
-    """An observation of memory, and of devices: a and b at NUMA node 0, c and d at 1, some of pods."""
+    """Return an observation of memory and devices; a and b are at NUMA node 0, c and d at node 1.
+
+    Each pod holds `devices`. The topology of devices is observed only if `known`.
+    """
     entries = {f"{one.metadata.name}_c": devices for one in pods if devices}
     found = replace(with_memory(pods, **held), devices=with_devices(pods, **entries).devices)
     listed = [
@@ -267,7 +274,7 @@ def test_the_topology_policy_puts_memory_next_to_the_devices() -> None:
 
 
 def listed(seen: Observation, cpus: list[int], allocatable: list[int] | None = None) -> Observation:
-    """The observation with an answer of the API about its only pod."""
+    """Return the observation with a pod-resources answer about its only pod."""
     (one,) = seen.pods.values()
     container = v1.ContainerResources(name="c", cpu_ids=cpus)
     resources = v1.PodResources(name=one.metadata.name, namespace="default", containers=[container])

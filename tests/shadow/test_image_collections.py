@@ -26,7 +26,7 @@ def image(name: str, gib: int = 5, *, pinned: bool = False) -> SeenImage:
 
 
 class Node:
-    """A node of 100 GiB whose kubelet collects images, above 85 % until 80 % by default."""
+    """Represent a node of 100 GiB whose kubelet collects images above 85 %, down to 80 %, by default."""
 
     def __init__(self, **fields: Any) -> None:
         self.config = convert({**QUIET, **fields}, KubeletConfiguration, "test")
@@ -53,7 +53,7 @@ class Node:
         return replace(found, at=self.now, now=self.now, images=seen, series=series)
 
     def again(self) -> list[Finding]:
-        """An observation that does not read the images."""
+        """Return the findings of an observation that does not read the images."""
         return list(self.comparer.compare(self._observed(None)))
 
 

@@ -14,7 +14,7 @@ PROBE: dict[str, Any] = {"exec": {"command": ["true"]}, "failureThreshold": 3, "
 
 
 class Container:
-    """A container with one probe, as a kubelet shows it."""
+    """Represent a container with one probe, as a kubelet shows it."""
 
     def __init__(self, type: str, **fields: Any) -> None:
         self.type, self.comparer = type, ProbeComparer()
@@ -25,7 +25,10 @@ class Container:
         self, successful: int = 0, failed: int = 0, unknown: int = 0, *, ready: bool = False,
         started: bool = True, runs: ContainerRecord | None = None,
     ) -> list[Finding]:  # fmt: skip
-        """An observation after so many more outcomes; `runs` is the newest container."""
+        """Return the findings after `successful`, `failed` and `unknown` more outcomes.
+
+        `runs` is the newest container.
+        """
         for name, more in (("successful", successful), ("failed", failed), ("unknown", unknown)):
             self.counts[name] += more
         newest = runs or ran(0)

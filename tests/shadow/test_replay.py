@@ -31,7 +31,7 @@ from tests.shadow.recorded import PERIOD, RecordingShadow, following, observatio
 
 
 def same(found: Observation, seen: Observation) -> bool:
-    """Whether an observation was decoded as it was, in the order of its pods."""
+    """Tell whether a decoded observation equals the recorded one, with its pods in the same order."""
     fields = ("at", "now", "config", "node", "node_known", "use", "series", "probes_served", "images")
     return (
         all(getattr(found, name) == getattr(seen, name) for name in fields)
@@ -60,7 +60,7 @@ def test_observations_are_decoded_as_they_were_seen(state: Any) -> None:
 
 
 def with_bounds(seen: Observation) -> Observation:
-    """Amounts of more than 63 bits are cut."""
+    """Return the observation with `max_pids` limited to 63 bits."""
     if seen.use is None or seen.use.max_pids is None:
         return seen
     return replace(seen, use=replace(seen.use, max_pids=2**63 - 1))
@@ -156,7 +156,7 @@ def test_the_rest_of_a_record_is_played_from_its_first_state(tmp_path: Path) -> 
 
 
 def played_without(tmp_path: Path, number: int) -> ReplayedShadow:
-    """A record in which the rows of one observation are lost."""
+    """Replay a record that lacks the rows of one observation."""
     shadow = RecordingShadow(tmp_path)
     for at, seen in enumerate(observations()):
         if at == number:

@@ -31,14 +31,14 @@ def changes(
     following: Any = None,
     by: SecondConfiguration | None = None,
 ) -> dict[tuple[str, str], NextChange]:
-    """What one observation finds, by decision and subject."""
+    """Return the changes that one observation finds, by decision and subject."""
     by = by or SecondConfiguration()
     found = by.compare(seen, rules(seen.config), NextNode(after, rules(after), following or seen.node))
     return {(change.decision, change.subject): change for change in found}
 
 
 def short(available: int, **memory: int) -> MeasuredNode:
-    """Statistics with so much memory left, and what pods use."""
+    """Return statistics of a node with `available` bytes left, and the bytes that pods use."""
     pods = {f"uid-{name}": MeasuredPod(memory=amount) for name, amount in memory.items()}
     return MeasuredNode(memory_available=available, memory_working_set=1000 - available, pods=pods)
 

@@ -62,7 +62,7 @@ ADOPTED = "adopted without another admission"
 
 
 def held(one: Pod) -> PodRecord:
-    """What a runtime holds of a pod whose only container runs as its specification says."""
+    """Return a runtime's record of a pod whose only container runs as its specification requires."""
     return record(one, replace(ran(0), hash=container_hash(one.spec.containers[0])))
 
 
@@ -130,7 +130,7 @@ def test_drivers_of_volumes_and_claims_are_named() -> None:
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A directory below which sockets have short enough paths."""
+    """Yield a directory below which paths of sockets are short enough."""
     with tempfile.TemporaryDirectory(prefix="kn-") as directory:
         yield Path(directory)
 
@@ -298,7 +298,7 @@ def test_the_check_of_a_real_kubelets_node(kubelet: Kubelet, tmp_path: Path) -> 
 
 
 def check(kubelet: Kubelet, directory: Path) -> tuple[int, dict[str, Any]]:
-    """The exit status and the report of `kubengine takeover --check`."""
+    """Run `kubengine takeover --check`; return its exit status and its report."""
     done = subprocess.run(
         [sys.executable, "-m", "engine.cli", "takeover", "--check", "--json", "--kubelet", kubelet.url,
          "--config", str(directory / "kubelet.yaml"), "--root-dir", str(directory / "root")],
