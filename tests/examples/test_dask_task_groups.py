@@ -49,7 +49,7 @@ def divide(number: int) -> float:
 
 @pytest.fixture
 async def client(manager: CgroupManager) -> AsyncIterator[Any]:
-    """A client of a cluster with one worker, whose tasks run in groups."""
+    """Yield a client of a cluster with one worker, whose tasks run in cgroups."""
     from distributed import Client, Scheduler, Worker
 
     async with (

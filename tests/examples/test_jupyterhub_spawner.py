@@ -77,7 +77,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Hub:
-    """A hub in a process of its own, and its REST API."""
+    """Run a hub in another process, and call its REST API."""
 
     def __init__(self, directory: Path, containerd: Containerd, cgroup_root: str) -> None:
         self.directory, self.gateway = directory, containerd.subnet.replace(".0/24", ".1")

@@ -33,7 +33,7 @@ def build() -> ModuleType:
 def installed(
     build: ModuleType, pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.Pytester:
-    """A project in whose environment the wheel and the checkout are."""
+    """Return a project whose environment has the wheel and the checkout."""
     with zipfile.ZipFile(build.write_wheel(tmp_path)) as wheel:
         wheel.extractall(tmp_path / "site")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}{os.pathsep}{ROOT}")

@@ -22,7 +22,7 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class Service:
-    """A grpcio server of raw messages; `calls` and `cancelled` count what it has seen."""
+    """Serve raw messages with grpcio; `calls` and `cancelled` count calls."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -26,7 +26,7 @@ Heed = Callable[["Scripted", int, list[tuple[bytes, bytes]]], None]
 
 
 class Scripted:
-    """A server that does with a request what `heed(self, stream, headers)` says. `order`: requests' paths."""
+    """Serve HTTP/2, and let `heed(self, stream, headers)` answer requests; `order` holds their paths."""
 
     def __init__(self, path: Path, heed: Heed, *, most: int = 100) -> None:
         self.path = path
