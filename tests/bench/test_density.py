@@ -172,8 +172,8 @@ def resource(name: str, kind: str) -> dict[str, Any]:
 async def controllers(server: ApiServer, ready: bool, ends: bool) -> None:
     """Do what controllers do, until cancelled.
 
-    Namespaces get service accounts, deployments two pods; pods become Ready if `ready`. If `ends`, the pods of
-    deleted namespaces are deleted.
+    Namespaces get service accounts, and deployments two pods. Pods become Ready if `ready`.
+    If `ends`, the pods of deleted namespaces are deleted.
     """
     while True:
         spaces = {each["metadata"]["name"] for each in server.list("/api/v1/namespaces")}
